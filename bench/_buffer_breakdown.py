@@ -17,7 +17,7 @@ from typing import Any
 import xxhash
 
 from bench._findings import Section
-from headwater.buffer import batch, loose
+from headwater.buffer import arrow_stream, batch
 from headwater.buffer.producer import accumulator, record_batch, sender, serializer
 from headwater.core import disk
 from headwater.store import local
@@ -91,7 +91,9 @@ def watched(clock: Clock) -> Iterator[None]:
         xxh3_64 = Checksum
 
     changes: list[tuple[Any, str, Any]] = [(batch, "xxhash", Hashes)]
-    changes.append((loose.Loose, "pieces", clock.each(JOIN, loose.Loose.pieces)))
+    changes.append(
+        (arrow_stream.ValuesColumn, "pieces", clock.each(JOIN, arrow_stream.ValuesColumn.pieces))
+    )
     for owner, name, step in (
         (serializer.RecordSerializer, "values", GATHER),
         (accumulator.RecordAccumulator, "append", GATHER),

@@ -10,9 +10,10 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from bench._findings import Goal, Section
-from headwater.buffer import batch, v1_batch
-from headwater.buffer.calls import Call, Calls
+from headwater.buffer import batch
+from headwater.buffer.batch import Call, Calls
 from headwater.buffer.compression import Compression
+from headwater.buffer.queue.v1 import batch_format
 from headwater.buffer.records import from_values
 from headwater.core import runtime
 
@@ -28,12 +29,12 @@ def codec(rounds: int) -> Section:
     column = pa.array(values, pa.binary())
     calls = Calls.of([Call(0, runtime.wall_ms(), None)])
     whole = batch.Batch(runtime.new_ulid(), from_values(column), calls)
-    native, v1 = batch.encode_batch(whole), v1_batch.encode_batch(column)
+    native, v1 = batch.encode_batch(whole), batch_format.encode_batch(column)
     candidates: dict[str, Callable[[], object]] = {
         "native encode": lambda: batch.encode_batch(whole),
         "native decode": lambda: batch.decode_batch(native),
-        "v1 encode": lambda: v1_batch.encode_batch(column),
-        "v1 decode": lambda: v1_batch.decode_batch(v1),
+        "v1 encode": lambda: batch_format.encode_batch(column),
+        "v1 decode": lambda: batch_format.decode_batch(v1),
         "list of bytes → Arrow": lambda: from_values(values),
         "Arrow → list of bytes": lambda: column.to_pylist(),
         "native encode, zstd": lambda: batch.encode_batch(whole, Compression.ZSTD),

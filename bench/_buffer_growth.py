@@ -10,8 +10,8 @@ from bench._findings import Goal, Section
 from bench._report import seconds
 from headwater.buffer.queue.contract import Appender, NewBatch
 from headwater.buffer.queue.v1 import V1Appender
+from headwater.buffer.queue.v1.batch_format import encode_batch as encode_v1
 from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.v1_batch import encode_batch as encode_v1
 from headwater.core import runtime
 from headwater.store import MemoryBackend, Store
 

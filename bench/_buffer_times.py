@@ -7,7 +7,7 @@ import random
 from bench._buffer_growth import GROUP, Meter, fill, new_batch
 from bench._findings import Goal, Section
 from bench._report import seconds
-from headwater.buffer.queue import Descriptor, Looker, Retention
+from headwater.buffer.queue import Descriptor, QueueReader, Retention
 from headwater.buffer.stream import Stream, create_stream
 from headwater.core import limits
 from headwater.core.limits import LOOK_BATCHES
@@ -81,7 +81,7 @@ async def _looked_up(stream: Stream, length: int) -> tuple[float, float, float]:
 async def _scanned(stream: Stream) -> tuple[float, float, float]:
     """Every entry read, and compared."""
     meter = Meter(stream.store)
-    looker: Looker = stream.looker(0)
+    looker: QueueReader = stream.looker(0)
     position, late = None, 0
     while found := await looker.after(position, LOOK_BATCHES):
         late += sum(_is_late(one) for one in found)

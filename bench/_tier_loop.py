@@ -33,7 +33,8 @@ from headwater.tier.jobs import (
     TierConfig,
     TierManager,
 )
-from headwater.tier.reader import LogReader, RefreshedCover
+from headwater.tier.reader import LogReader
+from headwater.tier.segment_cover import RefreshedCover
 from headwater.tier.segments import ObjectCache, ObjectStorage
 
 EVERY_S: Final = 0.001

@@ -38,7 +38,7 @@ from bench._log_postgres import postgres
 from bench._log_replicas import replicas
 from bench._report import machine
 from headwater.core.limits import MIB
-from headwater.log.spool import Spool, SpoolConfig, draft_of
+from headwater.log.spool import Spool, SpoolConfig, prepare_append
 
 RECORD_BYTES = 100
 WRITERS = 4
@@ -95,7 +95,7 @@ def groups(folders: Folders, quick: bool) -> Section:
     """Groups of 1 MiB."""
     each, rounds = (24, 3) if quick else (64, ROUNDS)
     batch = records_of(MIB // (RECORD_BYTES + 4))
-    frame = bytes(draft_of(batch).take()[0].frame)
+    frame = bytes(prepare_append(batch).take()[0].frame)
     syncs: list[float] = []
 
     def ours() -> None:

@@ -54,9 +54,15 @@ from headwater.tier import (
     decode_event,
     encode_event,
 )
-from headwater.tier.cache import PartitionCache, dump_all, restore_all
+from headwater.tier.cache import PartitionCache
 from headwater.tier.events import Epochs, stamp
-from headwater.tier.snapshot import Snapshot, decode_snapshot, encode_snapshot
+from headwater.tier.snapshot import (
+    Snapshot,
+    decode_snapshot,
+    dump_all,
+    encode_snapshot,
+    restore_all,
+)
 
 SIZES = (1_000, 100_000, 1_000_000)
 QUICK_SIZES = (1_000, 10_000)

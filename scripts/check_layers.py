@@ -26,6 +26,7 @@ ROOMS = (
     "coordinator",
     "log",
     "tier",
+    "table",
     "node",
     "spark",
     "server",

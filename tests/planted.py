@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from headwater.core.errors import HeadwaterError
-from headwater.testing.sim_errors import LimitReached, UnhandledFailure
+from headwater.testing.guard import LimitReached, UnhandledFailure
 
 NOTICED = (AssertionError, HeadwaterError, LimitReached, UnhandledFailure)
 

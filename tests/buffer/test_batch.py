@@ -17,11 +17,12 @@ from headwater.buffer.batch import (
     FOOTER_BYTES,
     OVERHEAD_BYTES,
     Batch,
+    Call,
+    Calls,
     decode_batch,
     encode_batch,
     read_footer,
 )
-from headwater.buffer.calls import Call, Calls
 from headwater.buffer.compression import Compression
 from headwater.buffer.records import KEY, from_arrow, from_values, with_column
 from headwater.core import limits

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from headwater.buffer.consumer import read_async
-from headwater.buffer.copying import Copied, copy_stream, used_columns
+from headwater.buffer.copying import CopyResult, copy_stream, used_columns
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import Stream, alter_stream, create_stream, delete_stream, open_stream
-from headwater.buffer.truncating import plan_truncation, truncate_partition
+from headwater.buffer.truncation import plan_truncation, truncate_partition
 from headwater.core.errors import Denied, HeadwaterError, NotFound, Refused, Trimmed
 from headwater.store import Backend, MemoryBackend, Store
 from tests.buffer.stream.test_crash import LANDS
@@ -175,7 +175,7 @@ async def test_it_ends_at_the_end_that_the_source_had_and_resuming_adds_what_cam
     copy = await open_stream(store, "copy")
     assert await rows_of(copy, COLUMNS) == await rows_of(source, COLUMNS)
     idle = await copy_stream(source, store, "copy", resume=True)
-    assert idle[0] == Copied(0, records=0, before=12, end_lsn=13)
+    assert idle[0] == CopyResult(0, records=0, before=12, end_lsn=13)
 
 
 @virtual

@@ -7,16 +7,15 @@ import asyncio
 import pyarrow as pa
 import pytest
 
-from headwater.buffer.batch import Batch
-from headwater.buffer.calls import Call, Calls
+from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.compression import Compression
 from headwater.buffer.cost import MONTH_S, READS_PER_POLL, estimate_cost
-from headwater.buffer.queue.contract import Looker, NewBatch, Taker
+from headwater.buffer.queue.contract import NewBatch, QueueConsumer, QueueReader
 from headwater.buffer.stream import Stream, create_stream
 from headwater.buffer.stream.config import Format
 from headwater.core import runtime
 from headwater.store import Store, open_store
-from headwater.store.stats import READS, WRITES
+from headwater.store.attempts import READS, WRITES
 
 FLUSHES = 20
 POLLS = 32
@@ -92,7 +91,7 @@ def test_an_idle_poll_makes_the_reads_that_are_estimated(door: str, format: str)
         store = open_store("memory://")
         stream = await create_stream(store, "orders", format=format)
         await flushed(store, stream, inline=format == "native")
-        reader: Looker | Taker = stream.looker(0)
+        reader: QueueReader | QueueConsumer = stream.looker(0)
         if door == "taker":
             reader = taker = stream.taker(0)
             await taker.open("group")

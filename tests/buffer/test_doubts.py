@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from headwater.buffer.queue.contract import NewBatch
-from headwater.buffer.queue.v1.acked import Acked
+from headwater.buffer.queue.v1.acked import AckedSegments
 from headwater.buffer.queue.v1.manifest_object import ManifestObject
-from headwater.buffer.queue.v1.names import Names
+from headwater.buffer.queue.v1.side_object import V1Names
 from headwater.buffer.stream import create_stream
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Bug,
     Conflict,
@@ -24,6 +23,7 @@ from headwater.core.errors import (
     Unavailable,
     staying_unknown,
 )
+from headwater.core.retry import RetryPolicy
 from headwater.store import MemoryBackend, Object, Store, Version
 from headwater.store.backend import Condition, Unreachable
 from headwater.store.objects import Buffer, ByteRange
@@ -109,7 +109,7 @@ async def test_a_manifest_that_may_be_there_is_not_called_failed() -> None:
 async def test_a_segment_that_may_be_there_is_not_called_failed() -> None:
     backend, store = cut()
     backend.breaks_at = "acked"
-    acked = Acked(store, Names("s/0/ingest", "q"))
+    acked = AckedSegments(store, V1Names("s/0/ingest", "q"))
     await expect_unknown(lambda: acked._put("s/0/ingest/headwater/acked/x", b"token", b"token"))
 
 

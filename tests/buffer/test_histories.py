@@ -26,8 +26,8 @@ from headwater.buffer.queue.native.orphans import Orphans
 from headwater.buffer.queue.native.records import Scanned
 from headwater.buffer.queue.native.tail import Tail
 from headwater.core import limits, runtime
-from headwater.core.elapsed import Moment, Standing, StandingClock
 from headwater.core.errors import OutcomeUnknown
+from headwater.core.lease import FloorAge, FloorClock, Lease
 from tests.planted import NOTICED, expect_noticed
 from tests.torture.buffer_scenarios import (
     SCENARIOS,
@@ -157,15 +157,15 @@ class BelievingCollector(NativeCollector):
         return scanned, now_ms
 
 
-def counts_twice(self: StandingClock, stored: Standing) -> Standing:
+def counts_twice(self: FloorClock, stored: FloorAge) -> FloorAge:
     """Adds what it saw pass to what others have counted meanwhile."""
     if stored.floor != self._seen.floor:
         return stored
     passed_ms = int((runtime.monotonic_s() - self._seen_s) * 1000)
-    return Standing(stored.floor, stored.stood_ms + passed_ms)
+    return FloorAge(stored.floor, stored.stood_ms + passed_ms)
 
 
-def leased_by_the_wall_clock(self: Moment, seconds: float) -> bool:
+def leased_by_the_wall_clock(self: Lease, seconds: float) -> bool:
     """Believes its wall clock alone."""
     return (runtime.wall_ms() - self.at_wall_ms) / 1000 < seconds
 
@@ -221,8 +221,8 @@ PLANTED = {
 
 CLOCKS = {
     "settled-by-the-stores-clock": Parts(collector=BelievingCollector),
-    "time-counted-twice": _replacing(StandingClock, "count", counts_twice),
-    "lease-by-the-wall-clock": _replacing(Moment, "is_within", leased_by_the_wall_clock),
+    "time-counted-twice": _replacing(FloorClock, "count", counts_twice),
+    "lease-by-the-wall-clock": _replacing(Lease, "is_within", leased_by_the_wall_clock),
     # The monotonic clock stands still while the machine sleeps.
     "lease-by-the-monotonic-clock": _replacing(runtime, "boottime_s", runtime.monotonic_s),
 }

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.buffer import loose
-from headwater.buffer.batch import Batch, decode_batch, encode_batch, encode_parts
-from headwater.buffer.calls import Call, Calls
+from headwater.buffer import arrow_stream
+from headwater.buffer.arrow_stream import ChunkedColumn, ValuesColumn
+from headwater.buffer.batch import Batch, Call, Calls, decode_batch, encode_batch, encode_parts
 from headwater.buffer.compression import Compression
-from headwater.buffer.loose import Chunks, Loose
 from headwater.buffer.producer import Producer
 from headwater.buffer.producer.record_columns import (
     LOOSE_MIN_BYTES,
@@ -71,10 +70,10 @@ def test_sizes_that_calls_told_need_no_second_look() -> None:
 
 
 def test_a_large_column_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loose, "PIECE_BYTES", 100 * KIB)
+    monkeypatch.setattr(arrow_stream, "PIECE_BYTES", 100 * KIB)
     values = [bytes([number]) * size for number, size in enumerate([30, 70, 250, 0, 10, 90, 1])]
     values = [value * KIB for value in values]
-    pieces = list(Loose(values).pieces())
+    pieces = list(ValuesColumn(values).pieces())
     assert [len(piece) // KIB for piece in pieces] == [100, 250, 100, 1]
     assert b"".join(pieces) == b"".join(values)
     loosely, together = both_ways(rows_of(list(values)))
@@ -116,7 +115,7 @@ def test_chunks_of_a_column_are_written_as_if_they_had_been_joined(
 ) -> None:
     arrays = [pa.array([*["skipped"] * cut, *chunk], pa.string()).slice(cut) for chunk in chunks]
     together = pa.concat_arrays(arrays)
-    apart = Chunks(arrays)
+    apart = ChunkedColumn(arrays)
     loosely = pa.record_batch([apart.stand_in()], names=["s"])
     encoded = bytes(encode_parts(Batch(ID, loosely, CALLS, apart), compression))
     records = decode_batch(encoded).records

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.buffer.stream import Stream, fit, queues, recording
-from headwater.buffer.stream.register import StreamRegister
+from headwater.buffer.stream import Stream, fitting, queues, schema
+from headwater.buffer.stream.config import StreamRegister
 from headwater.core import runtime
 from tests.planted import expect_noticed
 from tests.torture.schema_scenarios import SCHEMAS, schema_history
@@ -33,12 +33,12 @@ def casts(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 async def records_later(self: Stream, records: pa.Schema, *, is_fresh: bool = False) -> Stream:
     """Goes on with what it thinks of, and writes it down beside."""
-    config = recording.taking_in(self.config, records, added_ms=0)
+    config = schema.taking_in(self.config, records, added_ms=0)
 
     async def write() -> None:
         await runtime.sleep(1.0)
         await StreamRegister(self.store, self.name).update_live(
-            self.id, lambda now: recording.taking_in(now, records, added_ms=0)
+            self.id, lambda now: schema.taking_in(now, records, added_ms=0)
         )
 
     runtime.spawn(write(), name="records later")
@@ -47,7 +47,7 @@ async def records_later(self: Stream, records: pa.Schema, *, is_fresh: bool = Fa
 
 async def only_looks(store: Any, config: Any, partition: int, floor: int, check: Any) -> None:
     """Checks what is there, and lets whoever appends go on."""
-    state = await queues.looker(store, config, partition).state()
+    state = await queues.queue_reader(store, config, partition).state()
     await check(state.next_sequence)
 
 
@@ -58,12 +58,12 @@ def takes_the_latest(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 BUGS: dict[str, tuple[Replacement, ...]] = {
     "cast-to-the-first-type": (
-        (fit, "accepts", lambda given, wanted: True),
-        (fit, "_as", casts),
+        (fitting, "accepts", lambda given, wanted: True),
+        (fitting, "_as", casts),
     ),
     "recorded-after-the-append": ((Stream, "recording", records_later),),
     "replaced-without-a-fence": ((queues, "raise_schema_floor", only_looks),),
-    "the-latest-type-wins": ((recording, "common_type", takes_the_latest),),
+    "the-latest-type-wins": ((schema, "common_type", takes_the_latest),),
 }
 
 

@@ -18,17 +18,16 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.batch import Batch
-from headwater.buffer.calls import Call, Calls
+from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.compression import Compression
-from headwater.buffer.consumer import ConsumedBatch, Consumer, FetchHandle, Metadata
+from headwater.buffer.consumer import CallMetadata, ConsumedBatch, Consumer, FetchHandle
 from headwater.buffer.queue.contract import Descriptor, NewBatch
+from headwater.buffer.queue.v1.batch_format import encode_batch
+from headwater.buffer.queue.v1.manifest_format import MetadataItem as Item
+from headwater.buffer.queue.v1.manifest_format import decode_manifest, encode_manifest
 from headwater.buffer.records import from_values
 from headwater.buffer.stream import Stream, create_stream
 from headwater.buffer.stream.config import Format
-from headwater.buffer.v1_batch import encode_batch
-from headwater.buffer.v1_manifest import MetadataItem as Item
-from headwater.buffer.v1_manifest import decode_manifest, encode_manifest
 from headwater.core import runtime
 from headwater.core.errors import Damaged, Fenced, Refused
 from headwater.core.limits import ACKS_PER_DEQUEUE
@@ -53,7 +52,7 @@ class Queue:
     async def consumer(self, last_acked_sequence: int | None = None) -> Consumer:
         return await Consumer.open(await self.stream(), last_acked_sequence=last_acked_sequence)
 
-    async def enqueue(self, name: str, metadata: Sequence[Metadata] = ()) -> str:
+    async def enqueue(self, name: str, metadata: Sequence[CallMetadata] = ()) -> str:
         """Write a batch of ENTRIES and append it; returns its location."""
         (location,) = await self.enqueue_all([name], metadata)
         return location
@@ -62,14 +61,16 @@ class Queue:
         return await self.enqueue_all([f"batches/seq-{number:06}" for number in range(count)])
 
     async def enqueue_all(
-        self, names: Sequence[str], metadata: Sequence[Metadata] = ()
+        self, names: Sequence[str], metadata: Sequence[CallMetadata] = ()
     ) -> list[str]:
         await self.stream()
         if self.format == "v1":
             return await self._enqueue_v1(names, metadata)
         return await self._enqueue_native(names, metadata)
 
-    async def _enqueue_v1(self, names: Sequence[str], metadata: Sequence[Metadata]) -> list[str]:
+    async def _enqueue_v1(
+        self, names: Sequence[str], metadata: Sequence[CallMetadata]
+    ) -> list[str]:
         key = "streams/orders/0/ingest/manifest"
         items = [Item(m.start_index, m.ingestion_time_ms, m.payload or b"") for m in metadata]
         await asyncio.gather(*(self.write(name) for name in names))
@@ -80,7 +81,7 @@ class Queue:
         return list(names)
 
     async def _enqueue_native(
-        self, names: Sequence[str], metadata: Sequence[Metadata]
+        self, names: Sequence[str], metadata: Sequence[CallMetadata]
     ) -> list[str]:
         stream = await self.stream()
         appender = stream.appender(0, f"producer-{runtime.new_ulid()}")
@@ -176,7 +177,7 @@ async def test_should_collect_enqueued_batch(queue: Queue) -> None:
 @running
 async def test_should_collect_metadata_from_queue_entry(queue: Queue) -> None:
     consumer = await queue.consumer()
-    said = Metadata(0, 1_700_000_000_000, b'{"topic":"events"}')
+    said = CallMetadata(0, 1_700_000_000_000, b'{"topic":"events"}')
     await queue.enqueue("batches/batch-meta", [said])
 
     batch = await next_of(consumer)
@@ -427,7 +428,7 @@ async def test_should_fetch_handle_return_same_consumed_batch_as_fetch_descripto
     queue: Queue,
 ) -> None:
     consumer = await queue.consumer()
-    metadata = [Metadata(0, 1_700_000_000_000, b'{"k":"v"}')]
+    metadata = [CallMetadata(0, 1_700_000_000_000, b'{"k":"v"}')]
     location = await queue.enqueue("batches/handle-vs-wrapper", metadata)
     (descriptor,) = await consumer.next_descriptors(1)
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.consumer import source
-from headwater.buffer.transaction import Committer, expiry
+from headwater.buffer.consumer import collection
+from headwater.buffer.transaction import TransactionCommitter, expiry
 from headwater.buffer.transaction import commit as committing
-from headwater.buffer.transaction.appending import Appending
-from headwater.buffer.transaction.record import Application
+from headwater.buffer.transaction.record import Appending, ApplicationRecord
 from tests.buffer.transaction.test_histories import (
     appends_from_the_start,
     drops_at_once,
@@ -35,7 +34,7 @@ def hides_the_unknown(_: object) -> Iterator[None]:
     yield
 
 
-async def says_what_failed(self: Committer, record: Application) -> None:
+async def says_what_failed(self: TransactionCommitter, record: ApplicationRecord) -> None:
     """Of what is committed, that it could not be appended."""
     if record.is_appending:
         await self._appending.finish(record)
@@ -44,11 +43,11 @@ async def says_what_failed(self: Committer, record: Application) -> None:
 PLANTED: dict[str, list[Replacement]] = {
     "unknown-is-hidden": [
         (committing, "staying_unknown", hides_the_unknown),
-        (Committer, "_finish", says_what_failed),
+        (TransactionCommitter, "_finish", says_what_failed),
     ],
-    "collector-ignores-holds": [(source, "retention_of", ignores_holds)],
+    "collector-ignores-holds": [(collection, "retention_of", ignores_holds)],
     "hold-dropped-at-once": [(expiry, "_end", drops_at_once)],
-    "version-committed-again": [(Application, "has", knows_nothing)],
+    "version-committed-again": [(ApplicationRecord, "has", knows_nothing)],
     "record-appended-again": [(Appending, "_append", appends_from_the_start)],
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.buffer import truncating
+from headwater.buffer import truncation
 from headwater.buffer.consumer import ConsumedBatch, Consumer, Follower, UnreadableBatch
 from headwater.buffer.consumer.delivery import Delivery
 from headwater.buffer.consumer.group import GroupPosition
@@ -169,7 +169,7 @@ async def gives_up_the_batch_with_the_offset(
     return (sequence + 1, found[0].last_lsn + 1) if found else (sequence, first_lsn)
 
 
-_batch_at = truncating._batch_at
+_batch_at = truncation._batch_at
 
 
 async def acknowledges_one_more(self: NativeCollector, sequence: int) -> None:
@@ -200,7 +200,7 @@ _passed = Expiring._passed
 
 
 TRUNCATING: dict[str, Replacement] = {
-    "truncated-with-its-batch": (truncating, "_batch_at", gives_up_the_batch_with_the_offset),
+    "truncated-with-its-batch": (truncation, "_batch_at", gives_up_the_batch_with_the_offset),
     "acknowledged-too-far": (NativeCollector, "acknowledge_before", acknowledges_one_more),
     "position-goes-back": (NativeCollector, "acknowledge_before", acknowledges_blindly),
     "floor-too-far": (Expiring, "_passed", passes_the_first_that_is_kept),

@@ -9,8 +9,7 @@ import pytest
 
 from headwater.buffer import layout
 from headwater.buffer.stream import Stream, delete
-from headwater.buffer.stream.config import StreamConfig
-from headwater.buffer.stream.register import StreamRegister
+from headwater.buffer.stream.config import StreamConfig, StreamRegister
 from headwater.core import runtime
 from headwater.store import ObjectMeta, Store
 from tests.planted import expect_noticed

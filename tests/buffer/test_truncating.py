@@ -12,9 +12,9 @@ from headwater.buffer import layout
 from headwater.buffer.consumer import Consumer, Follower, lag, read_async
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import Stream, create_stream, delete_stream, open_stream
-from headwater.buffer.truncating import (
+from headwater.buffer.truncation import (
     Truncated,
-    Truncation,
+    TruncationPlan,
     plan_truncation,
     truncate_all,
     truncate_partition,
@@ -253,11 +253,11 @@ async def test_a_transaction_in_flight_lands_whole() -> None:
     stream = await create_stream(store, "orders", gc_grace_ms=0)
     await produce(stream, [b"old"], [b"older"])
     attempt = micro_batch(1)
-    from headwater.buffer.transaction import Committer
+    from headwater.buffer.transaction import TransactionCommitter
 
     done = await upload(stream, attempt, 0, {0: ["in", "flight"]})
     await truncated(stream, "latest")
-    await Committer(stream, attempt).commit([done])
+    await TransactionCommitter(stream, attempt).commit([done])
     assert await values_of(stream) == ["in", "flight"]
 
 
@@ -337,7 +337,7 @@ async def test_wherever_it_dies_nothing_after_the_offset_is_lost_and_again_finis
 
 
 def test_a_plan_counts() -> None:
-    plan = Truncation("id", 0, 9, 8, 3, 1, 11, "", 0)
+    plan = TruncationPlan("id", 0, 9, 8, 3, 1, 11, "", 0)
     assert (plan.records, plan.left, plan.is_done) == (7, 1, False)
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwater.buffer.conversion import Inexact, exact_cast
 from headwater.buffer.types import carried_schema, carried_type
-from headwater.buffer.widening import Inexact, exact_cast
 from headwater.core.errors import Refused
 
 

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.buffer import v1_batch
 from headwater.buffer.compression import Compression, compress
-from headwater.buffer.v1_batch import (
+from headwater.buffer.queue.v1 import batch_format
+from headwater.buffer.queue.v1.batch_format import (
     FOOTER_BYTES,
-    Footer,
+    V1Footer,
     decode_batch,
     encode_batch,
     read_footer,
@@ -71,7 +71,7 @@ def test_the_reference_s_bytes_are_read_and_written(name: str) -> None:
     compression = Compression[vector["compression"].upper()]
 
     assert decode_batch(data).to_pylist() == records
-    assert read_footer(data[-FOOTER_BYTES:]) == Footer(len(records), compression)
+    assert read_footer(data[-FOOTER_BYTES:]) == V1Footer(len(records), compression)
     assert encode_batch(records, compression) == data
     assert encode_batch(pa.array(records, pa.binary()), compression) == data
 
@@ -144,7 +144,7 @@ def test_records_that_are_equally_long_on_average_are_not_taken_for_equal(sizes:
 def test_where_a_guess_ends_does_not_matter(records: list[bytes], stride: int) -> None:
     data = batch(block_of(records), len(records))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(v1_batch, "_STRIDE_RECORDS", stride)
+        patch.setattr(batch_format, "_STRIDE_RECORDS", stride)
 
         assert decode_batch(data).to_pylist() == records
 

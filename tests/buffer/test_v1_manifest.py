@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.buffer.v1_manifest import (
+from headwater.buffer.queue.v1.manifest_format import (
     FOOTER_BYTES,
-    Entry,
     Manifest,
+    ManifestEntry,
     MetadataItem,
     decode_manifest,
     encode_manifest,
@@ -46,7 +46,7 @@ BATCHES = st.lists(st.tuples(st.text(max_size=20), METADATA), max_size=6)
 
 def manifest_of(vector: dict[str, Any]) -> Manifest:
     entries = tuple(
-        Entry(
+        ManifestEntry(
             entry["sequence"],
             entry["location"],
             tuple(MetadataItem(at, ms, bytes.fromhex(text)) for at, ms, text in entry["metadata"]),
@@ -153,7 +153,7 @@ def test_bytes_are_spliced_as_objects_would_be(
     dequeue: int,
 ) -> None:
     entries = [
-        Entry(next_sequence + index, location, metadata)
+        ManifestEntry(next_sequence + index, location, metadata)
         for index, (location, metadata) in enumerate([*first, *second])
     ]
     through = next_sequence + dequeue - 1
@@ -193,10 +193,10 @@ def test_metadata_is_the_last_item_at_or_before_a_record() -> None:
 
 
 def test_a_record_before_the_first_item_has_no_metadata() -> None:
-    entry = Entry(0, "a", (MetadataItem(2, 0),))
+    entry = ManifestEntry(0, "a", (MetadataItem(2, 0),))
 
     assert item_for(entry, 1) is None
-    assert item_for(Entry(0, "a"), 0) is None
+    assert item_for(ManifestEntry(0, "a"), 0) is None
     assert entry.metadata_runs(5) == [(2, 5, entry.metadata[0])]
 
 
@@ -205,7 +205,9 @@ def test_runs_say_for_every_record_what_it_would_be_told(
     starts: list[int], record_count: int
 ) -> None:
     # Also out of order, as a manifest that is read leniently may have them.
-    entry = Entry(0, "a", [MetadataItem(start, number) for number, start in enumerate(starts)])
+    entry = ManifestEntry(
+        0, "a", [MetadataItem(start, number) for number, start in enumerate(starts)]
+    )
 
     told: dict[int, MetadataItem] = {}
     for start, end, item in entry.metadata_runs(record_count):
@@ -309,20 +311,36 @@ def test_leniently_items_may_come_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("manifest", "kind", "reason"),
     [
-        (Manifest((Entry(1, "a"), Entry(1, "b")), 2), Refused, "1 does not follow 1"),
-        (Manifest((Entry(1, "a"), Entry(3, "b")), 4), Refused, "3 does not follow 1"),
-        (Manifest((Entry(1, "a"),), 3), Refused, "not the one before"),
-        (Manifest((Entry(1, "a"),), 1), Refused, "not the one before"),
-        (Manifest((Entry(-1, "a"),), 1), LimitExceeded, "sequence: -1"),
         (
-            Manifest((Entry(0, "a", (MetadataItem(2, 0), MetadataItem(1, 0))),), 1),
+            Manifest((ManifestEntry(1, "a"), ManifestEntry(1, "b")), 2),
+            Refused,
+            "1 does not follow 1",
+        ),
+        (
+            Manifest((ManifestEntry(1, "a"), ManifestEntry(3, "b")), 4),
+            Refused,
+            "3 does not follow 1",
+        ),
+        (Manifest((ManifestEntry(1, "a"),), 3), Refused, "not the one before"),
+        (Manifest((ManifestEntry(1, "a"),), 1), Refused, "not the one before"),
+        (Manifest((ManifestEntry(-1, "a"),), 1), LimitExceeded, "sequence: -1"),
+        (
+            Manifest((ManifestEntry(0, "a", (MetadataItem(2, 0), MetadataItem(1, 0))),), 1),
             Refused,
             "1 comes after 2",
         ),
-        (Manifest((Entry(0, "\ud800"),), 1), Refused, "no UTF-8"),
-        (Manifest((Entry(0, "ä" * 40_000),), 1), LimitExceeded, "location: 80,000"),
-        (Manifest((Entry(0, "a", (MetadataItem(2**32, 0),)),), 1), LimitExceeded, "start_index"),
-        (Manifest((Entry(0, "a", (MetadataItem(0, 2**63),)),), 1), LimitExceeded, "64 bits"),
+        (Manifest((ManifestEntry(0, "\ud800"),), 1), Refused, "no UTF-8"),
+        (Manifest((ManifestEntry(0, "ä" * 40_000),), 1), LimitExceeded, "location: 80,000"),
+        (
+            Manifest((ManifestEntry(0, "a", (MetadataItem(2**32, 0),)),), 1),
+            LimitExceeded,
+            "start_index",
+        ),
+        (
+            Manifest((ManifestEntry(0, "a", (MetadataItem(0, 2**63),)),), 1),
+            LimitExceeded,
+            "64 bits",
+        ),
         (Manifest((), 2**64), LimitExceeded, "next_sequence"),
         (Manifest((), 0, -1), LimitExceeded, "epoch"),
     ],
@@ -408,7 +426,8 @@ def test_changed_manifests_are_read_as_they_are_or_refused(
         return
     assert encode_manifest(found) == data
     entries = [
-        Entry(entry.sequence, entry.location, tuple(entry.metadata)) for entry in found.entries
+        ManifestEntry(entry.sequence, entry.location, tuple(entry.metadata))
+        for entry in found.entries
     ]
     if not lenient:
         rebuilt = Manifest(tuple(entries), found.next_sequence, found.epoch)

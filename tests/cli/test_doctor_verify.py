@@ -154,7 +154,7 @@ class Away(MemoryBackend):
 
 
 def test_a_store_that_stops_answering_is_not_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headwater.core.backoff import RetryPolicy
+    from headwater.core.retry import RetryPolicy
 
     async def act(store: Store) -> None:
         await fill(store)

@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from headwater.buffer.records import from_values
 from headwater.buffer.stream import create_stream
-from headwater.buffer.transaction import Attempt, Committer, TaskUploads, Uploader
+from headwater.buffer.transaction import CommitAttempt, TaskUploads, TransactionCommitter, Uploader
 from headwater.store import Store, open_store
 from tests.cli.conftest import Invoke
 
-JOB = Attempt.of_job("job")
+JOB = CommitAttempt.of_job("job")
 
 
 async def upload(store: Store) -> TaskUploads:
@@ -26,7 +26,7 @@ async def upload(store: Store) -> TaskUploads:
 
 async def abort(store: Store, done: TaskUploads) -> None:
     stream = await create_stream(store, "orders", exists_ok=True)
-    await Committer(stream, JOB).abort([done])
+    await TransactionCommitter(stream, JOB).abort([done])
 
 
 def test_what_an_open_transaction_uploaded_stays_and_is_told(

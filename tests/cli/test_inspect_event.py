@@ -12,11 +12,10 @@ from typer.testing import CliRunner
 
 from headwater.cli.app import app
 from headwater.tier import TierCache, encode_event
-from headwater.tier.cache.dump import dump_all
 from headwater.tier.eventlog import EventDelivered
 from headwater.tier.eventlog.stored.event_object import encode_event_object
 from headwater.tier.events import SegmentState, stamp
-from headwater.tier.snapshot.codec import Snapshot, encode_snapshot
+from headwater.tier.snapshot import Snapshot, dump_all, encode_snapshot
 from tests.tier.given import became, started
 
 VECTORS: list[dict[str, Any]] = json.loads(

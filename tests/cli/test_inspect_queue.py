@@ -15,9 +15,9 @@ from headwater.buffer.consumer import Consumer, Follower
 from headwater.buffer.producer import Producer
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.records import Queue
+from headwater.buffer.queue.v1.batch_format import encode_batch
+from headwater.buffer.queue.v1.manifest_format import Manifest, encode_manifest
 from headwater.buffer.stream import create_stream
-from headwater.buffer.v1_batch import encode_batch
-from headwater.buffer.v1_manifest import Manifest, encode_manifest
 from headwater.cli.inspection import entries, partition
 from headwater.core import limits
 from headwater.store import Register, Store, open_store

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from headwater.cli.app import app
 from headwater.log.record.group import Group
-from headwater.tier.segments.seal import SEAL_BYTES
+from headwater.tier.segments.footer import SEAL_BYTES
 from tests.tier.segments.given import encoded, lost, orders
 
 SEGMENT = encoded(

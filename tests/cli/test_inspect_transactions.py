@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.transaction import Appending, Attempt, Committer
+from headwater.buffer.transaction import Appending, CommitAttempt, TransactionCommitter
 from headwater.core.errors import OutcomeUnknown, Unavailable
 from headwater.store import open_store
 from tests.buffer.transaction.given import upload
@@ -25,12 +25,12 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def given(root: Path, *attempts: Attempt, appends: bool = True) -> None:
+def given(root: Path, *attempts: CommitAttempt, appends: bool = True) -> None:
     """Each attempt writes two rows to one partition and one to another, and commits."""
 
-    async def write(stream: Stream, attempt: Attempt) -> None:
+    async def write(stream: Stream, attempt: CommitAttempt) -> None:
         done = await upload(stream, attempt, 0, {0: ["a", "b"], 1: ["c"]})
-        await Committer(stream, attempt).commit([done])
+        await TransactionCommitter(stream, attempt).commit([done])
 
     async def go() -> None:
         store = open_store(f"file://{root}")
@@ -54,7 +54,7 @@ def shown(invoke: Invoke, root: Path, name: str) -> tuple[dict[str, Any], str]:
 
 
 def test_what_a_query_committed_last(invoke: Invoke, root: Path) -> None:
-    given(root, *(Attempt.of_query(QUERY, number, "run-7") for number in range(3)))
+    given(root, *(CommitAttempt.of_query(QUERY, number, "run-7") for number in range(3)))
     told, words = shown(invoke, root, "query-*.json")
     assert told["kind"] == "transactions: what one writer committed last"
     assert told["written_by"] == f"streaming query {QUERY}"
@@ -68,7 +68,7 @@ def test_what_a_query_committed_last(invoke: Invoke, root: Path) -> None:
 
 
 def test_what_a_lost_driver_left_to_append(invoke: Invoke, root: Path) -> None:
-    given(root, Attempt.of_version("nightly", 20260131, "job"), appends=False)
+    given(root, CommitAttempt.of_version("nightly", 20260131, "job"), appends=False)
     told, words = shown(invoke, root, "app-*.json")
     assert told["written_by"] == "batch jobs of txnAppId nightly"
     assert told["last_committed"] == "txnVersion 20260131"
@@ -81,7 +81,7 @@ def test_what_a_lost_driver_left_to_append(invoke: Invoke, root: Path) -> None:
 
 
 def test_jobs_that_name_nothing(invoke: Invoke, root: Path) -> None:
-    given(root, *(Attempt("jobs", "3", None, token) for token in "abc"))
+    given(root, *(CommitAttempt("jobs", "3", None, token) for token in "abc"))
     told, _ = shown(invoke, root, "jobs-*.json")
     assert told["written_by"] == "batch jobs that name nothing, slot 3"
     assert told["last_committed"] == "the job counted 2"
@@ -91,7 +91,7 @@ def test_jobs_that_name_nothing(invoke: Invoke, root: Path) -> None:
 def test_one_that_was_only_ever_ended(invoke: Invoke, root: Path) -> None:
     async def abort() -> None:
         stream = await create_stream(open_store(f"file://{root}"), "orders")
-        await Committer(stream, Attempt.of_query(QUERY, 0, "run")).abort([])
+        await TransactionCommitter(stream, CommitAttempt.of_query(QUERY, 0, "run")).abort([])
 
     asyncio.run(abort())
     told, _ = shown(invoke, root, "query-*.json")
@@ -101,8 +101,8 @@ def test_one_that_was_only_ever_ended(invoke: Invoke, root: Path) -> None:
 
 
 def test_what_open_transactions_hold(invoke: Invoke, root: Path) -> None:
-    given(root, Attempt.of_query(QUERY, 0, "run-7"))
-    given(root, Attempt.of_version("nightly", 1, "job"), appends=False)
+    given(root, CommitAttempt.of_query(QUERY, 0, "run-7"))
+    given(root, CommitAttempt.of_version("nightly", 1, "job"), appends=False)
     told, words = shown(invoke, root, "holds.json")
     assert told["kind"].startswith("holds.json: what open transactions keep")
     assert told["open_transactions"] == 2

@@ -11,11 +11,10 @@ from typer.testing import CliRunner
 
 from headwater.buffer import BlockingProducer, blocking
 from headwater.cli.app import app
-from headwater.log.replica.kept import Kept, encode
-from headwater.log.spool import Spool, draft_of_lost
-from headwater.log.spool.body import Body
-from headwater.log.spool.envelope import Kind
-from headwater.log.spool.frame import encode_frame
+from headwater.log.replica.copies import SavedState, encode_state
+from headwater.log.spool import Spool, prepare_lost
+from headwater.log.spool.codec import GroupFrame
+from headwater.log.spool.frame import GroupKind, encode_frame
 from tests.log.given import numbered
 
 SEGMENT = f"{1:020d}.wal"
@@ -30,7 +29,7 @@ def grown(path: Path) -> Path:
     spool = Spool.open(str(path))
     for lsn in range(1, 6):
         spool.append_blocking(numbered(lsn, 1), term=2, timestamp_ms=1_700_000_000_000)
-    spool.append_blocking(draft_of_lost(2, "batch 7 is gone"), term=2)
+    spool.append_blocking(prepare_lost(2, "batch 7 is gone"), term=2)
     spool.close_blocking()
     return path
 
@@ -171,13 +170,13 @@ def test_a_source_that_is_no_log_is_refused_and_nothing_is_given_up(
 def test_a_replicas_folder_is_a_copy(folder: Path, tmp_path: Path) -> None:
     replica = tmp_path / "replica"
     grown(replica / "copy-2")
-    (replica / "replica.json").write_bytes(encode(Kept(term=2, copy=2)))
+    (replica / "replica.json").write_bytes(encode_state(SavedState(term=2, copy=2)))
     damage(folder / SEGMENT, 100)
     result = CliRunner().invoke(app, ["log", "repair", str(folder), "--from", str(replica)])
     assert result.exit_code == 0
     assert f"mended   LSN 1 to 1 from {replica}/copy-2" in result.stdout
     damage(folder / SEGMENT, 100)
-    (replica / "replica.json").write_bytes(encode(Kept(term=2, copy=2, diverged_lsn=1)))
+    (replica / "replica.json").write_bytes(encode_state(SavedState(term=2, copy=2, diverged_lsn=1)))
     result = CliRunner().invoke(app, ["log", "repair", str(folder), "--from", str(replica)])
     assert result.exit_code == 2
     assert "holds other records" in result.stderr
@@ -193,7 +192,7 @@ def test_a_folder_or_a_file_without_a_log_is_left_as_it_is(tmp_path: Path) -> No
 
 
 def test_frames_that_are_whole_and_cannot_be_read_are_a_problem(tmp_path: Path) -> None:
-    body = Body._of([b"no Arrow"], Kind.RECORDS, 1, numbered(1, 1))
+    body = GroupFrame._of([b"no Arrow"], GroupKind.RECORDS, 1, numbered(1, 1))
     body.place(term=1, first_lsn=1, timestamp_ms=0, synced_lsn=0, offset=0)
     path = tmp_path / SEGMENT
     path.write_bytes(bytes(body.frame))

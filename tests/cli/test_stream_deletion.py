@@ -14,7 +14,7 @@ from headwater.cli import stream_deletion
 from headwater.store import Store, open_store
 from headwater.tier import PartitionDeleteState, TopicIdPartition, TopicMetadataManager, jobs
 from headwater.tier.eventlog import MetadataEventLog, StoredEventLog
-from headwater.tier.jobs import TierManager, tell_deletion
+from headwater.tier.jobs import TierManager, publish_deletion
 from tests.cli.conftest import Invoke
 from tests.cli.test_tier_commands import led, partition
 
@@ -85,9 +85,9 @@ def test_what_is_listed_is_there_until_its_deletion_has_begun(
         assert [one.partition for one in partitions] == [0, 1]
         found.append((through, len(objects(tmp_path))))
         assert json.loads((tmp_path / "store/streams/orders/stream.json").read_bytes())
-        return await tell_deletion(log, partitions, through)
+        return await publish_deletion(log, partitions, through)
 
-    monkeypatch.setattr(jobs, "tell_deletion", look)
+    monkeypatch.setattr(jobs, "publish_deletion", look)
     assert invoke("stream", "delete", url, "orders", "--yes").exit_code == 0
     assert found == [(PartitionDeleteState.STARTED, 2), (PartitionDeleteState.FINISHED, 0)]
 

@@ -8,11 +8,10 @@ from unittest import mock
 
 import pytest
 
-from headwater.coordinator.ending import Ending
-from headwater.coordinator.flushing import Flushing
+from headwater.coordinator.errors import Termination
 from headwater.coordinator.handle import WriteHandle
 from headwater.coordinator.view import ViewBoard
-from headwater.coordinator.writer import Writer
+from headwater.coordinator.writer import FlushLoop, Writer
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError
 from tests.planted import expect_noticed
@@ -21,7 +20,7 @@ from tests.torture.coordinator_scenarios import SCENARIOS, coordinator_history
 HISTORIES_TO_CATCH_A_BUG = 200
 
 
-async def watermark_first(self: Flushing, frozen: Any, epochs: range) -> None:
+async def watermark_first(self: FlushLoop, frozen: Any, epochs: range) -> None:
     """Wakes the waiters, and publishes the view when it comes to it."""
     snapshot = await self._persist(lambda: self._flusher.flush_delta(frozen, epochs))
     self._last_flushed = epochs.stop - 1
@@ -45,12 +44,12 @@ def reuses_epochs(self: Writer, handle: WriteHandle[Any], epoch: int, error: Exc
         self._epoch -= 1
 
 
-def forgets_the_cause(self: Ending, cause: BaseException | None = None) -> None:
+def forgets_the_cause(self: Termination, cause: BaseException | None = None) -> None:
     """Whatever happened, it was a stop."""
     self.cause = None
 
 
-async def drops_what_fails(self: Flushing) -> None:
+async def drops_what_fails(self: FlushLoop) -> None:
     """Ends in silence when a flush fails."""
     try:
         await _run(self)
@@ -58,14 +57,14 @@ async def drops_what_fails(self: Flushing) -> None:
         self._events.clear()
 
 
-_refuse, _run = Writer._refuse, Flushing.run
+_refuse, _run = Writer._refuse, FlushLoop.run
 
 PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "watermark-before-view": (Flushing, "_flush", watermark_first),
+    "watermark-before-view": (FlushLoop, "_flush", watermark_first),
     "frozen-order-reversed": (ViewBoard, "freeze", oldest_first),
     "epoch-reused": (Writer, "_refuse", reuses_epochs),
-    "failure-told-as-a-stop": (Ending, "__init__", forgets_the_cause),
-    "drain-error-swallowed": (Flushing, "run", drops_what_fails),
+    "failure-told-as-a-stop": (Termination, "__init__", forgets_the_cause),
+    "drain-error-swallowed": (FlushLoop, "run", drops_what_fails),
 }
 
 

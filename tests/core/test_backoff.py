@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from headwater.core import limits, runtime
-from headwater.core.backoff import Budget, RetryPolicy
+from headwater.core.retry import Budget, RetryPolicy
 from headwater.core.runtime import Runtime
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.core import runtime
-from headwater.core.elapsed import Moment, Standing, StandingClock
+from headwater.core.lease import FloorAge, FloorClock, Lease
 from headwater.testing import Simulation, simulate
 from headwater.testing.sim import SimRuntime
 from tests.store.scripted import virtual
@@ -22,7 +22,7 @@ def step_clock(ms: float) -> None:
 
 @virtual
 async def test_a_moment_is_recent_for_as_long_as_is_asked() -> None:
-    moment = Moment()
+    moment = Lease()
     assert moment.is_within(30)
     await runtime.sleep(29.9)
     assert moment.is_within(30)
@@ -33,14 +33,14 @@ async def test_a_moment_is_recent_for_as_long_as_is_asked() -> None:
 @pytest.mark.parametrize("step_ms", [31_000, -1])
 @virtual
 async def test_a_wall_clock_that_is_set_ends_it_early(step_ms: int) -> None:
-    moment = Moment()
+    moment = Lease()
     step_clock(step_ms)
     assert not moment.is_within(30)
 
 
 @virtual
 async def test_a_wall_clock_that_is_set_back_does_not_make_it_last() -> None:
-    moment = Moment()
+    moment = Lease()
     await runtime.sleep(60)
     step_clock(-59_000)
     assert not moment.is_within(30)
@@ -49,19 +49,19 @@ async def test_a_wall_clock_that_is_set_back_does_not_make_it_last() -> None:
 def test_the_real_clock_goes_on() -> None:
     before_s = runtime.boottime_s()
     assert runtime.boottime_s() >= before_s
-    assert Moment().is_within(30)
+    assert Lease().is_within(30)
 
 
 @virtual
 async def test_only_time_that_was_seen_to_pass_counts() -> None:
-    clock = StandingClock()
+    clock = FloorClock()
     await runtime.sleep(100)  # before anything was read
-    assert clock.count(Standing(7)) == Standing(7)
-    clock.see(Standing(7))
+    assert clock.count(FloorAge(7)) == FloorAge(7)
+    clock.see(FloorAge(7))
     await runtime.sleep(10)
-    assert clock.count(Standing(7)).stood_ms == pytest.approx(10_000, abs=1)
-    assert clock.count(Standing(8)) == Standing(8)  # another floor
-    assert clock.count(Standing(7, 60_000)) == Standing(7, 60_000)  # somebody saw more
+    assert clock.count(FloorAge(7)).stood_ms == pytest.approx(10_000, abs=1)
+    assert clock.count(FloorAge(8)) == FloorAge(8)  # another floor
+    assert clock.count(FloorAge(7, 60_000)) == FloorAge(7, 60_000)  # somebody saw more
 
 
 @settings(max_examples=60, deadline=None)
@@ -81,13 +81,13 @@ def test_no_history_of_processes_counts_more_than_passed(data: st.DataObject) ->
     )
 
     async def main(_: Simulation) -> None:
-        began_s, stored = runtime.monotonic_s(), Standing(5)
-        clocks = [StandingClock() for _ in range(4)]
+        began_s, stored = runtime.monotonic_s(), FloorAge(5)
+        clocks = [FloorClock() for _ in range(4)]
         for who, move, wait_s, step_ms in moves:
             await runtime.sleep(wait_s)
             step_clock(step_ms)
             if move == "new":
-                clocks[who] = StandingClock()
+                clocks[who] = FloorClock()
             elif move == "see":
                 clocks[who].see(stored)
             else:

@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 
-from headwater.core import fork
+from headwater.core import portal
 
 
 class Holder:
@@ -14,7 +14,7 @@ class Holder:
 
     def __init__(self) -> None:
         self.is_told = False
-        fork.tell_in_child(self._begin_in_child)
+        portal.call_in_child(self._begin_in_child)
 
     def _begin_in_child(self) -> None:
         self.is_told = True
@@ -32,7 +32,7 @@ def test_every_holder_is_told_in_the_child_and_none_in_the_parent() -> None:
 
 def test_holders_of_many_threads_are_all_known_and_those_that_went_are_forgotten() -> None:
     gc.collect()
-    before = len(fork._told)
+    before = len(portal._methods)
     kept: list[Holder] = []
 
     def work() -> None:
@@ -45,6 +45,6 @@ def test_holders_of_many_threads_are_all_known_and_those_that_went_are_forgotten
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(fork._told) == before + len(kept) == before + 1800
+    assert len(portal._methods) == before + len(kept) == before + 1800
     kept.clear()
-    assert len(fork._told) == before
+    assert len(portal._methods) == before

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.core.errors import HeadwaterError, LimitExceeded, Refused
-from headwater.core.ids import (
+from headwater.core.runtime import (
     ULID_LENGTH,
     ULID_MAX,
     UlidFactory,

@@ -15,8 +15,7 @@ import pytest
 
 from headwater.core import portal, runtime
 from headwater.core.errors import Refused
-from headwater.core.fork import tell_in_child
-from headwater.core.portal import Portal
+from headwater.core.portal import Portal, call_in_child
 from headwater.testing import Simulation, simulate
 
 
@@ -114,7 +113,7 @@ def test_an_interrupted_caller_cancels_too(monkeypatch: pytest.MonkeyPatch) -> N
 
     with Portal() as home:
         home.call(runtime.sleep(0))
-        monkeypatch.setattr(portal._Errand, "wait", interrupted)
+        monkeypatch.setattr(portal._PortalCall, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             home.call(never())
         monkeypatch.undo()
@@ -233,8 +232,8 @@ def test_whoever_asks_is_told_in_a_forked_child_and_only_there() -> None:
             self.told += 1
 
     kept, dropped = Holder(), Holder()
-    tell_in_child(kept.tell)
-    tell_in_child(dropped.tell)
+    call_in_child(kept.tell)
+    call_in_child(dropped.tell)
     del dropped
     assert _forked(lambda: kept.told == 1)
     assert kept.told == 0

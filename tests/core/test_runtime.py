@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 import pytest
 
 from headwater.core import runtime
-from headwater.core.ids import ulid_time_ms
-from headwater.core.runtime import RealRuntime, Runtime
+from headwater.core.runtime import RealRuntime, Runtime, ulid_time_ms
 
 T = TypeVar("T")
 WAIT_S = 30

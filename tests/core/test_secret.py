@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from rich.pretty import pretty_repr
 
-from headwater.core.secret import Secret
+from headwater.core.settings import Secret
 
 VALUE = "hunter2-hunter2"
 

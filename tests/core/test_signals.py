@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headwater.core import signals
+from headwater.core import portal
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
@@ -27,7 +27,7 @@ def came(request: pytest.FixtureRequest) -> Iterator[list[int]]:
 
 def test_a_handler_runs_once_the_work_is_done(came: list[int]) -> None:
     number = came[0]
-    with signals.held(), signals.held():
+    with portal.signals_deferred(), portal.signals_deferred():
         signal.raise_signal(number)
         assert came == [number]
     assert came == [number, number]
@@ -39,7 +39,7 @@ def test_a_signal_is_held_over_an_error(came: list[int]) -> None:
     number = came[0]
 
     def fail() -> None:
-        with signals.held():
+        with portal.signals_deferred():
             signal.raise_signal(number)
             raise ValueError("mine")
 
@@ -52,7 +52,7 @@ def test_other_threads_need_nothing() -> None:
     done: list[bool] = []
 
     def work() -> None:
-        with signals.held():
+        with portal.signals_deferred():
             done.append(True)
 
     thread = threading.Thread(target=work)
@@ -66,7 +66,7 @@ def test_an_event_loop_hears_of_a_signal_once() -> None:
         heard: list[int] = []
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, heard.append, 1)
-        with signals.held():
+        with portal.signals_deferred():
             os.kill(os.getpid(), signal.SIGTERM)
         # It reads what came through its descriptor, and then calls whom that is for.
         for _ in range(5):
@@ -106,7 +106,7 @@ def test_a_handler_that_raises_keeps_no_other_from_its_place(
             signal.raise_signal(coming.pop())
 
     def work() -> None:
-        with signals.held():
+        with portal.signals_deferred():
             monkeypatch.setattr(_signal, "signal", one_comes_meanwhile)
 
     with pytest.raises(KeyboardInterrupt):
@@ -116,7 +116,7 @@ def test_a_handler_that_raises_keeps_no_other_from_its_place(
 
 def test_a_handler_that_raises_keeps_no_other_from_its_signal(raising: list[int]) -> None:
     def work() -> None:
-        with signals.held():
+        with portal.signals_deferred():
             for number in NUMBERS:
                 signal.raise_signal(number)
 

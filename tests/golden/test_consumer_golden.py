@@ -9,7 +9,7 @@ from headwater.buffer.consumer import (
     DeadLetter,
     Follower,
     GroupRegister,
-    Place,
+    QueuePosition,
     list_dead_letters,
 )
 from headwater.buffer.consumer.dead_letter import write_dead_letter
@@ -70,7 +70,7 @@ def test_dead_letters_and_positions_are_written_and_read_as_they_always_were() -
 
 async def _within_a_batch() -> bytes:
     queue = FakeQueue()
-    await GroupRegister(queue.stream(), 0, "audit").begin(Place(7, 1234))
+    await GroupRegister(queue.stream(), 0, "audit").begin(QueuePosition(7, 1234))
     (key,) = [meta.key async for meta in queue.store.list("streams")]
     return await _bytes(queue.store, key)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from headwater.core import runtime
 from headwater.store import MemoryBackend, Store
-from headwater.tier.cache import dump_all
 from headwater.tier.eventlog import (
     Compactor,
     EventDelivered,
@@ -16,6 +15,7 @@ from headwater.tier.eventlog import (
     SnapshotDelivered,
     StoredEventLog,
 )
+from headwater.tier.snapshot import dump_all
 from tests.golden.fixed_runtime import FixedRuntime
 
 HERE = Path(__file__).parent

@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from headwater.log.record import ChangeRecord, changes_of, group_of
-from headwater.log.spool import Spool, draft_of_lost
-from headwater.log.spool.index import decode_index
+from headwater.log.spool import Spool, prepare_lost
+from headwater.log.spool.folder import decode_index
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import PATH, contents, opened, planted
 
@@ -24,7 +24,7 @@ CHANGES = [
 
 def _grow(spool: Spool) -> None:
     spool.append_blocking(group_of(CHANGES).records, term=3, timestamp_ms=1_700_000_000_001)
-    spool.append_blocking(draft_of_lost(4, "batch 7 is gone"), term=3, timestamp_ms=2)
+    spool.append_blocking(prepare_lost(4, "batch 7 is gone"), term=3, timestamp_ms=2)
     spool.append_blocking(pa.record_batch({"amount": [1]}), term=3, timestamp_ms=3)
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.buffer.batch import Batch, decode_batch
-from headwater.buffer.calls import Call, Calls
+from headwater.buffer.batch import Batch, Call, Calls, decode_batch
 from headwater.buffer.queue.native.chunk import (
     Chunk,
     ChunkEntry,
@@ -33,14 +32,14 @@ from headwater.buffer.queue.native.records import (
     Scanned,
     Shard,
 )
-from headwater.buffer.queue.v1.ledger import Counted
-from headwater.buffer.queue.v1.names import Names
-from headwater.buffer.queue.v1.segment import decode_segment, encode_segment
+from headwater.buffer.queue.v1.acked import decode_segment, encode_segment
+from headwater.buffer.queue.v1.ledger import NumberedEntry
+from headwater.buffer.queue.v1.manifest_format import ManifestEntry, MetadataItem
+from headwater.buffer.queue.v1.side_object import V1Names
 from headwater.buffer.records import HEADERS, KEY, from_arrow, with_column
-from headwater.buffer.v1_manifest import Entry, MetadataItem
 from headwater.core import runtime
-from headwater.core.elapsed import Standing
 from headwater.core.errors import NotSupported
+from headwater.core.lease import FloorAge
 from headwater.store import MemoryBackend, Register, Store
 from tests.golden.fixed_runtime import FixedRuntime
 
@@ -85,18 +84,18 @@ REGISTERS: dict[str, Any] = {
         },
         17,
     ),
-    "gc.1": Scanned(BATCH, 42, (BATCH,), AT_MS, "2bf", 7, 40, Standing(42, 61_500)),
+    "gc.1": Scanned(BATCH, 42, (BATCH,), AT_MS, "2bf", 7, 40, FloorAge(42, 61_500)),
 }
 
 SEGMENT_ENTRIES = [
-    Entry(7, f"ingest/{BATCH}.batch", [MetadataItem(0, -5, b"m")]),
-    Entry(8, "elsewhere/é", []),
-    Entry(9, f"ingest/{BATCH}.batch", [MetadataItem(0, 9, b"")]),
+    ManifestEntry(7, f"ingest/{BATCH}.batch", [MetadataItem(0, -5, b"m")]),
+    ManifestEntry(8, "elsewhere/é", []),
+    ManifestEntry(9, f"ingest/{BATCH}.batch", [MetadataItem(0, 9, b"")]),
 ]
 SEGMENT_COUNTED = [
-    Counted(100, 2, 17, -5, -5),
-    Counted(102, 0, 7, 50, 60),
-    Counted(102, 0, 0, 9, 9, duplicate=True),
+    NumberedEntry(100, 2, 17, -5, -5),
+    NumberedEntry(102, 0, 7, 50, 60),
+    NumberedEntry(102, 0, 0, 9, 9, duplicate=True),
 ]
 
 
@@ -179,7 +178,7 @@ def test_a_batch_is_read_as_it_always_was(name: str) -> None:
 def test_a_segment_of_acknowledged_entries_is_written_and_read_as_it_always_was() -> None:
     golden = (HERE / "segment.1").read_bytes()
     assert encode_segment(b"t" * 16, SEGMENT_ENTRIES, SEGMENT_COUNTED, 60) == golden
-    header, batches = decode_segment(Names("ingest", "orders-0"), "key", golden)
+    header, batches = decode_segment(V1Names("ingest", "orders-0"), "key", golden)
     assert (header.first_sequence, header.next_sequence) == (7, 10)
     assert (header.first_lsn, header.next_lsn, header.newest_ms) == (100, 102, 60)
     assert [batch.location for batch in batches] == [one.location for one in SEGMENT_ENTRIES]

@@ -9,11 +9,11 @@ import pytest
 
 from headwater.core.errors import NotSupported
 from headwater.log.replica import Image
+from headwater.log.replica.copies import SavedState, decode_state, encode_state
 from headwater.log.replica.image import decode_image, encode_image
-from headwater.log.replica.kept import Kept, decode, encode
 
 HERE = Path(__file__).parent
-KEPT = Kept(term=7, copy=2, diverged_lsn=120, kind="log")
+KEPT = SavedState(term=7, copy=2, diverged_lsn=120, kind="log")
 USERS = pa.table(
     {
         "_key": pa.array([b"a", b"b"]),
@@ -31,13 +31,13 @@ def image() -> bytes:
 
 def test_what_is_kept_is_written_and_read_as_it_always_was() -> None:
     golden = (HERE / "replica.2.json").read_bytes()
-    assert encode(KEPT) == golden
-    assert decode(golden) == KEPT
+    assert encode_state(KEPT) == golden
+    assert decode_state(golden) == KEPT
 
 
 def test_what_was_kept_before_kinds_were_stays_readable() -> None:
-    found = decode((HERE / "replica.1.json").read_bytes())
-    assert found == Kept(term=7, copy=2, diverged_lsn=120, format=1)
+    found = decode_state((HERE / "replica.1.json").read_bytes())
+    assert found == SavedState(term=7, copy=2, diverged_lsn=120, format=1)
     assert found.of_kind("log", "/standby") == KEPT
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headwater.core import runtime
 from headwater.log.slots import InvalidationCause, SlotKeeper
-from headwater.log.slots.table import SlotTable
+from headwater.log.slots.slot_register import SlotTable
 from tests.golden.fixed_runtime import FixedRuntime
 from tests.log.leaders import SLOTS_KEY, memory_store, slot_register
 

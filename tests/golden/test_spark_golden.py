@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from headwater.buffer.consumer import Place
-from headwater.spark.source.offset import Offset, Part
+from headwater.buffer.consumer import QueuePosition
+from headwater.spark.source.offset import Offset, StreamPartition
 
 HERE = Path(__file__).parent
 OFFSET = Offset(
     {
-        Part("orders", 10): Place(1, 7),
-        Part("orders", 2): Place(12, 2**53 + 1),
-        Part("bills", 0): Place(0, 1),
-        Part("orders", 0): Place(3, 101),
+        StreamPartition("orders", 10): QueuePosition(1, 7),
+        StreamPartition("orders", 2): QueuePosition(12, 2**53 + 1),
+        StreamPartition("bills", 0): QueuePosition(0, 1),
+        StreamPartition("orders", 0): QueuePosition(3, 101),
     },
     {
         "orders": "6f1b2c3d-0000-4000-8000-000000000001",

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 from headwater.core import runtime
-from headwater.spark.table.pointers import Pointers
 from headwater.store import Store, open_store
+from headwater.table.pointers import Pointers
 from tests.golden.fixed_runtime import FixedRuntime
 
 HERE = Path(__file__).parent

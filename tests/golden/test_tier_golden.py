@@ -10,10 +10,10 @@ import pytest
 import xxhash
 
 from headwater.log.record import Group
-from headwater.log.record.columns import NO_RECORDS
+from headwater.log.record.group import NO_RECORDS
 from headwater.tier import (
+    EventOutcome,
     MetadataEvent,
-    Outcome,
     PartitionDelete,
     PartitionDeleteState,
     SegmentId,
@@ -24,7 +24,7 @@ from headwater.tier import (
     decode_event,
     encode_event,
 )
-from headwater.tier.cache import PartitionDump, TierCache, dump_all, restore_all
+from headwater.tier.cache import TierCache
 from headwater.tier.events import publisher_epoch_of, stamp, unstamp
 from headwater.tier.segments import (
     EncodedSegment,
@@ -34,8 +34,15 @@ from headwater.tier.segments import (
     SegmentPlan,
     read_index,
 )
-from headwater.tier.segments.receipt import read_receipt
-from headwater.tier.snapshot import Snapshot, decode_snapshot, encode_snapshot
+from headwater.tier.segments.footer import read_receipt
+from headwater.tier.snapshot import (
+    PartitionDump,
+    Snapshot,
+    decode_snapshot,
+    dump_all,
+    encode_snapshot,
+    restore_all,
+)
 from tests.tier.segments.given import by_lsn, decoded
 
 FOLDER = Path(__file__).parent
@@ -119,7 +126,7 @@ def test_the_golden_snapshot_is_what_the_golden_events_come_to() -> None:
     cache = TierCache()
     for name, event in EVENTS.items():
         beside = 6 if name == "partition_delete_event.1" else None
-        assert cache.apply(event, publisher_epoch=beside) is Outcome.CHANGED
+        assert cache.apply(event, publisher_epoch=beside) is EventOutcome.CHANGED
     assert dump_all(cache) == SNAPSHOT.dumps[:1]
     assert dump_all(restore_all(SNAPSHOT.dumps)) == SNAPSHOT.dumps
 

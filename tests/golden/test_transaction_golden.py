@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 
 from headwater.buffer.transaction.holds import Hold, Holds
-from headwater.buffer.transaction.identity import Attempt
-from headwater.buffer.transaction.record import Application, Share, Upload
+from headwater.buffer.transaction.record import (
+    ApplicationRecord,
+    CommitAttempt,
+    PartitionBatches,
+    Upload,
+)
 from headwater.core import runtime
 from headwater.store import MemoryBackend, Register, Store
 from tests.golden.fixed_runtime import FixedRuntime
@@ -22,7 +26,7 @@ HERE = Path(__file__).parent
 BATCH = "01J5T4R3KXBMZ7QV9N2WSP8YDH"
 LATER = "01J5T4R3KXBMZ7QV9N2WSP8YDJ"
 AT_MS = 1_767_225_600_000
-QUERY = Attempt.of_query("3f2b-größe", 7, "run-1")
+QUERY = CommitAttempt.of_query("3f2b-größe", 7, "run-1")
 
 REGISTERS: dict[str, Any] = {
     "holds.1": Holds(
@@ -33,15 +37,17 @@ REGISTERS: dict[str, Any] = {
         },
         12,
     ),
-    "commit_record.2": Application(
+    "commit_record.2": ApplicationRecord(
         "query",
         "3f2b-größe",
         7,
         "run-1",
         "appending",
         (
-            Share(0, 41, (Upload(BATCH, 10_000, 33_554_432, AT_MS, AT_MS + 5, -5, 7, 2),)),
-            Share(
+            PartitionBatches(
+                0, 41, (Upload(BATCH, 10_000, 33_554_432, AT_MS, AT_MS + 5, -5, 7, 2),)
+            ),
+            PartitionBatches(
                 3,
                 1,
                 (
@@ -52,7 +58,7 @@ REGISTERS: dict[str, Any] = {
         ),
         revocations=2,
     ),
-    "commit_record_of_jobs.1": Application(
+    "commit_record_of_jobs.1": ApplicationRecord(
         "jobs", "5", 99, "job-3", "done", revocations=1, recent=("job-2", "job-1")
     ),
 }
@@ -80,7 +86,8 @@ def test_the_registers_of_transactions_are_written_and_read_as_they_always_were(
 
 def test_applications_are_named_as_they_always_were() -> None:
     assert QUERY.application == "query-a2c038b590f9a7d4d0cc4d4d"
-    assert Attempt.of_version("nightly", 0, "t").application == "app-b7dcb502b35c42d240e688c8"
+    assert CommitAttempt.of_version("nightly", 0, "t").application == "app-b7dcb502b35c42d240e688c8"
     assert (
-        Attempt.of_job("01J5T4R3KXBMZ7QV9N2WSP8YDH").application == "jobs-64754e0ca22029edcfba2d58"
+        CommitAttempt.of_job("01J5T4R3KXBMZ7QV9N2WSP8YDH").application
+        == "jobs-64754e0ca22029edcfba2d58"
     )

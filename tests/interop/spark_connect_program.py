@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from headwater.core.errors import Refused
-from headwater.spark import from_json, session, to_table
-from headwater.spark.table import load, read
+from headwater.spark import from_json, read_table, session, to_table
+from headwater.table.reference import load
 
 
 def main(folder: Path) -> None:
@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
     for _ in range(2):
         batch = {"txn_app_id": "nightly", "txn_version": 1}
         to_table(spark.range(10), "shop.once", warehouse=warehouse, **batch)  # type: ignore[arg-type]
-    told["once"] = read(spark, "shop.once", warehouse=warehouse).count()
+    told["once"] = read_table(spark, "shop.once", warehouse=warehouse).count()
 
     (folder / "in").mkdir()
     for number in range(3):

@@ -27,8 +27,8 @@ from headwater.buffer.producer import Producer
 from headwater.buffer.stream import create_stream, open_stream
 from headwater.core import portal
 from headwater.spark import from_json, session, to_table, versions
-from headwater.spark.table import load
 from headwater.store import Store, open_store
+from headwater.table.reference import load
 
 PARTITIONS = 2
 BATCHES = 4

@@ -15,8 +15,8 @@ import pytest
 
 from headwater.buffer.consumer import ConsumedBatch, Consumer
 from headwater.buffer.producer import Producer
+from headwater.buffer.queue.v1.manifest_format import Manifest, decode_manifest, encode_manifest
 from headwater.buffer.stream import Stream, adopt_stream, create_stream
-from headwater.buffer.v1_manifest import Manifest, decode_manifest, encode_manifest
 from headwater.core.errors import Fenced, Refused
 from headwater.store import Store, Version, open_store
 from headwater.store.backend import Condition

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from headwater.buffer.compression import Compression, compress
-from headwater.buffer.v1_batch import (
+from headwater.buffer.queue.v1.batch_format import (
     FOOTER_BYTES,
-    Footer,
+    V1Footer,
     decode_batch,
     encode_batch,
     read_footer,
 )
-from headwater.buffer.v1_manifest import (
-    Entry,
+from headwater.buffer.queue.v1.manifest_format import (
     Manifest,
+    ManifestEntry,
     MetadataItem,
     decode_manifest,
     encode_manifest,
@@ -109,7 +109,7 @@ def test_what_rust_produces_is_read_by_our_codecs(rust: RustBuffer, compression:
                 assert entry.sequence == number
                 assert entry.location.startswith(f"{rust.prefix}/")
                 assert entry.metadata == items_of(BATCHES[number], times_ms[number])
-                assert read_footer(batch[-FOOTER_BYTES:]) == Footer(len(records), kind)
+                assert read_footer(batch[-FOOTER_BYTES:]) == V1Footer(len(records), kind)
                 assert decode_batch(batch).to_pylist() == records
                 if kind is Compression.NONE:  # zstd's own releases differ in what they emit
                     assert encode_batch(records, kind) == batch
@@ -221,7 +221,7 @@ def seeded_manifest(draw: random.Random) -> Manifest:
             for start in starts
         )
         location = "".join(draw.choice("az09/.-_é水") for _ in range(draw.randrange(20)))
-        entries.append(Entry(sequence, location, items))
+        entries.append(ManifestEntry(sequence, location, items))
     return Manifest(tuple(entries), sequence + 1, draw.randrange(1 << 64))
 
 
@@ -240,7 +240,7 @@ def as_ours(view: dict[str, object]) -> Manifest:
     listed = view["entries"]
     assert isinstance(listed, list)
     entries = tuple(
-        Entry(
+        ManifestEntry(
             entry["sequence"],
             entry["location"],
             tuple(MetadataItem(*item) for item in metadata_of(entry)),

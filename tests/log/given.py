@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from headwater.core.disk import Disk
 from headwater.log.record import Group, record_hashes
-from headwater.log.spool import Spool, SpoolConfig, draft_of
-from headwater.log.spool.commit import Ticket
+from headwater.log.spool import Spool, SpoolConfig, prepare_append
+from headwater.log.spool.commit import PendingAppend
 from headwater.testing.disk import FaultyDisk
 
 PATH = "/log"
@@ -30,9 +30,11 @@ def opened(disk: Disk, *, first_lsn: int | None = None, config: SpoolConfig | No
     return Spool.open(PATH, first_lsn=first_lsn, config=config, disk=disk)
 
 
-def waiting_ticket() -> Ticket:
+def waiting_ticket() -> PendingAppend:
     """An append that nobody has handed in."""
-    return Ticket(draft_of(numbered(1, 1)).take(), term=1, first_lsn=None, timestamp_ms=0)
+    return PendingAppend(
+        prepare_append(numbered(1, 1)).take(), term=1, first_lsn=None, timestamp_ms=0
+    )
 
 
 def found(groups: Iterable[Group]) -> dict[int, bytes]:

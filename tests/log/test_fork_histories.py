@@ -8,11 +8,11 @@ from unittest import mock
 
 import pytest
 
-from headwater.log.primary import PrimaryService, Registered
+from headwater.log.primary import PrimaryService, RegisterResponse
 from headwater.log.primary.log_retention import LogRetention
 from headwater.log.record import Group
-from headwater.log.replica.follower import Follower
-from headwater.log.replica.proof import Proof
+from headwater.log.replica.follower import LogFollower
+from headwater.log.replica.link import Verification
 from tests.planted import expect_noticed
 from tests.torture.fork_scenarios import SCENARIOS, fork_history
 
@@ -26,23 +26,25 @@ async def reads_all(self: PrimaryService, since_lsn: int, **how: int) -> Sequenc
     return await self._primary.wal.read_since(since_lsn, **how)
 
 
-def trusts(told: Registered, through_lsn: int, compare_records: int) -> Proof:
+def trusts(told: RegisterResponse, through_lsn: int, compare_records: int) -> Verification:
     """Takes a copy for a prefix of whatever log it meets."""
-    return Proof(through_lsn, through_lsn)
+    return Verification(through_lsn, through_lsn)
 
 
-def compares_what_the_slot_holds(told: Registered, through_lsn: int, compare_records: int) -> Proof:
+def compares_what_the_slot_holds(
+    told: RegisterResponse, through_lsn: int, compare_records: int
+) -> Verification:
     """Has only that sent again which the log is kept for."""
     after_lsn = max(told.restart_lsn, told.oldest_lsn - 1, through_lsn - compare_records)
-    return Proof(min(after_lsn, through_lsn), through_lsn)
+    return Verification(min(after_lsn, through_lsn), through_lsn)
 
 
-def done_after_one_answer(self: Proof, lsn: int) -> Proof:
+def done_after_one_answer(self: Verification, lsn: int) -> Verification:
     """Takes an answer of a log that is shorter for all that it will say."""
-    return Proof(self.through_lsn, self.through_lsn)
+    return Verification(self.through_lsn, self.through_lsn)
 
 
-async def looks_away(self: Follower, groups: Sequence[Group]) -> None:
+async def looks_away(self: LogFollower, groups: Sequence[Group]) -> None:
     """Compares nothing."""
 
 
@@ -52,10 +54,14 @@ def leaves_slots(self: LogRetention) -> None:
 
 PLANTED: dict[str, tuple[Any, str, Any]] = {
     "unsynced-is-sent": (PrimaryService, "_read_synced", reads_all),
-    "copy-is-trusted": (Proof, "of_copy", staticmethod(trusts)),
-    "only-the-slot-is-compared": (Proof, "of_copy", staticmethod(compares_what_the_slot_holds)),
-    "one-answer-is-enough": (Proof, "reached", done_after_one_answer),
-    "nothing-is-compared": (Follower, "_compare", looks_away),
+    "copy-is-trusted": (Verification, "of_copy", staticmethod(trusts)),
+    "only-the-slot-is-compared": (
+        Verification,
+        "of_copy",
+        staticmethod(compares_what_the_slot_holds),
+    ),
+    "one-answer-is-enough": (Verification, "reached", done_after_one_answer),
+    "nothing-is-compared": (LogFollower, "_compare", looks_away),
     "slots-above-the-log": (LogRetention, "bring_back", leaves_slots),
 }
 

@@ -9,26 +9,25 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from headwater.log.primary import Pulled, log_retention
+from headwater.log.primary import PullResponse, log_retention
 from headwater.log.replica import (
     Bookmark,
     Image,
     LogArchive,
     Target,
     follower,
-    intake,
     keyed_table,
+    link,
     log_copy,
 )
-from headwater.log.replica.follower import Follower
-from headwater.log.replica.holdings import Holdings
-from headwater.log.replica.intake import Intake
-from headwater.log.replica.kept import Kept, KeptFile, encode
+from headwater.log.replica.copies import ReplicaCopies, SavedState, SavedStateFile, encode_state
+from headwater.log.replica.follower import LogFollower
 from headwater.log.replica.keyed_state import KeyedState
+from headwater.log.replica.link import SplitPull
 from headwater.log.replica.log_copy import LogCopies, LogCopy
 from headwater.log.replica.replica import Replica
 from headwater.log.slots import Slot
-from headwater.log.slots.book import SlotBook
+from headwater.log.slots.slot_writer import SlotBook
 from tests.planted import expect_noticed
 from tests.torture.replica_scenarios import SCENARIOS, replica_history
 
@@ -41,26 +40,26 @@ def looks_away(*_: Any) -> None:
     """Takes whatever comes next for what follows, or keeps the log for a dead slot."""
 
 
-def begins_anywhere(pulled: Pulled, applied_lsn: int) -> None:
+def begins_anywhere(pulled: PullResponse, applied_lsn: int) -> None:
     """Looks for gaps only where there is something before them."""
     if applied_lsn:
         _check_dense(pulled, applied_lsn)
 
 
-def applies_again(pulled: Pulled, applied_lsn: int, **how: Any) -> Intake:
+def applies_again(pulled: PullResponse, applied_lsn: int, **how: Any) -> SplitPull:
     """Applies all of an answer, also what is there already."""
     found = _take_in(pulled, applied_lsn, **how)
     through_lsn = max(found.through_lsn, applied_lsn + bool(found.again))
     return found._replace(again=[], fresh=[*found.again, *found.fresh], through_lsn=through_lsn)
 
 
-async def heeds_anybody(self: Holdings, term: int) -> bool:
+async def heeds_anybody(self: ReplicaCopies, term: int) -> bool:
     """Listens to whoever answers."""
     self._kept = msgspec.structs.replace(self._kept, term=term)
     return True
 
 
-async def heeds_until_a_restart(self: Holdings, term: int) -> bool:
+async def heeds_until_a_restart(self: ReplicaCopies, term: int) -> bool:
     """Keeps in memory alone whom it has heard of."""
     if term < self._kept.term:
         await _heed(self, term)
@@ -68,10 +67,10 @@ async def heeds_until_a_restart(self: Holdings, term: int) -> bool:
     return True
 
 
-def writes_without_a_sync(self: KeptFile, kept: Kept) -> None:
+def writes_without_a_sync(self: SavedStateFile, kept: SavedState) -> None:
     """Leaves it to the system when the fence is safe."""
     with self.folder.replacing(self.folder.file("replica.json")) as file:
-        file.append(encode(kept))
+        file.append(encode_state(kept))
 
 
 def durable_when_applied(self: Any) -> int:
@@ -83,12 +82,12 @@ async def does_nothing(self: Any, *_: Any) -> None:
     """Goes on with the old copy, or with what was left of another."""
 
 
-def shows_by_lsn_alone(self: Follower, bookmark: Bookmark) -> bool:
+def shows_by_lsn_alone(self: LogFollower, bookmark: Bookmark) -> bool:
     """Does not ask under which leader a bookmark was made."""
     return self.target.applied_lsn >= bookmark.lsn
 
 
-def shows_anything(self: Follower, bookmark: Bookmark) -> bool:
+def shows_anything(self: LogFollower, bookmark: Bookmark) -> bool:
     """Does not wait."""
     return True
 
@@ -122,22 +121,22 @@ async def loads_half(copy: LogCopy, archive: LogArchive, lsns: range) -> None:
 
 
 _load = log_copy._load
-_check_dense, _take_in = intake._check_dense, intake.take_in
-_heed, _create = Holdings.heed, SlotBook.create
+_check_dense, _take_in = link._check_dense, link.split_pull
+_heed, _create = ReplicaCopies.heed, SlotBook.create
 
 PLANTED: dict[str, tuple[Any, str, Any]] = {
-    "gap-is-applied": (intake, "_check_dense", looks_away),
-    "empty-copy-begins-anywhere": (intake, "_check_dense", begins_anywhere),
-    "applied-twice": (follower, "take_in", applies_again),
-    "older-leader-is-heeded": (Holdings, "heed", heeds_anybody),
-    "fence-in-memory": (Holdings, "heed", heeds_until_a_restart),
-    "fence-not-synced": (KeptFile, "write", writes_without_a_sync),
+    "gap-is-applied": (link, "_check_dense", looks_away),
+    "empty-copy-begins-anywhere": (link, "_check_dense", begins_anywhere),
+    "applied-twice": (follower, "split_pull", applies_again),
+    "older-leader-is-heeded": (ReplicaCopies, "heed", heeds_anybody),
+    "fence-in-memory": (ReplicaCopies, "heed", heeds_until_a_restart),
+    "fence-not-synced": (SavedStateFile, "write", writes_without_a_sync),
     "log-copy-durable-when-applied": (LogCopy, "durable_lsn", property(durable_when_applied)),
     "state-durable-when-applied": (KeyedState, "durable_lsn", property(durable_when_applied)),
     "bootstrap-without-a-copy": (Replica, "_replace_copy", does_nothing),
     "leftovers-are-kept": (LogCopies, "discard", does_nothing),
-    "bookmark-without-term": (Follower, "shows", shows_by_lsn_alone),
-    "bookmark-not-waited-for": (Follower, "shows", shows_anything),
+    "bookmark-without-term": (LogFollower, "shows", shows_by_lsn_alone),
+    "bookmark-not-waited-for": (LogFollower, "shows", shows_anything),
     "tier-is-left-out": (LogCopies, "begin", begins_at_the_end),
     "tier-is-loaded-in-part": (log_copy, "_load", loads_half),
     "deleted-keys-stay": (keyed_table, "_deletes", deletes_nothing),

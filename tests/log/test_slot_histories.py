@@ -12,11 +12,10 @@ import pytest
 from headwater.core.errors import Damaged
 from headwater.log.primary import log_retention
 from headwater.log.primary.log_retention import LogRetention
-from headwater.log.primary.registry import ReplicaRegistry
-from headwater.log.primary.replica_state import ReplicaState
-from headwater.log.slots import SlotRegister, SlotTable, slot_register, table
-from headwater.log.slots.book import SlotBook
+from headwater.log.primary.registry import ReplicaRegistry, ReplicaState
+from headwater.log.slots import SlotRegister, SlotTable, slot_register
 from headwater.log.slots.slot import Slot
+from headwater.log.slots.slot_writer import SlotBook
 from tests.planted import expect_noticed
 from tests.torture.slot_scenarios import SCENARIOS, slot_history
 
@@ -39,7 +38,7 @@ def frees_what_it_knows(self: SlotBook) -> int | None:
 
 def joins_blindly(stored: Any, mine: Any) -> Any:
     """Writes down whatever the leader remembers, dropped or not."""
-    table._refuse_others(stored, mine)
+    slot_register._refuse_others(stored, mine)
     generation = max(stored.next_generation, mine.next_generation)
     return msgspec.structs.replace(mine, next_generation=generation)
 
@@ -67,7 +66,7 @@ async def begins_without(self: SlotRegister, leader_epoch: int, **how: Any) -> S
     try:
         return await _stamp(self, leader_epoch, **how)
     except Damaged:
-        return msgspec.structs.replace(table.EMPTY, leader_epoch=leader_epoch)
+        return msgspec.structs.replace(slot_register.EMPTY_TABLE, leader_epoch=leader_epoch)
 
 
 def gives_the_same_session(self: ReplicaRegistry, name: str, **about: Any) -> ReplicaState:
@@ -87,7 +86,7 @@ PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "unreadable-slots-are-none": (SlotRegister, "stamp", begins_without),
     "pruned-before-stored": (SlotBook, "floor_lsn", frees_what_it_knows),
     "dropped-slot-comes-back": (slot_register, "joined", joins_blindly),
-    "older-leader-writes": (table, "_refuse_others", looks_away),
+    "older-leader-writes": (slot_register, "_refuse_others", looks_away),
     "dead-slot-holds-for-ever": (log_retention, "breach", looks_away),
     "empty-log-resumes-anybody": (LogRetention, "oldest_lsn", empty_log_has_no_oldest),
     "rebootstrap-for-ever": (SlotBook, "create", never_renews),

@@ -20,9 +20,9 @@ from typing import Any, Final
 
 import headwater
 from headwater.buffer import Producer, create_stream, open_stream
-from headwater.spark import table as tables
 from headwater.spark import versions
 from headwater.store import open_store
+from headwater.table.reference import load
 from tests.spark.killed_driver import COPY, TABLE
 
 REPOSITORY: Final = Path(__file__).parents[2]
@@ -114,7 +114,7 @@ def _in_stream(folder: str) -> list[int]:
 
 
 def _in_table(folder: str) -> list[int]:
-    found = tables.load(TABLE, warehouse=f"file://{folder}/warehouse").scan().to_arrow()
+    found = load(TABLE, warehouse=f"file://{folder}/warehouse").scan().to_arrow()
     return [int(value) for value in found.column("value").to_pylist()]
 
 

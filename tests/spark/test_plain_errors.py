@@ -16,18 +16,18 @@ from types import ModuleType
 import pytest
 
 from headwater.core.errors import Bug, Refused, Trimmed
-from headwater.spark.plain_errors import HIDE, plain, sentence_first
+from headwater.spark.errors import HIDE, plain_errors, sentence_first
 
 ROOT = Path(__file__).parents[2]
 
 
-@plain
+@plain_errors
 def fails(error: Exception) -> None:
     """Raises what it is given."""
     raise error
 
 
-@plain
+@plain_errors
 def fails_later(error: Exception) -> Iterator[int]:
     yield 1
     raise error
@@ -112,7 +112,7 @@ def test_what_is_not_expected_in_the_drivers_process_stays_as_it_is(error: Excep
         ),
         (
             "pyiceberg",
-            "headwater.spark.table",
+            "headwater.table.catalog",
             (
                 "Iceberg tables need pyiceberg (No module named 'pyiceberg'): "
                 "pip install 'pyiceberg>=0.12,<0.13'"

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from headwater.spark import versions
-from headwater.spark.table import load
+from headwater.table.reference import load
 from tests.project.test_docs import FENCE
 from tests.spark.source.engine import places
 from tests.spark.source.given import World

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from headwater.core.backoff import RetryPolicy
+from headwater.core.retry import RetryPolicy
 from headwater.store import Store, open_store
 
 NO_WAITS = RetryPolicy(base_s=0.0, throttled_base_s=0.0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Throttled, Unavailable
+from headwater.core.retry import RetryPolicy
 from headwater.store import Store
 from tests.store.scripted import Scripted
 

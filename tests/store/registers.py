@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.core.backoff import RetryPolicy
+from headwater.core.retry import RetryPolicy
 from headwater.store import MemoryBackend, Register, Store
 from tests.store.scripted import Scripted
 

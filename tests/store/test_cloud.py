@@ -17,7 +17,7 @@ from headwater.core.limits import LIST_PAGE_KEYS, MIB
 from headwater.store import ByteRange, PreconditionFailed, Store, Version, open_store
 from headwater.store.objects import Buffer
 from headwater.testing import Simulation, simulate
-from headwater.testing.sim_errors import SimulationEscape
+from headwater.testing.guard import SimulationEscape
 from tests.interop.servers import Server
 
 

@@ -12,7 +12,7 @@ from headwater.core.errors import Refused, Unavailable
 from headwater.core.limits import MIB
 from headwater.store import MemoryBackend, Store, Version
 from headwater.store.backend import Condition, Unreachable
-from headwater.store.conformance import Progress, Report, check_store
+from headwater.store.conformance import CheckProgress, Report, check_store
 from headwater.store.conformance_catalogue import CHECKS, WORST
 from headwater.store.objects import Buffer
 from tests.store import wrong
@@ -171,7 +171,7 @@ async def test_a_store_that_was_never_reached_raises_its_error() -> None:
 async def test_it_cleans_up_when_it_is_interrupted() -> None:
     backend = MemoryBackend()
 
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: CheckProgress) -> None:
         if progress.check == "race-replace":
             raise KeyboardInterrupt
 
@@ -191,7 +191,7 @@ async def test_two_runs_do_not_meet() -> None:
 
 @virtual
 async def test_the_watcher_sees_every_check_begin_advance_and_end() -> None:
-    seen: list[Progress] = []
+    seen: list[CheckProgress] = []
     report = await check_store(
         Store(MemoryBackend()), increments=5, racers=4, keys=3, report=seen.append
     )

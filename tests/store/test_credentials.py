@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Denied, HeadwaterError, Refused
-from headwater.core.secret import Secret
+from headwater.core.retry import RetryPolicy
+from headwater.core.settings import Secret
 from headwater.store import Store, open_store
 from headwater.store.credentials import read_profile
 

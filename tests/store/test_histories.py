@@ -19,7 +19,7 @@ from headwater.core.errors import (
 )
 from headwater.store import IF_ABSENT, IfAbsent, Object, Register, Sequence, Store, Version
 from headwater.store.sequence import Floor
-from headwater.testing.sim_errors import UnhandledFailure
+from headwater.testing.guard import UnhandledFailure
 from tests.planted import expect_noticed
 from tests.torture.store_scenarios import (
     SCENARIOS,

@@ -14,7 +14,6 @@ from random import Random
 
 import pytest
 
-from headwater.core.backoff import RetryPolicy
 from headwater.core.disk import OsDisk, raise_for, raise_for_sync
 from headwater.core.errors import (
     DiskFailed,
@@ -24,6 +23,7 @@ from headwater.core.errors import (
     OutcomeUnknown,
     Unavailable,
 )
+from headwater.core.retry import RetryPolicy
 from headwater.store import (
     IF_ABSENT,
     LocalBackend,

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from headwater.core import limits
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Contended,
     Denied,
@@ -21,6 +20,7 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
+from headwater.core.retry import RetryPolicy
 from headwater.store import MemoryBackend, PreconditionFailed, Register, Store
 from headwater.testing import Faults, FaultyStore, Simulation, simulate
 from tests.store.registers import KEY, Writer, given

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headwater.core import limits
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Contended, Denied, NotFound, OutcomeUnknown, Trimmed, Unavailable
+from headwater.core.retry import RetryPolicy
 from headwater.store import MemoryBackend, PreconditionFailed, Sequence, Store
 from tests.store.scripted import LOST, Scripted, after, fails, lands_then, lands_then_after, virtual
 from tests.store.sequences import appends, given, key, pass_by, payloads

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.core.backoff import RetryPolicy
+from headwater.core.retry import RetryPolicy
 from headwater.store import MemoryBackend, Store, open_store
 from tests.store.scripted import virtual
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headwater.core import limits
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Conflict, NotSupported, Unavailable
+from headwater.core.retry import RetryPolicy
 from headwater.store import ByteRange, Object, ObjectMeta, Version
 from tests.store.answers import DOWN, SLOW_DOWN, given, keys_of
 from tests.store.scripted import LOST, after, fails, gives, stalls, virtual

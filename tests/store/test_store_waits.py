@@ -8,8 +8,8 @@ import itertools
 import pytest
 
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Throttled, Unavailable
+from headwater.core.retry import RetryPolicy
 from tests.store.answers import DOWN, MINE, SLOW_DOWN, TOKEN, given
 from tests.store.scripted import Apply, fails, stalls, virtual
 

@@ -19,8 +19,8 @@ import pytest
 
 from headwater.core.runtime import RealRuntime, current
 from headwater.store import open_store
+from headwater.testing.guard import SimulationEscape
 from headwater.testing.sim import Simulation, simulate
-from headwater.testing.sim_errors import SimulationEscape
 
 FORBIDDEN_TO_HEADWATER = [
     "os.urandom(8)",

@@ -9,14 +9,14 @@ from typing import Any, NoReturn
 import pytest
 
 from headwater.core import runtime
-from headwater.testing.sim import Simulation, simulate
-from headwater.testing.sim_errors import (
+from headwater.testing.guard import (
     Deadlock,
     LimitReached,
     SimulationError,
     SimulationEscape,
     UnhandledFailure,
 )
+from headwater.testing.sim import Simulation, simulate
 
 SEEDS = range(25)
 YEAR_S = 365 * 86_400.0

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from headwater.core import runtime
+from headwater.testing.guard import Deadlock, ProcessKilled
 from headwater.testing.sim import Process, Simulation, current_process, simulate
-from headwater.testing.sim_errors import Deadlock, ProcessKilled
 
 
 class TestProcesses:

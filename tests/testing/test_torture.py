@@ -17,11 +17,11 @@ from headwater.testing.torture import (
     INTERRUPTED,
     NOTHING_TO_RUN,
     PASSED,
-    Progress,
     Scenario,
+    ScenarioProgress,
+    SeedRange,
     run_scenarios,
 )
-from headwater.testing.torture_workers import Chunk
 from tests.torture.__main__ import discover, main, parse
 
 
@@ -114,8 +114,8 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
 
 
 def test_only_rounds_with_none_missing_below_count_as_done(tmp_path: Path) -> None:
-    chunks = [Chunk(100, 10), Chunk(110, 10), Chunk(120, 10)]
-    run = Progress(_recorded([]), rounds=50, state_dir=tmp_path)
+    chunks = [SeedRange(100, 10), SeedRange(110, 10), SeedRange(120, 10)]
+    run = ScenarioProgress(_recorded([]), rounds=50, state_dir=tmp_path)
     run.resume(seed=100, fresh=False)
 
     done = []

@@ -6,8 +6,8 @@ import uuid
 from dataclasses import dataclass, field
 
 from headwater.tier import (
+    EventOutcome,
     MetadataEvent,
-    Outcome,
     PartitionDelete,
     PartitionDeleteState,
     SegmentMetadata,
@@ -41,7 +41,7 @@ class ModelPartition:
     def apply(self, event: MetadataEvent, beside: int | None) -> str:
         epoch = publisher_epoch_of(event, beside)
         if epoch is not None and self.publisher is not None and epoch < self.publisher:
-            return Outcome.STALE
+            return EventOutcome.STALE
         outcome = self._follow(event)
         if outcome != REJECTED and epoch is not None:
             self.publisher = epoch
@@ -55,17 +55,17 @@ class ModelPartition:
             if event.state != 0 or (known is not None and known.state != 0):
                 return REJECTED
             if known is not None:
-                return Outcome.REPEATED
+                return EventOutcome.REPEATED
             self.segments[event.segment_id.id] = event
-            return Outcome.CHANGED
+            return EventOutcome.CHANGED
         if known is None:
-            return Outcome.REPEATED if event.state == 3 else REJECTED
+            return EventOutcome.REPEATED if event.state == 3 else REJECTED
         if known.state == event.state:
-            return Outcome.REPEATED
+            return EventOutcome.REPEATED
         if (known.state, event.state) not in SEGMENT_STEPS:
             return REJECTED
         self._move(known, event)
-        return Outcome.CHANGED
+        return EventOutcome.CHANGED
 
     def _move(self, known: SegmentMetadata, event: SegmentUpdate) -> None:
         name = event.segment_id.id
@@ -89,7 +89,7 @@ class ModelPartition:
 
     def _follow_deletion(self, state: PartitionDeleteState) -> str:
         if state == self.deletion or (self.deletion is None and state == 2):
-            return Outcome.REPEATED
+            return EventOutcome.REPEATED
         if state != (0 if self.deletion is None else self.deletion + 1):
             return REJECTED
         self.deletion = state
@@ -97,7 +97,7 @@ class ModelPartition:
             # Only who published last outlives the partition.
             self.segments, self.finish_order, self.epochs = {}, [], {}
             self.deletion = None
-        return Outcome.CHANGED
+        return EventOutcome.CHANGED
 
     def at(self, epoch: int, offset: int) -> uuid.UUID | None:
         starts = [start for start in self._found(epoch) if start <= offset]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from headwater.tier import (
+    EventOutcome,
     MetadataEvent,
-    Outcome,
     PartitionDeleteState,
     SegmentState,
     TierCache,
@@ -85,7 +85,7 @@ def applied(history: Sequence[Said]) -> TierCache:
     return cache
 
 
-def apply_said(cache: TierCache, said: Said) -> Outcome | None:
+def apply_said(cache: TierCache, said: Said) -> EventOutcome | None:
     """Follow one event; None if it was rejected."""
     verdict = cache.follow(*said)
-    return verdict if isinstance(verdict, Outcome) else None
+    return verdict if isinstance(verdict, EventOutcome) else None

@@ -10,9 +10,9 @@ import pytest
 
 from headwater.core.errors import Conflict, Corrupt
 from headwater.tier import (
+    EventOutcome,
     EventRejected,
     MetadataEvent,
-    Outcome,
     PartitionDeleteState,
     SegmentMetadata,
     SegmentState,
@@ -20,7 +20,13 @@ from headwater.tier import (
     TierCache,
     TopicIdPartition,
 )
-from headwater.tier.cache import PartitionDump, dump, dump_all, restore, restore_all
+from headwater.tier.snapshot import (
+    PartitionDump,
+    dump_all,
+    dump_partition,
+    restore_all,
+    restore_partition,
+)
 from tests.tier.given import ORDERS, became, finished, partition_delete, segment_id, started
 
 DELETING, DELETED = SegmentState.DELETE_STARTED, SegmentState.DELETE_FINISHED
@@ -29,7 +35,7 @@ DELETING, DELETED = SegmentState.DELETE_STARTED, SegmentState.DELETE_FINISHED
 def cache_of(*events: MetadataEvent) -> TierCache:
     cache = TierCache()
     for event in events:
-        assert cache.apply(event) is Outcome.CHANGED
+        assert cache.apply(event) is EventOutcome.CHANGED
     return cache
 
 
@@ -78,13 +84,13 @@ def test_restart_rehydrates_from_log() -> None:
 def test_partition_delete_lifecycle_round_trip() -> None:
     cache = cache_of(started(10, 0, 99), finished(10))
     for state in (PartitionDeleteState.MARKED, PartitionDeleteState.STARTED):
-        assert cache.apply(partition_delete(state)) is Outcome.CHANGED
+        assert cache.apply(partition_delete(state)) is EventOutcome.CHANGED
         assert cache.delete_state(ORDERS) is state
-        assert cache.apply(partition_delete(state)) is Outcome.REPEATED
+        assert cache.apply(partition_delete(state)) is EventOutcome.REPEATED
         assert len(cache.segments(ORDERS)) == 1
-    assert cache.apply(partition_delete(PartitionDeleteState.FINISHED)) is Outcome.CHANGED
+    assert cache.apply(partition_delete(PartitionDeleteState.FINISHED)) is EventOutcome.CHANGED
     assert (cache.partitions(), cache.segments(ORDERS)) == ([], [])
-    assert cache.apply(partition_delete(PartitionDeleteState.FINISHED)) is Outcome.REPEATED
+    assert cache.apply(partition_delete(PartitionDeleteState.FINISHED)) is EventOutcome.REPEATED
 
 
 def test_unknown_partition_query_is_none() -> None:
@@ -171,7 +177,7 @@ def test_a_state_that_is_repeated_changes_nothing(steps: int) -> None:
     again = history[steps - 1]
     if isinstance(again, SegmentUpdate):
         again = msgspec.structs.replace(again, event_timestamp_ms=999, custom_metadata=b"other")
-    assert cache.apply(again) is Outcome.REPEATED
+    assert cache.apply(again) is EventOutcome.REPEATED
     assert cache.segments(ORDERS) == known
 
 
@@ -290,7 +296,7 @@ def test_partitions_are_apart_and_a_new_name_is_the_same_partition() -> None:
     other = TopicIdPartition(ORDERS.topic_id, "orders", 1)
     renamed = TopicIdPartition(ORDERS.topic_id, "renamed", 0)
     cache = cache_of(started(1, 0, 9), started(2, 0, 9, partition=other))
-    assert cache.apply(finished(1, partition=renamed)) is Outcome.CHANGED
+    assert cache.apply(finished(1, partition=renamed)) is EventOutcome.CHANGED
     assert number_of(cache.segment_at(renamed, 0, 0)) == 1
     assert cache.segment_at(other, 0, 0) is None
     assert len(cache.partitions()) == 2
@@ -311,7 +317,7 @@ def test_what_is_known_of_a_segment_can_be_asked_by_its_id() -> None:
 def dumped() -> PartitionDump:
     known = cache_of(started(1, 0, 9), finished(1), started(2, 10, 19)).partition(ORDERS)
     assert known is not None
-    return dump(known)
+    return dump_partition(known)
 
 
 def test_a_dump_says_all_that_is_known() -> None:
@@ -328,14 +334,14 @@ def test_a_dump_says_all_that_is_known() -> None:
 )
 def test_a_dump_that_contradicts_itself_is_corrupt(changes: dict[str, Any]) -> None:
     with pytest.raises(Corrupt, match="contradicts itself"):
-        restore(msgspec.structs.replace(dumped(), **changes))
+        restore_partition(msgspec.structs.replace(dumped(), **changes))
 
 
 def test_a_partition_that_is_restored_takes_the_place_of_what_was_known() -> None:
     cache = cache_of(started(5, 50, 59))
-    cache.replace(restore(dumped()))
+    cache.replace(restore_partition(dumped()))
     assert listed(cache) == [(1, "COPY_FINISHED"), (2, "COPY_STARTED")]
-    assert cache.apply(finished(2)) is Outcome.CHANGED
+    assert cache.apply(finished(2)) is EventOutcome.CHANGED
     assert [number_of(one.segment) for one in cache.cover(ORDERS, 0, 20)] == [1, 2]
 
 
@@ -352,4 +358,4 @@ def test_all_partitions_of_a_cache_are_dumped_with_what_is_known_of_deleted_ones
 
     assert dump_all(restored) == dumps
     assert restored.partitions() == [ORDERS]
-    assert restored.apply(started(21, 0, 9, publisher=8, partition=gone)) is Outcome.STALE
+    assert restored.apply(started(21, 0, 9, publisher=8, partition=gone)) is EventOutcome.STALE

@@ -17,7 +17,7 @@ from headwater.tier import (
     TierCache,
     cover,
 )
-from headwater.tier.cache import dump, restore
+from headwater.tier.snapshot import dump_partition, restore_partition
 from tests.tier.cache_model import REJECTED, ModelPartition
 from tests.tier.given import ORDERS, became, partition_delete, started
 
@@ -87,7 +87,7 @@ class CacheMachine(RuleBasedStateMachine):
         # From here on the restored one is asked: whatever a dump leaves out shows itself.
         known = self.cache.partition(ORDERS)
         if known is not None:
-            self.cache.replace(restore(dump(known)))
+            self.cache.replace(restore_partition(dump_partition(known)))
 
     def _apply(self, event: MetadataEvent, beside: int | None = None) -> None:
         highest = self._highest()
@@ -157,8 +157,8 @@ class CacheMachine(RuleBasedStateMachine):
     def a_dump_is_restored_to_the_same(self) -> None:
         known = self.cache.partition(ORDERS)
         if known is not None:
-            value, again = dump(known), restore(dump(known))
-            assert dump(again) == value
+            value, again = dump_partition(known), restore_partition(dump_partition(known))
+            assert dump_partition(again) == value
             assert again.unfinished() == known.unfinished()
 
 

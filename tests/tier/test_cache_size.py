@@ -8,8 +8,8 @@ import tracemalloc
 import msgspec
 
 from headwater.tier import TierCache
-from headwater.tier.cache.start_index import CHUNK_ROWS, StartIndex
 from headwater.tier.events import stamp
+from headwater.tier.offset_index import CHUNK_ROWS, StartIndex
 from tests.tier.given import finished, started
 
 SEGMENTS = 4096

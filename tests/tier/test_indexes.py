@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.tier.cache.id_table import IdTable
-from headwater.tier.cache.max_tree import MaxTree
-from headwater.tier.cache.start_index import CHUNK_ROWS, StartIndex
+from headwater.tier.offset_index import CHUNK_ROWS, MaxTree, StartIndex
+from headwater.tier.segment_table import IdTable
 
 ROWS = 6 * CHUNK_ROWS
 

@@ -7,9 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.core.errors import Corrupt, LimitExceeded, Refused
-from headwater.tier import EventRejected, Outcome, PartitionDeleteState, SegmentState, TierCache
-from headwater.tier.events import publisher_epoch_of, stamp, unstamp
-from headwater.tier.events.publisher_epoch import PAYLOAD_MAX_BYTES
+from headwater.tier import (
+    EventOutcome,
+    EventRejected,
+    PartitionDeleteState,
+    SegmentState,
+    TierCache,
+)
+from headwater.tier.events import PAYLOAD_MAX_BYTES, publisher_epoch_of, stamp, unstamp
 from tests.tier.given import ORDERS, became, finished, partition_delete, started
 
 
@@ -52,10 +57,10 @@ def test_after_a_newer_leader_an_older_one_changes_nothing() -> None:
         became(2, SegmentState.DELETE_STARTED, publisher=5),
         started(3, 10, 19, publisher=5),
     ):
-        assert cache.apply(event) is Outcome.STALE
-    assert cache.apply(partition_delete(PartitionDeleteState.MARKED), 5) is Outcome.STALE
+        assert cache.apply(event) is EventOutcome.STALE
+    assert cache.apply(partition_delete(PartitionDeleteState.MARKED), 5) is EventOutcome.STALE
     assert (cache.segments(ORDERS), cache.delete_state(ORDERS)) == (known, None)
-    assert cache.apply(finished(2, publisher=6)) is Outcome.CHANGED
+    assert cache.apply(finished(2, publisher=6)) is EventOutcome.CHANGED
     assert cache.publisher_epoch(ORDERS) == 6
 
 
@@ -64,18 +69,18 @@ def test_the_epoch_of_one_partition_is_not_that_of_another() -> None:
     cache = TierCache()
     cache.apply(started(1, 0, 9, publisher=6))
     event = started(2, 0, 9, publisher=5, partition=other)
-    assert cache.apply(event) is Outcome.CHANGED
+    assert cache.apply(event) is EventOutcome.CHANGED
 
 
 def test_events_without_an_epoch_follow_the_states_alone() -> None:
     cache = TierCache()
     cache.apply(started(1, 0, 9, publisher=6))
-    assert cache.apply(finished(1)) is Outcome.CHANGED
-    assert cache.apply(started(2, 10, 19)) is Outcome.CHANGED
-    assert cache.apply(partition_delete(PartitionDeleteState.MARKED)) is Outcome.CHANGED
+    assert cache.apply(finished(1)) is EventOutcome.CHANGED
+    assert cache.apply(started(2, 10, 19)) is EventOutcome.CHANGED
+    assert cache.apply(partition_delete(PartitionDeleteState.MARKED)) is EventOutcome.CHANGED
     # They neither raise what was there nor lower it.
     assert cache.publisher_epoch(ORDERS) == 6
-    assert cache.apply(started(3, 20, 29, publisher=5)) is Outcome.STALE
+    assert cache.apply(started(3, 20, 29, publisher=5)) is EventOutcome.STALE
 
 
 def test_an_event_that_is_rejected_raises_no_epoch() -> None:
@@ -84,26 +89,26 @@ def test_an_event_that_is_rejected_raises_no_epoch() -> None:
     with pytest.raises(EventRejected):
         cache.apply(finished(2, publisher=9))
     assert cache.publisher_epoch(ORDERS) == 5
-    assert cache.apply(finished(1, publisher=5)) is Outcome.CHANGED
+    assert cache.apply(finished(1, publisher=5)) is EventOutcome.CHANGED
 
 
 def test_an_event_that_only_repeats_raises_the_epoch() -> None:
     cache = TierCache()
     cache.apply(started(1, 0, 9, publisher=5))
-    assert cache.apply(started(1, 0, 9, publisher=6)) is Outcome.REPEATED
-    assert cache.apply(finished(1, publisher=5)) is Outcome.STALE
+    assert cache.apply(started(1, 0, 9, publisher=6)) is EventOutcome.REPEATED
+    assert cache.apply(finished(1, publisher=5)) is EventOutcome.STALE
 
 
 def test_a_deletion_beside_which_an_epoch_stands_raises_it_and_outlives_the_partition() -> None:
     cache = TierCache()
     cache.apply(started(1, 0, 9, publisher=5))
     for state in PartitionDeleteState:
-        assert cache.apply(partition_delete(state), 7) is Outcome.CHANGED
+        assert cache.apply(partition_delete(state), 7) is EventOutcome.CHANGED
     assert cache.partitions() == []
     assert cache.publisher_epoch(ORDERS) == 7
-    assert cache.apply(started(2, 0, 9, publisher=6)) is Outcome.STALE
+    assert cache.apply(started(2, 0, 9, publisher=6)) is EventOutcome.STALE
     assert cache.partitions() == []
-    assert cache.apply(partition_delete(PartitionDeleteState.FINISHED), 8) is Outcome.REPEATED
+    assert cache.apply(partition_delete(PartitionDeleteState.FINISHED), 8) is EventOutcome.REPEATED
     assert cache.publisher_epoch(ORDERS) == 8
-    assert cache.apply(started(3, 0, 9, publisher=8)) is Outcome.CHANGED
+    assert cache.apply(started(3, 0, 9, publisher=8)) is EventOutcome.CHANGED
     assert cache.publisher_epoch(ORDERS) == 8

@@ -14,11 +14,11 @@ from typing import TypeVar
 import msgspec
 
 from headwater.buffer.queue import (
+    AppendedBatch,
     BelowFloor,
     Descriptor,
     NewBatch,
-    Placed,
-    Resumed,
+    ProducerState,
     Retention,
     TimeBy,
 )
@@ -86,7 +86,7 @@ class ProducerActor:
             waits = (0, 30) if self.world.haunted else (0, 0.1, 1, 100)
             await runtime.sleep(random.expovariate(1.0) * random.choice(waits))
 
-    async def _open(self, appender: NativeAppender) -> Resumed | None:
+    async def _open(self, appender: NativeAppender) -> ProducerState | None:
         truth, times = self.truth, self.truth.forgotten.get(self.name, 0)
         resumed = await self._retried(appender.open)
         if resumed is None or times != truth.forgotten.get(self.name, 0):
@@ -178,7 +178,7 @@ class ProducerActor:
             await self._upload(appender, batch_id)
             waiting[position] = msgspec.structs.replace(batch, batch_id=batch_id)
 
-    def _accepted(self, waiting: list[NewBatch], places: list[Placed]) -> None:
+    def _accepted(self, waiting: list[NewBatch], places: list[AppendedBatch]) -> None:
         truth = self.truth
         truth.check(len(places) == len(waiting), "there are not as many places as batches")
         for batch, place in zip(waiting, places, strict=True):

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from headwater.buffer.queue import Collector, Descriptor, Placed, Retention
+from headwater.buffer.queue import AppendedBatch, Collector, Descriptor, Retention
 from headwater.buffer.queue.native.chunk import Chunk, ChunkEntry, Owner, decode_chunk
 from headwater.buffer.queue.native.records import ConsumerRecord, End, Queue, Shard, shard_name
 from headwater.core import limits
@@ -38,7 +38,7 @@ class Entered(msgspec.Struct, frozen=True):
     entry: ChunkEntry
     producer: str
     chunk: int
-    place: Placed
+    place: AppendedBatch
     appended_ms: int
     """By the store's clock."""
 
@@ -229,7 +229,7 @@ class Truth:
         chunk: Chunk,
         before: Chunk,
         entry: ChunkEntry,
-        place: Placed,
+        place: AppendedBatch,
         objects: RecordingBackend,
     ) -> None:
         producer, incarnation = (
@@ -342,7 +342,7 @@ class Truth:
             found = known.get(mark.producer_sequence)
             self.check(found is not None, f"{producer}: the mark is of a batch never accepted")
             assert found is not None
-            told = (Placed(mark.sequence, mark.first_lsn), mark.chunk, mark.metadata)
+            told = (AppendedBatch(mark.sequence, mark.first_lsn), mark.chunk, mark.metadata)
             real = (found.place, found.chunk, found.entry.metadata)
             self.check(told == real, f"{producer}: the mark is not of the batch it names")
 

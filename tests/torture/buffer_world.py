@@ -19,7 +19,7 @@ from headwater.buffer.queue.native import (
     reading,
 )
 from headwater.core import limits, runtime
-from headwater.core.ids import encode_ulid
+from headwater.core.runtime import encode_ulid
 from headwater.testing import Simulation
 from tests.torture.buffer_truth import PREFIX, QUEUE_ID, Truth
 from tests.torture.recording import RecordingBackend

@@ -34,7 +34,6 @@ from headwater.tier import (
     TopicIdPartition,
     encode_event,
 )
-from headwater.tier.cache import dump_all, restore_all
 from headwater.tier.eventlog import (
     Compactor,
     EventDelivered,
@@ -44,6 +43,7 @@ from headwater.tier.eventlog import (
     StoredEventLog,
 )
 from headwater.tier.events import stamp
+from headwater.tier.snapshot import dump_all, restore_all
 from tests.torture.eventlog_truth import TrueEvents, follow
 from tests.torture.surroundings import DAY_S, USUAL, Failed, Hazards, Surroundings, require
 

@@ -18,10 +18,9 @@ from headwater.store.objects import Buffer
 from headwater.store.register import decode_envelope
 from headwater.testing import Simulation
 from headwater.tier import TierCache, decode_event
-from headwater.tier.cache import PartitionDump, dump_all
 from headwater.tier.eventlog.stored.event_object import HEAD_BYTES
 from headwater.tier.eventlog.stored.floor import Floor
-from headwater.tier.snapshot import decode_snapshot
+from headwater.tier.snapshot import PartitionDump, decode_snapshot, dump_all
 
 _EVENT = re.compile(r"metadata/(\d+)/(\d{20})")
 _FLOOR = re.compile(r"metadata/(\d+)/floor\.json")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.log.primary import Acknowledged, Acknowledgement
+from headwater.log.primary import Acknowledgement, AcknowledgeResponse
 from headwater.log.record import Group
 from headwater.log.replica import KeyedState, LogCopy, Target
 from headwater.log.wal import Pruned
@@ -161,7 +161,7 @@ class ForkLine(Line):
 
     async def acknowledge(
         self, name: str, progress: Acknowledgement, **options: Any
-    ) -> Acknowledged:
+    ) -> AcknowledgeResponse:
         if self._life is not None and not progress.divergence_count and progress.durable_lsn:
             self._forks.check_prefix(name, self._target(), self._life, progress.durable_lsn)
         return await super().acknowledge(name, progress, **options)

@@ -21,7 +21,7 @@ import pyarrow as pa
 from headwater.core import runtime
 from headwater.core.errors import Conflict, NoSpace, Unavailable
 from headwater.log.record import Group
-from headwater.log.spool import Draft, SpoolConfig, draft_of
+from headwater.log.spool import PreparedAppend, SpoolConfig, prepare_append
 from headwater.testing import Scenario, Simulation, simulate
 from headwater.testing.disk import CrashKind, FaultyDisk
 from tests.log.given import hashes, numbered, opened
@@ -38,7 +38,7 @@ class Sent:
 
     first_lsn: int
     records: pa.RecordBatch
-    draft: Draft | None = None
+    draft: PreparedAppend | None = None
 
     @property
     def last_lsn(self) -> int:
@@ -95,7 +95,7 @@ class PipelinedHistory:
         records = self._records(self.chance.choice(SIZES))
         sent = Sent(self.next_lsn, records)
         if self.chance.random() < 0.4:
-            sent.draft = draft_of(records)
+            sent.draft = prepare_append(records)
         self.next_lsn += int(records.num_rows)
         self.sent.append(sent)
         if self.is_rough and self.chance.random() < 0.2:

@@ -25,13 +25,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
-from headwater.buffer.queue.contract import Descriptor, NewBatch, Placed, Retention
-from headwater.buffer.queue.v1 import UNKNOWN_LSN, V1Appender, V1Taker, create_v1_queue
-from headwater.buffer.v1_batch import decode_batch, encode_batch
-from headwater.buffer.v1_manifest import MetadataItem, decode_manifest, encode_manifest
+from headwater.buffer.queue.contract import AppendedBatch, Descriptor, NewBatch, Retention
+from headwater.buffer.queue.v1 import UNKNOWN_LSN, V1Appender, V1Consumer, create_v1_queue
+from headwater.buffer.queue.v1.batch_format import decode_batch, encode_batch
+from headwater.buffer.queue.v1.manifest_format import MetadataItem, decode_manifest, encode_manifest
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Fenced, NotFound, OutcomeUnknown, Trimmed, Unavailable
+from headwater.core.retry import RetryPolicy
 from headwater.store import PreconditionFailed, Store
 from headwater.testing import Faults, FaultyStore, Process, Scenario, Simulation, simulate
 from tests.buffer.queue_v1.given import MANIFEST, PREFIX, QUEUE, Queue, new_batch
@@ -65,7 +65,7 @@ class Bug:
 class Told:
     """What was said about batches, by their location."""
 
-    landed: dict[str, Placed] = field(default_factory=dict)
+    landed: dict[str, AppendedBatch] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
     values: dict[str, list[bytes]] = field(default_factory=dict)
@@ -231,7 +231,7 @@ class Consuming:
             self.pause_s *= 1.5
             await runtime.sleep(self.world.random.uniform(0, self.pause_s))
 
-    async def consume(self, taker: V1Taker) -> None:
+    async def consume(self, taker: V1Consumer) -> None:
         position = await taker.open("g")
         random = self.world.random
         idle_s = 1.0

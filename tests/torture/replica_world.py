@@ -17,12 +17,12 @@ import pyarrow as pa
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, Trimmed, Unavailable
 from headwater.log.primary import (
-    Acknowledged,
     Acknowledgement,
-    Bootstrap,
+    AcknowledgeResponse,
+    BootstrapResponse,
     PrimaryService,
-    Pulled,
-    Registered,
+    PullResponse,
+    RegisterResponse,
 )
 from headwater.log.record import Group, range_hash, record_hashes
 from headwater.log.replica import (
@@ -242,27 +242,27 @@ class Line:
         self._slow_s = slow_s
         self._life: LeaderLife | None = None
         self._registered_at: LeaderLife | None = None
-        self._answers: list[Pulled] = []
+        self._answers: list[PullResponse] = []
 
-    async def register(self, name: str, position_lsn: int, **options: Any) -> Registered:
+    async def register(self, name: str, position_lsn: int, **options: Any) -> RegisterResponse:
         self._life = self._registered_at = self._choose()
         return await self._carried(lambda to: to.register(name, position_lsn, **options))
 
-    async def pull(self, name: str, since_lsn: int, **options: Any) -> Pulled:
+    async def pull(self, name: str, since_lsn: int, **options: Any) -> PullResponse:
         await self._world.idle(self._slow_s)
         pulled = await self._ask(lambda to: to.pull(name, since_lsn, **options))
         return self._garbled(pulled, is_first=since_lsn == 0)
 
     async def acknowledge(
         self, name: str, progress: Acknowledgement, **options: Any
-    ) -> Acknowledged:
+    ) -> AcknowledgeResponse:
         self._told(progress.durable_lsn)
         return await self._ask(lambda to: to.acknowledge(name, progress, **options))
 
-    async def begin_bootstrap(self, name: str, **options: Any) -> Bootstrap:
+    async def begin_bootstrap(self, name: str, **options: Any) -> BootstrapResponse:
         return await self._ask(lambda to: to.begin_bootstrap(name, **options))
 
-    async def complete_bootstrap(self, name: str, lsn: int, **options: Any) -> Acknowledged:
+    async def complete_bootstrap(self, name: str, lsn: int, **options: Any) -> AcknowledgeResponse:
         self._told(lsn)
         return await self._ask(lambda to: to.complete_bootstrap(name, lsn, **options))
 
@@ -301,7 +301,7 @@ class Line:
             raise Unavailable("connection reset")
         return answer
 
-    def _garbled(self, pulled: Pulled, *, is_first: bool) -> Pulled:
+    def _garbled(self, pulled: PullResponse, *, is_first: bool) -> PullResponse:
         random = self._world.random
         self._answers = [pulled, *self._answers[: ECHOES - 1]]
         if self._world.network.calm:

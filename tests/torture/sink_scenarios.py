@@ -16,13 +16,13 @@ import dataclasses
 from typing import Any
 
 from headwater.buffer.batch import decode_batch
-from headwater.buffer.consumer import source
+from headwater.buffer.consumer import collection
 from headwater.buffer.queue import Retention
 from headwater.buffer.stream import Stream
-from headwater.buffer.transaction import held
+from headwater.buffer.transaction import active_holds
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import OutcomeUnknown, Unavailable
+from headwater.core.retry import RetryPolicy
 from headwater.testing import Process, Scenario, Simulation, simulate
 from tests.torture.buffer_truth import PASSES_MAX, Entered
 from tests.torture.stack_owners import OwnerActor
@@ -139,7 +139,7 @@ class HoldingCollector:
     async def collect(self, *, full: bool) -> None:
         """One pass."""
         stream = self.world.stream()
-        retention = await source.retention_of(stream)
+        retention = await collection.retention_of(stream)
         await stream.collector(0).collect(retention, full=full)
 
 
@@ -209,7 +209,7 @@ async def _settle(world: SinkWorld, producers: list[ProducerActor], drivers: lis
         await HoldingCollector(world).collect(full=True)
     # A driver that is gone may leave a committed transaction half appended: collectors finish it.
     check_transactions(world.book.tried, {0: world.rows_of_sinks()}, world.check)
-    kept = await held(world.stream(), 0)
+    kept = await active_holds(world.stream(), 0)
     world.check(not kept.producers, f"nobody ends the holds of {sorted(kept.producers)}")
     await _check_nothing_left(world)
 

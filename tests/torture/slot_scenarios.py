@@ -31,7 +31,7 @@ from headwater.log.primary import (
     CommitUnknown,
     PrimaryReplication,
     PrimaryService,
-    Registered,
+    RegisterResponse,
 )
 from headwater.log.slots import FullRebootstrap, PartialResync, ResumeMode
 from headwater.testing import Scenario, Simulation, simulate
@@ -108,7 +108,7 @@ class ToyReplica:
             await world.idle(0.5)
         self._sync()
 
-    async def _register(self, to: PrimaryService, life: LeaderLife) -> Registered:
+    async def _register(self, to: PrimaryService, life: LeaderLife) -> RegisterResponse:
         told = await to.register(self.name, self.applied_lsn)
         life.given[self.name, told.session] = self
         return told

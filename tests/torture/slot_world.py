@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
+from headwater.core.retry import RetryPolicy
 from headwater.log.primary import PrimaryReplication, PrimaryService, ReplicationConfig
 from headwater.log.slots import RetentionLimits, SlotRegister, SlotTable
 from headwater.log.wal import Pruned

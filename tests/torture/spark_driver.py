@@ -19,13 +19,11 @@ from typing import Any
 from headwater.buffer.consumer import GroupRegister
 from headwater.core import runtime
 from headwater.spark.options import ReadOptions
-from headwater.spark.source.executor import Executor
-from headwater.spark.source.limits import Limits
+from headwater.spark.source.executor import SliceReader
 from headwater.spark.source.micro_batches import MicroBatches
 from headwater.spark.source.offset import Offset
-from headwater.spark.source.shape import shape_of
-from headwater.spark.source.slices import SlicePartition
-from headwater.spark.source.subscription import subscribed_streams
+from headwater.spark.source.slices import Limits, SlicePartition
+from headwater.spark.source.streams import source_schema, subscribed_streams
 from headwater.spark.versions import spark_schema
 from headwater.store import Store
 from tests.torture.spark_world import Delivered, Held, SparkWorld
@@ -78,13 +76,13 @@ class Driver:
         self._is_replay = bool(notes.offsets) and max(notes.offsets) not in notes.done
         self._store: Store = world.store()
         self._source = MicroBatches(self._store, options)
-        self._executor: Executor | None = None
+        self._executor: SliceReader | None = None
 
     async def run(self) -> None:
         """Micro-batches, until nothing is new if that is what is asked for."""
         streams = await subscribed_streams(self._store, self.options)
-        shape = shape_of(streams, self.options)
-        self._executor = Executor(self.options, spark_schema(shape.columns(self.options)), shape)
+        shape = source_schema(streams, self.options)
+        self._executor = SliceReader(self.options, spark_schema(shape.columns(self.options)), shape)
         if self._available_now and not self._is_41:
             await self._source.fix_end()
         ran = 0

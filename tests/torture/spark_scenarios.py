@@ -8,7 +8,7 @@ from typing import Final
 
 from headwater.core import runtime
 from headwater.core.errors import Fenced
-from headwater.spark.source import StreamReader, known
+from headwater.spark.source import StreamReader, feed
 from headwater.testing import Simulation, simulate
 from headwater.testing.torture import Scenario
 from tests.spark.source.engine import Checkpoint, Engine, Killed
@@ -111,7 +111,7 @@ def source(seed: int, *bug: Replacement) -> str:
 async def _source(simulation: Simulation) -> None:
     world = SparkWorld(simulation)
     random = world.random
-    with replaced((known, "LOOK_BATCHES", random.choice((1, 3, 1024)))):
+    with replaced((feed, "LOOK_BATCHES", random.choice((1, 3, 1024)))):
         await world.create("s0")
         operators = [Operator(world, group) for group in "abc"[: random.randint(1, 3)]]
         running = [

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from headwater.buffer.consumer import AsyncReader, Follower, Lag, UnreadableBatch, read_async
-from headwater.buffer.truncating import Truncation, plan_truncation, truncate_partition
+from headwater.buffer.truncation import TruncationPlan, plan_truncation, truncate_partition
 from headwater.core import runtime
 from headwater.core.errors import Refused, Trimmed
 from tests.torture.stack_world import Sink, StackWorld
@@ -145,7 +145,7 @@ class TruncatorActor:
         world.check(done.start_lsn >= max(plan.start_lsn, floor_lsn), f"{done} of {plan}")
         world.check(world.floor_lsn() >= done.start_lsn, f"{done}, and {world.floor_lsn()} is kept")
 
-    def _check_plan(self, plan: Truncation, before: int | str) -> None:
+    def _check_plan(self, plan: TruncationPlan, before: int | str) -> None:
         """Nothing at or after the offset goes, and no whole batch before it stays."""
         world, log = self.world, self.world.log
         if isinstance(before, int):

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headwater.buffer.consumer import ConsumedBatch, Lost
+from headwater.buffer.consumer import ConsumedBatch, LostRecords
 from headwater.buffer.producer import Handle
 from headwater.buffer.queue.v1 import UNKNOWN_LSN
 from headwater.core.errors import Unavailable
@@ -190,7 +190,7 @@ class Log:
             ]
             self.check(payloads == self.payloads(real.values), f"{batch} has other metadata")
 
-    def check_lost(self, lost: Lost) -> None:
+    def check_lost(self, lost: LostRecords) -> None:
         """Only what was damaged is lost, and it keeps its LSNs."""
         lsns = (lost.first_lsn, lost.last_lsn + 1)
         damaged = {(self.batches[s].first_lsn, self.batches[s].next_lsn) for s in self.damaged}

@@ -10,10 +10,9 @@ Promised there, and checked at the instant of the change:
 
 from __future__ import annotations
 
-from headwater.buffer.queue.v1.names import Names
-from headwater.buffer.queue.v1.side import Side
-from headwater.buffer.v1_batch import decode_batch
-from headwater.buffer.v1_manifest import Manifest, decode_manifest
+from headwater.buffer.queue.v1.batch_format import decode_batch
+from headwater.buffer.queue.v1.manifest_format import Manifest, decode_manifest
+from headwater.buffer.queue.v1.side_object import SideState, V1Names
 from headwater.testing import Simulation
 from tests.torture.recording import RecordingBackend, register_value
 from tests.torture.stack_truth import Log
@@ -27,9 +26,9 @@ class V1Truth:
         self.prefix = prefix
         self.epoch = 0
         self._log = log
-        self._names = Names(prefix, "of any queue")
+        self._names = V1Names(prefix, "of any queue")
         self._front = 0
-        self._side = Side("")
+        self._side = SideState("")
         self._sequence_of: dict[str, int] = {}
         self._deleted: set[str] = set()
         self._came_again: set[str] = set()
@@ -53,7 +52,7 @@ class V1Truth:
         if key == self._names.manifest:
             self._wrote_manifest(decode_manifest(data), objects)
         elif key == self._names.side:
-            self._moved(register_value(key, data, Side))
+            self._moved(register_value(key, data, SideState))
         elif key in self._deleted:
             self._came_again.add(key)
 
@@ -95,7 +94,7 @@ class V1Truth:
             self._log.land(entry.sequence, self._log.next_lsn, values)
         check(len(self._log.batches) == manifest.next_sequence, "sequences have a gap")
 
-    def _moved(self, side: Side) -> None:
+    def _moved(self, side: SideState) -> None:
         check, before, batches = self._log.check, self._side, self._log.batches
         self._side = side
         check(side.floor_sequence >= before.floor_sequence, "the floor went down")

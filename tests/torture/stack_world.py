@@ -9,12 +9,12 @@ from unittest import mock
 
 from headwater.buffer import layout
 from headwater.buffer.batch import decode_batch
-from headwater.buffer.consumer import frontier
+from headwater.buffer.consumer import ownership
 from headwater.buffer.producer import Producer, sender
 from headwater.buffer.queue import Collector
 from headwater.buffer.queue.native import NativeAppender
 from headwater.buffer.stream import Stream, create_stream, streams
-from headwater.buffer.stream.config import FOR_EVER
+from headwater.buffer.stream.config import UNLIMITED
 from headwater.core import limits
 from headwater.testing import Simulation
 from tests.torture.buffer_truth import Entered, Truth
@@ -128,8 +128,8 @@ class StackWorld(Surroundings):
                 STREAM,
                 format=self.format,
                 compression=draw(("none", "none", "zstd")),
-                retention_ms=0 if self.haunted else draw((0, 0, 1000, 3_600_000, FOR_EVER)),
-                retention_bytes=draw((FOR_EVER, FOR_EVER, FOR_EVER, 0, 200)),
+                retention_ms=0 if self.haunted else draw((0, 0, 1000, 3_600_000, UNLIMITED)),
+                retention_bytes=draw((UNLIMITED, UNLIMITED, UNLIMITED, 0, 200)),
                 gc_grace_ms=draw((0, 0, 1000, 600_000)),
             )
         self.network.calm = False
@@ -143,7 +143,7 @@ class StackWorld(Surroundings):
             *small_native_limits(self.random, haunted=self.haunted),
             (NativeAppender, "inline_max_bytes", draw((0, 0, 400, limits.INLINE_MAX_BYTES))),
             (sender, "GROUP_MAX", draw((1, 3, 256))),
-            (frontier, "ACKS_PER_DEQUEUE", draw((1, 2, 3, 100))),
+            (ownership, "ACKS_PER_DEQUEUE", draw((1, 2, 3, 100))),
             (limits, "V1_SEGMENT_ENTRIES", draw((1, 3, 1024))),
             (limits, "V1_COLLECT_BATCHES", draw((1, 3, 10_000))),
         ):

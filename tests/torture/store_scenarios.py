@@ -24,8 +24,8 @@ import msgspec
 import pytest
 
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import OutcomeUnknown, Trimmed, Unavailable
+from headwater.core.retry import RetryPolicy
 from headwater.store import MemoryBackend, Register, Sequence, Store, Version
 from headwater.store.backend import Condition
 from headwater.store.objects import Buffer

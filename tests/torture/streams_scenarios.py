@@ -14,12 +14,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from headwater.buffer.consumer import Consumer, Follower, UnreadableBatch
-from headwater.buffer.consumer.source import retention_of
+from headwater.buffer.consumer.collection import retention_of
 from headwater.buffer.producer import BufferFull, Handle, Producer
 from headwater.buffer.queue import Collector, Retention
 from headwater.buffer.stream import alter_stream, delete_stream
-from headwater.buffer.stream.config import FOR_EVER
-from headwater.buffer.truncating import plan_truncation, truncate_partition
+from headwater.buffer.stream.config import UNLIMITED
+from headwater.buffer.truncation import plan_truncation, truncate_partition
 from headwater.core import runtime
 from headwater.core.errors import (
     Conflict,
@@ -327,7 +327,7 @@ class OperatorActor(Actor):
             )
 
     async def _retain(self) -> None:
-        retention_ms = self.world.random.choice((0, 1000, 3_600_000, FOR_EVER))
+        retention_ms = self.world.random.choice((0, 1000, 3_600_000, UNLIMITED))
         await self._tried(
             lambda: alter_stream(self.world.store(), STREAM, retention_ms=retention_ms)
         )

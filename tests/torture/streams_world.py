@@ -16,7 +16,7 @@ from headwater.buffer.producer import Producer, sender
 from headwater.buffer.queue import Collector, Retention
 from headwater.buffer.queue.native import NativeAppender
 from headwater.buffer.stream import Stream, create_stream, open_stream
-from headwater.buffer.stream.config import FOR_EVER, StreamConfig
+from headwater.buffer.stream.config import UNLIMITED, StreamConfig
 from headwater.core import limits
 from headwater.core.errors import (
     AlreadyExists,
@@ -210,7 +210,7 @@ class StreamsWorld(Surroundings):
                 self.store(),
                 STREAM,
                 partitions=partitions,
-                retention_ms=0 if self.haunted else draw((0, 0, 1000, FOR_EVER)),
+                retention_ms=0 if self.haunted else draw((0, 0, 1000, UNLIMITED)),
                 gc_grace_ms=draw((0, 1000)),
             )
 

@@ -17,8 +17,8 @@ from unittest import mock
 
 from headwater.buffer.queue import Collector, Retention
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import OutcomeUnknown, Unavailable
+from headwater.core.retry import RetryPolicy
 from headwater.store import MemoryBackend, Store, Version
 from headwater.store.backend import Condition, PreconditionFailed, Unreachable
 from headwater.store.objects import Buffer

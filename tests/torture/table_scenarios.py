@@ -31,12 +31,13 @@ from pyspark.sql.types import StringType, StructType
 
 from headwater.core import runtime
 from headwater.core.errors import NotFound, OutcomeUnknown, Refused, Unavailable
-from headwater.spark.files import Place
-from headwater.spark.table import commit as commits
-from headwater.spark.table import shape, sweep, writing
-from headwater.spark.table.orphans import removed
-from headwater.spark.table.target import Target
-from headwater.spark.table.writing import WriteOptions
+from headwater.spark import table_columns, table_io
+from headwater.spark.table_io import TableOptions
+from headwater.store.locations import FileRoot
+from headwater.table import commit as commits
+from headwater.table import sweep
+from headwater.table.orphans import remove_orphan_files
+from headwater.table.reference import TableReference
 from headwater.testing import Process, Scenario, Simulation, simulate
 from tests.torture.blocking import Threads
 from tests.torture.surroundings import Replacement, replaced
@@ -57,7 +58,7 @@ STEPS_MAX = 1_000_000
 ORDERS = "shop.orders"
 NAMES = ("shop.orders", "shop.sales", "shop.archive")
 COLUMNS = (("id", "name"), ("name", "id"))
-OPTIONS = WriteOptions(properties={}, evolve=True, keep_snapshots=2, file_bytes=1 << 20)
+OPTIONS = TableOptions(properties={}, evolve=True, keep_snapshots=2, file_bytes=1 << 20)
 NOTHING = (
     *(Unavailable, Refused, NotFound),
     *(CommitFailedException, NoSuchTableError, NoSuchNamespaceError),
@@ -76,7 +77,7 @@ class Frame:
         self._out: list[dict[str, Any]] = []
 
     def mapInArrow(self, work: Any, _: str) -> Frame:
-        columns = shape.arrow_columns(self.schema)
+        columns = table_columns.arrow_columns(self.schema)
         rows = {
             letter: [f"{letter[0]}{value}" for value in self._values] for letter in columns.names
         }
@@ -154,10 +155,10 @@ class Writer(Actor):
                 await runtime.sleep(self.world.random.expovariate(0.1))
 
     async def _try(self, tried: Tried) -> bool:
-        target = Target(ORDERS, WAREHOUSE, None, {})
+        target = TableReference(ORDERS, WAREHOUSE, None, {})
         app = tried.app or None
         frame: Any = Frame(tried, self.stalls)
-        write = functools.partial(writing.write, is_query=self.kind == "query")
+        write = functools.partial(table_io.write_batch_to_table, is_query=self.kind == "query")
         try:
             done = await self.blocking(write, frame, target, OPTIONS, app, tried.version)
         except NOTHING:
@@ -231,7 +232,7 @@ class Janitor(Actor):
             return catalog.load_table(name)
 
         hours = random.choice((0.0, 0.01, 1.0, 24.0))
-        removed(loaded, loaded(), catalog.place, hours, dry_run=random.random() < 0.1)
+        remove_orphan_files(loaded, loaded(), catalog.place, hours, dry_run=random.random() < 0.1)
 
 
 def table_history(seed: int, *bug: Replacement) -> str:
@@ -250,7 +251,10 @@ def table_history(seed: int, *bug: Replacement) -> str:
             await _run(world, threads)
 
     replay = "make torture ROOM=spark SCENARIO=tables SEED={seed} ROUNDS=1"
-    ours = ((Place, "store", store_of_process), (Target, "open_catalog", lambda _: CATALOG.get()))
+    ours = (
+        (FileRoot, "store", store_of_process),
+        (TableReference, "open_catalog", lambda _: CATALOG.get()),
+    )
     with threads.installed(), replaced(*ours, *bug):
         return simulate(main, seed=seed, replay=replay, max_steps=STEPS_MAX).fingerprint
 

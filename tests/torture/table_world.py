@@ -29,14 +29,15 @@ from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
 
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
+from headwater.core.retry import RetryPolicy
 from headwater.core.runtime import installed
-from headwater.spark.files import Place
-from headwater.spark.table import RegisterCatalog, StoreFileIO
-from headwater.spark.table.pointers import TablePointer
 from headwater.store import MemoryBackend, Store, Version
 from headwater.store.backend import Condition
+from headwater.store.locations import FileRoot
 from headwater.store.objects import Buffer
+from headwater.table.catalog import RegisterCatalog
+from headwater.table.file_io import StoreFileIO
+from headwater.table.pointers import TablePointer
 from headwater.testing import Faults, Process, Simulation
 from tests.torture.recording import register_value
 from tests.torture.surroundings import DAY_S, SKEWS_MS, EchoingStore, require
@@ -317,6 +318,6 @@ CATALOG: contextvars.ContextVar[RegisterCatalog] = contextvars.ContextVar("catal
 STALLS: contextvars.ContextVar[Callable[[], None]] = contextvars.ContextVar("pauses of it")
 
 
-def store_of_process(_: Place) -> Store:
-    """In the place of `Place.store`: every process has a client of its own."""
+def store_of_process(_: FileRoot) -> Store:
+    """In the place of `FileRoot.store`: every process has a client of its own."""
     return STORE.get()

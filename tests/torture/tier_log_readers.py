@@ -17,10 +17,11 @@ from contextlib import aclosing
 from headwater.core import runtime
 from headwater.core.errors import Damaged, OutcomeUnknown, Refused, Trimmed, Unavailable
 from headwater.log.record.group import Group
-from headwater.log.spool.errors import SpoolCorrupt
+from headwater.log.spool.frame import SpoolCorrupt
 from headwater.store import Store
 from headwater.tier.errors import NotReady
-from headwater.tier.reader import LogReader, RefreshedCover
+from headwater.tier.reader import LogReader
+from headwater.tier.segment_cover import RefreshedCover
 from headwater.tier.segments import ObjectCache, ObjectStorage
 from tests.torture.tier_stack_world import ParquetWorld
 from tests.torture.tier_world import LeaderLife, WornWal

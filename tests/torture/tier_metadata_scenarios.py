@@ -25,7 +25,7 @@ from headwater.tier.errors import EventUndecodable, NotReady
 from headwater.tier.eventlog import PartitionFailed
 from headwater.tier.events import partition_of, publisher_epoch_of
 from headwater.tier.manager import TopicMetadataManager
-from headwater.tier.snapshot import SnapshotFolder
+from headwater.tier.manager.snapshots import SnapshotFolder
 from tests.tier.manager.given import FOLDER, TamperedLog
 from tests.torture.tier_metadata_world import (
     CONFIG,

@@ -23,8 +23,8 @@ from headwater.tier import (
     decode_event,
     metadata_partition_for,
 )
-from headwater.tier.cache import PartitionDump, dump_all, restore_all
 from headwater.tier.manager import ManagerConfig, TopicMetadataManager
+from headwater.tier.snapshot import PartitionDump, dump_all, restore_all
 from tests.tier.given import became, partition_delete, started
 from tests.tier.manager.given import FOLDER, TamperedLog
 

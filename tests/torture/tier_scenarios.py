@@ -24,9 +24,9 @@ from headwater.store import MemoryBackend, Store
 from headwater.testing import Scenario, Simulation, simulate
 from headwater.testing.store import STALL_S
 from headwater.tier import SegmentState
-from headwater.tier.cache import dump_all
 from headwater.tier.errors import LocalLogDamaged, NotReady
-from headwater.tier.jobs import Finding, Kind, Leader, LedPartition, Tiering, TierManager
+from headwater.tier.jobs import Flaw, Leader, LedPartition, ScrubFinding, Tiering, TierManager
+from headwater.tier.snapshot import dump_all
 from tests.torture.surroundings import SKEWS_MS
 from tests.torture.tier_log_readers import LogReaders
 from tests.torture.tier_stack_world import ParquetWorld, StackWorld
@@ -254,9 +254,9 @@ class History:
             self.world.check(not wrong, f"a scrub found {wrong}")
         life.scrubbing = False
 
-    def _is_unknown(self, found: Finding) -> bool:
+    def _is_unknown(self, found: ScrubFinding) -> bool:
         """Whether a finding says no more than that somebody could not look or act for a while."""
-        late = (Kind.UNKNOWN, Kind.ORPHAN, Kind.UNCLAIMED)
+        late = (Flaw.UNKNOWN, Flaw.ORPHAN, Flaw.UNCLAIMED)
         return found.mended or found.kind in late or "not mended" in found.detail
 
     async def _all_is_remote(self, last: LeaderLife) -> None:

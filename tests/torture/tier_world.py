@@ -16,18 +16,18 @@ from typing import Final
 import msgspec
 
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.limits import EPOCH_STEP_MAX
+from headwater.core.retry import RetryPolicy
 from headwater.core.runtime import installed
 from headwater.log.record.group import Group
-from headwater.log.spool.errors import SpoolCorrupt
+from headwater.log.spool.frame import SpoolCorrupt
 from headwater.store import Condition, MemoryBackend, Store, Version
 from headwater.store.objects import Buffer
 from headwater.store.register import decode_envelope
 from headwater.testing import Faults, Process, Simulation
 from headwater.tier import (
+    EventOutcome,
     EventRejected,
-    Outcome,
     SegmentId,
     SegmentMetadata,
     SegmentState,
@@ -164,7 +164,7 @@ class Truth:
         except EventRejected:
             return
         self._check_monotone()
-        if outcome is not Outcome.CHANGED:
+        if outcome is not EventOutcome.CHANGED:
             return
         if isinstance(event, SegmentMetadata):
             self._began.add(event.segment_id.id)

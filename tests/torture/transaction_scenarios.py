@@ -17,19 +17,19 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from headwater.buffer.consumer import source
+from headwater.buffer.consumer import collection
 from headwater.buffer.records import from_values
 from headwater.buffer.transaction import (
     Appending,
-    Attempt,
-    Committed,
-    Committer,
+    CommitAttempt,
+    CommitResult,
     HoldLost,
     OlderMicroBatch,
     TaskUploads,
+    TransactionCommitter,
     Uploader,
 )
-from headwater.buffer.transaction.record import Application
+from headwater.buffer.transaction.record import ApplicationRecord
 from headwater.core import runtime
 from headwater.core.errors import Fenced, OutcomeUnknown, Unavailable
 from headwater.store.register import decode_envelope
@@ -86,14 +86,14 @@ class Driver:
                 return  # dead between the commit and the checkpoint
             self.next_version = max(self.next_version, version + 1)
 
-    def _attempt(self, version: int, token: str) -> Attempt:
+    def _attempt(self, version: int, token: str) -> CommitAttempt:
         if self.kind == "query":
-            return Attempt.of_query(self.name, version, token)
+            return CommitAttempt.of_query(self.name, version, token)
         if self.kind == "app":
-            return Attempt.of_version(self.name, version, token)
-        return Attempt.of_job(f"{self.name}-{token}")
+            return CommitAttempt.of_version(self.name, version, token)
+        return CommitAttempt.of_job(f"{self.name}-{token}")
 
-    async def _try(self, attempt: Attempt, version: int, kept: Appending | None) -> bool:
+    async def _try(self, attempt: CommitAttempt, version: int, kept: Appending | None) -> bool:
         world, truth = self.world, self.world.truth
         count = version * 3 % 8
         rows = [f"{self.name}.{version}.{number}" for number in range(count)]
@@ -127,8 +127,8 @@ class Driver:
         return False
 
     async def _commit(
-        self, committer: Committer, done: list[TaskUploads], tried: Tried
-    ) -> Committed | None:
+        self, committer: TransactionCommitter, done: list[TaskUploads], tried: Tried
+    ) -> CommitResult | None:
         """Commit, and now and then once more where the outcome is unknown: both calls tell.
 
         The hold may be gone by then, and what the first call sent may still be under way.
@@ -151,7 +151,9 @@ class Driver:
                 await runtime.sleep(world.random.choice((1.0, 100.0, 200.0)))
         return None
 
-    async def _task(self, attempt: Attempt, task: int, placed: Placement) -> TaskUploads | None:
+    async def _task(
+        self, attempt: CommitAttempt, task: int, placed: Placement
+    ) -> TaskUploads | None:
         """Run a task until one of its tries succeeds, some of them beside each other."""
         random, found = self.world.random, list[TaskUploads]()
         for _ in range(3):
@@ -171,7 +173,7 @@ class Driver:
         return None
 
     def _executor(
-        self, attempt: Attempt, task: int, placed: Placement, found: list[TaskUploads]
+        self, attempt: CommitAttempt, task: int, placed: Placement, found: list[TaskUploads]
     ) -> Process:
         process = self.world.process(f"{self.name}-executor")
         process.spawn(self._upload(process, attempt, task, placed, found))
@@ -180,7 +182,7 @@ class Driver:
     async def _upload(
         self,
         process: Process,
-        attempt: Attempt,
+        attempt: CommitAttempt,
         task: int,
         placed: Placement,
         found: list[TaskUploads],
@@ -206,7 +208,7 @@ class Driver:
 class WatchedUploader(Uploader):
     """Tells the truth which batches it uploads."""
 
-    def watch(self, world: TransactionWorld, attempt: Attempt) -> None:
+    def watch(self, world: TransactionWorld, attempt: CommitAttempt) -> None:
         """To whom, and for whom."""
         self._watching = world, attempt
 
@@ -216,7 +218,7 @@ class WatchedUploader(Uploader):
         return super()._encode(door, batch_id, pieces, at_ms)
 
 
-class WatchedCommitter(Committer):
+class WatchedCommitter(TransactionCommitter):
     """Tells the truth which batches it deletes."""
 
     def watch(self, world: TransactionWorld) -> None:
@@ -249,7 +251,7 @@ class Collecting:
         """A pass over all partitions."""
         stream = self.world.stream()
         for partition in range(stream.partitions):
-            retention = await source.retention_of(stream)
+            retention = await collection.retention_of(stream)
             await stream.collector(partition).collect(retention, full=full)
 
 
@@ -326,12 +328,12 @@ async def _check_nothing_left(world: TransactionWorld) -> None:
             truth.check(not record.is_appending, f"nobody finishes {key}")
 
 
-def decode_record(key: str, data: bytes) -> Application:
+def decode_record(key: str, data: bytes) -> ApplicationRecord:
     """A commit record as it is stored."""
-    return msgspec.json.decode(decode_envelope(key, data).value, type=Application)
+    return msgspec.json.decode(decode_envelope(key, data).value, type=ApplicationRecord)
 
 
-def _records(attempt: Attempt, rows: list[str]) -> pa.RecordBatch:
+def _records(attempt: CommitAttempt, rows: list[str]) -> pa.RecordBatch:
     tag = tag_of(attempt)
     return from_values([f"{tag}|{row}".encode() for row in rows])
 

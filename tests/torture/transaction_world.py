@@ -28,10 +28,10 @@ import msgspec
 from headwater.buffer.batch import decode_batch
 from headwater.buffer.queue.native.chunk import decode_chunk
 from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.transaction import Attempt, TaskUploads
+from headwater.buffer.transaction import CommitAttempt, TaskUploads
 from headwater.buffer.transaction.holds import Hold, Holds
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
+from headwater.core.retry import RetryPolicy
 from headwater.core.runtime import installed
 from headwater.store import MemoryBackend, Store, Version
 from headwater.store.backend import Condition
@@ -53,7 +53,7 @@ Placement = dict[int, dict[int, list[str]]]
 class Tried:
     """An attempt, and what is known of it."""
 
-    attempt: Attempt
+    attempt: CommitAttempt
     rows: frozenset[str]
     placed: dict[int, list[str]] | None = None
     """What its driver handed to the commit, by partition, in the stated order."""
@@ -189,7 +189,7 @@ def _check_transaction(tries: list[Tried], there: Rows, check: Check) -> None:
         check(whole == one.rows, f"{label} is there in part: {whole}")
 
 
-def tag_of(attempt: Attempt) -> str:
+def tag_of(attempt: CommitAttempt) -> str:
     """What rows of an attempt begin with."""
     return f"{attempt.hold}/{attempt.version}"
 

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING
 from headwater.front import exports
 
 if TYPE_CHECKING:
-    from headwater.buffer.batch import Batch, decode_batch, encode_batch, read_footer
-    from headwater.buffer.calls import Call, Calls
+    from headwater.buffer.batch import Batch, Call, Calls, decode_batch, encode_batch, read_footer
     from headwater.buffer.compression import Compression
     from headwater.buffer.consumer import (
         BlockingConsumer,
@@ -90,8 +89,7 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "batch": "Batch decode_batch encode_batch read_footer",
-        "calls": "Call Calls",
+        "batch": "Batch Call Calls decode_batch encode_batch read_footer",
         "compression": "Compression",
         "consumer": "BlockingConsumer ConsumedBatch Consumer Follower lag list_dead_letters read "
         "read_async",

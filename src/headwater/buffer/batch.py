@@ -26,14 +26,13 @@ import pyarrow.compute as pc
 import xxhash
 
 from headwater.buffer import arrow_stream
-from headwater.buffer.calls import SCHEMA as CALLS_SCHEMA
-from headwater.buffer.calls import Calls
+from headwater.buffer.arrow_stream import DeferredBytes
 from headwater.buffer.compression import Compression, compress, decompress
-from headwater.buffer.loose import Apart
 from headwater.buffer.records import TIMESTAMP, record_schema
 from headwater.core import limits
 from headwater.core.errors import Corrupt, LimitExceeded, NotSupported, Refused
-from headwater.core.ids import decode_ulid, encode_ulid
+from headwater.core.limits import TIME_MAX_MS
+from headwater.core.runtime import decode_ulid, encode_ulid
 from headwater.store.objects import Parts
 
 MAGIC: Final = b"HWB1"
@@ -59,7 +58,7 @@ class Footer(NamedTuple):
     batch_id: str
 
 
-class Times(NamedTuple):
+class BatchTimes(NamedTuple):
     """The earliest and the latest times of a batch's records."""
 
     min_ms: int
@@ -74,17 +73,17 @@ class Batch(NamedTuple):
     batch_id: str
     records: pa.RecordBatch
     calls: Calls
-    loose: Apart | None = None
+    loose: DeferredBytes | None = None
     """The column that one of `records` stands in for, if one does."""
 
-    def times(self) -> Times:
+    def times(self) -> BatchTimes:
         """When its records were ingested, and their timestamps if any has one of its own."""
         low_ms, high_ms = self.calls.time_range_ms
         if TIMESTAMP not in self.records.schema.names:
-            return Times(low_ms, high_ms, None, None)
+            return BatchTimes(low_ms, high_ms, None, None)
         # As numbers: Python's own times end with the year 9999.
         found = pc.min_max(self.calls.timestamps_of(self.records).cast(pa.int64())).as_py()
-        return Times(low_ms, high_ms, found["min"], found["max"])
+        return BatchTimes(low_ms, high_ms, found["min"], found["max"])
 
 
 def encode_batch(batch: Batch, compression: Compression = Compression.NONE) -> memoryview:
@@ -92,7 +91,7 @@ def encode_batch(batch: Batch, compression: Compression = Compression.NONE) -> m
     return encode_parts(batch, compression).together()
 
 
-def encode_parts(batch: Batch, compression: Compression = Compression.NONE) -> Sealed:
+def encode_parts(batch: Batch, compression: Compression = Compression.NONE) -> EncodedBatch:
     """The bytes of a batch, of which the columns stay where they are, unless they are compressed.
 
     Nobody may change the memory of `batch.records` until they are written.
@@ -117,13 +116,13 @@ def encode_parts(batch: Batch, compression: Compression = Compression.NONE) -> S
         high_ms,
         decode_ulid(batch.batch_id).to_bytes(16, "big"),
     )
-    return Sealed([_HEADER.pack(MAGIC, compression), *body, *tail, footer])
+    return EncodedBatch([_HEADER.pack(MAGIC, compression), *body, *tail, footer])
 
 
-class Sealed(Parts):
+class EncodedBatch(Parts):
     """The parts of a batch, and at their end the checksum of what was given out before it."""
 
-    def __init__(self, parts: list[arrow_stream.Part]) -> None:
+    def __init__(self, parts: list[arrow_stream.BytesPart]) -> None:
         self._parts = parts
         self._size_bytes = sum(map(len, parts)) + _SEAL.size
 
@@ -156,7 +155,7 @@ class Sealed(Parts):
         return memoryview(whole).cast("B").toreadonly()
 
 
-def _at_hand(parts: Iterable[arrow_stream.Part]) -> Iterator[bytes | memoryview]:
+def _at_hand(parts: Iterable[arrow_stream.BytesPart]) -> Iterator[bytes | memoryview]:
     for part in parts:
         if isinstance(part, bytes | memoryview):
             yield part
@@ -220,7 +219,7 @@ def _decode_parts(view: memoryview, code: int, footer: Footer) -> Batch:
         )
     records = arrow_stream.read(raw)
     calls = Calls(arrow_stream.read(view[middle : middle + footer.calls_bytes]))
-    if calls.columns.schema != CALLS_SCHEMA:
+    if calls.columns.schema != SCHEMA:
         raise Corrupt("the batch's calls have other columns")
     if (records.num_rows, len(calls)) != (footer.rows, footer.calls):
         raise Corrupt("the batch holds other numbers of records or calls than its footer says")
@@ -262,3 +261,101 @@ def _not_a_batch(magic: bytes) -> Corrupt | NotSupported:
             f"batch format {magic!r}; this version reads {MAGIC!r}. Upgrade Headwater."
         )
     return Corrupt(f"this is no batch: it begins or ends with {magic!r}, not {MAGIC!r}")
+
+
+# Which produce call each record of a batch came with: its ingestion time and its metadata.
+#
+# A call is one `produce()`; it covers the records from its start index to the next call's. Calls
+# are columns like the records are: one record per call must not cost more than the record.
+
+
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("start_index", pa.uint32(), nullable=False),
+        pa.field("ingestion_time_ms", pa.int64(), nullable=False),
+        pa.field("metadata", pa.binary()),
+    ]
+)
+
+
+class Call(NamedTuple):
+    """One produce call's part of a batch."""
+
+    start_index: int
+    ingestion_time_ms: int
+    metadata: bytes | None
+
+
+class Calls:
+    """The calls of one batch, in the order of their records."""
+
+    def __init__(self, columns: pa.RecordBatch) -> None:
+        self.columns = columns
+
+    @classmethod
+    def of(cls, calls: list[Call]) -> Calls:
+        """From one tuple a call."""
+        starts, times, metadata = zip(*calls, strict=True) if calls else ((), (), ())
+        return cls.from_columns(starts, times, metadata)
+
+    @classmethod
+    def from_columns(
+        cls, starts: Iterable[int], times_ms: Iterable[int], metadata: Iterable[bytes | None]
+    ) -> Calls:
+        """From one sequence a column: what costs least where there are many calls."""
+        arrays = [
+            pa.array(starts, pa.uint32()),
+            pa.array(times_ms, pa.int64()),
+            pa.array(metadata, pa.binary()),
+        ]
+        return cls(pa.record_batch(arrays, schema=SCHEMA))
+
+    def __len__(self) -> int:
+        return int(self.columns.num_rows)
+
+    def __getitem__(self, index: int) -> Call:
+        row = self.columns.slice(index, 1).to_pylist()[0]
+        return Call(row["start_index"], row["ingestion_time_ms"], row["metadata"])
+
+    @property
+    def time_range_ms(self) -> tuple[int, int]:
+        """The earliest and the latest ingestion time; (0, 0) without calls."""
+        if not len(self):
+            return 0, 0
+        found = pc.min_max(self.columns.column(1)).as_py()
+        return found["min"], found["max"]
+
+    def check(self, rows: int) -> None:
+        """The first call begins at record 0, each later one after it, all within the batch."""
+        starts = self.columns.column(0)
+        if not len(starts):
+            if rows:
+                raise Corrupt(f"a batch of {rows} records has no call")
+            return
+        falls = len(starts) > 1 and pc.any(pc.less_equal(starts[1:], starts[:-1])).as_py()
+        if starts[0].as_py() != 0 or starts[-1].as_py() >= max(rows, 1) or falls:
+            raise Corrupt(f"the calls of a batch of {rows} records do not cover them in order")
+
+    @property
+    def times(self) -> pa.Array:
+        """The ingestion time of every call (µs, UTC)."""
+        # Other software's times may be any 64 bits; those beyond all microseconds are the last one.
+        times_ms = pc.min_element_wise(self.columns.column(1), TIME_MAX_MS)
+        times_ms = pc.max_element_wise(times_ms, -TIME_MAX_MS)
+        return pc.multiply(times_ms, 1000).cast(pa.timestamp("us", "UTC"))
+
+    def timestamps_of(self, records: pa.RecordBatch) -> pa.Array:
+        """The time of every record: its own, or that of its ingestion."""
+        own = records.column(TIMESTAMP) if TIMESTAMP in records.schema.names else None
+        if own is not None and not own.null_count:
+            return own
+        ingested = self.per_record(records.num_rows)[0]
+        return ingested if own is None else pc.coalesce(own, ingested)
+
+    def per_record(self, rows: int) -> tuple[pa.Array, pa.Array]:
+        """Ingestion time (µs, UTC) and metadata of every record."""
+        starts = self.columns.column(0).cast(pa.int32())
+        ends = pa.concat_arrays([starts[1:], pa.array([rows] if rows else [], pa.int32())])
+        calls = pa.array(range(len(ends)), pa.int32())
+        call = pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, calls))
+        return self.times.take(call), self.columns.column(2).take(call)

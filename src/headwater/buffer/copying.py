@@ -22,12 +22,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.buffer.consumer import AsyncReader, read_async
-from headwater.buffer.consumer.columns import LSN, ON_REQUEST, SHOWN
+from headwater.buffer.consumer.consumed_batch import LSN, ON_REQUEST, SHOWN
 from headwater.buffer.consumer.unreadable import GO_ON, UnreadableBatch
 from headwater.buffer.producer import Producer
 from headwater.buffer.producer.open_batches import BATCH_ROWS
 from headwater.buffer.producer.record_columns import ENTITY, cut
-from headwater.buffer.queue.contract import QueueState, Resumed
+from headwater.buffer.queue.contract import ProducerState, QueueState
 from headwater.buffer.records import HEADERS, KEY, OPERATION, RESERVED, VALUE, Operation
 from headwater.buffer.stream import Stream, create_stream, open_stream
 from headwater.core.errors import AlreadyExists, Refused
@@ -62,7 +62,7 @@ class CopyPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many were copied into this partition, with this call."""
 
 
-class Copied(msgspec.Struct, frozen=True):
+class CopyResult(msgspec.Struct, frozen=True):
     """What became of one partition."""
 
     partition: int
@@ -74,7 +74,7 @@ class Copied(msgspec.Struct, frozen=True):
     """In the source: where this run ended, which is the end it had when the run began."""
 
 
-Progress = Callable[[int, int], None]
+CopyProgress = Callable[[int, int], None]
 """How many records are copied, of how many."""
 
 
@@ -84,8 +84,8 @@ async def copy_stream(
     name: str,
     *,
     resume: bool = False,
-    progress: Progress = lambda *_: None,
-) -> list[Copied]:
+    progress: CopyProgress = lambda *_: None,
+) -> list[CopyResult]:
     """Copy what a stream retains into a new one, up to the end that it has now.
 
     With `resume` the new stream may be there, as a copy of this source that was cut off or is
@@ -111,17 +111,19 @@ async def copy_stream(
             _position(source, target, number, producer.resumed[number], states[number])
             for number in range(source.partitions)
         ]
-        run = _Run(source, producer, _total(starts, ends), progress)
+        run = _PartitionRun(source, producer, _total(starts, ends), progress)
         return [
             await run.partition(number, starts[number], ends[number])
             for number in range(source.partitions)
         ]
 
 
-class _Run:
+class _PartitionRun:
     """One run of a copy."""
 
-    def __init__(self, source: Stream, producer: Producer, total: int, progress: Progress) -> None:
+    def __init__(
+        self, source: Stream, producer: Producer, total: int, progress: CopyProgress
+    ) -> None:
         self._source = source
         self._producer = producer
         self._total = total
@@ -131,7 +133,7 @@ class _Run:
         self._columns = [*(typed or [VALUE]), *_RESERVED, LSN]
         self._cut_bytes = max(1, producer.settings.batch_bytes // 2)
 
-    async def partition(self, number: int, start: CopyPosition, state: QueueState) -> Copied:
+    async def partition(self, number: int, start: CopyPosition, state: QueueState) -> CopyResult:
         """Copy one partition up to its end, and wait until all of it is accepted."""
         end_lsn, records = state.next_lsn, start.records
         begin = start.next_lsn or state.floor_lsn
@@ -143,7 +145,7 @@ class _Run:
                 while (rows := await _next_rows(reader)) is not None:
                     records = await self._send(rows, number, records)
         await self._producer.flush()
-        return Copied(number, records - start.records, start.records, end_lsn)
+        return CopyResult(number, records - start.records, start.records, end_lsn)
 
     async def _send(self, rows: pa.RecordBatch, partition: int, records: int) -> int:
         for piece, _ in cut(rows, self._cut_bytes, BATCH_ROWS):
@@ -231,7 +233,7 @@ async def _target(source: Stream, store: Store, name: str, *, resume: bool) -> S
 
 
 def _position(
-    source: Stream, target: Stream, number: int, resumed: Resumed, state: QueueState
+    source: Stream, target: Stream, number: int, resumed: ProducerState, state: QueueState
 ) -> CopyPosition:
     """Where a partition's copy goes on; `Refused` if the stream there is no copy of this source."""
     if not resumed.producer_sequence:

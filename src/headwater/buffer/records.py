@@ -27,10 +27,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.buffer.expansion import check_expansion
-from headwater.buffer.soundness import check_sound
+from headwater.buffer.arrow_stream import check_valid
+from headwater.buffer.conversion import exact_cast, fill_untyped
 from headwater.buffer.types import carried_schema, check_names, check_nested
-from headwater.buffer.widening import exact_cast, typed_as
 from headwater.core import limits
 from headwater.core.errors import LimitExceeded, Refused
 
@@ -62,7 +61,7 @@ _NANOSECONDS: Final = (
     "pandas' .dt.floor('us') or pc.floor_temporal(column, unit='microsecond')"
 )
 INGESTED: Final = "_ingestion_timestamp"
-PLACES: Final = frozenset(
+POSITION_COLUMNS: Final = frozenset(
     {
         *("_lsn", "_partition", "_sequence", INGESTED),
         *("_topic", "_offset", "_timestampType", "_ingestionTimestamp"),
@@ -83,7 +82,7 @@ class Operation(IntEnum):
 
 
 @functools.cache
-def _words() -> pa.Array:
+def _operation_words() -> pa.Array:
     # Made when it is needed: with its first value from Python, pyarrow imports pandas, which takes
     # longer than all the rest, and each of Spark's many processes would pay for it.
     return pa.array([operation.name.lower() for operation in Operation])
@@ -97,8 +96,10 @@ def from_values(values: Sequence[bytes | None] | pa.Array) -> pa.RecordBatch:
 
 def from_arrow(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
     """Records from typed columns and reserved ones, in the types a stream carries."""
-    check_sound(data)
-    table = _without_places(data if isinstance(data, pa.Table) else pa.Table.from_batches([data]))
+    check_valid(data)
+    table = _without_position_columns(
+        data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
+    )
     schema = record_schema(table.schema)
     # Here and not in `record_schema`, which also reads what is stored: no batch is damaged by the
     # names of its columns.
@@ -135,11 +136,11 @@ def without_untyped(data: Any, schema: pa.Schema | None, *, may_drop: bool = Tru
     known = {} if schema is None else {field.name: field.type for field in schema}
     table: Any = data
     for field in untyped:
-        kind = typed_as(field.type, known.get(field.name), may_drop=may_drop)
+        kind = fill_untyped(field.type, known.get(field.name), may_drop=may_drop)
         if kind == field.type and not pa.types.is_null(kind):
             continue
         if table is data:
-            check_sound(data)
+            check_valid(data)
             table = data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
         place = table.schema.get_field_index(field.name)
         if not pa.types.is_null(kind):
@@ -151,8 +152,8 @@ def without_untyped(data: Any, schema: pa.Schema | None, *, may_drop: bool = Tru
     return table
 
 
-def _without_places(table: pa.Table) -> pa.Table:
-    left = [name for name in table.schema.names if name not in PLACES]
+def _without_position_columns(table: pa.Table) -> pa.Table:
+    left = [name for name in table.schema.names if name not in POSITION_COLUMNS]
     if len(left) == table.num_columns:
         return table
     if table.num_rows and not left:
@@ -160,7 +161,7 @@ def _without_places(table: pa.Table) -> pa.Table:
             f"these rows have {', '.join(table.schema.names)} and nothing else: that says where "
             "records stood, and is not carried"
         )
-    return table.drop_columns([name for name in table.schema.names if name in PLACES])
+    return table.drop_columns([name for name in table.schema.names if name in POSITION_COLUMNS])
 
 
 def record_schema(schema: pa.Schema) -> pa.Schema:
@@ -194,7 +195,7 @@ def with_column(batch: pa.RecordBatch, name: str, values: object) -> pa.RecordBa
 
 def operation_names(codes: pa.Array) -> pa.Array:
     """The words for operation codes."""
-    return _words().take(codes)
+    return _operation_words().take(codes)
 
 
 def check_operations(codes: pa.Array | pa.ChunkedArray) -> None:
@@ -273,7 +274,7 @@ def _operations(values: object) -> pa.Array:
     if pa.types.is_integer(words.type):
         codes = words.cast(pa.int8())
     else:
-        codes = pc.index_in(words.cast(pa.string()), _words()).cast(pa.int8())
+        codes = pc.index_in(words.cast(pa.string()), _operation_words()).cast(pa.int8())
     if codes.null_count or pc.any(pc.greater(codes, max(Operation))).as_py():
         raise Refused(f"operations are {', '.join(o.name.lower() for o in Operation)}")
     return codes
@@ -332,3 +333,82 @@ def _as_chunked(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
 
 def _is_text(kind: pa.DataType) -> bool:
     return kind in (pa.string(), pa.large_string(), pa.string_view())
+
+
+# What columns take once they are written out: a dictionary, or a view, names one value many
+# times.
+#
+# A thousand indices of a value of a mebibyte are a gibibyte in the batch. That is counted, from
+# the lengths alone, before any of it is allocated.
+
+
+_OF_VARIABLE_SIZE: Final = frozenset(
+    {pa.binary(), pa.string(), pa.large_binary(), pa.large_string()}
+)
+
+
+def check_expansion(table: pa.Table) -> None:
+    """Refuse columns that take more than EXPANDED_MAX_BYTES once they are written out."""
+    total = 0
+    for name, column in zip(table.schema.names, table.columns, strict=True):
+        if not _shares_values(column.type):
+            continue
+        total += sum(map(_written_out_bytes, column.chunks))
+        if total > limits.EXPANDED_MAX_BYTES:
+            raise LimitExceeded(
+                f"column {name!r} is {column.type}: written out, as it is carried, the call takes "
+                f"{total:,} bytes, and EXPANDED_MAX_BYTES is {limits.EXPANDED_MAX_BYTES:,}. Give "
+                "it in several calls"
+            )
+
+
+def _shares_values(kind: pa.DataType) -> bool:
+    """Whether several rows of a type may share the memory of one value."""
+    if pa.types.is_dictionary(kind) or _is_view(kind):
+        return True
+    return any(_shares_values(kind.field(place).type) for place in range(kind.num_fields))
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary_view(kind) or pa.types.is_string_view(kind))
+
+
+def _written_out_bytes(column: pa.Array) -> int:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _total(_lengths(column.dictionary).take(column.indices))
+    if pa.types.is_struct(kind):
+        return sum(map(_written_out_bytes, column.flatten()))
+    if pa.types.is_map(kind):
+        entry = pa.struct([kind.key_field, kind.item_field])
+        column = column.cast(pa.list_(pa.field("entries", entry, nullable=False)))
+        return _written_out_bytes(column.flatten())
+    if pa.types.is_nested(kind):
+        return _written_out_bytes(column.flatten())
+    return _total(_lengths(column))
+
+
+def _lengths(column: pa.Array) -> pa.Array:
+    """The bytes of every value, null where there is none."""
+    kind = column.type
+    if _is_view(kind):
+        # Arrow has no kernel for it. A view begins with the length of what it points to.
+        views = pa.Array.from_buffers(
+            pa.binary(16), len(column), column.buffers()[:2], offset=column.offset
+        )
+        return pc.binary_slice(views, 0, 4).view(pa.int32())
+    if kind in _OF_VARIABLE_SIZE:
+        return pc.binary_length(column)
+    return pa.repeat(pa.scalar(_width_bytes(kind), pa.int64()), len(column))
+
+
+def _width_bytes(kind: pa.DataType) -> int:
+    """Of a type of fixed width; what is nested in a dictionary cannot be written out at all."""
+    try:
+        return -(-int(kind.bit_width) // 8)
+    except ValueError:
+        return 0
+
+
+def _total(lengths: pa.Array) -> int:
+    return int(pc.sum(lengths.cast(pa.int64())).as_py() or 0)

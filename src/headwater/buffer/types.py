@@ -21,6 +21,8 @@ refused when they are produced, while the producer can still do something about 
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Final
 
 import pyarrow as pa
@@ -192,3 +194,237 @@ def _refused(kind: pa.DataType, column: str) -> Refused:
     advice = next((text for name, text in _ADVICE.items() if str(kind).startswith(name)), None)
     cure = advice or "cast it to a type that both hold"
     return Refused(f"column {column!r} is {kind}, which Spark or Iceberg cannot hold: {cure}")
+
+
+# A column's type as text: how `stream.json` keeps it, and how a person writes it.
+#
+#     int64    decimal(10, 2)    timestamp[us, UTC]    list<string>    map<string, int64>
+#     struct<street: string, "house number": int32 not null>
+#
+# Written in one way for each type that a stream carries; read also in the words of Arrow, Spark
+# and SQL (`bigint`, `array<…>`, `timestamp`). Arrow's own serialised schemas would do for
+# machines, but nobody could read them in `stream.json`, and their bytes differ from version to
+# version.
+
+
+_PLAIN: Final[dict[str, pa.DataType]] = {
+    "bool": pa.bool_(),
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp[us]": pa.timestamp("us"),
+    "timestamp[us, UTC]": pa.timestamp("us", "UTC"),
+}
+_NAMES: Final = {kind: name for name, kind in _PLAIN.items()}
+_ALIASES: Final = {
+    "boolean": "bool",
+    "byte": "int8",
+    "tinyint": "int8",
+    "short": "int16",
+    "smallint": "int16",
+    "int": "int32",
+    "integer": "int32",
+    "long": "int64",
+    "bigint": "int64",
+    "float": "float32",
+    "real": "float32",
+    "double": "float64",
+    "str": "string",
+    "text": "string",
+    "varchar": "string",
+    "bytes": "binary",
+    "date32": "date",
+    # Spark's and Iceberg's plain timestamps differ in the zone; Spark's word for "without" is ntz.
+    "timestamp": "timestamp[us, UTC]",
+    "timestamp_ltz": "timestamp[us, UTC]",
+    "timestamp_ntz": "timestamp[us]",
+}
+_TIMESTAMP: Final = re.compile(
+    r"timestamp\[\s*(s|ms|us|ns)\s*(?:,\s*(?:tz\s*=\s*)?([^\]]+?)\s*)?\]"
+)
+_TOKEN: Final = re.compile(
+    r"""\s*(?:(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<word>[^\W\d]\w*(?:\[[^\]]*\])?)"""
+    r"""|(?P<number>-?\d+)|(?P<mark>[<>(),:]))"""
+)
+_BARE_NAME: Final = re.compile(r"[^\W\d]\w*")
+_TEXT_MAX: Final = 100_000
+_MAX_TEXT_DEPTH: Final = 16
+_KNOWN: Final = "list<…>, map<…, …>, struct<…: …>, decimal(…, …)"
+
+
+def type_text(kind: pa.DataType) -> str:
+    """The text of a type that a stream carries."""
+    if kind in _NAMES:
+        return _NAMES[kind]
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision}, {kind.scale})"
+    if pa.types.is_list(kind):
+        return f"list<{_with_null(kind.value_field)}>"
+    if pa.types.is_map(kind):
+        return f"map<{type_text(kind.key_type)}, {type_text(kind.item_type)}>"
+    if pa.types.is_struct(kind):
+        fields = ", ".join(f"{_name_text(field.name)}: {_with_null(field)}" for field in kind)
+        return f"struct<{fields}>"
+    raise Refused(f"{kind} is not a type that a stream carries")
+
+
+def field_text(field: pa.Field) -> str:
+    """The type of a column, and whether it may be null."""
+    return _with_null(field)
+
+
+def parse_field(name: str, text: str) -> pa.Field:
+    """A column from its name and its type's text, in the type a stream carries it as."""
+    if len(text) > _TEXT_MAX:
+        raise Refused(f"column {name!r}: a type of {len(text):,} characters")
+    parser = _Parser(name, text)
+    kind, nullable = parser.nullable_type(0)
+    parser.end()
+    return pa.field(name, carried_type(kind, name), nullable)
+
+
+def _with_null(field: pa.Field) -> str:
+    return type_text(field.type) + ("" if field.nullable else " not null")
+
+
+def _name_text(name: str) -> str:
+    return name if _BARE_NAME.fullmatch(name) else json.dumps(name, ensure_ascii=False)
+
+
+class _Parser:
+    """Reads one type from left to right."""
+
+    def __init__(self, column: str, text: str) -> None:
+        self._column = column
+        self._text = text
+        self._at = 0
+
+    def nullable_type(self, depth: int) -> tuple[pa.DataType, bool]:
+        kind = self._type(depth)
+        if self._peek() == "not":
+            self._next()
+            if self._next().lower() != "null":
+                raise self._wrong("'not' is followed by 'null'")
+            return kind, False
+        return kind, True
+
+    def end(self) -> None:
+        if self._text[self._at :].strip():
+            raise self._wrong(f"{self._text[self._at :].strip()!r} is left over")
+
+    def _type(self, depth: int) -> pa.DataType:
+        if depth > _MAX_TEXT_DEPTH:
+            raise self._wrong(f"nested more than {_MAX_TEXT_DEPTH} levels deep")
+        word = self._next()
+        lower = word.lower()
+        if lower in ("list", "array") and self._peek() == "<":
+            return self._list(depth + 1)
+        if lower == "map" and self._peek() == "<":
+            return self._map(depth + 1)
+        if lower == "struct" and self._peek() == "<":
+            return self._struct(depth + 1)
+        if lower in ("decimal", "decimal128", "numeric") and self._peek() == "(":
+            return self._decimal()
+        return self._plain(word)
+
+    def _list(self, depth: int) -> pa.DataType:
+        self._expect("<")
+        before = self._at
+        name = self._next()
+        if name in ("element", "item") and self._peek() == ":":
+            self._expect(":")  # as Arrow prints it
+        else:
+            self._at = before
+        kind, nullable = self.nullable_type(depth)
+        self._expect(">")
+        return pa.list_(pa.field("element", kind, nullable))
+
+    def _map(self, depth: int) -> pa.DataType:
+        self._expect("<")
+        key = self._type(depth)
+        self._expect(",")
+        item = self._type(depth)
+        self._expect(">")
+        return pa.map_(key, item)
+
+    def _struct(self, depth: int) -> pa.DataType:
+        self._expect("<")
+        fields: list[pa.Field] = []
+        while not fields or self._peek() == ",":
+            if fields:
+                self._expect(",")
+            name = self._name()
+            self._expect(":")
+            fields.append(pa.field(name, *self.nullable_type(depth)))
+        self._expect(">")
+        return pa.struct(fields)
+
+    def _name(self) -> str:
+        token = self._next()
+        if token in tuple("<>(),:"):
+            raise self._wrong(f"a name is expected, not {token!r}")
+        try:
+            return str(json.loads(token)) if token.startswith('"') else token
+        except ValueError:
+            raise self._wrong(f"{token} is not a name") from None
+
+    def _decimal(self) -> pa.DataType:
+        self._expect("(")
+        precision = self._number()
+        scale = 0
+        if self._peek() == ",":
+            self._expect(",")
+            scale = self._number()
+        self._expect(")")
+        if not 1 <= precision <= 38 or not 0 <= scale <= precision:
+            raise self._wrong("a decimal has 1 to 38 digits, and no more of them after the point")
+        return pa.decimal128(precision, scale)
+
+    def _plain(self, word: str) -> pa.DataType:
+        lower = word.lower()
+        stamp = _TIMESTAMP.fullmatch(word)
+        if stamp:
+            return pa.timestamp(stamp[1], "UTC" if stamp[2] else None)
+        if lower in _ALIASES:
+            lower = _ALIASES[lower]
+        if lower in _PLAIN or lower == "timestamp[us, UTC]":
+            return _PLAIN[lower]
+        try:
+            return pa.type_for_alias(lower)
+        except ValueError:
+            raise self._wrong(
+                f"{word!r} is not known; known are {', '.join(_PLAIN)}, {_KNOWN}"
+            ) from None
+
+    def _number(self) -> int:
+        token = self._next()
+        try:
+            return int(token)
+        except ValueError:
+            raise self._wrong(f"a number is expected, not {token!r}") from None
+
+    def _expect(self, mark: str) -> None:
+        token = self._next()
+        if token != mark:
+            raise self._wrong(f"{mark!r} is expected, not {token!r}")
+
+    def _peek(self) -> str:
+        found = _TOKEN.match(self._text, self._at)
+        return found[0].strip() if found else ""
+
+    def _next(self) -> str:
+        found = _TOKEN.match(self._text, self._at)
+        if not found:
+            rest = self._text[self._at :].strip()
+            raise self._wrong(f"{rest[:20]!r} is not understood" if rest else "it ends too early")
+        self._at = found.end()
+        return found[0].strip()
+
+    def _wrong(self, why: str) -> Refused:
+        return Refused(f"column {self._column!r}: the type {self._text!r}: {why}")

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater.cli.console import CommandConsole
+from headwater.store.conformance import CheckProgress as Step
 from headwater.store.conformance import CheckResult, Report
-from headwater.store.conformance import Progress as Step
 
 MARKS: Final = {
     "pass": ("✓", "green"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from rich.console import Console
 
-from headwater.buffer.consumer.source import retention_of
+from headwater.buffer.consumer.collection import retention_of
 from headwater.buffer.queue.contract import Collected
 from headwater.buffer.stream import Stream
 from headwater.cli.queue_order import disorder

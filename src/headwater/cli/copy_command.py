@@ -15,7 +15,7 @@ from headwater.cli.store_commands import OPTION, URL, open_with_options
 from headwater.core.errors import Refused
 
 if TYPE_CHECKING:
-    from headwater.buffer.copying import Copied
+    from headwater.buffer.copying import CopyResult
 
 
 def copy(
@@ -42,7 +42,7 @@ def copy(
     from headwater.buffer.copying import copy_stream
     from headwater.buffer.stream import open_stream
 
-    async def run(view: _CopyView) -> list[Copied]:
+    async def run(view: _CopyView) -> list[CopyResult]:
         async with AsyncExitStack() as stack:
             there = await stack.enter_async_context(
                 open_with_options(new_url, new_option or option)
@@ -63,7 +63,7 @@ def copy(
             typer.echo(_words(name, new_name, done))
 
 
-def _words(name: str, new_name: str, done: list[Copied]) -> str:
+def _words(name: str, new_name: str, done: list[CopyResult]) -> str:
     records, before = sum(one.records for one in done), sum(one.before for one in done)
     line = f"✓ copied {records:,} records of stream {name} into {new_name}"
     return f"{line}, after {before:,} of earlier runs" if before else line

@@ -19,8 +19,8 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from headwater.buffer.consumer.reading import is_finer_than_us
-from headwater.buffer.records import HEADERS, KEY, PLACES, TIMESTAMP, VALUE
+from headwater.buffer.consumer.positions import is_finer_than_us
+from headwater.buffer.records import HEADERS, KEY, POSITION_COLUMNS, TIMESTAMP, VALUE
 from headwater.cli.json_columns import is_exact_decimal
 from headwater.core.errors import Refused
 
@@ -56,7 +56,7 @@ def row_of(line: bytes, *, exact: bool = False) -> dict[str, Any]:
         raise Refused("names a column, or a field of one, twice")
     for name in row.keys() & _READ_BACK.keys():
         row[name] = _READ_BACK[name](row[name])
-    for name in row.keys() & PLACES:
+    for name in row.keys() & POSITION_COLUMNS:
         del row[name]
     return row
 

@@ -19,7 +19,7 @@ from headwater.core.errors import Refused
 if TYPE_CHECKING:
     from headwater.buffer.stream import Stream
     from headwater.core.portal import Portal
-    from headwater.log.spool.repair import Repaired
+    from headwater.log.spool.repair import RepairReport
     from headwater.log.spool.repair_source import RepairSource, SpoolSource
     from headwater.store import Store
 
@@ -90,11 +90,11 @@ def repair(
 def _copy(path: str, *, damaged: str) -> SpoolSource:
     """Another copy of the log: a folder of segments, or the one that counts of a replica's."""
     from headwater.core.disk import OsDisk
-    from headwater.log.replica.kept import KeptFile
+    from headwater.log.replica.copies import SavedStateFile
     from headwater.log.spool.repair_source import SpoolSource
 
     path = os.path.abspath(path)
-    files = KeptFile(OsDisk(), path)
+    files = SavedStateFile(OsDisk(), path)
     kept = files.read()
     if kept is not None:
         if kept.diverged_lsn is not None:
@@ -114,7 +114,8 @@ def _tier(url: str, name: str, partition: int, options: list[str]) -> Iterator[R
     from headwater.cli.event_log_place import EventLogPlace
     from headwater.cli.tier_place import open_places
     from headwater.tier.jobs import LogStartRegister
-    from headwater.tier.reader import RefreshedCover, TierSource
+    from headwater.tier.reader import TierSource
+    from headwater.tier.segment_cover import RefreshedCover
     from headwater.tier.segments import ObjectCache, ObjectStorage
 
     with _opened(url, name, partition, options) as (loop, store, stream):
@@ -173,7 +174,7 @@ async def _left(block: contextlib.AbstractAsyncContextManager[T]) -> None:
     await block.__aexit__(None, None, None)
 
 
-def _show(report: Repaired) -> None:
+def _show(report: RepairReport) -> None:
     from headwater.log.spool.repair import LOST_CAUSE
 
     typer.echo(f"{report.segments:,} segments looked at, frame by frame")

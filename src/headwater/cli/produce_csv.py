@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.buffer.records import OPERATION, PLACES, RESERVED, from_arrow
+from headwater.buffer.records import OPERATION, POSITION_COLUMNS, RESERVED, from_arrow
 from headwater.cli.json_columns import are_exact
 from headwater.cli.stream_columns import StreamColumns, first_refused
 from headwater.core.errors import Refused
@@ -173,7 +173,9 @@ class CsvColumns:
             if kind is None:
                 self._empty.add(column)
                 continue
-            is_open = not (self._stream.is_declared or column in RESERVED or column in PLACES)
+            is_open = not (
+                self._stream.is_declared or column in RESERVED or column in POSITION_COLUMNS
+            )
             fits = _fits(texts.slice(0, rows), kind, is_guessed=is_open)
             if fits < rows and is_open and (wide := _widest(kind)) != kind:
                 kind = self._types[column] = wide
@@ -194,7 +196,7 @@ class CsvColumns:
         return (pa.record_batch(made) if rows else None), error
 
     def _kind(self, column: str, texts: pa.Array) -> pa.DataType | None:
-        if column == OPERATION or column in PLACES:
+        if column == OPERATION or column in POSITION_COLUMNS:
             return _guess(texts)
         known = RESERVED.get(column) or self._types.get(column)
         if known is None and (known := _guess(texts)) is not None:

@@ -19,9 +19,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from headwater.buffer.conversion import Inexact, exact_cast, extended_type, fill_untyped
 from headwater.buffer.producer.rows import check_exact, table_of
 from headwater.buffer.records import KEY, RESERVED, from_arrow
-from headwater.buffer.widening import Inexact, exact_cast, extended_type, typed_as
 from headwater.cli.json_columns import JsonColumns, suspicious_numbers
 from headwater.cli.json_rows import read_back, row_of
 from headwater.cli.produce_input import Decoded, LineBlock
@@ -227,7 +227,7 @@ class JsonRows:
             raise Refused(f"column {name!r}{mixed or f': {error}'}") from error
         if pa.types.is_null(found.type):
             return pa.nulls(len(values), self._types.get(name, pa.null()))
-        found = exact_cast(found, typed_as(found.type, known, may_drop=not self._is_declared))
+        found = exact_cast(found, fill_untyped(found.type, known, may_drop=not self._is_declared))
         kind = self._types.setdefault(name, found.type)
         if found.type == kind:
             return found

@@ -12,7 +12,7 @@ from headwater.cli.interrupt import Interrupt, Interrupted
 from headwater.cli.read_output import Output
 
 if TYPE_CHECKING:
-    from headwater.buffer.consumer import Lost, Reader
+    from headwater.buffer.consumer import LostRecords, Reader
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class Shown:
     records: int = 0
     interrupted: bool = False
 
-    def conclude(self, stream: str, *, lost: list[Lost]) -> None:
+    def conclude(self, stream: str, *, lost: list[LostRecords]) -> None:
         """Say on standard error what is missing from standard output."""
         for one in lost:
             gap = (

@@ -13,8 +13,8 @@ import typer
 
 from headwater.cli.advice import EXIT_COULD_NOT_RUN, EXIT_NO, HeadwaterTyper, remember_address
 from headwater.cli.loop import run as run_loop
-from headwater.core.backoff import RetryPolicy
 from headwater.core.limits import MIB
+from headwater.core.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from headwater.store import Store

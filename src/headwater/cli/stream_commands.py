@@ -96,7 +96,7 @@ def list_all(url: str = URL, as_json: bool = AS_JSON, option: list[str] = OPTION
 
     Exit status: 0, or 1 if there are none, or one that cannot be read.
     """
-    from headwater.buffer.stream import open_several, stream_names
+    from headwater.buffer.stream import open_streams, stream_names
     from headwater.cli.stream_view import as_dict, new_console, show_list
 
     streams: list[Stream] = []
@@ -104,7 +104,7 @@ def list_all(url: str = URL, as_json: bool = AS_JSON, option: list[str] = OPTION
 
     async def run() -> None:
         async with open_with_options(url, option) as store:
-            found = await open_several(store, await stream_names(store))
+            found = await open_streams(store, await stream_names(store))
         for name, stream in found.items():
             if isinstance(stream, HeadwaterError):
                 problems[name] = str(stream)

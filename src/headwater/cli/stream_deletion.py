@@ -48,10 +48,10 @@ class _Told:
         if self._log is None or self.damage is not None:
             return
         # Here: most stores have no tier, and need no manager of its events.
-        from headwater.tier.jobs import tell_deletion
+        from headwater.tier.jobs import publish_deletion
 
         try:
-            await tell_deletion(self._log, self._partitions, through)
+            await publish_deletion(self._log, self._partitions, through)
         except Damaged as damage:
             self.damage = damage
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater.buffer.cost import estimate_cost
-from headwater.buffer.stream.config import FOR_EVER, LINGER_MS, SchemaVersion, StreamConfig
+from headwater.buffer.stream.config import LINGER_MS, UNLIMITED, SchemaVersion, StreamConfig
 from headwater.cli.console import CommandConsole
 from headwater.cli.tables import print_table
 from headwater.core import runtime
@@ -49,7 +49,7 @@ def new_console() -> Console:
 
 def duration_words(ms: int) -> str:
     """A time span as one says it."""
-    if ms == FOR_EVER:
+    if ms == UNLIMITED:
         return "for ever"
     for unit, unit_ms in _UNITS_MS:
         if ms >= unit_ms and ms % unit_ms == 0:
@@ -70,7 +70,7 @@ def retention_words(config: StreamConfig) -> str:
     if config.consumer == "nodes":
         return duration_words(config.gc_grace_ms)
     words = duration_words(config.retention_ms)
-    if config.retention_bytes != FOR_EVER:
+    if config.retention_bytes != UNLIMITED:
         words += f", at most {size_words(config.retention_bytes)} a partition"
     return words
 
@@ -337,7 +337,7 @@ def _value(name: str, value: object) -> str:
     if isinstance(value, int) and name.endswith("_ms"):
         return duration_words(value)
     if isinstance(value, int) and name.endswith("_bytes"):
-        return "no limit" if value == FOR_EVER else size_words(value)
+        return "no limit" if value == UNLIMITED else size_words(value)
     return str(value)
 
 

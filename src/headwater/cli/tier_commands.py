@@ -97,17 +97,17 @@ def scrub(
     """
     from headwater.cli.stream_view import new_console
     from headwater.cli.tier_view import scrubbed_json, show_scrubbed
-    from headwater.tier.jobs import Scrubbed, look, remove_orphans
+    from headwater.tier.jobs import ScrubResult, remove_orphans, scrub_partition
 
     events = EventLogPlace(prefix, servers, topic, metadata_partitions, kafka_config)
 
-    async def run() -> dict[int, Scrubbed]:
-        reports: dict[int, Scrubbed] = {}
+    async def run() -> dict[int, ScrubResult]:
+        reports: dict[int, ScrubResult] = {}
         async with _places(url, option, events, stream, partition) as places:
             for place in places:
                 if repair:
                     place.check_heard()
-                seen = await look(
+                seen = await scrub_partition(
                     place.metadata,
                     place.storage,
                     place.log_start,

@@ -15,19 +15,19 @@ from headwater.core import runtime
 from headwater.core.errors import HeadwaterError
 from headwater.tier import SegmentMetadata, SegmentState, gaps
 from headwater.tier.eventlog import Compaction
-from headwater.tier.jobs import Finding, Kind, Scrubbed
+from headwater.tier.jobs import Flaw, ScrubFinding, ScrubResult
 
 FOREIGN_SHOWN = 20
 _LEADER = "only its leader may say so: let that call TierManager.scrub(mend=True)"
 _ADVICE = {
-    Kind.MISSING: f"to be copied again from its leader's log, if that still has it; {_LEADER}",
-    Kind.CORRUPT: f"to be copied again from its leader's log, if that still has it; {_LEADER}",
-    Kind.GAP: f"to be filled from its leader's log, if that still has it; {_LEADER}",
-    Kind.NO_START: "nothing says where the log begins: restore it, or let a leader begin, to which "
+    Flaw.MISSING: f"to be copied again from its leader's log, if that still has it; {_LEADER}",
+    Flaw.CORRUPT: f"to be copied again from its leader's log, if that still has it; {_LEADER}",
+    Flaw.GAP: f"to be filled from its leader's log, if that still has it; {_LEADER}",
+    Flaw.NO_START: "nothing says where the log begins: restore it, or let a leader begin, to which "
     "it begins with what is there",
-    Kind.ORPHAN: "--repair removes it",
-    Kind.UNCLAIMED: "it stays: events are lost, or these are not its events",
-    Kind.UNKNOWN: "could not be looked at: scrub again",
+    Flaw.ORPHAN: "--repair removes it",
+    Flaw.UNCLAIMED: "it stays: events are lost, or these are not its events",
+    Flaw.UNKNOWN: "could not be looked at: scrub again",
 }
 _LAST_COPY = "it stays while anything is damaged: it may be the last good copy of that"
 
@@ -86,7 +86,7 @@ def show_listed(console: Console, found: Sequence[Mapping[str, Any]]) -> None:
             begins = f"the log begins at LSN {place['log_start']:,}"
             console.print(f"partition {number}: {begins}; epoch {place['leader_epoch']} leads it")
         elif place["segments"]:
-            told = f"partition {number}: {_ADVICE[Kind.NO_START]}"
+            told = f"partition {number}: {_ADVICE[Flaw.NO_START]}"
             console.print(Text.assemble(("✗ ", "red"), told), soft_wrap=True)
         if place["deletion"]:
             console.print(f"partition {number}: its deletion is {place['deletion']}")
@@ -97,12 +97,12 @@ def show_listed(console: Console, found: Sequence[Mapping[str, Any]]) -> None:
             console.print(f"partition {number}: nothing is in the tier")
 
 
-def scrubbed_json(reports: Mapping[int, Scrubbed]) -> list[dict[str, Any]]:
+def scrubbed_json(reports: Mapping[int, ScrubResult]) -> list[dict[str, Any]]:
     """What scrubs came to, for machines."""
     return [{"partition": one, **msgspec.to_builtins(told)} for one, told in reports.items()]
 
 
-def show_scrubbed(console: Console, reports: Mapping[int, Scrubbed]) -> None:
+def show_scrubbed(console: Console, reports: Mapping[int, ScrubResult]) -> None:
     """The same for people."""
     for number, report in reports.items():
         console.print(
@@ -155,14 +155,14 @@ def show_compacted(
         console.print("there is nothing to compact")
 
 
-def _words(finding: Finding) -> str:
-    if finding.kind is Kind.NO_START:
+def _words(finding: ScrubFinding) -> str:
+    if finding.kind is Flaw.NO_START:
         return f"{finding.kind.value}: {_ADVICE[finding.kind]}"
     lsns = f"LSN {finding.first_lsn:,} to {finding.last_lsn:,}" if finding.lsns else "unreadable"
     which = f", segment {finding.segment_id}" if finding.segment_id else ""
     if finding.mended:
         then = "removed"  # from here nothing else is mended
-    elif finding.kind is Kind.UNCLAIMED and not finding.lsns:
+    elif finding.kind is Flaw.UNCLAIMED and not finding.lsns:
         then = _LAST_COPY
     else:
         then = _ADVICE[finding.kind]

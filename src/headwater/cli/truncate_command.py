@@ -18,7 +18,7 @@ from headwater.cli.store_commands import OPTION, URL, open_with_options
 from headwater.core.errors import HeadwaterError, Refused
 
 if TYPE_CHECKING:
-    from headwater.buffer.truncating import Truncated, Truncation
+    from headwater.buffer.truncation import Truncated, TruncationPlan
 
 Outcomes = dict[int, "Truncated | HeadwaterError"]
 
@@ -41,17 +41,17 @@ def truncate(
     Exit status: 0, or 1 if a partition could not be truncated or objects could not be deleted.
     """
     from headwater.buffer.stream import open_stream
-    from headwater.buffer.truncating import plan_truncation, truncate_all
+    from headwater.buffer.truncation import plan_truncation, truncate_all
 
     bounds = _bounds(before, partition)
     wanted = None if partition is None else [partition]
 
-    async def plan() -> list[Truncation]:
+    async def plan() -> list[TruncationPlan]:
         async with open_with_options(url, option) as store:
             stream = await open_stream(store, name, writing=True)
             return await plan_truncation(stream, bounds, wanted)
 
-    async def run(plans: list[Truncation]) -> Outcomes:
+    async def run(plans: list[TruncationPlan]) -> Outcomes:
         async with open_with_options(url, option) as store:
             stream = await open_stream(store, name, writing=True)
             with _progress(name, len(plans)) as advance:
@@ -91,7 +91,7 @@ def _bounds(text: str, partition: int | None) -> Any:
     return bounds
 
 
-def _ask(name: str, plans: list[Truncation]) -> None:
+def _ask(name: str, plans: list[TruncationPlan]) -> None:
     records = sum(one.records for one in plans)
     what = f"{records:,} records in {len(plans):,} partitions of stream {name}"
     for one in plans:
@@ -127,7 +127,7 @@ def _progress(name: str, partitions: int) -> Iterator[Callable[[], None]]:
         yield advance
 
 
-def _line(plan: Truncation, outcome: Truncated | HeadwaterError | None) -> str:
+def _line(plan: TruncationPlan, outcome: Truncated | HeadwaterError | None) -> str:
     """What became of a partition."""
     about = f"partition {plan.partition}"
     if isinstance(outcome, HeadwaterError):
@@ -151,7 +151,7 @@ def _line(plan: Truncation, outcome: Truncated | HeadwaterError | None) -> str:
     return line
 
 
-def _as_dict(name: str, plans: list[Truncation], outcomes: Outcomes) -> dict[str, Any]:
+def _as_dict(name: str, plans: list[TruncationPlan], outcomes: Outcomes) -> dict[str, Any]:
     partitions: list[dict[str, Any]] = []
     for plan in plans:
         outcome = outcomes.get(plan.partition)

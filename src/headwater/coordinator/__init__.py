@@ -18,9 +18,16 @@ prefix of the writes; a failure reaches everybody who waits, and nobody waits fo
 """
 
 from headwater.coordinator.blocking import BlockingCoordinator
-from headwater.coordinator.config import ChannelConfig, CoordinatorConfig
 from headwater.coordinator.coordinator import WriteCoordinator
-from headwater.coordinator.delta import Delta, Durability, Flusher, Froze, Stamped
+from headwater.coordinator.delta import (
+    ChannelConfig,
+    CoordinatorConfig,
+    Delta,
+    Durability,
+    Flusher,
+    Froze,
+    Stamped,
+)
 from headwater.coordinator.errors import (
     ApplyFailed,
     Backpressure,
@@ -30,9 +37,8 @@ from headwater.coordinator.errors import (
     WriteTimeout,
 )
 from headwater.coordinator.handle import ChannelHandle, PauseHandle, WriteHandle
-from headwater.coordinator.metrics import CoordinatorMetrics
-from headwater.coordinator.subscriber import ViewMonitor, ViewSubscriber
-from headwater.coordinator.view import View
+from headwater.coordinator.view import View, ViewMonitor, ViewSubscriber
+from headwater.coordinator.watermarks import CoordinatorMetrics
 
 __all__ = [
     "ApplyFailed",

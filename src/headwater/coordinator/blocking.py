@@ -11,13 +11,17 @@ from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from headwater.coordinator.config import ChannelConfig, CoordinatorConfig
 from headwater.coordinator.coordinator import WriteCoordinator
-from headwater.coordinator.delta import DeltaFactory, Durability, Flusher
+from headwater.coordinator.delta import (
+    ChannelConfig,
+    CoordinatorConfig,
+    DeltaFactory,
+    Durability,
+    Flusher,
+)
 from headwater.coordinator.handle import ChannelHandle, PauseHandle, WriteHandle
-from headwater.coordinator.metrics import CoordinatorMetrics
-from headwater.coordinator.subscriber import ViewMonitor, ViewSubscriber
-from headwater.coordinator.view import View
+from headwater.coordinator.view import View, ViewMonitor, ViewSubscriber
+from headwater.coordinator.watermarks import CoordinatorMetrics
 from headwater.core import portal
 
 C = TypeVar("C")

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from headwater.coordinator.config import ChannelConfig
-from headwater.coordinator.ending import Ending
+from headwater.coordinator.delta import ChannelConfig
+from headwater.coordinator.errors import Termination
 from headwater.core.errors import Refused
 
 
@@ -39,7 +39,7 @@ class Channel:
         self._line: deque[Waiter] = deque()
         self._held = 0
         self._wake = wake
-        self._ending: Ending | None = None
+        self._ending: Termination | None = None
 
     def __repr__(self) -> str:
         paused = ", paused" if self.is_paused else ""
@@ -104,7 +104,7 @@ class Channel:
                 self._hold(waiter.size_bytes)
                 waiter.admitted.set_result(None)
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: Termination) -> None:
         """Take in nothing more, and turn those in line away."""
         self._ending = ending
         line, self._line = self._line, deque()

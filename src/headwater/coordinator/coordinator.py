@@ -22,17 +22,12 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from headwater.coordinator.channel import Channel
-from headwater.coordinator.config import ChannelConfig, CoordinatorConfig
-from headwater.coordinator.delta import DeltaFactory, Flusher
-from headwater.coordinator.ending import Ending
-from headwater.coordinator.errors import Interrupted
-from headwater.coordinator.flushing import Flushing
+from headwater.coordinator.delta import ChannelConfig, CoordinatorConfig, DeltaFactory, Flusher
+from headwater.coordinator.errors import CoordinatorCancelled, Termination
 from headwater.coordinator.handle import ChannelHandle, PauseHandle
-from headwater.coordinator.metrics import CoordinatorMetrics
-from headwater.coordinator.subscriber import ViewMonitor, ViewSubscriber
-from headwater.coordinator.view import View, ViewBoard
-from headwater.coordinator.watermarks import Watermarks
-from headwater.coordinator.writer import Writer
+from headwater.coordinator.view import View, ViewBoard, ViewMonitor, ViewSubscriber
+from headwater.coordinator.watermarks import CoordinatorMetrics, Watermarks
+from headwater.coordinator.writer import FlushLoop, Writer
 from headwater.core import runtime
 from headwater.core.errors import Refused
 
@@ -67,7 +62,7 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
         self._channels: list[Channel] = []
         self.metrics = CoordinatorMetrics(self._watermarks, self._channels)
         self._board: ViewBoard[D, V, S] = ViewBoard(View(first.reader(), (), snapshot, None))
-        self._flushing = Flushing(config, flusher, self._watermarks, self._board, self.metrics)
+        self._flushing = FlushLoop(config, flusher, self._watermarks, self._board, self.metrics)
         self._writer = Writer(
             config,
             self._channels,
@@ -87,7 +82,7 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
             raise Refused("there are no channels: name at least one, or nothing can be written")
         self._running: asyncio.Task[None] | None = None
         self._loops: tuple[asyncio.Task[None], ...] = ()
-        self._ending: Ending | None = None
+        self._ending: Termination | None = None
 
     async def __aenter__(self) -> WriteCoordinator[W, R, D, V, S]:
         self.start()
@@ -138,10 +133,10 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
             raise Refused("a flusher cannot stop its own coordinator, which waits for it: raise")
         if self._running is None:
             if self._ending is None:
-                self._end(Ending())
+                self._end(Termination())
             return
         for channel in self._channels:
-            channel.end(self._ending or Ending())
+            channel.end(self._ending or Termination())
         self._writer.stop()
         # At once, not when the writer is done: it may wait for a flush that is tried again.
         self._flushing.give_up_in(self._config.stop_grace_s)
@@ -193,9 +188,9 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
         """Tell everybody how it ended; once."""
         if self._ending is None:
             self._writer.close()
-            self._end(Ending(_cause(self._loops)))
+            self._end(Termination(_cause(self._loops)))
 
-    def _end(self, ending: Ending) -> None:
+    def _end(self, ending: Termination) -> None:
         self._ending = ending
         for channel in self._channels:
             channel.end(ending)
@@ -227,4 +222,4 @@ def _cause(loops: tuple[asyncio.Task[None], ...]) -> BaseException | None:
     for task in loops:
         if task.done() and not task.cancelled() and task.exception() is not None:
             return task.exception()
-    return Interrupted("it was cancelled before everything was written")
+    return CoordinatorCancelled("it was cancelled before everything was written")

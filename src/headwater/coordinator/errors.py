@@ -1,14 +1,14 @@
-"""What a coordinator answers when it cannot do what was asked. Kinds of the one tree:
+"""The errors of a coordinator, as kinds of the one tree, and how a coordinator terminated:
 
 HeadwaterError
 ├── Unavailable
-│   ├── Backpressure   the channel is full: the write comes back, try it again later
-│   └── WriteTimeout   it stayed full for as long as the caller would wait: the same
+│   ├── Backpressure   the channel is full: the error holds the write, try it again later
+│   └── WriteTimeout   the channel stayed full for the caller's time limit: the same
 ├── Refused
-│   ├── ApplyFailed    the delta refused this write; it took a write epoch and changed nothing
-│   └── Shutdown       the coordinator was stopped; a write that was not applied comes back
-├── FlushFailed        the flusher failed for good: nothing more is written; the cause is chained
-├── Interrupted        such a cause: the coordinator, or its flusher, was cancelled
+│   ├── ApplyFailed    the delta refused this write; it took a write epoch, nothing changed
+│   └── Shutdown       the coordinator was stopped; the error holds a write not applied
+├── FlushFailed        the flusher failed for good: nothing more is written; see its cause
+├── CoordinatorCancelled   such a cause: the coordinator, or its flusher, was cancelled
 └── MessageLost        a subscriber was too slow for 16 views: subscribe again
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 from headwater.core.errors import HeadwaterError, Refused, Unavailable
 
 
-def words_of(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """What an error says; its kind, if it says nothing or not even that can be had."""
     try:
         return str(error) or type(error).__name__
@@ -54,7 +54,7 @@ class ApplyFailed(Refused):
     @classmethod
     def of(cls, epoch: int, error: BaseException) -> ApplyFailed:
         """For what the delta raised."""
-        return cls(epoch, words_of(error))
+        return cls(epoch, message_of(error))
 
 
 class Shutdown(Refused):
@@ -70,9 +70,33 @@ class FlushFailed(HeadwaterError):
     """A flush failed for good, and with it everything that was not written before."""
 
 
-class Interrupted(HeadwaterError):
+class CoordinatorCancelled(HeadwaterError):
     """The coordinator's tasks, or what its flusher waited for, were cancelled."""
 
 
 class MessageLost(HeadwaterError):
     """More views were published than are kept for a subscriber: subscribe again."""
+
+
+class Termination:
+    """By a stop, or by a failure with its cause."""
+
+    def __init__(self, cause: BaseException | None = None) -> None:
+        self.cause = cause
+
+    @property
+    def is_stop(self) -> bool:
+        """Whether everything that was applied was written before."""
+        return self.cause is None
+
+    def error(self, write: Any = None) -> HeadwaterError:
+        """An error of one's own for each who is told: a raised one gathers its raiser's frames."""
+        if self.cause is None:
+            return Shutdown("the write coordinator was stopped", write=write)
+        told = message_of(self.cause)
+        if not isinstance(self.cause, HeadwaterError):
+            # The words alone may tell nothing: a KeyError's are its key.
+            told = f"{type(self.cause).__name__}: {told}"
+        error = FlushFailed(f"the write coordinator ended, and nothing more is written: {told}")
+        error.__cause__ = self.cause
+        return error

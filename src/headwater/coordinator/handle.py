@@ -12,12 +12,9 @@ from typing import Any, Generic, TypeVar
 
 from headwater.coordinator.channel import Channel
 from headwater.coordinator.delta import Durability
-from headwater.coordinator.ending import Ending
-from headwater.coordinator.errors import ApplyFailed, Backpressure, WriteTimeout
-from headwater.coordinator.metrics import CoordinatorMetrics
-from headwater.coordinator.subscriber import ViewMonitor, ViewSubscriber
-from headwater.coordinator.view import View, ViewBoard
-from headwater.coordinator.watermarks import STORAGE_FLUSHES, Watermarks
+from headwater.coordinator.errors import ApplyFailed, Backpressure, Termination, WriteTimeout
+from headwater.coordinator.view import View, ViewBoard, ViewMonitor, ViewSubscriber
+from headwater.coordinator.watermarks import STORAGE_FLUSHES, CoordinatorMetrics, Watermarks
 
 W = TypeVar("W")
 R = TypeVar("R")
@@ -49,7 +46,7 @@ class WriteHandle(Generic[R]):
         self._epoch = -1
         self._result: Any = None
         self._refusal: BaseException | None = None
-        self._ending: Ending | None = None
+        self._ending: Termination | None = None
         self._waiting: dict[asyncio.Future[None], None] | None = None
 
     def __repr__(self) -> str:
@@ -100,7 +97,7 @@ class WriteHandle(Generic[R]):
         if self._waiting is not None:
             self._tell()
 
-    def ended(self, ending: Ending) -> None:
+    def ended(self, ending: Termination) -> None:
         """It was not applied and will not be."""
         self._ending = ending
         if self._waiting is not None:
@@ -140,7 +137,7 @@ class FlushCommand:
         self.handle = handle
         self.durable = durable
 
-    def ended(self, ending: Ending) -> None:
+    def ended(self, ending: Termination) -> None:
         """It will not be."""
         self.handle.ended(ending)
 

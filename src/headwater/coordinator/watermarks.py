@@ -1,10 +1,10 @@
-"""How far writes have come, and who waits for what.
+"""How far writes have come, who waits for that, and the coordinator's metrics.
 
-Beside the three levels of a write, flushes of the storage are counted: whoever asked for one waits
-for its number, which is reached also where nothing was written before it.
+Besides the three levels of a write, flushes of the storage are counted: a caller that requests
+one waits for its number, which is reached also if nothing was written before it.
 
-Always holds: durable ≤ written ≤ applied, and none goes back. Whoever waits is told, by the
-watermark or by the error that ended the coordinator.
+Always holds: durable ≤ written ≤ applied, and none goes back. A waiting caller is woken by the
+watermark or by the error that terminated the coordinator.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
+from headwater.coordinator.channel import Channel
 from headwater.coordinator.delta import Durability
-from headwater.coordinator.ending import Ending
+from headwater.coordinator.errors import Termination
 from headwater.core import runtime
+from headwater.core.metrics import Histogram
 
 STORAGE_FLUSHES: Final = max(Durability) + 1
 
@@ -33,9 +37,9 @@ class Watermarks:
         self._turn = itertools.count()
         self._durable_told = 0
         self._cancelled = 0
-        self._last: tuple[int, Ending] | None = None
+        self._last: tuple[int, Termination] | None = None
         """What is not exceeded any more, and why."""
-        self._ending: Ending | None = None
+        self._ending: Termination | None = None
 
     def __repr__(self) -> str:
         return f"<applied {self.applied}, written {self.written}, durable {self.durable}>"
@@ -91,7 +95,7 @@ class Watermarks:
             self._forget_cancelled()
             raise
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: Termination) -> None:
         """Nothing comes any further: tell everybody who waits, and who will."""
         self._ending = ending
         for waiting in self._waiting.values():
@@ -101,7 +105,7 @@ class Watermarks:
                     future.set_exception(ending.error())
             waiting.clear()
 
-    def end_beyond(self, epoch: int, ending: Ending) -> None:
+    def end_beyond(self, epoch: int, ending: Termination) -> None:
         """Nothing comes further than this: tell those at once who wait for more."""
         self._last = (epoch, ending)
         for waiting in self._waiting.values():
@@ -109,7 +113,7 @@ class Watermarks:
                 if wanted > epoch:
                     _fail(future, ending)
 
-    def end_from_anywhere(self, ending: Ending) -> None:
+    def end_from_anywhere(self, ending: Termination) -> None:
         """As `end`, from any thread, as a finaliser is called: each is told on its own loop."""
         self._ending = ending
         for level, waiting in self._waiting.items():
@@ -137,6 +141,49 @@ class Watermarks:
                 future.set_result(None)
 
 
-def _fail(future: asyncio.Future[None], ending: Ending) -> None:
+def _fail(future: asyncio.Future[None], ending: Termination) -> None:
     if not future.done():
         future.set_exception(ending.error())
+
+
+class CoordinatorMetrics:
+    """Counts and durations of one coordinator."""
+
+    def __init__(self, watermarks: Watermarks, channels: Sequence[Channel]) -> None:
+        self._channels = channels
+        self.writes_taken = 0
+        """Writes that left their channel, refused ones included."""
+        self.writes_refused = 0
+        """Writes that the delta refused."""
+        self.delta_bytes = 0
+        """The size of the current delta, by its own estimate."""
+        self.frozen = 0
+        """Deltas that are frozen and not written."""
+        self.flushes: Counter[str] = Counter()
+        """By reason: interval, size, command, stop."""
+        self.flush_retries = 0
+        self.backpressure: Counter[str] = Counter()
+        """By reason: full (turned away at once), waited (stood in line for room), timeout (and
+        gave up), frozen (the writer itself waited, for a frozen delta to be written)."""
+        self.apply_seconds = Histogram()
+        """Of a turn: up to COORDINATOR_TURN_WRITES writes."""
+        self.freeze_seconds = Histogram()
+        self.flush_seconds = Histogram()
+        """From the first try of a flush until it was written."""
+        self.watermarks = watermarks
+        """The write epochs applied, written and durable."""
+
+    @property
+    def writes_applied(self) -> int:
+        """Writes that the delta took."""
+        return self.writes_taken - self.writes_refused
+
+    @property
+    def queue_depth(self) -> dict[str, int]:
+        """Commands in each channel at this moment."""
+        return {channel.name: len(channel.commands) for channel in self._channels}
+
+    @property
+    def writers_waiting(self) -> dict[str, int]:
+        """Calls that wait for room in each channel at this moment."""
+        return {channel.name: channel.writers_waiting for channel in self._channels}

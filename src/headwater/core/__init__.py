@@ -12,12 +12,11 @@ Always holds:
 """
 
 from headwater.core import errors, frame, limits, runtime
-from headwater.core.backoff import Budget, RetryPolicy
 from headwater.core.disk import Disk, DiskFile, FileStat, OsDisk
-from headwater.core.ids import UlidFactory, decode_ulid, encode_ulid, ulid_time_ms
 from headwater.core.metrics import Histogram
-from headwater.core.runtime import Runtime
-from headwater.core.secret import Secret
+from headwater.core.retry import Budget, RetryPolicy
+from headwater.core.runtime import Runtime, UlidFactory, decode_ulid, encode_ulid, ulid_time_ms
+from headwater.core.settings import Secret
 
 __all__ = [
     "Budget",

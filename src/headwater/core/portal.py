@@ -3,30 +3,45 @@
     portal = shared()
     portal.call(producer.flush())
 
-All blocking fronts of a process share one portal, because a store serves one event loop at a time.
+All blocking interfaces of a process share one portal, because a store serves one event loop
+at a time.
 
 Always holds:
 
-- whoever stops waiting (Ctrl-C, a time-out) cancels what it waited for, and that has ended, or
-  came to its result after all, when the caller goes on;
-- a forked child has no portal: the thread stayed with the parent. What was opened through the
-  parent's is refused there, and `shared()` makes the child one of its own.
+- a caller that stops waiting (Ctrl-C, a time-out) cancels its coroutine. When the call
+  returns, the coroutine has ended or has delivered its result;
+- a forked child has no portal, because threads are not copied. Objects that were opened
+  through the parent's portal raise `Refused` there, and `shared()` starts a new one.
+
+Forks: PySpark's worker daemon forks. The child gets a copy of every buffer, lock and event
+loop, and none of the threads: using them would send the parent's records a second time, or
+wait without end. `call_in_child` resets such objects.
+
+Signals: Python raises `KeyboardInterrupt` in the main thread between any two steps. Where
+other threads depend on the main thread, an interrupted step would leave them waiting;
+`signals_deferred` runs the handlers afterwards.
 """
 
 from __future__ import annotations
 
+# The module below `signal`, which turns every number and every handler into an enum and back: that
+# costs ten times as much as the call, and an append of one record makes it.
+import _signal  # type: ignore[import-not-found]
 import asyncio
 import atexit
 import concurrent.futures
 import contextvars
+import functools
 import os
+import signal
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
+from types import FrameType
 from typing import Any, Final, Generic, TypeVar
 
 from headwater.core import runtime
 from headwater.core.errors import Refused
-from headwater.core.fork import tell_in_child
 
 T = TypeVar("T")
 
@@ -48,7 +63,7 @@ class Portal:
         self._thread = threading.Thread(target=self._run, args=(started,), name=name, daemon=True)
         self._thread.start()
         started.wait()
-        tell_in_child(self._begin_in_child)
+        call_in_child(self._reset_in_child)
 
     def __enter__(self) -> Portal:
         return self
@@ -71,7 +86,7 @@ class Portal:
         except Refused:
             coroutine.close()
             raise
-        errand = _Errand(coroutine)
+        errand = _PortalCall(coroutine)
         # The task gets the caller's context, and with it the caller's runtime.
         loop.call_soon_threadsafe(errand.start, context=contextvars.copy_context())
         try:
@@ -108,7 +123,7 @@ class Portal:
             raise Refused("a blocking call on the event loop that serves it would wait for ever")
         return self._loop
 
-    def _call_off(self, loop: asyncio.AbstractEventLoop, errand: _Errand[Any]) -> None:
+    def _call_off(self, loop: asyncio.AbstractEventLoop, errand: _PortalCall[Any]) -> None:
         loop.call_soon_threadsafe(errand.cancel)
         concurrent.futures.wait([errand.result], CLOSE_WAIT_S)
 
@@ -119,12 +134,12 @@ class Portal:
             self._loop.call_soon(started.set)
             self._loop.run_forever()
 
-    def _begin_in_child(self) -> None:
+    def _reset_in_child(self) -> None:
         self._forked = True
         self._loop = None
 
 
-class _Errand(Generic[T]):
+class _PortalCall(Generic[T]):
     """A coroutine on its way through a portal, and where its result will be."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
@@ -190,7 +205,7 @@ def shared() -> Portal:
         return _shared
 
 
-def before_end(callback: Callable[[], None]) -> None:
+def call_at_exit(callback: Callable[[], None]) -> None:
     """Call this once when the process ends, while `shared()` and everything it needs still works.
 
     Asking again makes it the next to be called: before whatever was registered in the meantime.
@@ -199,10 +214,104 @@ def before_end(callback: Callable[[], None]) -> None:
     atexit.register(callback)
 
 
-def _begin_in_child() -> None:
+def _reset_in_child() -> None:
     # Another thread of the parent may have held the lock, and is not there to let it go.
     global _shared, _sharing
     _shared, _sharing = None, threading.Lock()
 
 
-os.register_at_fork(after_in_child=_begin_in_child)
+os.register_at_fork(after_in_child=_reset_in_child)
+
+
+_methods: set[weakref.WeakMethod[Callable[[], None]]] = set()
+
+
+def call_in_child(method: Callable[[], None]) -> None:
+    """Call this method of some object in every forked child, for as long as the object lives."""
+    _register_once()
+    # One step, and so is taking it away again: threads need no lock, which a child might find held.
+    _methods.add(weakref.WeakMethod(method, _methods.discard))
+
+
+def _call_methods() -> None:
+    for kept in list(_methods):
+        method: Any = kept()
+        if method is not None:
+            method()
+    _methods.clear()
+
+
+@functools.cache
+def _register_once() -> None:
+    """Ask once: the interpreter never forgets whom it was to tell."""
+    os.register_at_fork(after_in_child=_call_methods)
+
+
+SignalHandler = Callable[[int, FrameType | None], object]
+
+# The one that people send comes first: its handler is put back last.
+_SIGNALS: Final = tuple(map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)))
+
+
+def signals_deferred() -> DeferredSignals:
+    """Within this, handlers of signals that a program has set do not run; they do afterwards.
+
+    What a call of the system is waiting for, it waits for as before. Other threads than the main
+    one get no signals, and need nothing.
+    """
+    return DeferredSignals()
+
+
+class DeferredSignals:
+    """What was set aside, and what came meanwhile."""
+
+    __slots__ = ("_before", "_came")
+
+    def __init__(self) -> None:
+        self._before: list[tuple[int, SignalHandler]] = []
+        self._came: list[tuple[SignalHandler, int, FrameType | None]] = []
+
+    def __enter__(self) -> None:
+        if threading.get_ident() != threading.main_thread().ident:
+            return
+        try:
+            for number in _SIGNALS:
+                handler = _signal.getsignal(number)
+                if callable(handler):
+                    self._before.append((number, handler))
+                    _signal.signal(number, self._note)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        if self._before:
+            try:
+                self._put_back()
+            finally:
+                self._pass_on()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came.append((dict(self._before)[number], number, frame))
+
+    def _put_back(self) -> None:
+        """A handler that was put back may raise before the next one is."""
+        try:
+            while self._before:
+                number, handler = self._before[-1]
+                _signal.signal(number, handler)
+                self._before.pop()
+        finally:
+            if self._before:
+                self._put_back()
+
+    def _pass_on(self) -> None:
+        """Call the handlers. To raise the signals again would tell an event loop twice: it hears
+        of each when it comes, through a descriptor of its own."""
+        try:
+            while self._came:
+                handler, number, frame = self._came.pop(0)
+                handler(number, frame)
+        finally:
+            if self._came:
+                self._pass_on()

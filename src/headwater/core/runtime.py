@@ -1,13 +1,8 @@
-"""The seam: clock, randomness, ids, sleeping, tasks and blocking work.
+"""Time, randomness, ids, tasks and blocking work: the seam to the outside world.
 
-Nothing outside this room asks the operating system for the time, for random bytes, for a
-task or for a thread; it calls the functions at the end of this file, and they ask the
-*current* runtime. The simulator installs its own, and the same code then runs in virtual
-time, in one thread, in an order drawn from a seed.
-
-The runtime is a context variable and not a parameter: tasks inherit it from whoever spawned
-them, so no constructor can forget to hand it on, and two actors of one simulation can have
-clocks that disagree.
+Code outside `core` uses the functions of this module, never the standard library's clock,
+random source, tasks or threads. The simulator installs its own `Runtime`, and so runs the
+same code in virtual time, in an order that a seed decides.
 """
 
 from __future__ import annotations
@@ -19,6 +14,7 @@ import contextvars
 import functools
 import os
 import random as _random
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator
@@ -26,8 +22,61 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
-from headwater.core.ids import UlidFactory
+from headwater.core.errors import LimitExceeded, Refused
 from headwater.core.limits import BLOCKING_THREADS
+
+_ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_VALUE: Final = {character: value for value, character in enumerate(_ALPHABET)}
+_CHANCE_BITS: Final = 80
+ULID_LENGTH: Final = 26
+ULID_MAX: Final = "7" + "Z" * 25
+
+
+def encode_ulid(number: int) -> str:
+    """The 26 characters of a 128-bit number."""
+    if not 0 <= number < 1 << 128:
+        raise LimitExceeded(f"a ULID has 128 bits; {number} does not fit")
+    return "".join(_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))
+
+
+def decode_ulid(text: str) -> int:
+    """The number behind a ULID; refuses anything that `encode_ulid` would not write."""
+    if len(text) != ULID_LENGTH or text > ULID_MAX or any(c not in _VALUE for c in text):
+        raise Refused(f"{text!r} is not a ULID (26 characters of {_ALPHABET}, at most {ULID_MAX})")
+    number = 0
+    for character in text:
+        number = number << 5 | _VALUE[character]
+    return number
+
+
+def ulid_time_ms(text: str) -> int:
+    """The milliseconds since 1970 that a ULID carries."""
+    return decode_ulid(text) >> _CHANCE_BITS
+
+
+class UlidFactory:
+    """Gives ULIDs in rising order from a clock and a source of random bits."""
+
+    def __init__(self, wall_ms: Callable[[], int], random_bits: Callable[[int], int]) -> None:
+        self._wall_ms = wall_ms
+        self._random_bits = random_bits
+        self._last = -1
+        self._lock = threading.Lock()
+
+    def new(self, *, above: str | None = None) -> str:
+        """The next ULID, above every one given before and above `above`."""
+        with self._lock:
+            floor = self._last if above is None else max(self._last, decode_ulid(above))
+            number = self._wall_ms() << _CHANCE_BITS | self._random_bits(_CHANCE_BITS)
+            if number <= floor:
+                # Same millisecond, or a clock behind: go on from the floor, with a random step so
+                # that two processes above the same floor do not give the same id.
+                number = floor + 1 + self._random_bits(_CHANCE_BITS - 16)
+            # Before it counts as given: an `above` without room above it must not spoil the rest.
+            text = encode_ulid(number)
+            self._last = number
+        return text
+
 
 T = TypeVar("T")
 
@@ -260,3 +309,35 @@ def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *a
         if not loop.is_closed():
             raise
         # Another thread closed the loop in between.
+
+
+class Waiters:
+    """Futures of those who wait. For one event loop."""
+
+    def __init__(self) -> None:
+        # In the order in which they came: that of a set is another one in every process.
+        self._waiting: dict[asyncio.Future[None], None] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def tell(self) -> None:
+        """Something changed."""
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+
+    async def wait(self, is_settled: Callable[[], bool], *, timeout_s: float) -> bool:
+        """Return when it is settled (true), or when the time is over (false)."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not is_settled():
+                    waiting = asyncio.get_running_loop().create_future()
+                    self._waiting[waiting] = None
+                    try:
+                        await waiting
+                    finally:
+                        del self._waiting[waiting]
+        except TimeoutError:
+            return is_settled()
+        return True

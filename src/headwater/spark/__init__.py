@@ -10,8 +10,8 @@ Always holds:
 """
 
 from headwater.spark.data_source import HeadwaterDataSource
-from headwater.spark.front import to_table
 from headwater.spark.json_columns import from_json
 from headwater.spark.session import session
+from headwater.spark.tables import read_table, to_table
 
-__all__ = ["HeadwaterDataSource", "from_json", "session", "to_table"]
+__all__ = ["HeadwaterDataSource", "from_json", "read_table", "session", "to_table"]

@@ -23,14 +23,18 @@ from pyspark.sql.types import StructField, StructType
 
 from headwater.core import portal
 from headwater.core.errors import HeadwaterError
+from headwater.spark.errors import plain_errors
 from headwater.spark.options import Mode, ReadOptions, WriteOptions, reading_mode
-from headwater.spark.plain_errors import plain
 from headwater.spark.sink import BatchWriter, StreamWriter
 from headwater.spark.source import BatchReader, RefusedReader, StreamReader
-from headwater.spark.source.shape import Shape, check_given, shape_of
-from headwater.spark.source.subscription import subscribed_streams
-from headwater.spark.stores import store_at
+from headwater.spark.source.streams import (
+    SourceSchema,
+    check_user_schema,
+    source_schema,
+    subscribed_streams,
+)
 from headwater.spark.versions import spark_schema
+from headwater.store.locations import shared_store
 
 
 class HeadwaterDataSource(DataSource):
@@ -38,14 +42,14 @@ class HeadwaterDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._shape: Shape | None = None
+        self._shape: SourceSchema | None = None
 
     @classmethod
     def name(cls) -> str:
         """What `format(…)` is given."""
         return "headwater"
 
-    @plain
+    @plain_errors
     def schema(self) -> StructType:
         """The columns of the streams that are read."""
         options = self._options_for_schema()
@@ -53,13 +57,13 @@ class HeadwaterDataSource(DataSource):
         columns = spark_schema(self._shape.columns(options))
         return StructType([StructField(f.name, f.dataType, nullable=True) for f in columns])
 
-    @plain
+    @plain_errors
     def reader(self, schema: StructType) -> BatchReader:
         """For `spark.read`."""
         options = self._checked(Mode.READ, schema)
         return BatchReader(options, schema, self._shape)
 
-    @plain
+    @plain_errors
     def streamReader(self, schema: StructType) -> StreamReader | RefusedReader:
         """For `spark.readStream`."""
         try:
@@ -68,13 +72,13 @@ class HeadwaterDataSource(DataSource):
             return RefusedReader(error)
         return StreamReader(options, schema, self._shape)
 
-    @plain
+    @plain_errors
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """What writes a DataFrame."""
         options = WriteOptions.parse(self.options, Mode.WRITE)
         return BatchWriter(options, schema, overwrite=overwrite)
 
-    @plain
+    @plain_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """What writes the micro-batches of a query."""
         options = WriteOptions.parse(self.options, Mode.WRITE_STREAM)
@@ -91,10 +95,10 @@ class HeadwaterDataSource(DataSource):
         return options
 
 
-async def _shape(options: ReadOptions) -> Shape:
-    return shape_of(await subscribed_streams(store_at(options.url), options), options)
+async def _shape(options: ReadOptions) -> SourceSchema:
+    return source_schema(await subscribed_streams(shared_store(options.url), options), options)
 
 
 async def _check_given(options: ReadOptions, names: list[str]) -> None:
-    streams = await subscribed_streams(store_at(options.url), options)
-    check_given(streams, names, options)
+    streams = await subscribed_streams(shared_store(options.url), options)
+    check_user_schema(streams, names, options)

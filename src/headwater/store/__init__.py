@@ -20,6 +20,7 @@ from headwater.front import exports
 
 if TYPE_CHECKING:
     from headwater.store.address import open_store
+    from headwater.store.attempts import OperationStats, StoreStats
     from headwater.store.backend import (
         IF_ABSENT,
         Backend,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from headwater.store.objects import ByteRange, Object, ObjectMeta, Page, Parts, Version
     from headwater.store.register import Register, Revision
     from headwater.store.sequence import Entry, Sequence
-    from headwater.store.stats import OperationStats, StoreStats
     from headwater.store.store import Store
 
 __all__ = [
@@ -71,7 +71,8 @@ __getattr__, __dir__ = exports(
     __name__,
     {
         "address": "open_store",
-        "backend": "IF_ABSENT Backend Condition IfAbsent PreconditionFailed Unreachable",
+        "attempts": "OperationStats StoreStats",
+        "backend": "Backend Condition IF_ABSENT IfAbsent PreconditionFailed Unreachable",
         "conformance": "Report check_store",
         "keys": "check_key check_prefix",
         "local": "LocalBackend",
@@ -79,7 +80,6 @@ __getattr__, __dir__ = exports(
         "objects": "ByteRange Object ObjectMeta Page Parts Version",
         "register": "Register Revision",
         "sequence": "Entry Sequence",
-        "stats": "OperationStats StoreStats",
         "store": "Store",
     },
 )

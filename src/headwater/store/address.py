@@ -26,11 +26,10 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import BadUrl, Refused, Unavailable
+from headwater.core.retry import RetryPolicy
 from headwater.store.backend import Backend
-from headwater.store.cloud import CLIENT_OPTIONS, NO_RETRIES, CloudBackend
-from headwater.store.cloud_errors import translated
+from headwater.store.cloud import CLIENT_OPTIONS, NO_RETRIES, CloudBackend, translated
 from headwater.store.credentials import Profile, read_profile, refuse_secrets, shown_name
 from headwater.store.keys import check_prefix
 from headwater.store.local import LocalBackend

@@ -30,19 +30,19 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
+from headwater.store.attempts import OperationStats
 from headwater.store.backend import PreconditionFailed
-from headwater.store.conformance_bench import (
+from headwater.store.conformance_catalogue import CHECKS, WORST, Check
+from headwater.store.conformance_checks import (
     LARGE_BYTES,
     LISTED,
-    Bench,
+    CheckFolder,
+    CheckSkipped,
     Sizes,
-    Skip,
     Violation,
-    each,
+    for_each,
 )
-from headwater.store.conformance_catalogue import CHECKS, WORST, Check
 from headwater.store.keys import check_prefix
-from headwater.store.stats import OperationStats
 from headwater.store.store import Store
 
 Status = Literal["pass", "fail", "skipped", "unfinished"]
@@ -100,7 +100,7 @@ class Report(msgspec.Struct, frozen=True):
         """One sentence for people; of several failures it names the one that loses records."""
         failed = [check for check in self.checks if check.status == "fail"]
         if failed:
-            worst = min(failed, key=lambda check: _badness(check.name))
+            worst = min(failed, key=lambda check: _severity(check.name))
             more = f" ({len(failed)} checks failed)" if len(failed) > 1 else ""
             return f"this store is NOT safe: {worst.name}: {worst.detail}{more}"
         for check in self.checks:
@@ -116,7 +116,7 @@ class Report(msgspec.Struct, frozen=True):
         return msgspec.json.format(msgspec.json.encode(fields), indent=2)
 
 
-class Progress(msgspec.Struct, frozen=True):
+class CheckProgress(msgspec.Struct, frozen=True):
     """What a watcher is told: so much of a check is done, and in the end how it went."""
 
     check: str
@@ -125,7 +125,7 @@ class Progress(msgspec.Struct, frozen=True):
     result: CheckResult | None = None
 
 
-Watcher = Callable[[Progress], None]
+Watcher = Callable[[CheckProgress], None]
 
 
 async def check_store(
@@ -144,7 +144,7 @@ async def check_store(
 ) -> Report:
     """Run the suite in a fresh folder below `prefix` and say whether the store is safe.
 
-    `repeat` runs each race so often, up to its first failure. `only` names the checks to run.
+    `repeat` runs for_each race so often, up to its first failure. `only` names the checks to run.
     An error is raised only if not even a first object can be written.
     """
     sizes = Sizes(writers, increments, racers, keys, listed, large_bytes)
@@ -154,7 +154,7 @@ async def check_store(
     if unknown:
         raise Refused(f"no such check: {', '.join(unknown)}")
     folder = f"{check_prefix(prefix)}{runtime.new_ulid()}"
-    run = _Run(store, folder, sizes, repeat, only, report or (lambda _: None))
+    run = _SuiteRun(store, folder, sizes, repeat, only, report or (lambda _: None))
     await run.reach()
     try:
         results = await run.checks()
@@ -172,7 +172,7 @@ async def check_store(
 
 
 @dataclass(slots=True)
-class _Run:
+class _SuiteRun:
     store: Store
     folder: str
     sizes: Sizes
@@ -208,7 +208,7 @@ class _Run:
             if result.status == "unfinished" and not await self._answers():
                 stopped = check.name
             results.append(result)
-            self.tell(Progress(check.name, result=result))
+            self.tell(CheckProgress(check.name, result=result))
         return results
 
     async def _answers(self) -> bool:
@@ -219,7 +219,7 @@ class _Run:
         return True
 
     async def _one(self, check: Check) -> CheckResult:
-        self.tell(Progress(check.name))
+        self.tell(CheckProgress(check.name))
         rounds = self.repeat if check.is_race else 1
         started_s = runtime.monotonic_s()
         status, detail = await self._round(check, 0, rounds)
@@ -233,15 +233,15 @@ class _Run:
 
     async def _round(self, check: Check, number: int, rounds: int) -> tuple[Status, str]:
         def advance(done: int, total: int) -> None:
-            self.tell(Progress(check.name, number * total + done, rounds * total))
+            self.tell(CheckProgress(check.name, number * total + done, rounds * total))
 
         folder = f"{self.folder}/{check.name}-{number}"
-        bench = Bench(self.store, folder, self.sizes, advance, self.keys)
+        bench = CheckFolder(self.store, folder, self.sizes, advance, self.keys)
         try:
             return "pass", await check.run(bench)
         except Violation as violation:
             return "fail", self._shortened(str(violation))
-        except Skip as reason:
+        except CheckSkipped as reason:
             return "skipped", str(reason)
         except HeadwaterError as error:
             return _status_of(error), self._shortened(f"{type(error).__name__}: {error}")
@@ -284,11 +284,11 @@ class _Run:
             except HeadwaterError:
                 failed.append(key)
 
-        await each(keys, delete)
+        await for_each(keys, delete)
         return sorted(failed)
 
 
-def _badness(name: str) -> int:
+def _severity(name: str) -> int:
     return WORST.index(name) if name in WORST else len(WORST)
 
 

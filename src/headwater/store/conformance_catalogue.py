@@ -8,7 +8,7 @@ from typing import Final
 
 from headwater.store import conformance_checks as alone
 from headwater.store import conformance_races as races
-from headwater.store.conformance_bench import Bench
+from headwater.store.conformance_checks import CheckFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Check:
 
     name: str
     claim: str
-    run: Callable[[Bench], Awaitable[str]]
+    run: Callable[[CheckFolder], Awaitable[str]]
     is_race: bool = False
 
 

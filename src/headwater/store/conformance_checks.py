@@ -1,20 +1,118 @@
-"""What one client alone can see of a store: reads, writes, conditions, listings."""
+"""The checks that one client makes alone, and what all checks use: a folder each, their sizes,
+and the ways to report a violation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Final
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
+from headwater.core import runtime
 from headwater.core.errors import AlreadyExists, Conflict, NotFound, Unavailable
 from headwater.core.limits import LIST_PAGE_KEYS, MIB
-from headwater.store.conformance_bench import Bench, Skip, Violation, each, expect, nonce
 from headwater.store.objects import ByteRange
+from headwater.store.store import Store
+
+T = TypeVar("T")
+
+# How many requests a check has under way at once where it does not race.
+CONCURRENT_REQUESTS: Final = 32
+# One more than a page holds; more than one part holds.
+LISTED: Final = LIST_PAGE_KEYS + 1
+LARGE_BYTES: Final = 24 * MIB
+
+
+class Violation(Exception):
+    """The store answered, and the answer breaks what Headwater relies on."""
+
+
+class CheckSkipped(Exception):
+    """The check has nothing to do in this run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much each check does."""
+
+    writers: int = 8
+    """How many contend in a race of changes."""
+    increments: int = 100
+    """How many changes each of them makes to one object."""
+    racers: int = 64
+    """How many try to create the same key."""
+    keys: int = 50
+    """How many keys are raced for, one after the other."""
+    listed: int = LISTED
+    """Objects in the long listing; above LIST_PAGE_KEYS there is more than one page."""
+    large_bytes: int = LARGE_BYTES
+    """The object that goes in parts."""
+
+    @property
+    def shared_changes(self) -> int:
+        """Changes each writer makes through a register or a sequence, which cost more each."""
+        return max(1, self.increments // 10)
+
+
+@dataclass(slots=True)
+class CheckFolder:
+    """One check's own folder. It remembers each key it hands out, for the cleaning up: a wrong
+    store's listing cannot be trusted to name them."""
+
+    store: Store
+    folder: str
+    sizes: Sizes
+    advance: Callable[[int, int], None]
+    """Told how much of how much is done, for whoever watches."""
+    keys: set[str]
+
+    def key(self, name: str) -> str:
+        """A key in this check's folder."""
+        key = f"{self.folder}/{name}"
+        self.keys.add(key)
+        return key
+
+
+def expect(holds: bool, otherwise: str) -> None:
+    """The check goes on, or says what it saw instead."""
+    if not holds:
+        raise Violation(otherwise)
+
+
+def nonce() -> bytes:
+    """Text that nobody else writes."""
+    return runtime.new_token().hex().encode()
+
+
+async def run_all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all at once and to the end, then raise what went wrong, violations first.
+
+    Stopping at the first error would leave the others writing while the check cleans up.
+    """
+    done = await asyncio.gather(*work, return_exceptions=True)
+    errors = [result for result in done if isinstance(result, BaseException)]
+    for error in sorted(errors, key=lambda error: not isinstance(error, Violation)):
+        raise error
+    return [result for result in done if not isinstance(result, BaseException)]
+
+
+async def for_each(items: Iterable[str], call: Callable[[str], Awaitable[T]]) -> list[T]:
+    """Call for every item, CONCURRENT_REQUESTS at a time."""
+    gate = asyncio.Semaphore(CONCURRENT_REQUESTS)
+
+    async def one(item: str) -> T:
+        async with gate:
+            return await call(item)
+
+    return await run_all(one(item) for item in items)
+
 
 # A store that is right only most of the time is caught by asking more than once.
 ROUNDS: Final = 5
 
 
-async def read_your_write(bench: Bench) -> str:
+async def read_your_write(bench: CheckFolder) -> str:
     """A new object is there at once, whole, under the version the write answered with."""
     for number in range(ROUNDS):
         key, data = bench.key(f"object-{number}"), b"written " + nonce()
@@ -25,7 +123,7 @@ async def read_your_write(bench: Bench) -> str:
     return f"{ROUNDS} objects"
 
 
-async def overwrite(bench: Bench) -> str:
+async def overwrite(bench: CheckFolder) -> str:
     """A replaced object shows its new content at once."""
     key = bench.key("object")
     for number in range(ROUNDS):
@@ -36,7 +134,7 @@ async def overwrite(bench: Bench) -> str:
     return f"{ROUNDS} contents of one object"
 
 
-async def empty_object(bench: Bench) -> str:
+async def empty_object(bench: CheckFolder) -> str:
     """An object may have no bytes."""
     key = bench.key("object")
     await bench.store.put(key, b"")
@@ -46,7 +144,7 @@ async def empty_object(bench: Bench) -> str:
     return ""
 
 
-async def head(bench: Bench) -> str:
+async def head(bench: CheckFolder) -> str:
     """Size and version without the bytes, and a plain answer for what is not there."""
     key, data = bench.key("object"), b"described " + nonce()
     await bench.store.put(key, data)
@@ -57,7 +155,7 @@ async def head(bench: Bench) -> str:
     return ""
 
 
-async def ranges(bench: Bench) -> str:
+async def ranges(bench: CheckFolder) -> str:
     """Any part of an object, with the version of the whole."""
     key = bench.key("object")
     data = bytes(number % 251 for number in range(1000))
@@ -84,7 +182,7 @@ async def ranges(bench: Bench) -> str:
     return f"{len(wanted)} ranges"
 
 
-async def create_if_absent(bench: Bench) -> str:
+async def create_if_absent(bench: CheckFolder) -> str:
     """A create succeeds where nothing is, and is refused with what is there."""
     key, first, second = bench.key("object"), nonce(), nonce()
     version = await bench.store.put_if_absent(key, first, token=first)
@@ -100,7 +198,7 @@ async def create_if_absent(bench: Bench) -> str:
     return ""
 
 
-async def replace_if_unchanged(bench: Bench) -> str:
+async def replace_if_unchanged(bench: CheckFolder) -> str:
     """A replacement succeeds on the version it names, and on no other."""
     key, texts = bench.key("object"), [nonce() for _ in range(4)]
     first = await bench.store.put_if_absent(key, texts[0], token=texts[0])
@@ -128,7 +226,7 @@ async def replace_if_unchanged(bench: Bench) -> str:
     return ""
 
 
-async def version_changes(bench: Bench) -> str:
+async def version_changes(bench: CheckFolder) -> str:
     """Every content has a version of its own, even of one size and within one instant."""
     key = bench.key("object")
     versions = [await bench.store.put(key, nonce()) for _ in range(ROUNDS * 2)]
@@ -139,7 +237,7 @@ async def version_changes(bench: Bench) -> str:
     return f"{len(versions)} contents, as many versions"
 
 
-async def identical_rewrite(bench: Bench) -> str:
+async def identical_rewrite(bench: CheckFolder) -> str:
     """Information: whether a version names a write or merely its bytes."""
     key, data = bench.key("object"), nonce()
     first = await bench.store.put(key, data)
@@ -150,11 +248,11 @@ async def identical_rewrite(bench: Bench) -> str:
     return "every write has a version of its own"
 
 
-async def list_complete(bench: Bench) -> str:
+async def list_complete(bench: CheckFolder) -> str:
     """All keys, in the order of their bytes, right after the last of them was written."""
     names = "0 9 A Z _ a-b a. a/b a/b-c a=c a_b ab a-z/1 a-z/10 a-z/9 z.1 z=1 zz".split()
     keys = [bench.key(name) for name in names]
-    await each(keys, lambda key: bench.store.put(key, key.encode()))
+    await for_each(keys, lambda key: bench.store.put(key, key.encode()))
     metas = [meta async for meta in bench.store.list(bench.folder)]
     _compare([meta.key for meta in metas], sorted(keys))
     sizes = {meta.key: meta.size_bytes for meta in metas}
@@ -166,42 +264,42 @@ async def list_complete(bench: Bench) -> str:
     return f"{len(keys)} keys"
 
 
-async def list_start_after(bench: Bench) -> str:
+async def list_start_after(bench: CheckFolder) -> str:
     """A listing begins above the key it is given, whether that key exists or not."""
     keys = [bench.key(f"{number:02d}") for number in range(0, 20, 2)]
-    await each(keys, lambda key: bench.store.put(key, b"x"))
+    await for_each(keys, lambda key: bench.store.put(key, b"x"))
     for start_after in (keys[4], bench.key("09"), keys[-1], f"{bench.folder}/"):
         above = [key for key in keys if key > start_after]
         _compare(await _list(bench, start_after=start_after), above)
     return ""
 
 
-async def list_folder(bench: Bench) -> str:
+async def list_folder(bench: CheckFolder) -> str:
     """A folder's listing holds what is in the folder and nothing whose name merely begins so."""
     inside = [bench.key("a/1"), bench.key("a/b/2")]
     outside = [bench.key(name) for name in ("a-b", "a=", "ab/1", "b/a/1")]
     for keys in (outside, inside):
-        await each(keys, lambda key: bench.store.put(key, b"x"))
+        await for_each(keys, lambda key: bench.store.put(key, b"x"))
     _compare(await _list(bench, "a"), inside)
     _compare(await _list(bench, "nothing"), [])
     return ""
 
 
-async def list_folders(bench: Bench) -> str:
+async def list_folders(bench: CheckFolder) -> str:
     """The folders that hold something, and no objects beside them."""
     names = "a/1 a/b/2 a-b ab/1 a./x/y/z z".split()
-    await each([bench.key(name) for name in names], lambda key: bench.store.put(key, b"x"))
+    await for_each([bench.key(name) for name in names], lambda key: bench.store.put(key, b"x"))
     _compare(await _folders(bench), ["a", "a.", "ab"])
     _compare(await _folders(bench, "a"), ["b"])
     _compare(await _folders(bench, "nothing"), [])
     return ""
 
 
-async def list_pages(bench: Bench) -> str:
+async def list_pages(bench: CheckFolder) -> str:
     """A listing longer than one page is complete, in order, and can be taken up in the middle."""
     count = bench.sizes.listed
     if count < 1:
-        raise Skip("asked for no objects")
+        raise CheckSkipped("asked for no objects")
     keys = [bench.key(f"{number:06d}") for number in range(count)]
     written = 0
 
@@ -211,7 +309,7 @@ async def list_pages(bench: Bench) -> str:
         written += 1
         bench.advance(written, count)
 
-    await each(keys, write)
+    await for_each(keys, write)
     _compare(await _list(bench), keys)
     middle = count // 2
     _compare(await _list(bench, start_after=keys[middle]), keys[middle + 1 :])
@@ -219,7 +317,7 @@ async def list_pages(bench: Bench) -> str:
     return f"{count:,} keys, {pages}"
 
 
-async def delete(bench: Bench) -> str:
+async def delete(bench: CheckFolder) -> str:
     """A deleted object is gone for every way of asking; deleting nothing succeeds."""
     key, again = bench.key("object"), nonce()
     await bench.store.put(key, nonce())
@@ -232,11 +330,11 @@ async def delete(bench: Bench) -> str:
     return ""
 
 
-async def large_object(bench: Bench) -> str:
+async def large_object(bench: CheckFolder) -> str:
     """An object sent in parts is one object, to be read whole or as a stream."""
     size = bench.sizes.large_bytes
     if size < 1:
-        raise Skip("asked for no bytes")
+        raise CheckSkipped("asked for no bytes")
     key, start = bench.key("object"), nonce()
     block = bytes(range(256)) * (MIB // 256)
 
@@ -264,7 +362,7 @@ async def large_object(bench: Bench) -> str:
     return f"{size / MIB:.0f} MiB{note}"
 
 
-async def _is_absent(bench: Bench, key: str) -> bool:
+async def _is_absent(bench: CheckFolder, key: str) -> bool:
     """Absent for a get and for a head; a store where the two disagree is caught here too."""
     answers = []
     for ask in (bench.store.get, bench.store.head):
@@ -277,12 +375,12 @@ async def _is_absent(bench: Bench, key: str) -> bool:
     return all(answers)
 
 
-async def _list(bench: Bench, folder: str = "", *, start_after: str = "") -> list[str]:
+async def _list(bench: CheckFolder, folder: str = "", *, start_after: str = "") -> list[str]:
     prefix = f"{bench.folder}/{folder}"
     return [meta.key async for meta in bench.store.list(prefix, start_after=start_after)]
 
 
-async def _folders(bench: Bench, folder: str = "") -> list[str]:
+async def _folders(bench: CheckFolder, folder: str = "") -> list[str]:
     return list(await bench.store.folders(f"{bench.folder}/{folder}"))
 
 

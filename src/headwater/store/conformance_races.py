@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import AlreadyExists, Conflict, Contended
-from headwater.store.conformance_bench import Bench, Violation, expect, nonce, together
+from headwater.core.retry import RetryPolicy
+from headwater.store.conformance_checks import CheckFolder, Violation, expect, nonce, run_all
 from headwater.store.objects import Object, Version
 from headwater.store.register import Register
 from headwater.store.sequence import Entry, Sequence
@@ -37,7 +37,7 @@ class _Tally(msgspec.Struct, frozen=True):
     counts: list[int]
 
 
-async def race_replace(bench: Bench) -> str:
+async def race_replace(bench: CheckFolder) -> str:
     """Writers raise counts in one object by put-if-unchanged; every raise must remain."""
     writers, increments = bench.sizes.writers, bench.sizes.increments
     key, total = bench.key("tally"), writers * increments
@@ -53,7 +53,7 @@ async def race_replace(bench: Bench) -> str:
             accepted += 1
             bench.advance(accepted, total)
 
-    await together(write(me) for me in range(writers))
+    await run_all(write(me) for me in range(writers))
     found = sum(_decode(await bench.store.get(key)).counts)
     expect(
         found >= accepted,
@@ -65,7 +65,7 @@ async def race_replace(bench: Bench) -> str:
 
 
 async def _increment(
-    bench: Bench, key: str, me: int, counts: list[int], version: Version
+    bench: CheckFolder, key: str, me: int, counts: list[int], version: Version
 ) -> tuple[list[int], Version]:
     for _ in range(ATTEMPTS_PER_INCREMENT):
         raised = [count + (writer == me) for writer, count in enumerate(counts)]
@@ -92,13 +92,13 @@ def _decode(found: Object) -> _Tally:
         raise Violation(f"{found.meta.key} holds what nobody wrote: {error}") from error
 
 
-async def race_create(bench: Bench) -> str:
+async def race_create(bench: CheckFolder) -> str:
     """Many create one key at once; one must win, and all must see what it wrote."""
     racers, keys = bench.sizes.racers, bench.sizes.keys
     wrong: list[str] = []
     for number in range(keys):
         key = bench.key(f"prize-{number:04d}")
-        outcomes = await together(_create(bench, key) for _ in range(racers))
+        outcomes = await run_all(_create(bench, key) for _ in range(racers))
         winners = [data for won, data in outcomes if won]
         if len(winners) != 1:
             wrong.append(f"{len(winners)} winners")
@@ -115,7 +115,7 @@ async def race_create(bench: Bench) -> str:
     return f"{racers} contenders on {keys} keys: one winner each"
 
 
-async def _create(bench: Bench, key: str) -> tuple[bool, bytes]:
+async def _create(bench: CheckFolder, key: str) -> tuple[bool, bytes]:
     """Whether this contender won, and the content it believes to be there."""
     token = nonce()
     data = b"prize of %b\n" % token
@@ -126,7 +126,7 @@ async def _create(bench: Bench, key: str) -> tuple[bool, bytes]:
     return True, data
 
 
-async def race_register(bench: Bench) -> str:
+async def race_register(bench: CheckFolder) -> str:
     """Handles of one register change it at once; each change is a revision of its own."""
     writers, changes = bench.sizes.writers, bench.sizes.shared_changes
     key, total = bench.key("register"), writers * changes
@@ -144,7 +144,7 @@ async def race_register(bench: Bench) -> str:
             bench.advance(len(numbers), total)
 
     names = [f"writer-{me}" for me in range(writers)]
-    await together(write(name) for name in names)
+    await run_all(write(name) for name in names)
     found = (await Register(bench.store, key, Counts).read()).value
     lost = {name: changes - found.get(name, 0) for name in names if found.get(name) != changes}
     expect(not lost, f"changes lost per writer: {lost}. {MUST_NOT_BE_USED}")
@@ -164,7 +164,7 @@ async def _update(register: Register[Counts], change: Callable[[Counts | None], 
     raise Violation(f"a change was refused {ATTEMPTS_WHEN_CONTENDED} times")
 
 
-async def race_sequence(bench: Bench) -> str:
+async def race_sequence(bench: CheckFolder) -> str:
     """Handles of one sequence append at once; the entries are dense and each is there once."""
     writers, changes = bench.sizes.writers, bench.sizes.shared_changes
     prefix, total = f"{bench.folder}/sequence", writers * changes
@@ -179,7 +179,7 @@ async def race_sequence(bench: Bench) -> str:
             accepted.append(Entry(await _append(sequence, payload), payload))
             bench.advance(len(accepted), total)
 
-    await together(write(me) for me in range(writers))
+    await run_all(write(me) for me in range(writers))
     found = await Sequence(bench.store, prefix).read(0, limit=total + 1)
     promised = sorted(accepted, key=lambda entry: entry.number)
     missing = [entry.number for entry in promised if entry not in found]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headwater.core.errors import Denied, Refused
-from headwater.core.secret import Secret
+from headwater.core.settings import Secret
 
 # What people pass by habit, and where it belongs instead.
 _SECRET_OPTIONS: Final = frozenset(

@@ -45,8 +45,7 @@ from headwater.core.errors import (
 )
 from headwater.store.backend import Backend, Condition, IfAbsent, PreconditionFailed
 from headwater.store.keys import RESERVED_SEGMENT
-from headwater.store.local_changes import ChangesUnderWay
-from headwater.store.local_listing import LocalListing, next_page
+from headwater.store.local_listing import ChangesUnderWay, LocalListing, next_page
 from headwater.store.objects import (
     Buffer,
     ByteRange,

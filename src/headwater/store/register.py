@@ -28,7 +28,6 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Conflict,
     Contended,
@@ -41,6 +40,7 @@ from headwater.core.errors import (
     RolledBack,
     Unavailable,
 )
+from headwater.core.retry import RetryPolicy
 from headwater.store.objects import Object, Version
 from headwater.store.store import Store
 
@@ -73,7 +73,7 @@ class _Envelope(msgspec.Struct, frozen=True):
         return self.history[back] if 0 <= back < len(self.history) else None
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _StoredRevision(msgspec.Struct, frozen=True):
     envelope: _Envelope
     version: Version
 
@@ -161,8 +161,8 @@ class Register(Generic[T]):
         raise Refused(f"{self._key} can be read: it is changed by update, not written over")
 
     async def _write(
-        self, base: _Found | None, encoded: bytes, token: str
-    ) -> tuple[bool, _Found | None]:
+        self, base: _StoredRevision | None, encoded: bytes, token: str
+    ) -> tuple[bool, _StoredRevision | None]:
         """Whether the write landed; if not, what is there instead."""
         data = self._encode(base, encoded, token)
         self.writes += 1
@@ -190,9 +190,9 @@ class Register(Generic[T]):
 
     def _settle(
         self,
-        base: _Found | None,
+        base: _StoredRevision | None,
         token: str,
-        current: _Found | None,
+        current: _StoredRevision | None,
         unknown: OutcomeUnknown | None,
     ) -> bool:
         """Whether the change that was to follow `base` landed, from what is there now."""
@@ -214,7 +214,7 @@ class Register(Generic[T]):
             ) from unknown
         return found == token
 
-    async def _load(self) -> _Found | None:
+    async def _load(self) -> _StoredRevision | None:
         seen = self._seen  # before the request: a response may be older than what others saw
         try:
             found = self._decode(await self._store.get(self._key))
@@ -226,7 +226,7 @@ class Register(Generic[T]):
             self._see(found.envelope.id, found.envelope.revision)
         return found
 
-    def _refuse_older(self, seen: tuple[str, int], found: _Found | None) -> None:
+    def _refuse_older(self, seen: tuple[str, int], found: _StoredRevision | None) -> None:
         identity, revision = seen
         if found is None:
             raise RolledBack(f"{self._key} was at revision {revision} and is gone")
@@ -237,7 +237,7 @@ class Register(Generic[T]):
                 f"{self._key} went back from revision {revision} to {found.envelope.revision}"
             )
 
-    def _revision(self, found: _Found) -> Revision[T]:
+    def _revision(self, found: _StoredRevision) -> Revision[T]:
         try:
             value = msgspec.json.decode(found.envelope.value, type=self._kind)
         except msgspec.ValidationError as error:
@@ -256,7 +256,7 @@ class Register(Generic[T]):
             ) from error
         return encoded
 
-    def _encode(self, base: _Found | None, encoded: bytes, token: str) -> bytes:
+    def _encode(self, base: _StoredRevision | None, encoded: bytes, token: str) -> bytes:
         if base is None:
             head = _head(token, 1, token, [])
         else:
@@ -272,8 +272,8 @@ class Register(Generic[T]):
             )
         return data
 
-    def _decode(self, found: Object) -> _Found:
-        return _Found(decode_envelope(self._key, found.data), found.version)
+    def _decode(self, found: Object) -> _StoredRevision:
+        return _StoredRevision(decode_envelope(self._key, found.data), found.version)
 
     def _see(self, identity: str, revision: int) -> None:
         if self._seen is None or revision > self._seen[1]:

@@ -33,7 +33,6 @@ from typing import Final
 import msgspec
 
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     AlreadyExists,
     Contended,
@@ -47,6 +46,7 @@ from headwater.core.errors import (
     Trimmed,
     Unavailable,
 )
+from headwater.core.retry import RetryPolicy
 from headwater.store.objects import ByteRange
 from headwater.store.register import Register
 from headwater.store.store import Store

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, S
 from typing import Any, TypeVar
 
 from headwater.core import limits, runtime
-from headwater.core.backoff import Budget, RetryPolicy
 from headwater.core.errors import (
     Conflict,
     HeadwaterError,
@@ -23,6 +22,17 @@ from headwater.core.errors import (
     Throttled,
     Unavailable,
 )
+from headwater.core.retry import Budget, RetryPolicy
+from headwater.store.attempts import (
+    AttemptTimedOut,
+    SlowWarning,
+    StoreStats,
+    gave_up,
+    still_unknown,
+    taken_by,
+    too_large,
+    unordered,
+)
 from headwater.store.backend import (
     IF_ABSENT,
     Backend,
@@ -30,18 +40,8 @@ from headwater.store.backend import (
     PreconditionFailed,
     Unreachable,
 )
-from headwater.store.giving_up import (
-    SlowWarning,
-    TimedOut,
-    gave_up,
-    still_unknown,
-    taken_by,
-    too_large,
-    unordered,
-)
 from headwater.store.keys import check_key, check_prefix
 from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Parts, Version
-from headwater.store.stats import StoreStats
 
 T = TypeVar("T")
 Bytes = bytes | memoryview
@@ -113,7 +113,7 @@ class Store:
         async def attempt() -> Object:
             try:
                 return await self._once("get", budget, whole)
-            except TimedOut:
+            except AttemptTimedOut:
                 if byte_range is None:
                     # Perhaps it is large, not lost: the next attempt gets the time that takes.
                     budget.allow((await self.head(key, foreign=foreign)).size_bytes)
@@ -407,7 +407,7 @@ class Store:
                 return await call()
         except TimeoutError as error:
             stats.failures += 1
-            raise TimedOut(f"no answer to {operation} within {timeout_s:.0f} s") from error
+            raise AttemptTimedOut(f"no answer to {operation} within {timeout_s:.0f} s") from error
         except HeadwaterError:
             stats.failures += 1
             raise

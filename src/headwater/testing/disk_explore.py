@@ -26,9 +26,9 @@ from headwater.core.errors import HeadwaterError
 from headwater.testing.disk import Crashed, CrashKind, FaultyDisk
 
 T = TypeVar("T")
-Outcome = Coroutine[Any, Any, None] | None
-Body = Callable[[FaultyDisk, Callable[[T], None]], Outcome]
-Check = Callable[[FaultyDisk, list[T]], Outcome]
+BodyResult = Coroutine[Any, Any, None] | None
+Body = Callable[[FaultyDisk, Callable[[T], None]], BodyResult]
+Check = Callable[[FaultyDisk, list[T]], BodyResult]
 
 
 class MakeDisk(Protocol):
@@ -135,7 +135,7 @@ class _Explorer:
                     error.add_note(_how_to_replay(disk, self._seed, point, state, kind))
                     raise
 
-    def _await(self, outcome: Outcome) -> None:
+    def _await(self, outcome: BodyResult) -> None:
         if outcome is not None:
             self._run(outcome)
 

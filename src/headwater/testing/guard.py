@@ -1,18 +1,29 @@
-"""While a simulation runs, whoever reaches outside meets `SimulationEscape`.
+"""While a simulation runs, code that reaches outside gets `SimulationEscape`.
 
 Two nets, because neither catches all:
 
 - the interpreter's audit events catch sockets and processes, and in newer versions threads and
   real sleeping, in any code, also in libraries that the code under test calls;
-- clocks and sources of chance raise no such event, so their functions are replaced for as long
-  as the guard stands. Libraries may still use them (a logger stamps its lines); code of
-  Headwater may not. Starting a thread and sleeping are replaced for everybody.
+- clocks and random sources raise no such event, so their functions are replaced while the
+  guard is active. Libraries may still use them (a logger stamps its lines); code of Headwater
+  may not. Starting a thread and sleeping are replaced for all code.
 
 An escape also ends the simulation when the code swallows the error: the guard reports it.
 
 Not caught here: `datetime.now` (a C type's method; the check of layers forbids it in the
-source), a reference to a clock taken before the guard stood (forbidden likewise), and native
-code with threads of its own. Stores that bring such a runtime ask `Runtime.outside_allowed`.
+source), a reference to a clock taken before the guard was active (forbidden likewise), and
+native code with threads of its own. Stores with such threads check `Runtime.outside_allowed`.
+
+The errors of a simulation:
+
+    SimulationError          the simulation itself cannot go on
+    ├── Deadlock             nothing is ready, no timer is set, and the work is not done
+    ├── LimitReached         more steps or more virtual time than the simulation allows
+    ├── UnhandledFailure     a task failed and no code awaited it
+    └── SimulationEscape     code reached outside: a thread, a socket, a real clock
+
+None of these is a `HeadwaterError`: code under test must not treat a broken simulation as a
+failed request and try it again.
 """
 
 from __future__ import annotations
@@ -26,7 +37,30 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
-from headwater.testing.sim_errors import SimulationError, SimulationEscape
+
+class SimulationError(Exception):
+    """The simulation itself cannot go on."""
+
+
+class Deadlock(SimulationError):
+    """Nothing is ready, no timer is set, and the work is not done."""
+
+
+class LimitReached(SimulationError):
+    """More steps or more virtual time than the simulation allows."""
+
+
+class UnhandledFailure(SimulationError):
+    """A task failed and nobody awaited it."""
+
+
+class SimulationEscape(SimulationError):
+    """Code reached outside the simulation."""
+
+
+class ProcessKilled(BaseException):
+    """Unwinds the code of a process that died in the middle of a call."""
+
 
 _GUARDED: Final = "headwater"
 _OWN_MODULES: Final = frozenset(

@@ -31,10 +31,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from headwater.core.runtime import Runtime, installed
-from headwater.testing.guard import guarded
-from headwater.testing.sim_errors import ProcessKilled
+from headwater.testing.guard import ProcessKilled, guarded
 from headwater.testing.sim_loop import MAX_STEPS, MAX_VIRTUAL_S, STALL_MAX_S, SimLoop
-from headwater.testing.sim_task import GROUP, Group
+from headwater.testing.sim_task import GROUP, SimGroup
 
 T = TypeVar("T")
 
@@ -279,7 +278,7 @@ class Process:
         return self.alive
 
 
-class _ProcessGroup(Group):
+class _ProcessGroup(SimGroup):
     def __init__(self, name: str, process: Process) -> None:
         super().__init__(name)
         self.process = process

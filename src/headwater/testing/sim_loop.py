@@ -24,14 +24,14 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Final, NoReturn, TypeVar, TypeVarTuple, Unpack
 
-from headwater.testing.sim_errors import (
+from headwater.testing.guard import (
     Deadlock,
     LimitReached,
     SimulationError,
     SimulationEscape,
     UnhandledFailure,
 )
-from headwater.testing.sim_task import GROUP, Group, SimHandle, SimTask, SimTimer, abandon, where
+from headwater.testing.sim_task import GROUP, SimGroup, SimHandle, SimTask, SimTimer, abandon, where
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -304,7 +304,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         if self._failure is not None:
             raise self._failure
 
-    def _hold(self, group: Group, handle: SimHandle | SimTimer) -> bool:
+    def _hold(self, group: SimGroup, handle: SimHandle | SimTimer) -> bool:
         """Whether a group that is dead or frozen keeps this handle from running."""
         if not group.alive:
             return True

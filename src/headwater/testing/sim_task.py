@@ -17,7 +17,7 @@ _AWAIT_DEPTH: Final = 200
 _CLOSE_ATTEMPTS: Final = 100
 
 
-class Group:
+class SimGroup:
     """Tasks that live and die together; every task spawned inside belongs to it."""
 
     def __init__(self, name: str) -> None:
@@ -55,7 +55,7 @@ class Group:
                 waiter.set_result(None)
 
 
-GROUP: contextvars.ContextVar[Group | None] = contextvars.ContextVar(
+GROUP: contextvars.ContextVar[SimGroup | None] = contextvars.ContextVar(
     "headwater_sim_group", default=None
 )
 """The group of the running code. Tasks and callbacks inherit it with their context."""
@@ -78,7 +78,7 @@ class SimTask(asyncio.Task[T_co]):
     ) -> None:
         # All of this first: asyncio's own __init__ already schedules the first step.
         self._number = number
-        self.group: Group | None = context.get(GROUP)
+        self.group: SimGroup | None = context.get(GROUP)
         self.home = context
         self.mark = zlib.crc32(name.encode())
         self.rank = rank
@@ -98,7 +98,7 @@ class SimHandle(asyncio.Handle):
         call: Callable[..., object],
         args: tuple[Any, ...],
         home: contextvars.Context,
-        group: Group | None,
+        group: SimGroup | None,
         task: SimTask[Any] | None,
     ) -> None:
         self.call = call
@@ -146,7 +146,7 @@ class SimTimer(asyncio.TimerHandle):
         self.call = call
         self.args = args
         self.home = home
-        self.group: Group | None = home.get(GROUP)
+        self.group: SimGroup | None = home.get(GROUP)
         self.task: SimTask[Any] | None = None
         self.dropped = False
 

@@ -1,30 +1,28 @@
-"""Runs scenarios by the thousand: resumable, in several processes, every failure with its seed.
+"""Running scenarios many times: each round a seed, resumable, on several processes.
 
-A scenario is a function of a seed that raises when something is wrong. Round *i* of a run with
-base seed *s* has seed *s + i*, so one number names a history and a failure repeats by it alone:
-
-    make torture ROOM=store SCENARIO=register SEED=1234 ROUNDS=1
-
-How far a run came is kept in one small file a scenario. It only counts rounds below which
-none is missing: an interrupted run repeats a few rounds and skips none.
+A worker process that dies loses no round: its rounds are given out again one by one, until the
+seed that kills the process is found.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
-from typing import Any, Final
-
-from headwater.testing.torture_workers import Chunk, Crew, Failures, Inline
+from typing import Any, Final, NamedTuple
 
 STATE_DIR: Final = Path(".torture")
 FAILURES_MAX: Final = 10
@@ -125,7 +123,7 @@ def run_scenarios(
         return max(_replay(scenario, seed) for scenario in chosen)
     worst = PASSED
     for scenario in chosen:
-        run = Progress(scenario, rounds or scenario.rounds, state_dir)
+        run = ScenarioProgress(scenario, rounds or scenario.rounds, state_dir)
         run.resume(seed=seed, fresh=fresh)
         try:
             run.go(jobs)
@@ -151,7 +149,7 @@ def _replay(scenario: Scenario, seed: int) -> int:
     return PASSED
 
 
-class Progress:
+class ScenarioProgress:
     """One scenario's way from its first round to its last."""
 
     def __init__(self, scenario: Scenario, rounds: int, state_dir: Path) -> None:
@@ -188,11 +186,11 @@ class Progress:
         if self._given >= self._rounds:
             return
         self._began_s = self._saved_s = time.monotonic()
-        workers: Crew | Inline
+        workers: WorkerPool | InlineWorkers
         if jobs > 1:
-            workers = Crew(self._scenario.run, jobs, multiprocessing.get_context("spawn"))
+            workers = WorkerPool(self._scenario.run, jobs, multiprocessing.get_context("spawn"))
         else:
-            workers = Inline(self._scenario.run)
+            workers = InlineWorkers(self._scenario.run)
         with contextlib.closing(workers), _shown(str(self._scenario), self._rounds) as show:
             for chunk, failures, took_s in workers.work(self._next_chunk):
                 self.take(chunk, failures, took_s)
@@ -223,15 +221,15 @@ class Progress:
     def _rate(self) -> float:
         return self._ran / max(time.monotonic() - self._began_s, 1e-9)
 
-    def _next_chunk(self) -> Chunk | None:
+    def _next_chunk(self) -> SeedRange | None:
         if self._given >= self._rounds or len(self._state.failures) >= FAILURES_MAX:
             return None
         count = min(self._chunk_rounds, self._rounds - self._given)
-        chunk = Chunk(self._state.base_seed + self._given, count)
+        chunk = SeedRange(self._state.base_seed + self._given, count)
         self._given += count
         return chunk
 
-    def take(self, chunk: Chunk, failures: Failures, took_s: float) -> None:
+    def take(self, chunk: SeedRange, failures: Failures, took_s: float) -> None:
         """Count a chunk that is done; chunks come in any order."""
         self._ran += chunk.rounds
         self._ahead[chunk.first - self._state.base_seed] = chunk.rounds
@@ -276,3 +274,141 @@ def _shown(title: str, rounds: int) -> Iterator[Show]:
             )
 
     yield line
+
+
+_STOP_WAIT_S: Final = 5.0
+_TEXT_MAX_CHARS: Final = 12_000
+
+Run = Callable[[int], object]
+Failures = list[tuple[int, str]]
+"""Seeds, each with one line that names its error and then the whole traceback."""
+
+
+class SeedRange(NamedTuple):
+    """Rounds given out together: `rounds` seeds from `first` on."""
+
+    first: int
+    rounds: int
+
+
+class RangeResult(NamedTuple):
+    """What came of a chunk: failing seeds with what they raised, and how long it took."""
+
+    chunk: SeedRange
+    failures: Failures
+    took_s: float
+
+
+def run_chunk(run: Run, chunk: SeedRange) -> RangeResult:
+    """Run every seed of a chunk; a failure does not stop the others."""
+    began_s = time.monotonic()
+    failures: Failures = []
+    # What a simulated store does wrong is no news here, and would hide the progress.
+    logger = logging.getLogger("headwater")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        for seed in range(chunk.first, chunk.first + chunk.rounds):
+            try:
+                run(seed)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:
+                headline = traceback.format_exception_only(error)[0].strip()
+                text = traceback.format_exc()[-_TEXT_MAX_CHARS:]
+                failures.append((seed, f"{headline}\n{text}"))
+    finally:
+        logger.setLevel(level)
+    return RangeResult(chunk, failures, time.monotonic() - began_s)
+
+
+class InlineWorkers:
+    """Runs the rounds here, one after the other."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def work(self, next_chunk: Callable[[], SeedRange | None]) -> Iterator[RangeResult]:
+        """Every chunk that `next_chunk` gives, done."""
+        while (chunk := next_chunk()) is not None:
+            yield run_chunk(self._run, chunk)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class WorkerPool:
+    """Runs the rounds in other processes, which start from scratch and so share no thread."""
+
+    def __init__(self, run: Run, size: int, context: SpawnContext) -> None:
+        self._run = run
+        self._context = context
+        self._members: dict[Connection, SpawnProcess] = {}
+        self._busy: dict[Connection, SeedRange] = {}
+        self._again: deque[SeedRange] = deque()
+        for _ in range(size):
+            self._hire()
+
+    def work(self, next_chunk: Callable[[], SeedRange | None]) -> Iterator[RangeResult]:
+        """Every chunk that `next_chunk` gives, done, in the order in which they end."""
+        while True:
+            for member in [m for m in self._members if m not in self._busy]:
+                chunk = self._again.popleft() if self._again else next_chunk()
+                if chunk is not None:
+                    member.send(chunk)
+                    self._busy[member] = chunk
+            if not self._busy:
+                return
+            for ready in wait(list(self._busy)):
+                assert isinstance(ready, Connection)
+                done = self._hear(ready)
+                if done is not None:
+                    yield done
+
+    def close(self) -> None:
+        """End the crew."""
+        for member, process in self._members.items():
+            process.terminate()
+            member.close()
+        for process in self._members.values():
+            process.join(_STOP_WAIT_S)
+        self._members.clear()
+        self._busy.clear()
+
+    def _hire(self) -> None:
+        here, there = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(there, self._run), daemon=True)
+        process.start()
+        there.close()
+        self._members[here] = process
+
+    def _hear(self, member: Connection) -> RangeResult | None:
+        chunk = self._busy.pop(member)
+        try:
+            done = member.recv()
+        except (EOFError, ConnectionError):
+            return self._bury(member, chunk)
+        assert isinstance(done, RangeResult)
+        return done
+
+    def _bury(self, member: Connection, chunk: SeedRange) -> RangeResult | None:
+        process = self._members.pop(member)
+        member.close()
+        process.join(_STOP_WAIT_S)
+        self._hire()
+        if chunk.rounds == 1:
+            text = f"the process that ran it died with exit code {process.exitcode}"
+            return RangeResult(chunk, [(chunk.first, text)], 0.0)
+        self._again.extend(SeedRange(chunk.first + n, 1) for n in range(chunk.rounds))
+        return None
+
+
+def _serve(there: Connection, run: Run) -> None:
+    # An interrupt is for whoever gives out the work; it ends its crew itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        try:
+            chunk = there.recv()
+        except EOFError:
+            return
+        there.send(run_chunk(run, chunk))

@@ -26,31 +26,30 @@ from typing import TYPE_CHECKING
 from headwater.front import exports
 
 if TYPE_CHECKING:
-    from headwater.tier.cache import Outcome, TierCache
+    from headwater.tier.cache import EventOutcome, TierCache
     from headwater.tier.errors import EventRejected, EventUndecodable, NotReady
+    from headwater.tier.event_codec import decode_event, encode_event, metadata_partition_for
     from headwater.tier.events import (
         MetadataEvent,
         PartitionDelete,
         PartitionDeleteState,
+        SegmentId,
         SegmentMetadata,
         SegmentState,
         SegmentUpdate,
-        decode_event,
-        encode_event,
-        metadata_partition_for,
+        TopicIdPartition,
     )
-    from headwater.tier.identity import SegmentId, TopicIdPartition
     from headwater.tier.manager import ManagerConfig, TopicMetadataManager
     from headwater.tier.segment_cover import CoverPiece, cover, gaps
 
 __all__ = [
     "CoverPiece",
+    "EventOutcome",
     "EventRejected",
     "EventUndecodable",
     "ManagerConfig",
     "MetadataEvent",
     "NotReady",
-    "Outcome",
     "PartitionDelete",
     "PartitionDeleteState",
     "SegmentId",
@@ -70,11 +69,11 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "cache": "Outcome TierCache",
+        "cache": "EventOutcome TierCache",
         "errors": "EventRejected EventUndecodable NotReady",
-        "events": "MetadataEvent PartitionDelete PartitionDeleteState SegmentMetadata "
-        "SegmentState SegmentUpdate decode_event encode_event metadata_partition_for",
-        "identity": "SegmentId TopicIdPartition",
+        "event_codec": "decode_event encode_event metadata_partition_for",
+        "events": "MetadataEvent PartitionDelete PartitionDeleteState SegmentId SegmentMetadata "
+        "SegmentState SegmentUpdate TopicIdPartition",
         "manager": "ManagerConfig TopicMetadataManager",
         "segment_cover": "CoverPiece cover gaps",
     },

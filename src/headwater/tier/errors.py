@@ -21,7 +21,7 @@ Corrupt
 from __future__ import annotations
 
 from headwater.core.errors import Conflict, Corrupt, Damaged, NotFound, Refused, Unavailable
-from headwater.tier.identity import SegmentId
+from headwater.tier.events import SegmentId
 
 
 class NotReady(Unavailable):

@@ -1,18 +1,22 @@
-"""A cover: which segment each LSN is read from, so that none is read twice.
+"""A cover: which segment each LSN is read from, so that no LSN is read twice.
 
-Several finished segments may hold the same LSN: a leader that took over copies again what its
-predecessor had copied, and small segments are merged. Of those, the one that holds the LSN under
-the newest epoch is right, because an older leader may have gone on without knowing that it was
-over; within an epoch all are the same, and the one that finished last is the one that stays.
+Several finished segments may hold the same LSN: a new leader copies again what its predecessor
+copied, and small segments are merged. The segment that holds the LSN under the newest epoch
+counts, because an older leader may have continued after it was replaced. Within an epoch all
+copies are equal, and the one that finished last counts.
+
+`walk_cover` and `walk_segments` read long covers and many segments in parts and yield to the
+event loop in between: a million segments in one call would block it for seconds.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, Protocol, TypeVar
 
-from headwater.tier.events.event import SegmentMetadata
+from headwater.core import runtime
+from headwater.tier.events import SegmentMetadata
 
 
 class CoverPiece(NamedTuple):
@@ -102,3 +106,100 @@ def _extend(pieces: list[CoverPiece], segment: SegmentMetadata, lsns: range) -> 
         pieces[-1] = CoverPiece(segment, range(pieces[-1].lsns.start, lsns.stop))
     else:
         pieces.append(CoverPiece(segment, lsns))
+
+
+T = TypeVar("T")
+END_LSN: Final = (1 << 63) - 1
+SEGMENTS_AT_ONCE: Final = 1_000
+"""About ten milliseconds' worth."""
+
+
+class CoverInParts(Protocol):
+    """What tells a cover bit by bit."""
+
+    def cover_part(
+        self, first_lsn: int, end_lsn: int, most_segments: int
+    ) -> tuple[list[CoverPiece], int]:
+        """The first pieces of a cover, from about so many segments, and the LSN at which it goes
+        on, which is `end_lsn` if it does not."""
+
+
+class SegmentsInParts(Protocol):
+    """What tells segments bit by bit."""
+
+    def segments_part(
+        self, first_lsn: int, most_segments: int
+    ) -> tuple[list[SegmentMetadata], int | None]:
+        """About so many of those that are listed and start at an LSN or after it, in order of
+        their start offsets, and the LSN at which it goes on; None if it does not."""
+
+
+async def with_pauses(items: Iterable[T]) -> AsyncGenerator[T, None]:
+    """Items that are at hand, with a pause for others after some of them."""
+    for number, item in enumerate(items, start=1):
+        yield item
+        if number % SEGMENTS_AT_ONCE == 0:
+            await runtime.sleep(0)
+
+
+async def walk_segments(metadata: SegmentsInParts) -> AsyncGenerator[SegmentMetadata, None]:
+    """All segments that are listed, in order of their start offsets, found some at a time.
+
+    What is listed or forgotten behind the one who walks is not noticed.
+    """
+    at: int | None = 0
+    while at is not None:
+        part, at = metadata.segments_part(at, SEGMENTS_AT_ONCE)
+        for segment in part:
+            yield segment
+        if at is not None:
+            await runtime.sleep(0)
+
+
+async def walk_cover(
+    metadata: CoverInParts, first_lsn: int, end_lsn: int
+) -> AsyncGenerator[CoverPiece, None]:
+    """The pieces of a cover, found some at a time.
+
+    Each LSN is told of as it was at one moment. Where nobody but the one who walks changes what is
+    known, all of it is the cover of that moment.
+    """
+    at = first_lsn
+    held: CoverPiece | None = None
+    while at < end_lsn:
+        pieces, at = metadata.cover_part(at, end_lsn, SEGMENTS_AT_ONCE)
+        for piece in pieces:
+            if held is not None and _goes_on(held, piece):
+                piece = CoverPiece(piece.segment, range(held.lsns.start, piece.lsns.stop))
+            elif held is not None:
+                yield held
+            held = piece
+        if at < end_lsn:
+            await runtime.sleep(0)
+    if held is not None:
+        yield held
+
+
+def _goes_on(before: CoverPiece, after: CoverPiece) -> bool:
+    """Whether two pieces are one that was cut where the walk paused."""
+    same = before.segment.segment_id == after.segment.segment_id
+    return same and before.lsns.stop == after.lsns.start
+
+
+class KnownPartition(CoverInParts, Protocol):
+    """What is known of a partition by its events."""
+
+    async def refresh(self) -> None:
+        """Ask how far the log of events goes now, and wait until all of it is applied here."""
+
+
+class RefreshedCover:
+    """A `Covering` that asks first how far the events go: `RefreshedCover(ManagedPartition(…))`."""
+
+    def __init__(self, partition: KnownPartition) -> None:
+        self._partition = partition
+
+    async def __call__(self, first_lsn: int, end_lsn: int) -> Sequence[CoverPiece]:
+        """The cover of [first_lsn, end_lsn); `NotReady` if it is not known how far events go."""
+        await self._partition.refresh()
+        return [piece async for piece in walk_cover(self._partition, first_lsn, end_lsn)]

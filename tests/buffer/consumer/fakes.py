@@ -12,17 +12,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from headwater.buffer.batch import Batch, encode_batch
-from headwater.buffer.calls import Call, Calls
+from headwater.buffer.batch import Batch, Call, Calls, encode_batch
 from headwater.buffer.queue.contract import (
     Collected,
     Collector,
     Counters,
     Descriptor,
-    Looker,
+    QueueConsumer,
+    QueueReader,
     QueueState,
     Retention,
-    Taker,
     TimeBy,
     Uncounted,
 )
@@ -137,7 +136,7 @@ class KeyFaults(MemoryBackend):
         return await super().get(key, byte_range)
 
 
-class FakeTaker(Taker):
+class FakeTaker(QueueConsumer):
     def __init__(self, queue: FakeQueue) -> None:
         self.queue = queue
         self.counters = Counters()
@@ -201,7 +200,7 @@ class FakeTaker(Taker):
         self._pending = len(self.queue.entries) - self.queue.acked
 
 
-class FakeLooker(Looker):
+class FakeLooker(QueueReader):
     def __init__(self, queue: FakeQueue) -> None:
         self.queue = queue
 
@@ -273,10 +272,10 @@ class FakeStream(Stream):
     async def settled(self) -> Stream:
         return self
 
-    def taker(self, partition: int) -> Taker:
+    def taker(self, partition: int) -> QueueConsumer:
         return FakeTaker(self.queue)
 
-    def looker(self, partition: int) -> Looker:
+    def looker(self, partition: int) -> QueueReader:
         return FakeLooker(self.queue)
 
     def collector(self, partition: int) -> Collector:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headwater.buffer.batch import Batch
-from headwater.buffer.calls import Call, Calls
+from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.compression import Compression
-from headwater.buffer.queue.contract import NewBatch, Placed
-from headwater.buffer.queue.v1.items import pack_calls
+from headwater.buffer.queue.contract import AppendedBatch, NewBatch
+from headwater.buffer.queue.v1.manifest_format import pack_calls
 from headwater.buffer.records import from_values
 from headwater.buffer.stream import Stream
 from headwater.core import runtime
@@ -19,7 +18,7 @@ async def produce(
     *batches: Sequence[bytes],
     partition: int = 0,
     inline: bool = False,
-) -> list[Placed]:
+) -> list[AppendedBatch]:
     """Append batches of these values, uploaded or riding in their entries."""
     appender = stream.appender(partition, f"p-{runtime.new_ulid()}")
     await appender.open()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.consumer import frontier
+from headwater.buffer.consumer import ownership
 from headwater.core.errors import LimitExceeded, OutcomeUnknown, Refused, Unavailable
 from headwater.core.limits import ACKS_PER_DEQUEUE
 from tests.buffer.consumer.fakes import FakeQueue
@@ -18,7 +18,7 @@ async def test_whoever_never_acknowledges_is_told_and_goes_on_once_something_is(
     await queue.add_many(5)
     consumer = await opened(queue)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frontier, "UNACKED_MAX_BATCHES", 3)
+        patch.setattr(ownership, "UNACKED_MAX_BATCHES", 3)
         assert await sequence_of_next(consumer) == 0
         assert [one.sequence for one in await consumer.next_descriptors(5)] == [1, 2]
         for ask in (consumer.next_batch, lambda: consumer.next_descriptors(1)):

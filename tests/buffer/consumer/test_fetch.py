@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headwater.buffer import v1_batch
 from headwater.buffer.compression import Compression
-from headwater.buffer.consumer import FetchHandle, Metadata, UnreadableBatch
+from headwater.buffer.consumer import CallMetadata, FetchHandle, UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor
-from headwater.buffer.v1_manifest import Entry, Manifest, encode_manifest
-from headwater.buffer.v1_manifest import MetadataItem as Item
+from headwater.buffer.queue.v1 import batch_format
+from headwater.buffer.queue.v1.manifest_format import Manifest, ManifestEntry, encode_manifest
+from headwater.buffer.queue.v1.manifest_format import MetadataItem as Item
 from headwater.core import runtime
 from headwater.core.errors import Denied, NotSupported, Unavailable
 from headwater.core.limits import DECODE_INLINE_BYTES
@@ -33,7 +33,7 @@ def handle_of(queue: FakeQueue) -> FetchHandle:
 
 def packed(*items: Item) -> bytes:
     """The items of an entry as its manifest has them."""
-    data = encode_manifest(Manifest((Entry(0, "", items),), next_sequence=1))
+    data = encode_manifest(Manifest((ManifestEntry(0, "", items),), next_sequence=1))
     return data[18:-22]
 
 
@@ -44,7 +44,7 @@ async def test_two_fetches_of_one_descriptor_give_equal_batches() -> None:
     first, second = await asyncio.gather(*(handle_of(queue).fetch(descriptor) for _ in range(2)))
     assert first.records.equals(second.records)
     assert first.entries == second.entries == [b"a", None]
-    assert first.metadata == second.metadata == [Metadata(0, 5, b"m")]
+    assert first.metadata == second.metadata == [CallMetadata(0, 5, b"m")]
     assert first.lsns.to_pylist() == [1, 2]
     assert (first.sequence, first.first_lsn, first.last_lsn) == (0, 1, 2)
 
@@ -74,7 +74,7 @@ def test_a_batch_with_other_rows_than_its_entry_says_is_noticed(format_: str) ->
         queue = FakeQueue()
         descriptor = await queue.add([b"a", b"b"])
         if format_ == "v1":
-            await queue.store.put(descriptor.location, v1_batch.encode_batch([b"a", b"b"]))
+            await queue.store.put(descriptor.location, batch_format.encode_batch([b"a", b"b"]))
         wrong = msgspec.structs.replace(descriptor, rows=3, format=format_)
         with pytest.raises(UnreadableBatch, match="holds 2 records, and the queue says 3"):
             await handle_of(queue).fetch(wrong)
@@ -130,15 +130,15 @@ async def test_a_location_that_can_be_no_key_is_an_unreadable_batch() -> None:
 @virtual
 async def test_published_batches_come_with_the_items_of_their_entry() -> None:
     store = Store(MemoryBackend())
-    await store.put("batches/a", v1_batch.encode_batch([b"x", b"y", b"z"]))
+    await store.put("batches/a", batch_format.encode_batch([b"x", b"y", b"z"]))
     items = (Item(1, 10, b"first"), Item(1, 11, b"holds"), Item(2, 20, b"last"))
     descriptor = Descriptor(0, "batches/a", 1, 3, 30, 7, 20, format="v1", calls=packed(*items))
     batch = await FetchHandle(store, stream="orders", partition=0).fetch(descriptor)
     assert batch.entries == [b"x", b"y", b"z"]
     assert batch.metadata == [
-        Metadata(1, 10, b"first"),
-        Metadata(1, 11, b"holds"),
-        Metadata(2, 20, b"last"),
+        CallMetadata(1, 10, b"first"),
+        CallMetadata(1, 11, b"holds"),
+        CallMetadata(2, 20, b"last"),
     ]
     times, metadata = batch.calls.per_record(3)
     assert metadata.to_pylist() == [None, b"holds", b"last"]
@@ -148,7 +148,7 @@ async def test_published_batches_come_with_the_items_of_their_entry() -> None:
 @virtual
 async def test_published_batches_without_items_have_the_time_of_their_entry() -> None:
     store = Store(MemoryBackend())
-    await store.put("batches/a", v1_batch.encode_batch([b"x"]))
+    await store.put("batches/a", batch_format.encode_batch([b"x"]))
     descriptor = Descriptor(0, "batches/a", 1, 1, 30, 7, 7, format="v1")
     batch = await FetchHandle(store, stream="orders", partition=0).fetch(descriptor)
     assert batch.metadata == []
@@ -173,7 +173,7 @@ def test_a_published_batch_without_records_is_looked_at_if_it_has_bytes(
     async def run() -> None:
         store = Store(MemoryBackend())
         handle = FetchHandle(store, stream="orders", partition=0)
-        good = v1_batch.encode_batch([], compression)
+        good = batch_format.encode_batch([], compression)
         await store.put("batches/a", good)
         descriptor = Descriptor(0, "batches/a", 1, 0, len(good), 0, 0, format="v1")
         assert len(await handle.fetch(descriptor)) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.consumer.frontier import Frontier
+from headwater.buffer.consumer.ownership import Frontier
 from headwater.buffer.queue.contract import Descriptor
 from headwater.core.errors import Refused
 from headwater.core.limits import ACKS_PER_DEQUEUE

@@ -6,8 +6,8 @@ from unittest import mock
 
 import pytest
 
-from headwater.buffer.consumer import Consumer, GroupRegister, Lag, Ownership, Place, lag
-from headwater.buffer.consumer.backlog import lag_behind
+from headwater.buffer.consumer import Consumer, GroupRegister, Lag, Ownership, QueuePosition, lag
+from headwater.buffer.consumer.metrics import lag_behind
 from headwater.core import limits, runtime
 from headwater.core.errors import NotFound, RolledBack
 from tests.buffer.consumer.fakes import FakeLooker, FakeQueue
@@ -113,13 +113,13 @@ async def test_a_groups_own_position_counts_also_within_a_batch() -> None:
     stream = queue.stream()
     with pytest.raises(NotFound, match=r"'audit' has no position .* which no group owns"):
         await lag(stream, group="audit")
-    await GroupRegister(stream, 0, "audit").begin(Place(1, 4))
+    await GroupRegister(stream, 0, "audit").begin(QueuePosition(1, 4))
     found = await lag(stream, group="audit")
     assert (found.batches, found.records) == (2, 3)
     owner = await Ownership.open(stream, 0, "billing", gc=False)
     await owner.acknowledge(0)
     assert (await lag(stream, group="billing")).records == 4
-    await GroupRegister(stream, 0, "billing").advance(Place(1, 4))
+    await GroupRegister(stream, 0, "billing").advance(QueuePosition(1, 4))
     assert (await lag(stream, group="billing")).records == 3
 
 
@@ -128,7 +128,7 @@ async def test_a_group_that_stands_beyond_the_end_is_not_taken_for_one_that_keep
     queue = FakeQueue()
     await queue.add_many(3)
     stream = queue.stream()
-    await GroupRegister(stream, 0, "audit").begin(Place(4, 9))
+    await GroupRegister(stream, 0, "audit").begin(QueuePosition(4, 9))
     with pytest.raises(RolledBack, match=r"'audit' stands at batch 3 .* whose next one is 3"):
         await lag(stream, group="audit")
     await queue.add_many(1)
@@ -141,14 +141,14 @@ async def test_a_group_that_goes_on_while_it_is_asked_for_has_no_lag_below_zero(
     await queue.add_many(1)
     stream = queue.stream()
     register = GroupRegister(stream, 0, "audit")
-    await register.begin(Place(0, 1))
+    await register.begin(QueuePosition(0, 1))
     looker = stream.looker(0)
     state = type(looker).state
 
     async def late(asked: FakeLooker) -> object:
         found = await state(asked)
         await queue.add_many(1)
-        await register.advance(Place(2, 5))
+        await register.advance(QueuePosition(2, 5))
         return found
 
     with mock.patch.object(FakeLooker, "state", late):

@@ -18,7 +18,7 @@ from headwater.buffer.consumer import (
     list_dead_letters,
     read_async,
 )
-from headwater.buffer.consumer.fetch import FetchHandle
+from headwater.buffer.consumer.fetcher import FetchHandle
 from headwater.buffer.queue.contract import Descriptor, Uncounted
 from headwater.buffer.stream import Stream, create_stream
 from headwater.core.errors import Corrupt

@@ -13,12 +13,12 @@ from headwater.buffer.consumer import (
     Follower,
     GroupRegister,
     Ownership,
-    Place,
+    QueuePosition,
     TakenOver,
     UnreadableBatch,
+    compact_descriptor,
     list_dead_letters,
     lsn_at_time,
-    shipped,
 )
 from headwater.buffer.queue.contract import Uncounted
 from headwater.buffer.stream import Stream, create_stream
@@ -152,12 +152,12 @@ async def test_a_group_begins_once_and_moves_forward_only() -> None:
     await queue.add_many(5)
     group = GroupRegister(queue.stream(), 0, "audit")
     assert await group.read() is None
-    begun = await asyncio.gather(group.begin(Place(1, 4)), group.begin(Place(3, 9)))
+    begun = await asyncio.gather(group.begin(QueuePosition(1, 4)), group.begin(QueuePosition(3, 9)))
     assert begun[0] == begun[1] == await group.read()
-    await group.advance(Place(4, 13))
-    await group.advance(Place(4, 14))
-    await group.advance(Place(4, 13))
-    await group.advance(Place(2, 7))
+    await group.advance(QueuePosition(4, 13))
+    await group.advance(QueuePosition(4, 14))
+    await group.advance(QueuePosition(4, 13))
+    await group.advance(QueuePosition(2, 7))
     kept = await group.read()
     assert kept is not None
     assert (kept.next_sequence, kept.lsn) == (4, 14)
@@ -170,18 +170,18 @@ async def test_a_group_begins_once_and_moves_forward_only() -> None:
 async def test_a_group_that_takes_over_behind_what_is_acknowledged_is_noted_as_such() -> None:
     stream = FakeQueue().stream()
     group = GroupRegister(stream, 0, "audit")
-    await group.begin(Place(1, 4))
-    await group.owns_from(Place(3, 9))
+    await group.begin(QueuePosition(1, 4))
+    await group.owns_from(QueuePosition(3, 9))
     # What the queue has acknowledged is another's work, also when the group loses it again.
-    kept = await group.owned_until(Place(3, 9))
+    kept = await group.owned_until(QueuePosition(3, 9))
     assert (kept.next_sequence, kept.behind) == (1, True)
-    await group.advance(Place(2, 7), behind=True)
-    kept = await group.advance(Place(3, 9))
+    await group.advance(QueuePosition(2, 7), behind=True)
+    kept = await group.advance(QueuePosition(3, 9))
     assert (kept.next_sequence, kept.behind) == (3, False)
-    kept = await group.owned_until(Place(5, 20))
+    kept = await group.owned_until(QueuePosition(5, 20))
     assert (kept.next_sequence, kept.lsn) == (5, 20)
     # Also where it is not behind yet: the owner may acknowledge more before it is fenced.
-    await group.owns_from(Place(5, 20))
+    await group.owns_from(QueuePosition(5, 20))
     stored = await group.read()
     assert stored is not None
     assert stored.behind
@@ -194,7 +194,7 @@ def test_small_descriptors_fetch_the_same_batches(on_a_stream: Callable[[Test], 
         await produce(stream, [b"d"])
         found = await stream.looker(0).after(None, 10)
         handle = FetchHandle(stream.store, stream="orders", partition=0)
-        small = [shipped(descriptor) for descriptor in found]
+        small = [compact_descriptor(descriptor) for descriptor in found]
         assert [one.inline for one in small] == ([b"", b"", None] if rides else [None] * 3)
         assert all(len(msgspec.msgpack.encode(one)) < 400 for one in small)
         await runtime.sleep(5)  # what is kept beside the appends is written by then
@@ -214,12 +214,12 @@ async def test_a_batch_that_came_after_its_chunk_was_read_is_found() -> None:
     handle = FetchHandle(stream.store, stream="orders", partition=0)
     await produce(stream, [b"a"], inline=True)
     (first,) = await stream.looker(0).after(None, 10)
-    await handle.fetch(shipped(first))
+    await handle.fetch(compact_descriptor(first))
     await produce(stream, [b"b"], inline=True)
     second = (await stream.looker(0).after(0, 10))[0]
     assert second.location == first.location
-    assert (await handle.fetch(shipped(second))).entries == [b"b"]
-    missing = msgspec.structs.replace(shipped(second), batch_id="0" * 26)
+    assert (await handle.fetch(compact_descriptor(second))).entries == [b"b"]
+    missing = msgspec.structs.replace(compact_descriptor(second), batch_id="0" * 26)
     with pytest.raises(UnreadableBatch, match="is not in"):
         await handle.fetch(missing)
 

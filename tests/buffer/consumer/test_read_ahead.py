@@ -7,8 +7,8 @@ import contextlib
 
 import pytest
 
-from headwater.buffer.consumer.consumed import ConsumedBatch
-from headwater.buffer.consumer.read_ahead import ReadAhead
+from headwater.buffer.consumer.consumed_batch import ConsumedBatch
+from headwater.buffer.consumer.delivery import ReadAhead
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.records import from_values
 from headwater.core import runtime

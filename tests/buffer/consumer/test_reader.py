@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 import headwater
-from headwater.buffer.batch import Batch
-from headwater.buffer.calls import Call, Calls
+from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.compression import Compression
 from headwater.buffer.consumer import Consumer, UnreadableBatch, read_async
 from headwater.buffer.producer import Producer

@@ -10,8 +10,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from headwater.buffer.batch import Batch
-from headwater.buffer.calls import Call, Calls
+from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.consumer import read_async
 from headwater.buffer.records import from_arrow
 from headwater.core import runtime

@@ -17,7 +17,7 @@ from headwater.buffer.producer import Producer
 from headwater.buffer.queue import Retention, TimeBy
 from headwater.buffer.records import INGESTED, TIMESTAMP, from_values, with_column
 from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.transaction import Attempt, Committer, Uploader
+from headwater.buffer.transaction import CommitAttempt, TransactionCommitter, Uploader
 from headwater.core import limits, runtime
 from headwater.core.errors import Refused
 from headwater.store import MemoryBackend, Store
@@ -50,10 +50,10 @@ async def _write(stream: Stream, write: Write, number: int) -> None:
             await producer.produce(values, timestamps=at, partition=write.partition)
         return
     column = pa.array(write.times, pa.int64()).cast(pa.timestamp("us", "UTC"))
-    attempt = Attempt.of_version("job", number, f"run {number}")
+    attempt = CommitAttempt.of_version("job", number, f"run {number}")
     uploader = Uploader(stream, attempt, 0)
     await uploader.add(write.partition, with_column(from_values(values), TIMESTAMP, column))
-    await Committer(stream, attempt).commit([await uploader.finish()])
+    await TransactionCommitter(stream, attempt).commit([await uploader.finish()])
 
 
 async def _scanned(stream: Stream, partition: int) -> list[tuple[int, int, int]]:

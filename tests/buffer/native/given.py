@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headwater.buffer.queue import Looker, NewBatch, Placed, Retention, TimeBy
+from headwater.buffer.queue import AppendedBatch, NewBatch, QueueReader, Retention, TimeBy
 from headwater.buffer.queue.native import (
     NativeAppender,
     NativeCollector,
@@ -15,7 +15,7 @@ from headwater.buffer.queue.native import (
 from headwater.buffer.queue.native.chunk import Chunk, Owner, decode_chunk, encode_chunk
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.core import runtime
-from headwater.core.ids import encode_ulid
+from headwater.core.runtime import encode_ulid
 from headwater.store import MemoryBackend, Store
 from headwater.store.backend import Backend
 
@@ -58,7 +58,7 @@ def batch(
     )
 
 
-async def at_time(looker: Looker, time_ms: int, by: TimeBy = "ingestion") -> int | None:
+async def at_time(looker: QueueReader, time_ms: int, by: TimeBy = "ingestion") -> int | None:
     """The sequence of the first batch of a time or later."""
     found = await looker.batch_at_time(time_ms * 1000, by)
     return None if found is None else found.sequence
@@ -102,7 +102,7 @@ class Queue:
         await appender.upload(new.batch_id, new.batch_id.encode())
         return new
 
-    async def fill(self, count: int, producer: str = "p") -> list[Placed]:
+    async def fill(self, count: int, producer: str = "p") -> list[AppendedBatch]:
         """Append so many batches, one chunk each."""
         appender = await self.opened(producer)
         places = []

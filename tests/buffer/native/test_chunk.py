@@ -26,7 +26,7 @@ from headwater.buffer.queue.native.chunk import (
 )
 from headwater.core import limits
 from headwater.core.errors import Bug, Corrupt, HeadwaterError, LimitExceeded, NotSupported
-from headwater.core.ids import encode_ulid
+from headwater.core.runtime import encode_ulid
 from tests.buffer.native.given import AT_MS, batch
 
 TOKEN = b"t" * 16

@@ -19,8 +19,8 @@ from headwater.buffer.queue.native.chunk import (
     first_chunk,
 )
 from headwater.core.errors import Corrupt, NotSupported
-from headwater.core.ids import encode_ulid
 from headwater.core.limits import MIB
+from headwater.core.runtime import encode_ulid
 from tests.buffer.native.given import batch
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headwater.buffer.queue import Resumed
+from headwater.buffer.queue import ProducerState
 from headwater.core import limits, runtime
 from headwater.store import MemoryBackend, Store
 from headwater.store.backend import Backend
@@ -90,8 +90,8 @@ async def _check_finished(given: Given) -> None:
     numbers = [meta.key async for meta in queue.store.list(f"{PREFIX}/chunks")]
     assert numbers[0] == queue.chunks.key((await queue.chunks.floors()).chunk_floor)
     await _check_nothing_lost(given)
-    assert await queue.appender("one").open() == Resumed(3, None, 4)
-    assert await queue.appender("two").open() == Resumed(4, b"last of two", 6)
+    assert await queue.appender("one").open() == ProducerState(3, None, 4)
+    assert await queue.appender("two").open() == ProducerState(4, b"last of two", 6)
 
 
 @pytest.mark.parametrize(("shape", "arrives"), [(MemoryBackend, False), (Cloud, True)])

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.buffer.queue import Placed, Resumed, Retention
+from headwater.buffer.queue import AppendedBatch, ProducerState, Retention
 from headwater.buffer.queue.native import NativeAppender
 from headwater.buffer.queue.native.chunk import Owner, encode_chunk
 from headwater.buffer.queue.native.chunks import Chunks
@@ -39,7 +39,7 @@ async def test_a_create_that_stalled_until_its_number_was_dead_lands_at_the_end(
 
     others = [("other", 3)] if goes_on else []
     backend.on("put_if_absent", f"chunks/{2:020d}", after(meanwhile))
-    place = Placed(2 + len(others), 3 + len(others))
+    place = AppendedBatch(2 + len(others), 3 + len(others))
     assert await insist(appender.append, [batch(1)]) == [place]
     assert await queue.entries() == [*others, ("p", 1)]
     assert (await queue.store.get(queue.chunks.key(2))).data  # dead, and left to the collector
@@ -57,7 +57,7 @@ async def test_what_a_stalled_writer_left_below_the_floor_is_not_added_to() -> N
     await consume_and_collect(queue)
     # A copy of the request that created it comes late: the very bytes that the producer knows.
     await queue.store.put(queue.chunks.key(1), encode_chunk(first))
-    assert await appender.append([batch(2)]) == [Placed(1, 2)]
+    assert await appender.append([batch(2)]) == [AppendedBatch(1, 2)]
     assert await queue.entries() == [("p", 2)]
 
 
@@ -74,8 +74,8 @@ async def test_a_producer_that_finds_a_dead_chunk_first_opens_in_the_living_queu
     successor, dead = queue.appender(), await queue.chunks.get(1)
     assert dead is not None
     successor._tail.adopt(dead)
-    assert await successor.open() == Resumed(2, None, 1)
-    assert await successor.append([batch(3)]) == [Placed(2, 3)]
+    assert await successor.open() == ProducerState(2, None, 1)
+    assert await successor.append([batch(3)]) == [AppendedBatch(2, 3)]
     with pytest.raises(Fenced):
         await appender.append([batch(3)])
 
@@ -97,7 +97,7 @@ async def test_a_producer_learns_nothing_from_what_a_stalled_writer_left() -> No
     # Of what the floor has passed, one chunk is deleted, and the request finds its number free.
     await queue.delete_chunk(2)
     await queue.store.put(queue.chunks.key(2), encode_chunk(late))
-    assert await queue.appender().open() == Resumed(1, None, 0)
+    assert await queue.appender().open() == ProducerState(1, None, 0)
 
 
 async def _haunted(*, entries: int, opened: list[Owner]) -> tuple[Queue, NativeAppender, Watched]:
@@ -123,7 +123,7 @@ async def _haunted(*, entries: int, opened: list[Owner]) -> tuple[Queue, NativeA
 @virtual
 async def test_batches_in_a_dead_chunk_are_no_batches_that_were_lost() -> None:
     queue, appender, _ = await _haunted(entries=5, opened=[])
-    assert await appender.append([batch(1)]) == [Placed(1, 2)]
+    assert await appender.append([batch(1)]) == [AppendedBatch(1, 2)]
     assert await queue.entries() == [("p", 1)]
 
 
@@ -166,7 +166,7 @@ async def test_what_a_stalled_writer_left_goes_and_what_it_names_stays() -> None
     await queue.fill(2, "other")
     await (await queue.taken()).dequeue(1)
     await queue.collector().collect(Retention(0), full=True)
-    assert await appender.append([new]) == [Placed(2, 3)]
+    assert await appender.append([new]) == [AppendedBatch(2, 3)]
     await queue.store.put(queue.chunks.key(1), encode_chunk(lost))
     await queue.collector().collect(Retention(0), full=True)
     assert not await queue.chunks.exists(1)
@@ -195,7 +195,7 @@ async def test_nothing_is_folded_from_a_chunk_that_was_never_in_the_queue() -> N
 
     slow._chunks.run = stall  # type: ignore[method-assign,assignment]
     await slow.collect(NOTHING_KEPT)
-    assert await queue.appender("stalled").open() == Resumed(0, None)
+    assert await queue.appender("stalled").open() == ProducerState(0, None)
 
 
 async def _left_behind(queue: Queue, number: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.queue import Resumed, Retention
+from headwater.buffer.queue import ProducerState, Retention
 from headwater.buffer.queue.native import NativeAppender
 from headwater.buffer.queue.native.forgetting import SILENT_LOOKS
 from headwater.buffer.queue.native.records import shard_name
@@ -67,7 +67,7 @@ async def test_a_forgotten_producer_is_refused_and_its_id_begins_anew() -> None:
     with pytest.raises(Fenced, match="silent for so long"):
         await forgotten.append([batch(2)])
     assert ("p", 2) not in await queue.entries()
-    assert await queue.appender().open() == Resumed(0, None, is_known=False)
+    assert await queue.appender().open() == ProducerState(0, None, is_known=False)
 
 
 @pytest.mark.parametrize("skew_days", [-8, 8])
@@ -129,7 +129,7 @@ async def test_who_is_closed_is_refused_before_its_mark_is_dropped() -> None:
     await _pass(queue)
     with pytest.raises(Fenced, match="silent for so long"):
         await sleeper.append([batch(2)])
-    assert await queue.appender("sleeper").open() == Resumed(1, None, 0)
+    assert await queue.appender("sleeper").open() == ProducerState(1, None, 0)
 
 
 @virtual
@@ -179,7 +179,7 @@ async def test_a_silent_producer_of_which_something_is_kept_is_not_forgotten() -
         report = await queue.collector().collect(Retention(None))
         assert report.producers_forgotten == 0
     await silent.append([batch(2, metadata=b"mine too")])  # nor was it told to stop
-    assert await queue.appender().open() == Resumed(2, b"mine too", 5)
+    assert await queue.appender().open() == ProducerState(2, b"mine too", 5)
 
 
 @virtual
@@ -215,7 +215,7 @@ async def test_who_said_goodbye_for_good_is_forgotten_without_a_wait_for_its_sil
     assert (await queue.appender("staying").open()).producer_sequence == 1
     for number in range(3):
         again = await queue.appender(f"passing-{number}").open()
-        assert again == Resumed(0, None, is_known=False)
+        assert again == ProducerState(0, None, is_known=False)
 
 
 @virtual
@@ -226,7 +226,7 @@ async def test_who_said_goodbye_for_good_stays_known_while_something_of_it_is_ke
     await passing.close(for_good=True)
     await queue.fill(2, "other")
     await queue.collector().collect(NOTHING_KEPT, full=True)
-    assert await queue.appender("passing").open() == Resumed(1, b"m", 0)
+    assert await queue.appender("passing").open() == ProducerState(1, b"m", 0)
 
 
 @virtual

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from headwater.buffer.queue import Placed
+from headwater.buffer.queue import AppendedBatch
 from headwater.buffer.queue.native import NativeAppender
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Unavailable
+from headwater.core.retry import RetryPolicy
 from headwater.store import PreconditionFailed
 from headwater.store.backend import Unreachable
 from tests.buffer.native.given import Queue, batch
@@ -57,7 +57,7 @@ async def test_a_lost_answer_is_settled_by_looking(operation: str, loss: Step) -
     queue, backend, appender = await _about_to(operation, policy=RetryPolicy())
     first = appender._landed + 1
     backend.on(operation, "chunks/", loss)
-    assert await appender.append([batch(first)]) == [Placed(first - 1, first)]
+    assert await appender.append([batch(first)]) == [AppendedBatch(first - 1, first)]
     assert await queue.entries() == [("p", n) for n in range(1, first + 1)]
 
 
@@ -73,7 +73,7 @@ async def test_an_outage_at_the_look_leaves_the_outcome_open(operation: str) -> 
     backend.on("get", "chunks/", fails(Unavailable("no route to host")))
     with pytest.raises(OutcomeUnknown, match="no route to host"):
         await appender.append([batch(first)])
-    assert await appender.append([batch(first)]) == [Placed(first - 1, first)]
+    assert await appender.append([batch(first)]) == [AppendedBatch(first - 1, first)]
     assert await queue.entries() == [("p", n) for n in range(1, first + 1)]
 
 
@@ -86,7 +86,7 @@ async def test_an_outage_after_some_of_a_group_landed_leaves_its_outcome_open(
     backend.on("put_if_absent", f"chunks/{2:020d}", fails(Unreachable("no route to host")))
     with pytest.raises(OutcomeUnknown, match="no route to host"):
         await appender.append([batch(1), batch(2)])
-    assert await appender.append([batch(1), batch(2)]) == [Placed(0, 1), Placed(1, 2)]
+    assert await appender.append([batch(1), batch(2)]) == [AppendedBatch(0, 1), AppendedBatch(1, 2)]
 
 
 @virtual
@@ -126,7 +126,7 @@ async def test_a_lost_answer_that_others_built_on_is_still_recognised(
     other = await queue.opened("other")
     first = appender._landed + 1
     backend.on(operation, "chunks/", lands_then_after(lambda: other.append([batch(1)]), answer))
-    assert await insist(appender.append, [batch(first)]) == [Placed(first - 1, first)]
+    assert await insist(appender.append, [batch(first)]) == [AppendedBatch(first - 1, first)]
     mine = [one for one in await queue.entries() if one[0] == "p"]
     assert mine == [("p", n) for n in range(1, first + 1)]
 
@@ -149,8 +149,8 @@ async def test_a_write_that_lands_after_its_append_was_given_up_lands_once(opera
     # Looked at, it has not landed; it lands just before the next attempt does.
     group = [batch(first), batch(first + 1)]
     assert await insist(appender.append, group) == [
-        Placed(first - 1, first),
-        Placed(first, first + 1),
+        AppendedBatch(first - 1, first),
+        AppendedBatch(first, first + 1),
     ]
     assert await queue.entries() == [("p", n) for n in range(1, first + 2)]
 
@@ -193,7 +193,7 @@ async def test_a_cancelled_append_is_settled_by_the_next_one(lands: bool) -> Non
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(5):
             await appender.append([batch(2)])
-    assert await appender.append([batch(2), batch(3)]) == [Placed(1, 2), Placed(2, 3)]
+    assert await appender.append([batch(2), batch(3)]) == [AppendedBatch(1, 2), AppendedBatch(2, 3)]
     assert await queue.entries() == [("p", 1), ("p", 2), ("p", 3)]
 
 
@@ -206,9 +206,9 @@ async def test_what_was_consumed_and_deleted_meanwhile_is_told_by_the_mark() -> 
     await consume_and_collect(queue)
     assert not await queue.chunks.exists(1)
     assert await appender.append([batch(1, rows=3), batch(2, rows=4), batch(3)]) == [
-        Placed(0, 1),
-        Placed(1, 4),
-        Placed(2, 8),
+        AppendedBatch(0, 1),
+        AppendedBatch(1, 4),
+        AppendedBatch(2, 8),
     ]
     assert await queue.entries() == [("p", 3)]
 
@@ -226,9 +226,9 @@ async def test_a_create_that_landed_was_deleted_and_came_back_is_told_by_the_mar
 
     backend.on("put_if_absent", f"chunks/{2:020d}", lands_goes_and_comes_back)
     group = [batch(2, rows=5), batch(3, rows=7)]
-    assert await insist(appender.append, group) == [Placed(1, 2), Placed(2, 7)]
+    assert await insist(appender.append, group) == [AppendedBatch(1, 2), AppendedBatch(2, 7)]
     assert await queue.entries() == []
-    assert await appender.append([batch(4)]) == [Placed(3, 14)]
+    assert await appender.append([batch(4)]) == [AppendedBatch(3, 14)]
 
 
 @pytest.mark.parametrize("operation", WRITES)
@@ -240,5 +240,5 @@ async def test_a_write_whose_floor_cannot_be_read_has_an_unknown_outcome(operati
     backend.on("get", "queue.json", fails(DOWN))
     with pytest.raises(OutcomeUnknown, match="the floor that would tell"):
         await appender.append([batch(first)])
-    assert await appender.append([batch(first)]) == [Placed(first - 1, first)]
+    assert await appender.append([batch(first)]) == [AppendedBatch(first - 1, first)]
     assert await queue.entries() == [("p", n) for n in range(1, first + 1)]

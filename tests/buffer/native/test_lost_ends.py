@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from headwater.buffer.queue import Descriptor, Placed, Resumed
+from headwater.buffer.queue import AppendedBatch, Descriptor, ProducerState
 from headwater.core import runtime
 from headwater.core.errors import RolledBack, Unavailable
 from headwater.store import MemoryBackend
@@ -39,7 +39,9 @@ async def test_a_hole_is_no_end_even_where_nothing_says_how_far_the_queue_came(
     with contextlib.suppress(RolledBack):
         assert (await queue.looker().state()).next_sequence == CHUNKS
     with contextlib.suppress(RolledBack):
-        assert await (await queue.opened()).append([batch(1)]) == [Placed(CHUNKS, CHUNKS + 1)]
+        assert await (await queue.opened()).append([batch(1)]) == [
+            AppendedBatch(CHUNKS, CHUNKS + 1)
+        ]
 
 
 @shapes
@@ -83,7 +85,7 @@ async def test_an_append_neither_waits_for_the_record_of_the_end_nor_fails_with_
     backend, store = client(queue)
     appender = await queue.opened(store=store)
     backend.on("put_if_unchanged", "end.json", fails(Unavailable("503")))
-    assert await appender.append([batch(1)]) == [Placed(0, 1)]
+    assert await appender.append([batch(1)]) == [AppendedBatch(0, 1)]
     await runtime.sleep(1.0)
     assert appender.counters.ends_unwritten == 1
     assert (await queue.chunks.ends.register.read()).value.chunk == 0
@@ -122,7 +124,7 @@ async def test_a_producer_whose_record_is_gone_is_refused_while_its_batches_are_
         await queue.store.delete(meta.key)
     with pytest.raises(RolledBack, match=r"'p', and its record .* is gone"):
         await queue.opened()
-    assert await queue.appender("another").open() == Resumed(0, None, is_known=False)
+    assert await queue.appender("another").open() == ProducerState(0, None, is_known=False)
 
 
 @virtual

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headwater.buffer.queue import Resumed
+from headwater.buffer.queue import ProducerState
 from headwater.buffer.queue.native.chunk import Newest
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.forgetting import SILENT_LOOKS
@@ -82,7 +82,7 @@ async def test_a_producer_is_known_while_the_chunk_that_closed_it_is_kept() -> N
     for _ in range(3):
         report = await queue.collector().collect(NOTHING_KEPT)
         assert report.producers_forgotten == 0
-    assert await queue.appender("sleeper").open() == Resumed(1, None, 0)
+    assert await queue.appender("sleeper").open() == ProducerState(1, None, 0)
 
 
 @pytest.mark.parametrize("writes_before", [0, 1, 2])

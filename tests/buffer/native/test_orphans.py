@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.queue import BelowFloor, Placed, Retention
+from headwater.buffer.queue import AppendedBatch, BelowFloor, Retention
 from headwater.buffer.queue.native.records import Scanned
 from headwater.core import limits, runtime
 from headwater.store import Register
@@ -39,7 +39,7 @@ async def test_an_upload_that_somebody_holds_stays() -> None:
     report = await queue.collector().collect(holding, full=True)
     assert (report.batches_orphaned, report.batch_floor) == (1, below)
     assert await uploads(queue) == [*ids, held, above]
-    assert await appender.append([batch(1, batch_id=held, inline=None)]) == [Placed(1, 2)]
+    assert await appender.append([batch(1, batch_id=held, inline=None)]) == [AppendedBatch(1, 2)]
     assert (await queue.collector().collect(FOREVER, full=True)).batches_orphaned == 1
 
 
@@ -200,7 +200,7 @@ async def test_a_pass_does_not_run_after_what_is_uploaded_meanwhile(
     assert report.batches_orphaned == 4
     assert len(await uploads(queue)) == 2
     # A producer that uploads under an id above the floor is not refused.
-    assert await appender.append([await queue.upload(appender, 1)]) == [Placed(0, 1)]
+    assert await appender.append([await queue.upload(appender, 1)]) == [AppendedBatch(0, 1)]
 
 
 @virtual

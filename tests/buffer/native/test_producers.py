@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.queue import BelowFloor, Placed, Resumed, Retention
+from headwater.buffer.queue import AppendedBatch, BelowFloor, ProducerState, Retention
 from headwater.buffer.queue.native.appender import REFRESH_APPENDS, REFRESH_S
 from headwater.buffer.queue.native.records import check_producer_id, shard_name
 from headwater.core import limits, runtime
@@ -19,8 +19,8 @@ DOWN = Unavailable("500 InternalError")
 @virtual
 async def test_a_first_life_begins_at_nothing() -> None:
     queue = await Queue().create()
-    assert await queue.appender().open() == Resumed(0, None, is_known=False)
-    assert await queue.appender().open() == Resumed(0, None)
+    assert await queue.appender().open() == ProducerState(0, None, is_known=False)
+    assert await queue.appender().open() == ProducerState(0, None)
 
 
 @pytest.mark.parametrize("collected", [False, True])
@@ -37,21 +37,21 @@ async def test_a_successor_resumes_exactly(closed: bool, collected: bool) -> Non
     if collected:
         await consume_and_collect(queue)
     successor = queue.appender()
-    assert await successor.open() == Resumed(5, b"offset 5", 8)
-    assert await successor.append([batch(6)]) == [Placed(10, 11)]
+    assert await successor.open() == ProducerState(5, b"offset 5", 8)
+    assert await successor.append([batch(6)]) == [AppendedBatch(10, 11)]
 
 
 @virtual
 async def test_a_producer_learns_what_its_predecessor_had_accepted() -> None:
     queue = await Queue().create()
     first = queue.appender()
-    assert await first.open() == Resumed(0, None, is_known=False)
+    assert await first.open() == ProducerState(0, None, is_known=False)
     await first.append([batch(1, metadata=b"one"), batch(2, metadata=b"two")])
     second = queue.appender()
-    assert await second.open() == Resumed(2, b"two", 1)
+    assert await second.open() == ProducerState(2, b"two", 1)
     await second.append([batch(3)])
-    assert await queue.appender().open() == Resumed(3, None, 2)
-    assert await queue.appender("another").open() == Resumed(0, None, is_known=False)
+    assert await queue.appender().open() == ProducerState(3, None, 2)
+    assert await queue.appender("another").open() == ProducerState(0, None, is_known=False)
 
 
 @virtual
@@ -63,7 +63,7 @@ async def test_a_successor_resumes_from_a_chunk_after_the_mark() -> None:
     appender = await queue.opened()
     await appender.append([batch(2, metadata=b"two")])
     await queue.fill(40, "other")
-    assert await queue.appender().open() == Resumed(2, b"two", 1)
+    assert await queue.appender().open() == ProducerState(2, b"two", 1)
 
 
 @virtual
@@ -97,7 +97,7 @@ async def test_a_mark_that_cannot_be_renewed_fails_nothing() -> None:
         backend.on("put_if_unchanged", "producers/", fails(DOWN))
     await appender.append([batch(1)])
     await runtime.sleep(1.0)
-    assert await appender.append([batch(2)]) == [Placed(1, 2)]
+    assert await appender.append([batch(2)]) == [AppendedBatch(1, 2)]
     await appender.close()
     assert (await queue.appender().open()).producer_sequence == 2
 
@@ -110,7 +110,7 @@ async def test_a_predecessor_is_fenced_and_lands_nothing() -> None:
     successor = await queue.opened()
     with pytest.raises(Fenced, match="another producer opened"):
         await predecessor.append([batch(2)])
-    assert await successor.append([batch(2)]) == [Placed(1, 2)]
+    assert await successor.append([batch(2)]) == [AppendedBatch(1, 2)]
     with pytest.raises(Fenced):
         await predecessor.append([batch(2)])
     assert await queue.entries() == [("p", 1), ("p", 2)]
@@ -139,7 +139,7 @@ async def test_a_write_before_the_opening_counts_and_the_successor_knows_it() ->
     # The record names the successor already; its opening is not yet in the queue.
     late = batch(2, metadata=b"late")
     backend.on("put_if_unchanged", "chunks/", after(lambda: predecessor.append([late])))
-    assert await successor.open() == Resumed(2, b"late", 1)
+    assert await successor.open() == ProducerState(2, b"late", 1)
 
 
 @virtual
@@ -156,7 +156,7 @@ async def test_a_predecessor_is_fenced_though_the_chunks_have_forgotten_the_open
     with pytest.raises(Fenced):
         await predecessor.append([batch(2)])
     # Others opened as often, and only the one whose id it was is stopped.
-    assert await bystander.append([batch(2)]) == [Placed(2, 3)]
+    assert await bystander.append([batch(2)]) == [AppendedBatch(2, 3)]
 
 
 @virtual
@@ -192,7 +192,7 @@ async def test_of_two_that_open_at_once_the_one_that_the_record_names_goes_on(
     backend.on(operation, "chunks/", after(quick.open))
     with pytest.raises(Fenced):
         await slow.open()
-    assert await quick.append([batch(landed + 1)]) == [Placed(landed, landed + 1)]
+    assert await quick.append([batch(landed + 1)]) == [AppendedBatch(landed, landed + 1)]
 
 
 @virtual
@@ -208,7 +208,7 @@ async def test_an_upload_that_the_floor_has_passed_is_refused_until_it_has_anoth
     assert refused.value.floor >= old.batch_id
     assert await queue.entries() == [("p", 1)]
     again = await queue.upload(appender, 2, batch_id=runtime.new_ulid(above=refused.value.floor))
-    assert await appender.append([again, kept]) == [Placed(1, 2), Placed(2, 3)]
+    assert await appender.append([again, kept]) == [AppendedBatch(1, 2), AppendedBatch(2, 3)]
     found = (await queue.looker().after(0, 1))[0]
     assert found.batch_id == again.batch_id
     assert (await queue.store.get(found.location)).data == again.batch_id.encode()
@@ -223,7 +223,7 @@ async def test_what_rides_in_its_entry_is_never_below_the_floor() -> None:
     await runtime.sleep(1.0)
     await queue.collector().collect(Retention(None, grace_ms=0), full=True)
     assert inline.batch_id <= (await queue.chunks.floors()).batch_floor
-    assert await appender.append([inline]) == [Placed(0, 1)]
+    assert await appender.append([inline]) == [AppendedBatch(0, 1)]
 
 
 @virtual

@@ -8,7 +8,7 @@ from headwater.buffer.queue import Retention
 from headwater.buffer.queue.native.chunk import Owner
 from headwater.buffer.queue.native.referenced import Referenced
 from headwater.core import limits, runtime
-from headwater.core.ids import encode_ulid
+from headwater.core.runtime import encode_ulid
 from tests.buffer.native.collected import FOREVER, uploads
 from tests.buffer.native.given import Queue, batch
 from tests.buffer.native.watched import client

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headwater.buffer.queue import Collected, Placed
+from headwater.buffer.queue import AppendedBatch, Collected
 from headwater.buffer.queue.native import NativeCollector
 from headwater.core import limits, runtime
 from headwater.store import MemoryBackend, Object, Version
@@ -71,7 +71,7 @@ async def test_a_step_of_the_stores_clock_loses_nothing_that_was_accepted(
 
     # It creates chunk 2 while its lease holds. Were the real one deleted, that would succeed.
     backend.on("put_if_absent", f"chunks/{2:020d}", after(meanwhile))
-    assert await insist(stalled.append, [batch(1)]) == [Placed(2, 3)]
+    assert await insist(stalled.append, [batch(1)]) == [AppendedBatch(2, 3)]
     assert await queue.entries() == [("p", 1)]
 
 

@@ -14,7 +14,7 @@ from headwater.buffer.queue.native.turns import (
     Turns,
 )
 from headwater.core import runtime
-from headwater.core.ids import encode_ulid
+from headwater.core.runtime import encode_ulid
 from tests.buffer.native.given import Queue, batch
 from tests.buffer.native.watched import client
 from tests.store.scripted import virtual

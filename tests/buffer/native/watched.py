@@ -8,8 +8,8 @@ from headwater.buffer.queue import Descriptor
 from headwater.buffer.queue.native import NativeTaker
 from headwater.buffer.queue.native.reading import LAST_POLLS
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import OutcomeUnknown, Unavailable
+from headwater.core.retry import RetryPolicy
 from headwater.store import Store
 from headwater.store.backend import Backend
 from tests.buffer.native.given import NOTHING_KEPT, Queue

@@ -20,18 +20,17 @@ import pyarrow as pa
 from headwater.buffer.batch import Batch, decode_batch, encode_parts
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.contract import (
+    AppendedBatch,
     Appender,
     BelowFloor,
     Counters,
-    Encoded,
+    EncodedBytes,
     NewBatch,
-    Placed,
-    Resumed,
+    ProducerState,
 )
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import StreamConfig, check_config
-from headwater.buffer.stream.recording import taking_in
-from headwater.buffer.stream.schema import declared_schema, schema_version
+from headwater.buffer.stream.schema import declared_schema, schema_version, taking_in
 from headwater.core import runtime
 from headwater.core.errors import Fenced
 from headwater.store import Store, open_store
@@ -107,11 +106,11 @@ class FakeQueue:
         self.objects: dict[str, bytes] = {}
         self.entries: list[NewBatch] = []
         self.rows = 0
-        self.landed: dict[str, dict[int, Placed]] = {}
+        self.landed: dict[str, dict[int, AppendedBatch]] = {}
         """By producer id and producer sequence."""
         self.floor = ""
         self.producer = ""
-        self.resumed = Resumed(0, None)
+        self.resumed = ProducerState(0, None)
         self.groups: list[int] = []
         """The size of every append that arrived."""
         self.uploads: list[str] = []
@@ -161,15 +160,15 @@ class FakeAppender(Appender):
         self._attempted: list[int] = []
         self._appending = False
 
-    async def open(self) -> Resumed:
+    async def open(self) -> ProducerState:
         self._queue.producer = self._producer
         self._queue.opened += 1
         return self._queue.resumed
 
-    def encode(self, batch: Batch, compression: Compression) -> Encoded:
+    def encode(self, batch: Batch, compression: Compression) -> EncodedBytes:
         return encode_parts(batch, compression)
 
-    async def upload(self, batch_id: str, data: Encoded) -> None:
+    async def upload(self, batch_id: str, data: EncodedBytes) -> None:
         queue = self._queue
 
         async def apply() -> None:
@@ -183,7 +182,7 @@ class FakeAppender(Appender):
         finally:
             queue.uploading -= 1
 
-    async def append(self, batches: Sequence[NewBatch]) -> list[Placed]:
+    async def append(self, batches: Sequence[NewBatch]) -> list[AppendedBatch]:
         assert not self._appending, "two appends at once"
         sequences = [batch.producer_sequence for batch in batches]
         assert sequences == list(range(sequences[0], sequences[0] + len(sequences)))
@@ -200,7 +199,9 @@ class FakeAppender(Appender):
         assert isinstance(placed, list)
         return placed
 
-    async def _apply(self, batches: Sequence[NewBatch], count: int | None = None) -> list[Placed]:
+    async def _apply(
+        self, batches: Sequence[NewBatch], count: int | None = None
+    ) -> list[AppendedBatch]:
         queue = self._queue
         if queue.producer != self._producer:
             raise Fenced("a successor took over")
@@ -214,7 +215,7 @@ class FakeAppender(Appender):
             assert batch.producer_sequence == last + 1, "a producer sequence was skipped"
             data = batch.inline if batch.inline is not None else queue.objects[batch.batch_id]
             assert len(data) == batch.size_bytes
-            landed[batch.producer_sequence] = Placed(len(queue.entries), queue.rows + 1)
+            landed[batch.producer_sequence] = AppendedBatch(len(queue.entries), queue.rows + 1)
             queue.entries.append(batch)
             queue.rows += batch.rows
         return [landed[b.producer_sequence] for b in batches if b.producer_sequence in landed]

@@ -10,7 +10,7 @@ import pytest
 
 from headwater.buffer.producer import Producer
 from headwater.buffer.producer.sender import CLOSE_TIMEOUT_S
-from headwater.buffer.queue.contract import Resumed
+from headwater.buffer.queue.contract import ProducerState
 from headwater.buffer.stream import create_stream
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, Refused, Unavailable
@@ -198,11 +198,11 @@ async def test_what_a_dropped_producer_held_is_still_sent_while_its_loop_runs() 
 async def test_opening_fails_if_one_partition_cannot_be_opened() -> None:
     stream = fake_stream(partitions=3)
 
-    async def opening(self: FakeAppender) -> Resumed:
+    async def opening(self: FakeAppender) -> ProducerState:
         await runtime.sleep(1)
         if self._queue is not stream.queues[0]:
             raise Unavailable("not this one")
-        return Resumed(0, None)
+        return ProducerState(0, None)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FakeAppender, "open", opening)

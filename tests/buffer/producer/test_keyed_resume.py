@@ -10,9 +10,9 @@ from headwater.buffer.murmur2 import partition_for_key
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import Stream, create_stream, open_stream
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import HeadwaterError, Unavailable
 from headwater.core.limits import KIB
+from headwater.core.retry import RetryPolicy
 from headwater.store import MemoryBackend, Store
 from headwater.testing import Faults, FaultyStore, Simulation, simulate
 from tests.buffer.producer.test_real_queues import read

@@ -8,17 +8,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.buffer import v1_batch
 from headwater.buffer.batch import decode_batch
 from headwater.buffer.producer import Handle, Producer
-from headwater.buffer.queue import Resumed
-from headwater.buffer.queue.v1 import UNKNOWN_LSN
+from headwater.buffer.queue import ProducerState
+from headwater.buffer.queue.v1 import UNKNOWN_LSN, batch_format
+from headwater.buffer.queue.v1.manifest_format import decode_manifest, encode_manifest
 from headwater.buffer.stream import Stream, create_stream, open_stream
-from headwater.buffer.v1_manifest import decode_manifest, encode_manifest
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Fenced, OutcomeUnknown, Refused, Unavailable
 from headwater.core.limits import KIB
+from headwater.core.retry import RetryPolicy
 from headwater.store import MemoryBackend, Store, open_store
 from headwater.testing import Faults, FaultyStore, Simulation, simulate
 from tests.buffer.queue_v1.given import OtherConsumer, Queue, then
@@ -40,7 +39,7 @@ async def read(stream: Stream, partition: int = 0) -> list[tuple[int, bytes]]:
             if descriptor.format == "native":
                 values = decode_batch(data).records.column("_value").to_pylist()
             else:
-                values = v1_batch.decode_batch(data).to_pylist()
+                values = batch_format.decode_batch(data).to_pylist()
             found += [(descriptor.first_lsn + n, value) for n, value in enumerate(values)]
             after = descriptor.sequence
     return found
@@ -148,7 +147,7 @@ async def test_the_published_format_knows_nothing_of_predecessors() -> None:
     stream = await create_stream(open_store("memory://"), "orders", format="v1")
     for _ in range(2):
         async with await Producer.open(stream, producer_id="source") as producer:
-            assert producer.resumed[0] == Resumed(0, None)
+            assert producer.resumed[0] == ProducerState(0, None)
             await producer.produce([b"a"], b"1")
     assert await read(stream) == [(1, b"a"), (2, b"a")]
 

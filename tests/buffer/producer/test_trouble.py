@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headwater.buffer.producer import Producer
-from headwater.buffer.queue.contract import BelowFloor, Resumed
+from headwater.buffer.queue.contract import BelowFloor, ProducerState
 from headwater.core import runtime
 from headwater.core.errors import (
     Bug,
@@ -21,8 +21,8 @@ from headwater.core.errors import (
     Throttled,
     Unavailable,
 )
-from headwater.core.ids import ULID_MAX
 from headwater.core.limits import KIB
+from headwater.core.runtime import ULID_MAX
 from tests.buffer.producer.fakes import (
     Apply,
     Step,
@@ -281,9 +281,9 @@ async def test_an_error_that_nobody_foresaw_leaves_nobody_waiting() -> None:
 @virtual
 async def test_a_successor_fences_its_predecessor_and_resumes_after_it() -> None:
     stream = fake_stream()
-    stream.queues[0].resumed = Resumed(41, b"offset 17", 9)
+    stream.queues[0].resumed = ProducerState(41, b"offset 17", 9)
     old = await Producer.open(stream, producer_id="source", linger_ms=0)
-    assert old.resumed == {0: Resumed(41, b"offset 17", 9)}
+    assert old.resumed == {0: ProducerState(41, b"offset 17", 9)}
     assert old.producer_id == "source"
     accepted = await (await old.produce([b"a"], b"offset 18"))
     assert accepted.producer_sequence == 42

@@ -12,25 +12,29 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import ParamSpec
 
-from headwater.buffer.batch import Batch
-from headwater.buffer.calls import Call, Calls
+from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.compression import Compression
-from headwater.buffer.queue.contract import Descriptor, NewBatch, Placed
+from headwater.buffer.queue.contract import AppendedBatch, Descriptor, NewBatch
 from headwater.buffer.queue.v1 import (
     V1Appender,
     V1Collector,
-    V1Looker,
-    V1Taker,
+    V1Consumer,
+    V1Reader,
     create_v1_queue,
     pack_calls,
 )
-from headwater.buffer.queue.v1.side import Side
+from headwater.buffer.queue.v1.batch_format import decode_batch, encode_batch
+from headwater.buffer.queue.v1.manifest_format import (
+    Manifest,
+    MetadataItem,
+    decode_manifest,
+    encode_manifest,
+)
+from headwater.buffer.queue.v1.side_object import SideState
 from headwater.buffer.records import from_values
-from headwater.buffer.v1_batch import decode_batch, encode_batch
-from headwater.buffer.v1_manifest import Manifest, MetadataItem, decode_manifest, encode_manifest
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Fenced, NotFound
+from headwater.core.retry import RetryPolicy
 from headwater.store import MemoryBackend, Register, Store, open_store
 from tests.store.scripted import Scripted
 
@@ -56,16 +60,16 @@ class Queue:
     def appender(self, store: Store | None = None, policy: RetryPolicy | None = None) -> V1Appender:
         return V1Appender(store or self.store, self.prefix, QUEUE, "p", policy=policy)
 
-    def taker(self, store: Store | None = None, policy: RetryPolicy | None = None) -> V1Taker:
-        return V1Taker(store or self.store, self.prefix, QUEUE, policy=policy)
+    def taker(self, store: Store | None = None, policy: RetryPolicy | None = None) -> V1Consumer:
+        return V1Consumer(store or self.store, self.prefix, QUEUE, policy=policy)
 
-    def looker(self, store: Store | None = None) -> V1Looker:
-        return V1Looker(store or self.store, self.prefix, QUEUE)
+    def looker(self, store: Store | None = None) -> V1Reader:
+        return V1Reader(store or self.store, self.prefix, QUEUE)
 
     def collector(self, store: Store | None = None) -> V1Collector:
         return V1Collector(store or self.store, self.prefix, QUEUE)
 
-    async def opened(self, group: str = "g") -> V1Taker:
+    async def opened(self, group: str = "g") -> V1Consumer:
         taker = self.taker()
         await taker.open(group)
         return taker
@@ -73,8 +77,10 @@ class Queue:
     async def manifest(self) -> Manifest:
         return decode_manifest((await self.store.get(f"{self.prefix}/manifest")).data)
 
-    async def side(self) -> Side:
-        return (await Register(self.store, f"{self.prefix}/headwater/side.json", Side).read()).value
+    async def side(self) -> SideState:
+        return (
+            await Register(self.store, f"{self.prefix}/headwater/side.json", SideState).read()
+        ).value
 
     async def records(self, batches: Sequence[Descriptor]) -> list[bytes]:
         """The records of these batches, fetched as a consumer fetches them."""
@@ -139,7 +145,7 @@ async def uploaded(appender: V1Appender, *values: bytes, time_ms: int = 1_000) -
     return batch
 
 
-async def produce(appender: V1Appender, *values: bytes, time_ms: int = 1_000) -> Placed:
+async def produce(appender: V1Appender, *values: bytes, time_ms: int = 1_000) -> AppendedBatch:
     """Upload and append one batch."""
     (placed,) = await appender.append([await uploaded(appender, *values, time_ms=time_ms)])
     return placed

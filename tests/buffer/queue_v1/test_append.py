@@ -9,16 +9,19 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headwater.buffer.batch import Batch
-from headwater.buffer.calls import Call, Calls
+from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.compression import Compression
-from headwater.buffer.queue.contract import Placed, Retention, Unsettled
+from headwater.buffer.queue.contract import AppendedBatch, Retention, Unsettled
 from headwater.buffer.queue.v1 import UNKNOWN_LSN, V1Appender, create_v1_queue
+from headwater.buffer.queue.v1.batch_format import decode_batch
+from headwater.buffer.queue.v1.manifest_format import (
+    Manifest,
+    ManifestEntry,
+    MetadataItem,
+    encode_manifest,
+)
 from headwater.buffer.records import KEY, VALUE, from_arrow, from_values, with_column
-from headwater.buffer.v1_batch import decode_batch
-from headwater.buffer.v1_manifest import Entry, Manifest, MetadataItem, encode_manifest
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Contended,
     LimitExceeded,
@@ -28,6 +31,7 @@ from headwater.core.errors import (
     RolledBack,
     Unavailable,
 )
+from headwater.core.retry import RetryPolicy
 from headwater.store import PreconditionFailed, Store
 from headwater.store.backend import Unreachable
 from tests.buffer.queue_v1.given import (
@@ -77,9 +81,9 @@ async def test_the_manifest_and_the_batch_are_the_published_ones(kind: str, tmp_
     await appender.open()
     batch, data = new_batch(b"a", b"", time_ms=1_700_000_000_000, metadata=b"m")
     await appender.upload(batch.batch_id, data)
-    assert await appender.append([batch]) == [Placed(0, 1)]
+    assert await appender.append([batch]) == [AppendedBatch(0, 1)]
     location = f"{PREFIX}/{batch.batch_id}.batch"
-    entry = Entry(0, location, [MetadataItem(0, 1_700_000_000_000, b"m")])
+    entry = ManifestEntry(0, location, [MetadataItem(0, 1_700_000_000_000, b"m")])
     assert (await queue.store.get(MANIFEST)).data == encode_manifest(Manifest([entry], 1, 0))
     stored = (await queue.store.get(location)).data
     assert bytes(stored).hex() == "01000000610000000000020000000100"
@@ -112,9 +116,13 @@ async def test_batches_of_one_call_stand_together_and_in_order() -> None:
     queue = await memory().made()
     appender = queue.appender()
     group = [await uploaded(appender, *[b"x"] * rows) for rows in (2, 0, 3)]
-    assert await appender.append(group) == [Placed(0, 1), Placed(1, 3), Placed(2, 3)]
+    assert await appender.append(group) == [
+        AppendedBatch(0, 1),
+        AppendedBatch(1, 3),
+        AppendedBatch(2, 3),
+    ]
     assert await appender.append([]) == []
-    assert await produce(appender, b"y") == Placed(3, 6)
+    assert await produce(appender, b"y") == AppendedBatch(3, 6)
     assert appender.counters.writes == 2
 
 
@@ -126,7 +134,7 @@ async def test_a_lone_producer_appends_with_one_request() -> None:
     await produce(appender, b"a")
     batch = await uploaded(appender, b"b")
     backend.calls.clear()
-    assert await appender.append([batch]) == [Placed(1, 2)]
+    assert await appender.append([batch]) == [AppendedBatch(1, 2)]
     assert backend.calls == [("put_if_unchanged", MANIFEST)]
 
 
@@ -137,8 +145,8 @@ async def test_others_batches_between_are_counted_once() -> None:
     appender = queue.appender(Store(backend))
     await produce(appender, b"a")
     await OtherProducer(queue).produce("other/1.batch", b"b", b"c")
-    assert await produce(appender, b"d") == Placed(2, 4)
-    assert await produce(appender, b"e") == Placed(3, 5)
+    assert await produce(appender, b"d") == AppendedBatch(2, 4)
+    assert await produce(appender, b"e") == AppendedBatch(3, 5)
     assert [key for name, key in backend.calls if name == "get"].count("other/1.batch") == 1
 
 
@@ -149,7 +157,7 @@ async def test_an_append_whose_answer_was_lost_is_made_once(loss: Step) -> None:
     await queue.made()
     appender = queue.appender(Store(backend))
     backend.next("put_if_unchanged", loss)
-    assert await produce(appender, b"a") == Placed(0, 1)
+    assert await produce(appender, b"a") == AppendedBatch(0, 1)
     assert await sequences(queue) == [0]
 
 
@@ -162,7 +170,7 @@ async def test_landed_and_then_followed_by_others_is_recognised(loss: Exception)
     group = [await uploaded(appender, b"a"), await uploaded(appender, b"b", b"c")]
     theirs = OtherProducer(queue)
     backend.next("put_if_unchanged", lands_then_after(then(theirs.produce, "o/1", b"x"), loss))
-    assert await appender.append(group) == [Placed(0, 1), Placed(1, 2)]
+    assert await appender.append(group) == [AppendedBatch(0, 1), AppendedBatch(1, 2)]
     assert await sequences(queue) == [0, 1, 2]
 
 
@@ -172,7 +180,7 @@ async def test_a_lost_race_is_run_again_on_what_won_it() -> None:
     await queue.made()
     appender = queue.appender(Store(backend))
     backend.next("put_if_unchanged", after(then(OtherProducer(queue).produce, "o/1", b"x", b"y")))
-    assert await produce(appender, b"a") == Placed(1, 3)
+    assert await produce(appender, b"a") == AppendedBatch(1, 3)
     assert await sequences(queue) == [0, 1]
     assert appender.counters.conflicts == 1
 
@@ -192,9 +200,9 @@ async def test_landed_and_dequeued_by_our_consumer_before_looking_is_recognised(
     await queue.made()
     appender = queue.appender(Store(backend))
     backend.next("put_if_unchanged", lands_then_after(then(consume_all, queue), loss))
-    assert await produce(appender, b"a", b"b") == Placed(0, 1)
+    assert await produce(appender, b"a", b"b") == AppendedBatch(0, 1)
     assert (await queue.manifest()).next_sequence == 1
-    assert await produce(appender, b"c") == Placed(1, 3)
+    assert await produce(appender, b"c") == AppendedBatch(1, 3)
 
 
 @virtual
@@ -208,7 +216,7 @@ async def test_not_landed_though_the_queue_went_on_past_it_is_appended() -> None
 
     appender = queue.appender(Store(backend))
     backend.next("put_if_unchanged", fails(LOST), after(appended_and_consumed))
-    assert await produce(appender, b"a") == Placed(1, 3)
+    assert await produce(appender, b"a") == AppendedBatch(1, 3)
 
 
 async def other_takes_all(queue: Queue) -> None:
@@ -232,7 +240,7 @@ async def test_a_lost_race_beside_a_foreign_consumer_that_keeps_up_is_run_again(
     appender = queue.appender(Store(backend))
     for sequence in range(1, 10, 2):
         backend.next("put_if_unchanged", after(then(others_come_and_go, queue)))
-        assert await produce(appender, b"a") == Placed(sequence, UNKNOWN_LSN)
+        assert await produce(appender, b"a") == AppendedBatch(sequence, UNKNOWN_LSN)
     backend.next("put_if_unchanged", *[after(then(others_come_and_go, queue))] * 5)
     assert (await produce(appender, b"a")).sequence == 15
     backend.next(
@@ -268,7 +276,7 @@ async def test_what_a_foreign_consumer_may_have_taken_is_unknown_and_named(
     # It is not appended on a guess, and what comes behind it goes on.
     with pytest.raises(Unsettled):
         await appender.append([batch])
-    assert await produce(appender, b"b") == Placed(end, UNKNOWN_LSN)
+    assert await produce(appender, b"b") == AppendedBatch(end, UNKNOWN_LSN)
 
 
 @virtual
@@ -333,7 +341,7 @@ async def _landed_long_ago(monkeypatch: pytest.MonkeyPatch, *, collected: bool) 
         with pytest.raises(OutcomeUnknown, match="guess"):
             await appender.append([batch])
     else:
-        assert await appender.append([batch]) == [Placed(0, 1)]
+        assert await appender.append([batch]) == [AppendedBatch(0, 1)]
     assert (await queue.manifest()).next_sequence == 6
 
 
@@ -348,7 +356,7 @@ async def test_a_cancelled_append_is_looked_for_when_it_is_made_again() -> None:
         async with asyncio.timeout(1):
             await appender.append([batch])
     more = await uploaded(appender, b"b")
-    assert await appender.append([batch, more]) == [Placed(0, 1), Placed(1, 2)]
+    assert await appender.append([batch, more]) == [AppendedBatch(0, 1), AppendedBatch(1, 2)]
     assert await sequences(queue) == [0, 1]
 
 
@@ -365,7 +373,7 @@ async def test_not_being_able_to_look_leaves_the_outcome_open_until_one_can() ->
         await appender.append([batch])
     with pytest.raises(OutcomeUnknown):
         await appender.append([batch])
-    assert await appender.append([batch]) == [Placed(0, 1)]
+    assert await appender.append([batch]) == [AppendedBatch(0, 1)]
     assert await sequences(queue) == [0]
 
 
@@ -378,7 +386,7 @@ async def test_what_never_left_is_unavailable_and_may_be_tried_again() -> None:
     backend.next("get", fails(DOWN))
     with pytest.raises(Unavailable):
         await appender.append([batch])
-    assert await appender.append([batch]) == [Placed(0, 1)]
+    assert await appender.append([batch]) == [AppendedBatch(0, 1)]
 
 
 @virtual
@@ -408,7 +416,7 @@ async def test_a_landed_append_whose_lsn_cannot_be_told_is_answered_when_asked_a
     backend.next("get", fails(DOWN))
     with pytest.raises(OutcomeUnknown, match="sequences 0"):
         await appender.append([batch])
-    assert await appender.append([batch]) == [Placed(0, 1)]
+    assert await appender.append([batch]) == [AppendedBatch(0, 1)]
     assert await sequences(queue) == [0]
 
 
@@ -416,11 +424,11 @@ async def test_a_landed_append_whose_lsn_cannot_be_told_is_answered_when_asked_a
 async def test_without_a_way_to_count_the_lsn_is_unknown_and_the_append_is_not() -> None:
     queue = await memory().made()
     await OtherProducer(queue).enqueue("o/missing.batch")
-    assert await produce(queue.appender(), b"a") == Placed(1, UNKNOWN_LSN)
+    assert await produce(queue.appender(), b"a") == AppendedBatch(1, UNKNOWN_LSN)
     consumer = OtherConsumer(queue)
     await consumer.open()
     await consumer.dequeue(1)
-    assert await produce(queue.appender(), b"b") == Placed(2, UNKNOWN_LSN)
+    assert await produce(queue.appender(), b"b") == AppendedBatch(2, UNKNOWN_LSN)
 
 
 @virtual
@@ -441,7 +449,7 @@ async def test_the_lsn_of_a_batch_that_was_acknowledged_at_once_is_told() -> Non
         return version
 
     backend.next("put_if_unchanged", after(then(OtherProducer(queue).enqueue, "o/1")), step)
-    assert await appender.append([batch]) == [Placed(3, 3)]
+    assert await appender.append([batch]) == [AppendedBatch(3, 3)]
 
 
 @virtual

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import pytest
 
-from headwater.buffer.v1_batch import encode_batch
-from headwater.buffer.v1_manifest import MetadataItem, decode_manifest, encode_manifest
+from headwater.buffer.queue.v1.batch_format import encode_batch
+from headwater.buffer.queue.v1.manifest_format import MetadataItem, decode_manifest, encode_manifest
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Contended
+from headwater.core.retry import RetryPolicy
 from headwater.store import ByteRange, MemoryBackend, Object, PreconditionFailed, Store, Version
 from headwater.store.backend import Condition
 from headwater.store.objects import Buffer

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headwater.buffer.queue.v1.cover import cover
-from headwater.buffer.queue.v1.names import Names, SegmentName
+from headwater.buffer.queue.v1.acked import cover
+from headwater.buffer.queue.v1.side_object import SegmentName, V1Names
 
-NAMES = Names("streams/orders/0/ingest", "orders-0")
+NAMES = V1Names("streams/orders/0/ingest", "orders-0")
 WRITER = "ab" * 16
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from headwater.buffer.queue.contract import Descriptor, Retention
-from headwater.buffer.queue.v1 import V1Appender, V1Looker, V1Taker, create_v1_queue
-from headwater.core.backoff import RetryPolicy
+from headwater.buffer.queue.v1 import V1Appender, V1Consumer, V1Reader, create_v1_queue
 from headwater.core.errors import Fenced, OutcomeUnknown, RolledBack
+from headwater.core.retry import RetryPolicy
 from headwater.store import MemoryBackend, Store, Version
 from headwater.store.backend import Condition
 from headwater.store.objects import Buffer
@@ -303,10 +303,10 @@ async def test_a_segment_that_an_earlier_queue_of_the_place_left_is_not_read() -
     appender = V1Appender(old.store, PREFIX, "another", "p")
     await appender.upload(batch.batch_id, data)
     await appender.append([batch])
-    taker = V1Taker(old.store, PREFIX, "another")
+    taker = V1Consumer(old.store, PREFIX, "another")
     await taker.open("g")
     await taker.dequeue(0)
-    found = await V1Looker(old.store, PREFIX, "another").after(None, 9)
+    found = await V1Reader(old.store, PREFIX, "another").after(None, 9)
     assert await old.records(found) == [b"new"]
 
 

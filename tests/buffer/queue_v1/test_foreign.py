@@ -8,9 +8,8 @@ import pytest
 
 from headwater.buffer.queue.contract import Descriptor, Retention
 from headwater.buffer.queue.v1 import Adopted, ConsumedElsewhere, adopt_v1_queue
-from headwater.buffer.v1_manifest import Manifest, encode_manifest
+from headwater.buffer.queue.v1.manifest_format import Manifest, encode_manifest
 from headwater.core import limits
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Corrupt,
     Fenced,
@@ -19,6 +18,7 @@ from headwater.core.errors import (
     RolledBack,
     Unavailable,
 )
+from headwater.core.retry import RetryPolicy
 from headwater.store import Store
 from tests.buffer.queue_v1.given import (
     MANIFEST,

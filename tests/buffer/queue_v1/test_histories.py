@@ -7,18 +7,17 @@ from typing import Any
 import pytest
 
 from headwater.buffer.queue.contract import Retention
-from headwater.buffer.queue.v1 import ConsumedElsewhere, V1Appender, V1Collector, V1Taker
-from headwater.buffer.queue.v1 import looker as looker_module
+from headwater.buffer.queue.v1 import ConsumedElsewhere, V1Appender, V1Collector, V1Consumer
+from headwater.buffer.queue.v1 import reader as looker_module
 from headwater.buffer.queue.v1.ledger import Ledger
-from headwater.buffer.queue.v1.manifest_object import Found, ManifestObject
-from headwater.buffer.queue.v1.side import Side, SideObject
-from headwater.buffer.queue.v1.view import View, check_front
-from headwater.buffer.v1_manifest import Entry
+from headwater.buffer.queue.v1.manifest_format import ManifestEntry
+from headwater.buffer.queue.v1.manifest_object import ManifestObject, StoredManifest
+from headwater.buffer.queue.v1.side_object import QueueView, SideObject, SideState, check_front
 from headwater.core.errors import Conflict, Damaged, OutcomeUnknown
 from headwater.store import Object, Store
-from headwater.store.giving_up import taken_by
+from headwater.store.attempts import taken_by
 from headwater.testing import Scenario
-from headwater.testing.sim_errors import UnhandledFailure
+from headwater.testing.guard import UnhandledFailure
 from tests.planted import expect_noticed
 from tests.torture.queue_v1_scenarios import SCENARIOS, Bug, foreign_history, history
 
@@ -37,12 +36,14 @@ def test_the_same_seed_gives_the_same_history() -> None:
     assert history(5) == history(5) != history(6)
 
 
-async def _append_again(self: V1Appender, base: Found) -> None:
+async def _append_again(self: V1Appender, base: StoredManifest) -> None:
     """After a conflict nothing of the attempt before can have landed."""
     self._doubts.clear()
 
 
-async def _gone_is_not_landed(self: V1Appender, base: Found, passed: dict[str, Any]) -> None:
+async def _gone_is_not_landed(
+    self: V1Appender, base: StoredManifest, passed: dict[str, Any]
+) -> None:
     """What is not in the manifest has not landed."""
     for at in passed:
         del self._doubts[at]
@@ -57,7 +58,7 @@ def _refused_says(nothing_landed: bool) -> Any:
     return staticmethod(taken)
 
 
-async def _manifest_first(self: V1Taker, sequence: int) -> None:
+async def _manifest_first(self: V1Consumer, sequence: int) -> None:
     """Dequeue, and write down afterwards what was dequeued."""
     found = await self._fenced_read()
     if sequence < self._side.sequence:
@@ -70,11 +71,13 @@ async def _manifest_first(self: V1Taker, sequence: int) -> None:
     await self._acknowledge(found, sequence + 1)
 
 
-def _every_one_is_the_first(self: Ledger, entries: list[Entry]) -> list[bool]:
+def _every_one_is_the_first(self: Ledger, entries: list[ManifestEntry]) -> list[bool]:
     return [False for _ in entries]
 
 
-async def _all_of_it(self: V1Collector, found: Found, side: Side, retention: Retention) -> Side:
+async def _all_of_it(
+    self: V1Collector, found: StoredManifest, side: SideState, retention: Retention
+) -> SideState:
     """Old enough is old enough, acknowledged or not: everything up to the end goes."""
     end = found.next_sequence
     locations = [found.entry(s).location for s in range(found.front, end)]
@@ -83,14 +86,14 @@ async def _all_of_it(self: V1Collector, found: Found, side: Side, retention: Ret
     return side
 
 
-async def _side_first(manifest: ManifestObject, side: SideObject) -> View:
+async def _side_first(manifest: ManifestObject, side: SideObject) -> QueueView:
     beside = await side.read()
     found = await manifest.read()
     check_front(manifest.key, found, beside)
-    return View(found, beside)
+    return QueueView(found, beside)
 
 
-async def _not_fenced(self: V1Taker) -> Found:
+async def _not_fenced(self: V1Consumer) -> StoredManifest:
     return await self._manifest.read()
 
 
@@ -114,8 +117,8 @@ def test_a_planted_bug_is_caught_beside_a_foreign_consumer(bug: Bug) -> None:
     [
         pytest.param(Bug(V1Appender, "_settle", _append_again), id="blind-re-append"),
         pytest.param(Bug(V1Appender, "_settle_passed", _gone_is_not_landed), id="dequeued-unseen"),
-        pytest.param(Bug(V1Taker, "dequeue", _manifest_first), id="manifest-before-side"),
-        pytest.param(Bug(V1Taker, "_fenced_read", _not_fenced), id="unfenced-read"),
+        pytest.param(Bug(V1Consumer, "dequeue", _manifest_first), id="manifest-before-side"),
+        pytest.param(Bug(V1Consumer, "_fenced_read", _not_fenced), id="unfenced-read"),
         pytest.param(Bug(Ledger, "_repeated", _every_one_is_the_first), id="duplicates-delivered"),
         pytest.param(Bug(V1Collector, "_expired", _all_of_it), id="unacknowledged-collected"),
         pytest.param(Bug(looker_module, "read_view", _side_first), id="side-before-manifest"),

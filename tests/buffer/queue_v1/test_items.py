@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.buffer.calls import Call, Calls
-from headwater.buffer.queue.v1.items import pack_calls, time_range_ms
-from headwater.buffer.v1_manifest import Entry, MetadataItem, unpack_metadata
+from headwater.buffer.batch import Call, Calls
+from headwater.buffer.queue.v1.manifest_format import (
+    ManifestEntry,
+    MetadataItem,
+    pack_calls,
+    time_range_ms,
+    unpack_metadata,
+)
 from headwater.core.errors import Corrupt
 from tests.buffer.manifest_items import item_for
 
@@ -48,7 +53,7 @@ def test_every_record_keeps_the_time_and_the_metadata_of_its_call(
         calls.append(Call(len(records), time_ms, metadata))
         records += [(time_ms, metadata or b"")] * count
     packed = pack_calls(Calls.of(calls))
-    entry = Entry(0, "x", unpack_metadata(packed))
+    entry = ManifestEntry(0, "x", unpack_metadata(packed))
     for index, (time_ms, metadata) in enumerate(records):
         found = item_for(entry, index)
         assert found is not None

@@ -9,8 +9,8 @@ import pytest
 
 from headwater.buffer.consumer import Consumer, UnreadableBatch, read_async
 from headwater.buffer.producer import Producer
+from headwater.buffer.queue.v1.batch_format import FOOTER_BYTES, encode_batch
 from headwater.buffer.stream import alter_stream, create_stream, open_stream
-from headwater.buffer.v1_batch import FOOTER_BYTES, encode_batch
 from headwater.core.errors import Corrupt, Refused
 from headwater.store import MemoryBackend, Store
 from tests.store.scripted import virtual

@@ -6,27 +6,27 @@ import zlib
 
 import pytest
 
-from headwater.buffer.queue.v1.ledger import Counted
-from headwater.buffer.queue.v1.names import Names
-from headwater.buffer.queue.v1.segment import (
+from headwater.buffer.queue.v1.acked import (
     HEADER_BYTES,
     decode_segment,
     encode_segment,
     read_header,
 )
-from headwater.buffer.v1_manifest import Entry, MetadataItem
+from headwater.buffer.queue.v1.ledger import NumberedEntry
+from headwater.buffer.queue.v1.manifest_format import ManifestEntry, MetadataItem
+from headwater.buffer.queue.v1.side_object import V1Names
 from headwater.core.errors import Corrupt, NotSupported
 
-NAMES = Names("ingest", "orders-0")
+NAMES = V1Names("ingest", "orders-0")
 ENTRIES = [
-    Entry(7, "ingest/01ARYZ6S41TSV4RRFFQ69G5FAV.batch", [MetadataItem(0, -5, b"m")]),
-    Entry(8, "elsewhere/é", []),
-    Entry(9, "ingest/01ARYZ6S41TSV4RRFFQ69G5FAV.batch", [MetadataItem(0, 9, b"")]),
+    ManifestEntry(7, "ingest/01ARYZ6S41TSV4RRFFQ69G5FAV.batch", [MetadataItem(0, -5, b"m")]),
+    ManifestEntry(8, "elsewhere/é", []),
+    ManifestEntry(9, "ingest/01ARYZ6S41TSV4RRFFQ69G5FAV.batch", [MetadataItem(0, 9, b"")]),
 ]
 COUNTED = [
-    Counted(100, 2, 17, -5, -5),
-    Counted(102, 0, 7, 50, 60),
-    Counted(102, 0, 0, 9, 9, duplicate=True),
+    NumberedEntry(100, 2, 17, -5, -5),
+    NumberedEntry(102, 0, 7, 50, 60),
+    NumberedEntry(102, 0, 0, 9, 9, duplicate=True),
 ]
 DATA = encode_segment(b"t" * 16, ENTRIES, COUNTED, 60)
 
@@ -46,7 +46,10 @@ def test_it_reads_back() -> None:
 
 def test_the_bytes_are_these() -> None:
     data = encode_segment(
-        b"t" * 16, [Entry(1, "a", [MetadataItem(0, 3, b"")])], [Counted(5, 2, 17, 3, 3)], 4
+        b"t" * 16,
+        [ManifestEntry(1, "a", [MetadataItem(0, 3, b"")])],
+        [NumberedEntry(5, 2, 17, 3, 3)],
+        4,
     )
     expected = """
         48574131 76d1d99e 74747474747474747474747474747474

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headwater.buffer.queue.contract import Retention, Uncounted
-from headwater.buffer.v1_manifest import MetadataItem
+from headwater.buffer.queue.v1.manifest_format import MetadataItem
 from headwater.core import limits
 from headwater.core.errors import BadKey, OutcomeUnknown, Refused, Trimmed, Unavailable
 from headwater.store import Store

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.buffer.queue.contract import Retention, Uncounted
-from headwater.buffer.v1_manifest import MetadataItem
+from headwater.buffer.queue.v1.manifest_format import MetadataItem
 from headwater.core.errors import Corrupt, Fenced, NotFound, Refused
 from headwater.store import Store
 from tests.buffer.queue_v1.given import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.queue.v1 import V1Taker, create_v1_queue
-from headwater.buffer.v1_manifest import encode_manifest
+from headwater.buffer.queue.v1 import V1Consumer, create_v1_queue
+from headwater.buffer.queue.v1.manifest_format import encode_manifest
 from headwater.core.errors import Fenced, NotFound, Refused, RolledBack
 from headwater.store import Store
 from tests.buffer.native.watched import Watched
@@ -107,7 +107,7 @@ async def test_another_group_is_refused_unless_it_takes_over() -> None:
 async def test_a_folder_that_another_stream_left_is_refused() -> None:
     queue = await filled(memory(), 1)
     with pytest.raises(Refused, match="another stream"):
-        await V1Taker(queue.store, PREFIX, "orders-again").open("g")
+        await V1Consumer(queue.store, PREFIX, "orders-again").open("g")
     with pytest.raises(Refused, match="another stream"):
         await create_v1_queue(queue.store, PREFIX, "orders-again")
 

@@ -9,7 +9,7 @@ import pytest
 from headwater.buffer.consumer import AsyncReader, Consumer, Follower, read_async
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import create_stream, delete_stream
-from headwater.buffer.stream.deleted import told_of_deletion
+from headwater.buffer.stream.handle import deletion_error
 from headwater.core import runtime
 from headwater.core.errors import NotFound, RolledBack, Trimmed
 from headwater.store import MemoryBackend, Store
@@ -110,5 +110,5 @@ async def test_what_is_not_retained_is_no_sign_of_a_deletion() -> None:
     stream = await create_stream(store, "orders")
     await delete_stream(store, "orders")
     trimmed, gone = Trimmed("the oldest is 3", floor=3), RolledBack("there is no queue")
-    assert await told_of_deletion(stream, trimmed) is trimmed
-    assert isinstance(await told_of_deletion(stream, gone), NotFound)
+    assert await deletion_error(stream, trimmed) is trimmed
+    assert isinstance(await deletion_error(stream, gone), NotFound)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from headwater.buffer.batch import Batch, decode_batch, encode_batch
-from headwater.buffer.calls import Call, Calls
+from headwater.buffer.batch import Batch, Call, Calls, decode_batch, encode_batch
 from headwater.buffer.records import from_values, with_column
-from headwater.buffer.stream.fit import Fitting
+from headwater.buffer.stream.fitting import SchemaFitter
 from headwater.buffer.stream.schema import declared_schema
 from headwater.core.errors import Refused
-from headwater.core.ids import encode_ulid
+from headwater.core.runtime import encode_ulid
 
 SCHEMA = declared_schema(
     {
@@ -26,8 +25,8 @@ SCHEMA = declared_schema(
 INSERT, DELETE = 0, 2
 
 
-def fitting() -> Fitting:
-    return Fitting("orders", 2, SCHEMA, "declared", "headwater stream alter …")
+def fitting() -> SchemaFitter:
+    return SchemaFitter("orders", 2, SCHEMA, "declared", "headwater stream alter …")
 
 
 def fit(**columns: pa.Array) -> pa.RecordBatch:

@@ -7,7 +7,7 @@ from headwater.buffer.stream import (
     create_stream,
     delete_stream,
     list_streams,
-    open_several,
+    open_streams,
     stream_names,
 )
 from headwater.core.errors import Damaged
@@ -52,7 +52,7 @@ async def test_several_are_opened_and_those_that_cannot_be_say_why() -> None:
     await create_stream(store, "gone")
     await delete_stream(store, "gone")
     await store.put("streams/bad/stream.json", b"no register")
-    found = await open_several(store, ["bad", "gone", "good", "never"])
+    found = await open_streams(store, ["bad", "gone", "good", "never"])
     assert list(found) == ["bad", "good"]
     assert isinstance(found["good"], Stream)
     assert isinstance(found["bad"], Damaged)

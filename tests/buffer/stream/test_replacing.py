@@ -14,7 +14,7 @@ from headwater.buffer.consumer import read_async
 from headwater.buffer.producer import Producer
 from headwater.buffer.retained import RetainedBatches
 from headwater.buffer.stream import Stream, alter_stream, create_stream, open_stream, queues
-from headwater.buffer.transaction import Attempt, Committer, Uploader
+from headwater.buffer.transaction import CommitAttempt, TransactionCommitter, Uploader
 from headwater.core import runtime
 from headwater.core.errors import Contended, Refused
 from headwater.store import Store
@@ -227,25 +227,25 @@ async def test_open_transactions_keep_the_types_and_later_ones_learn_them() -> N
     store, stream = await orders()
     await produce(store, {"x": 1})
     stream = await open_stream(store, "orders")
-    held = Uploader(stream, Attempt.of_job("a"), 0)
+    held = Uploader(stream, CommitAttempt.of_job("a"), 0)
     await held.add(0, pa.record_batch({"x": [2**40]}))
     uploads = await held.finish()
     with pytest.raises(Refused, match="transactions of sinks are open"):
         await alter_stream(store, "orders", schema={"x": "int8"})
-    await Committer(stream, Attempt.of_job("a")).commit([uploads])
+    await TransactionCommitter(stream, CommitAttempt.of_job("a")).commit([uploads])
     with pytest.raises(Refused, match="1099511627776"):
         await alter_stream(store, "orders", schema={"x": "int8"})
     await alter_stream(store, "orders", schema={"x": "float64"})
-    late = Uploader(stream, Attempt.of_job("b"), 0)
+    late = Uploader(stream, CommitAttempt.of_job("b"), 0)
     await late.add(0, pa.record_batch({"x": [2**41 + 1]}))
-    await Committer(stream, Attempt.of_job("b")).commit([await late.finish()])
+    await TransactionCommitter(stream, CommitAttempt.of_job("b")).commit([await late.finish()])
     assert await read(store) == [1.0, float(2**40), float(2**41 + 1)]
-    unfit = Uploader(stream, Attempt.of_job("c"), 0)
+    unfit = Uploader(stream, CommitAttempt.of_job("c"), 0)
     await unfit.add(0, pa.record_batch({"x": [2**53 + 1]}))
     with pytest.raises(Refused, match="declared as float64 while"):
         await unfit.finish()
     # The first piece is uploaded while the second one is still to be gathered.
-    pieces = Uploader(stream, Attempt.of_job("d"), 0, batch_bytes=8)
+    pieces = Uploader(stream, CommitAttempt.of_job("d"), 0, batch_bytes=8)
     with pytest.raises(Refused, match="declared as float64 while"):
         await pieces.add(0, pa.record_batch({"x": [1, 2**53 + 1]}))
 
@@ -254,7 +254,7 @@ async def test_open_transactions_keep_the_types_and_later_ones_learn_them() -> N
 async def test_a_sink_that_learns_of_replaced_types_half_way_writes_no_older_ones() -> None:
     store, _ = await orders(partitions=2)
     await produce(store, {"x": 1})
-    stream, attempt = await open_stream(store, "orders"), Attempt.of_job("a")
+    stream, attempt = await open_stream(store, "orders"), CommitAttempt.of_job("a")
     uploader = Uploader(stream, attempt, 0, batch_bytes=64)
     await uploader.add(0, pa.record_batch({"x": [2]}))  # gathered, in the types of now
     await alter_stream(store, "orders", schema={"x": "float64", "note": "string"})
@@ -262,7 +262,7 @@ async def test_a_sink_that_learns_of_replaced_types_half_way_writes_no_older_one
     uploads = await uploader.finish()
     versions = {one.schema_version for part in uploads.uploads.values() for one in part}
     assert versions == {2}
-    await Committer(stream, attempt).commit([uploads])
+    await TransactionCommitter(stream, attempt).commit([uploads])
     assert sorted(await read(store)) == [1.0, 2.0, 3.5]
 
 
@@ -277,7 +277,7 @@ async def test_a_null_on_its_way_is_refused_where_a_replaced_type_has_none() -> 
     with pytest.raises(Refused, match="null"):
         await handle
     await producer.close()
-    uploader = Uploader(stream, Attempt.of_job("a"), 0)
+    uploader = Uploader(stream, CommitAttempt.of_job("a"), 0)
     await uploader.add(0, pa.record_batch({"x": [["b", None]]}))
     with pytest.raises(Refused, match="null"):
         await uploader.finish()
@@ -298,13 +298,13 @@ async def cut_off(store: Store, schema: dict[str, str], function: str) -> None:
         await reached.wait()
     # Not the withdrawal either.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headwater.buffer.replacing.withdrawing", lambda now, **_: now)
+        patch.setattr("headwater.buffer.retained.withdrawing", lambda now, **_: now)
         altering.cancel()
         await asyncio.wait([altering])
 
 
 BEFORE_QUEUES = "headwater.buffer.stream.queues.raise_schema_floor"
-BEFORE_HOLDS = "headwater.buffer.replacing._refuse_older_sinks"
+BEFORE_HOLDS = "headwater.buffer.retained._refuse_older_sinks"
 
 
 @virtual
@@ -313,10 +313,13 @@ async def test_a_replacement_that_was_cut_off_is_withdrawn_by_a_sink_that_waits(
     await produce(store, {"x": 1})
     await cut_off(store, {"x": "int8"}, BEFORE_QUEUES)
     for number in range(2):
-        stream, attempt = await open_stream(store, "orders"), Attempt.of_query("q", number, "run")
+        stream, attempt = (
+            await open_stream(store, "orders"),
+            CommitAttempt.of_query("q", number, "run"),
+        )
         uploader = Uploader(stream, attempt, 0)
         await uploader.add(0, pa.record_batch({"x": [2**40 + number]}))
-        await Committer(stream, attempt).commit([await uploader.finish()])
+        await TransactionCommitter(stream, attempt).commit([await uploader.finish()])
     assert await column(store) == ("int64", "inferred", 2)
     assert await read(store) == [1, 2**40, 2**40 + 1]
 
@@ -325,7 +328,7 @@ async def test_a_replacement_that_was_cut_off_is_withdrawn_by_a_sink_that_waits(
 async def test_two_replacements_that_were_cut_off_hold_up_neither_producer_nor_sink() -> None:
     store, stream = await orders()
     await produce(store, {"x": 1})
-    stream, attempt = await open_stream(store, "orders"), Attempt.of_job("a")
+    stream, attempt = await open_stream(store, "orders"), CommitAttempt.of_job("a")
     producer = await Producer.open(store, "orders", linger_ms=0)
     real = queues.raise_schema_floor
     await cut_off(store, {"x": "int8"}, BEFORE_QUEUES)
@@ -336,7 +339,7 @@ async def test_two_replacements_that_were_cut_off_hold_up_neither_producer_nor_s
     await uploader.add(0, pa.record_batch({"x": [2**40]}))
     handle = await producer.produce_rows([{"x": 2**41}])
     await handle
-    await Committer(stream, attempt).commit([await uploader.finish()])
+    await TransactionCommitter(stream, attempt).commit([await uploader.finish()])
     await producer.close()
     assert await column(store) == ("int64", "inferred", 3)
     assert sorted(await read(store)) == [1, 2**40, 2**41]

@@ -12,11 +12,10 @@ from headwater.buffer.stream.schema import (
     SchemaLike,
     arrow_schema,
     declared_schema,
-    evolved,
+    evolve_schema,
     schema_version,
 )
-from headwater.buffer.type_text import field_text, parse_field
-from headwater.buffer.types import carried_type
+from headwater.buffer.types import carried_type, field_text, parse_field
 from headwater.core.errors import Corrupt, Refused
 
 PLAIN = st.sampled_from(
@@ -158,7 +157,7 @@ BEFORE = {
 
 def next_schema(after: SchemaLike) -> pa.Schema | None:
     latest = schema_version(4, declared_schema(BEFORE), added_ms=0)
-    return evolved("orders", latest, declared_schema(after))
+    return evolve_schema("orders", latest, declared_schema(after))
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,17 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from headwater.buffer.batch import decode_batch
-from headwater.buffer.consumer.source import retention_of
+from headwater.buffer.consumer.collection import retention_of
 from headwater.buffer.queue import Collected
 from headwater.buffer.records import from_values
 from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.transaction import Attempt, Committed, Committer, TaskUploads, Uploader
+from headwater.buffer.transaction import (
+    CommitAttempt,
+    CommitResult,
+    TaskUploads,
+    TransactionCommitter,
+    Uploader,
+)
 from headwater.core import runtime
 from headwater.store import MemoryBackend, Store, Version
 from headwater.store.backend import Backend, Condition
@@ -43,9 +49,9 @@ async def a_stream(
     )
 
 
-def micro_batch(version: int, run: str = "run") -> Attempt:
+def micro_batch(version: int, run: str = "run") -> CommitAttempt:
     """An attempt of a streaming query."""
-    return Attempt.of_query("query", version, run)
+    return CommitAttempt.of_query("query", version, run)
 
 
 def records(values: Sequence[str]) -> pa.RecordBatch:
@@ -54,7 +60,7 @@ def records(values: Sequence[str]) -> pa.RecordBatch:
 
 
 async def upload(
-    stream: Stream, attempt: Attempt, task: int, rows: Mapping[int, Sequence[str]]
+    stream: Stream, attempt: CommitAttempt, task: int, rows: Mapping[int, Sequence[str]]
 ) -> TaskUploads:
     """What one task does: values by partition."""
     uploader = Uploader(stream, attempt, task)
@@ -63,10 +69,12 @@ async def upload(
     return await uploader.finish()
 
 
-async def write(stream: Stream, attempt: Attempt, *tasks: Mapping[int, Sequence[str]]) -> Committed:
+async def write(
+    stream: Stream, attempt: CommitAttempt, *tasks: Mapping[int, Sequence[str]]
+) -> CommitResult:
     """A whole transaction."""
     done = [await upload(stream, attempt, number, rows) for number, rows in enumerate(tasks)]
-    return await Committer(stream, attempt).commit(done)
+    return await TransactionCommitter(stream, attempt).commit(done)
 
 
 async def values_of(stream: Stream, partition: int = 0) -> list[str]:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from headwater.buffer.stream import Stream
-from headwater.buffer.transaction import Attempt, Committer, HoldLost
-from headwater.buffer.transaction.record import Application, application_register, read_application
+from headwater.buffer.transaction import CommitAttempt, HoldLost, TransactionCommitter
+from headwater.buffer.transaction.record import (
+    ApplicationRecord,
+    application_register,
+    read_application,
+)
 from headwater.core.errors import OutcomeUnknown
 from headwater.store import Version
 from headwater.store.backend import Condition, PreconditionFailed
@@ -24,7 +28,7 @@ from tests.buffer.transaction.interrupted import Died, Interrupted
 from tests.store.scripted import virtual
 
 
-async def record_of(stream: Stream, attempt: Attempt) -> Application:
+async def record_of(stream: Stream, attempt: CommitAttempt) -> ApplicationRecord:
     return await read_application(application_register(stream, attempt.application))
 
 
@@ -32,10 +36,10 @@ async def record_of(stream: Stream, attempt: Attempt) -> Application:
 async def test_an_abort_deletes_what_was_uploaded_and_the_commit_can_not_come_later() -> None:
     stream, attempt = await a_stream(), micro_batch(0)
     done = [await upload(stream, attempt, 0, {0: ["a"], 1: ["b"]})]
-    assert await Committer(stream, attempt).abort(done) is True
+    assert await TransactionCommitter(stream, attempt).abort(done) is True
     assert await uploads_left(stream) == 0
     with pytest.raises(HoldLost, match="run it again"):
-        await Committer(stream, attempt).commit(done)
+        await TransactionCommitter(stream, attempt).commit(done)
     assert await values_of(stream) == []
 
 
@@ -43,8 +47,8 @@ async def test_an_abort_deletes_what_was_uploaded_and_the_commit_can_not_come_la
 async def test_an_abort_after_a_commit_whose_answer_was_lost_deletes_nothing() -> None:
     stream, attempt = await a_stream(), micro_batch(0)
     done = [await upload(stream, attempt, 0, {0: ["a"]})]
-    await Committer(stream, attempt).commit(done)
-    assert await Committer(stream, attempt).abort(done) is False
+    await TransactionCommitter(stream, attempt).commit(done)
+    assert await TransactionCommitter(stream, attempt).abort(done) is False
     assert await values_of(stream) == ["a"]
 
 
@@ -55,10 +59,10 @@ async def test_an_abort_finishes_what_was_committed_and_not_appended() -> None:
     done = [await upload(stream, attempt, 0, {0: ["a"], 1: ["b"]})]
     backend.fails, backend.lands = {"chunks": 1}, False
     with pytest.raises(Died):
-        await Committer(stream, attempt).commit(done)
+        await TransactionCommitter(stream, attempt).commit(done)
     backend.revive()
     assert (await record_of(stream, attempt)).is_appending
-    assert await Committer(stream, attempt).abort(done) is False
+    assert await TransactionCommitter(stream, attempt).abort(done) is False
     assert (await values_of(stream, 0), await values_of(stream, 1)) == (["a"], ["b"])
 
 
@@ -84,9 +88,9 @@ async def test_an_abort_keeps_a_commit_under_way_from_landing_late() -> None:
     found = await read_application(application_register(stream, attempt.application))
     with pytest.raises(OutcomeUnknown):
         # Without its retries, as when the driver is told to stop right then.
-        await Committer(stream, attempt)._change(found, done, done[0].uploads)
+        await TransactionCommitter(stream, attempt)._change(found, done, done[0].uploads)
     backend.breaks = False
-    await Committer(stream, attempt).abort(done)
+    await TransactionCommitter(stream, attempt).abort(done)
     assert backend.held is not None
     with pytest.raises(PreconditionFailed):
         await backend.put(*backend.held)
@@ -96,11 +100,13 @@ async def test_an_abort_keeps_a_commit_under_way_from_landing_late() -> None:
 @virtual
 async def test_an_abort_leaves_it_to_the_collector_where_the_record_no_longer_tells() -> None:
     stream = await a_stream()
-    job = Attempt.of_job("job")
+    job = CommitAttempt.of_job("job")
     done = [await upload(stream, job, 0, {0: ["a"]})]
-    await Committer(stream, job).commit(done)
+    await TransactionCommitter(stream, job).commit(done)
     register = application_register(stream, job.application)
     others = tuple(f"other {number}" for number in range(64))
-    await register.update(lambda now: Application("jobs", job.name, 99, "other", recent=others))
-    await Committer(stream, job).abort(done)
+    await register.update(
+        lambda now: ApplicationRecord("jobs", job.name, 99, "other", recent=others)
+    )
+    await TransactionCommitter(stream, job).abort(done)
     assert await values_of(stream) == ["a"]

@@ -8,18 +8,24 @@ from unittest import mock
 
 import pytest
 
-from headwater.buffer.queue import Resumed
+from headwater.buffer.queue import ProducerState
 from headwater.buffer.queue.native import NativeAppender
 from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.transaction import Attempt, Committer, HoldLost, TaskUploads, Uploader
-from headwater.buffer.transaction.appending import Appending
-from headwater.buffer.transaction.identity import producer_id
+from headwater.buffer.transaction import (
+    CommitAttempt,
+    HoldLost,
+    TaskUploads,
+    TransactionCommitter,
+    Uploader,
+)
 from headwater.buffer.transaction.record import (
-    Application,
-    Share,
+    Appending,
+    ApplicationRecord,
+    PartitionBatches,
     Upload,
     application_register,
     in_order,
+    producer_id,
     read_application,
 )
 from headwater.core import limits, runtime
@@ -59,7 +65,7 @@ async def test_a_transaction_stands_by_task_and_within_a_task_as_it_was_written(
     stream, attempt = await a_stream(), micro_batch(0)
     later = await upload(stream, attempt, 1, {0: ["c", "d"], 1: ["x"]})
     first = await upload(stream, attempt, 0, {0: ["a", "b"]})
-    await Committer(stream, attempt).commit([later, first])
+    await TransactionCommitter(stream, attempt).commit([later, first])
     assert await values_of(stream, 0) == ["a", "b", "c", "d"]
     assert await values_of(stream, 1) == ["x"]
 
@@ -72,7 +78,7 @@ async def test_partitions_stay_open_from_one_commit_to_the_next_of_a_driver() ->
         for version, rows in enumerate([{0: ["a"]}, {0: ["b"], 1: ["x"]}, {1: ["y"], 0: ["c"]}]):
             attempt = micro_batch(version)
             done = [await upload(stream, attempt, 0, rows)]
-            await Committer(stream, attempt, appending=kept).commit(done)
+            await TransactionCommitter(stream, attempt, appending=kept).commit(done)
     assert opened.call_count == 2, "once for each partition"
     assert await values_of(stream, 0) == ["a", "b", "c"]
     assert await values_of(stream, 1) == ["x", "y"]
@@ -83,13 +89,13 @@ async def test_a_driver_that_kept_partitions_open_learns_what_another_committed_
     stream = await a_stream()
     kept = Appending(stream, micro_batch(0).application)
     done = [await upload(stream, micro_batch(0), 0, {0: ["a"]})]
-    await Committer(stream, micro_batch(0), appending=kept).commit(done)
+    await TransactionCommitter(stream, micro_batch(0), appending=kept).commit(done)
     # Its hold is not ended: the other one dies before it comes to that.
-    dying = mock.patch.object(Committer, "_let_go", autospec=True, side_effect=Died)
+    dying = mock.patch.object(TransactionCommitter, "_let_go", autospec=True, side_effect=Died)
     with dying, pytest.raises(Died):
         await write(stream, micro_batch(1, "another"), {0: ["b", "c"]}, {0: ["d"]})
     done = [await upload(stream, micro_batch(2), 0, {0: ["e"]})]
-    await Committer(stream, micro_batch(2), appending=kept).commit(done)
+    await TransactionCommitter(stream, micro_batch(2), appending=kept).commit(done)
     assert await values_of(stream, 0) == ["a", "b", "c", "d", "e"]
 
 
@@ -98,10 +104,10 @@ async def test_a_driver_fenced_on_partitions_that_it_kept_open_goes_on() -> None
     stream = await a_stream()
     kept = Appending(stream, micro_batch(0).application)
     done = [await upload(stream, micro_batch(0), 0, {0: ["a"]})]
-    await Committer(stream, micro_batch(0), appending=kept).commit(done)
+    await TransactionCommitter(stream, micro_batch(0), appending=kept).commit(done)
     await stream.appender(0, producer_id(micro_batch(0).application)).open()
     done = [await upload(stream, micro_batch(1), 0, {0: ["b"]})]
-    await Committer(stream, micro_batch(1), appending=kept).commit(done)
+    await TransactionCommitter(stream, micro_batch(1), appending=kept).commit(done)
     assert await values_of(stream, 0) == ["a", "b"]
 
 
@@ -110,7 +116,7 @@ async def test_nothing_is_seen_before_the_commit() -> None:
     stream, attempt = await a_stream(), micro_batch(0)
     done = await upload(stream, attempt, 0, {0: ["a"]})
     assert await values_of(stream) == []
-    await Committer(stream, attempt).commit([done])
+    await TransactionCommitter(stream, attempt).commit([done])
     assert await values_of(stream) == ["a"]
 
 
@@ -130,8 +136,8 @@ async def test_a_replay_with_other_placement_leaves_the_first_and_discards_its_o
 async def test_a_version_that_has_passed_is_not_written_again() -> None:
     stream = await a_stream()
     for version in range(3):
-        await write(stream, Attempt.of_version("nightly", version, f"t{version}"), {0: ["a"]})
-    await write(stream, Attempt.of_version("nightly", 1, "again"), {0: ["b"]})
+        await write(stream, CommitAttempt.of_version("nightly", version, f"t{version}"), {0: ["a"]})
+    await write(stream, CommitAttempt.of_version("nightly", 1, "again"), {0: ["b"]})
     assert await values_of(stream) == ["a", "a", "a"]
 
 
@@ -139,7 +145,7 @@ async def test_a_version_that_has_passed_is_not_written_again() -> None:
 async def test_jobs_that_name_nothing_write_each_time() -> None:
     stream = await a_stream()
     for number in range(40):
-        await write(stream, Attempt.of_job(f"job {number}"), {0: [str(number)]})
+        await write(stream, CommitAttempt.of_job(f"job {number}"), {0: [str(number)]})
     assert await values_of(stream) == [str(number) for number in range(40)]
 
 
@@ -167,7 +173,7 @@ def test_a_driver_that_dies_at_any_write_leaves_what_its_replay_completes(
         done = [await upload(stream, attempt, 0, {0: ["a", "b"], 1: ["c"]})]
         backend.fails, backend.lands = {part: write_number}, lands
         with contextlib.suppress(Died):
-            await Committer(stream, attempt).commit(done)
+            await TransactionCommitter(stream, attempt).commit(done)
         backend.revive()
         await write(stream, micro_batch(1, "run 3"), {0: ["c"], 1: ["a", "b"]})
         await write(stream, micro_batch(2, "run 3"), {0: ["next"]})
@@ -186,7 +192,8 @@ async def test_two_drivers_that_commit_one_version_at_once_leave_one_copy() -> N
     attempts = [micro_batch(0, f"run {number}") for number in range(4)]
     done = [await upload(stream, one, 0, {0: ["a", "b"], 1: ["c"]}) for one in attempts]
     commits = [
-        Committer(stream, one).commit([two]) for one, two in zip(attempts, done, strict=True)
+        TransactionCommitter(stream, one).commit([two])
+        for one, two in zip(attempts, done, strict=True)
     ]
     outcomes = await asyncio.gather(*commits)
     assert sum(one.by_this_attempt for one in outcomes) == 1
@@ -206,18 +213,20 @@ async def _finish_with_a_stale_record() -> None:
     stale, old = Appending(stream, micro_batch(0).application), micro_batch(0)
     tasks = [await upload(stream, old, number, {0: [f"old {number}"]}) for number in range(2)]
     register = application_register(stream, old.application)
-    record = await Committer(stream, old)._change(Application(), tasks, uploads_of(tasks))
-    await Committer(stream, old).commit(tasks)
+    record = await TransactionCommitter(stream, old)._change(
+        ApplicationRecord(), tasks, uploads_of(tasks)
+    )
+    await TransactionCommitter(stream, old).commit(tasks)
     await forget_producers(stream)
 
     attempt = micro_batch(1)
     tasks = [await upload(stream, attempt, number, {0: [f"new {number}"]}) for number in range(2)]
-    committer = Committer(stream, attempt)
+    committer = TransactionCommitter(stream, attempt)
     found = await committer._change(await read_application(register), tasks, uploads_of(tasks))
     half = found.shares[0].batches(after=0)[:1]
     await committer._appending._opened[0].appender.append(half)
     await stale.finish(record)
-    await Committer(stream, attempt).commit(tasks)
+    await TransactionCommitter(stream, attempt).commit(tasks)
     assert await values_of(stream) == ["old 0", "old 1", "new 0", "new 1"]
 
 
@@ -228,11 +237,11 @@ async def test_a_committed_record_whose_producer_was_forgotten_is_refused() -> N
     done = [await upload(stream, attempt, 0, {0: ["a"]})]
     backend.fails, backend.lands = {"chunks": 1}, False
     with pytest.raises(Died):
-        await Committer(stream, attempt).commit(done)
+        await TransactionCommitter(stream, attempt).commit(done)
     backend.revive()
     await forget_producers(stream)
     with pytest.raises(Refused, match="forgotten"):
-        await Committer(stream, attempt).commit(done)
+        await TransactionCommitter(stream, attempt).commit(done)
 
 
 @virtual
@@ -242,16 +251,18 @@ async def test_what_was_opened_before_somebody_else_committed_is_opened_anew() -
     done, theirs = await upload(stream, mine, 0, rows), await upload(stream, other, 0, rows)
     opens = 0
 
-    async def open_or_be_fenced(appender: NativeAppender) -> Resumed:
+    async def open_or_be_fenced(appender: NativeAppender) -> ProducerState:
         nonlocal opens
         opens += 1
         if opens == 2:
-            await Committer(stream, other)._change(Application(), [theirs], theirs.uploads)
+            await TransactionCommitter(stream, other)._change(
+                ApplicationRecord(), [theirs], theirs.uploads
+            )
             raise Fenced("somebody else opened it")
         return await OPEN(appender)
 
     with mock.patch.object(NativeAppender, "open", open_or_be_fenced):
-        committed = await Committer(stream, mine).commit([done])
+        committed = await TransactionCommitter(stream, mine).commit([done])
     assert not committed.by_this_attempt
     assert (await values_of(stream, 0), await values_of(stream, 1)) == (["a"], ["b"])
 
@@ -264,10 +275,10 @@ async def test_uploads_of_an_earlier_hold_are_not_committed() -> None:
     assert isinstance(here, SimRuntime)
     with runtime.installed(here.skewed(DAY_S * 1000)):
         early = await upload(stream, attempt, 0, {0: ["a"]})
-    await Committer(stream, attempt)._holder.drop()
+    await TransactionCommitter(stream, attempt)._holder.drop()
     late = await upload(stream, attempt, 1, {0: ["b"]})
     with pytest.raises(HoldLost, match="earlier hold"):
-        await Committer(stream, attempt).commit([early, late])
+        await TransactionCommitter(stream, attempt).commit([early, late])
     assert await values_of(stream) == []
 
 
@@ -277,7 +288,7 @@ async def test_uploads_from_before_the_hold_was_moved_are_not_committed() -> Non
     early = await upload(stream, micro_batch(1), 0, {0: ["early"]})
     await write(stream, micro_batch(0), {0: ["a"]})
     with pytest.raises(HoldLost, match="earlier hold"):
-        await Committer(stream, micro_batch(1)).commit([early])
+        await TransactionCommitter(stream, micro_batch(1)).commit([early])
     assert await values_of(stream) == ["a"]
 
 
@@ -287,7 +298,7 @@ async def test_more_batches_than_a_record_can_name_are_refused_with_a_cure() -> 
     one = Upload("0" * 26, 1, 1, 1, 1, None, None, 0)
     many = TaskUploads(0, "t", {0: [one] * (limits.TRANSACTION_MAX_BATCHES + 1)})
     with pytest.raises(LimitExceeded, match="fewer tasks"):
-        await Committer(stream, attempt).commit([many])
+        await TransactionCommitter(stream, attempt).commit([many])
 
 
 @virtual
@@ -297,8 +308,8 @@ async def test_the_largest_transaction_fits_its_record() -> None:
     uploads = (one,) * limits.TRANSACTION_MAX_BATCHES
     register = application_register(stream, attempt.application)
 
-    def commit(now: Application | None) -> Application:
-        return Application().committed(attempt, (Share(0, 10**9, uploads),))
+    def commit(now: ApplicationRecord | None) -> ApplicationRecord:
+        return ApplicationRecord().committed(attempt, (PartitionBatches(0, 10**9, uploads),))
 
     await register.update(commit)
 
@@ -317,8 +328,8 @@ async def test_a_published_v1_stream_is_refused() -> None:
 async def test_whoever_finishes_fences_and_the_one_who_committed_goes_on() -> None:
     stream, attempt = await a_stream(), micro_batch(0)
     done = await upload(stream, attempt, 0, {0: ["a"], 1: ["b"]})
-    committer = Committer(stream, attempt)
-    record = await committer._change(Application(), [done], done.uploads)
+    committer = TransactionCommitter(stream, attempt)
+    record = await committer._change(ApplicationRecord(), [done], done.uploads)
     other = stream.appender(0, producer_id(attempt.application))
     resumed = await other.open()
     assert resumed.is_known
@@ -335,6 +346,6 @@ async def test_the_collector_may_run_at_any_time_of_a_transaction() -> None:
     await collect(stream)
     second = await upload(stream, attempt, 1, {0: ["b"]})
     await collect(stream)
-    await Committer(stream, attempt).commit([first, second])
+    await TransactionCommitter(stream, attempt).commit([first, second])
     await collect(stream)
     assert await values_of(stream) == ["a", "b"]

@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 
 from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.transaction import Attempt, Committer, HoldLost, TaskUploads, expiry
-from headwater.buffer.transaction.appending import Appending
+from headwater.buffer.transaction import (
+    CommitAttempt,
+    HoldLost,
+    TaskUploads,
+    TransactionCommitter,
+    expiry,
+)
 from headwater.buffer.transaction.commit import OlderMicroBatch
 from headwater.buffer.transaction.holds import Holder, holds_register
-from headwater.buffer.transaction.record import RECENT_MAX, read_application
+from headwater.buffer.transaction.record import RECENT_MAX, Appending, read_application
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Denied,
     Fenced,
@@ -25,6 +29,7 @@ from headwater.core.errors import (
     Throttled,
     Unavailable,
 )
+from headwater.core.retry import RetryPolicy
 from headwater.store import Object, Store, Version
 from headwater.store.backend import Condition, PreconditionFailed, Unreachable
 from headwater.store.objects import Buffer, ByteRange
@@ -86,12 +91,12 @@ async def doubtful() -> tuple[Doubtful, Stream]:
 async def in_doubt(
     backend: Doubtful,
     stream: Stream,
-    attempt: Attempt,
+    attempt: CommitAttempt,
     then: Callable[[], Awaitable[None]],
-) -> tuple[Committer, list[TaskUploads]]:
+) -> tuple[TransactionCommitter, list[TaskUploads]]:
     """A commit whose first change of the record is in doubt when `then` happens."""
     done = [await upload(stream, attempt, 0, {0: ["row-1", "row-2"]})]
-    committer = Committer(stream, attempt)
+    committer = TransactionCommitter(stream, attempt)
     look = committer._check_held
 
     async def second_round(*asked: Any) -> None:
@@ -108,13 +113,13 @@ async def in_doubt(
 async def end_holds(stream: Stream) -> None:
     """A collector marks every hold, as it does when nobody renewed them."""
     for _ in range(2):
-        await expiry._look(stream, holds_register(stream))
+        await expiry._mark_ending(stream, holds_register(stream))
         await runtime.sleep(2 * DAY_S)
-    holds = await expiry._look(stream, holds_register(stream))
+    holds = await expiry._mark_ending(stream, holds_register(stream))
     assert all(hold.is_ending for hold in holds.holds.values())
 
 
-def _unrenewed(committer: Committer) -> None:
+def _unrenewed(committer: TransactionCommitter) -> None:
     """What the driver does beside stands still as well."""
 
     async def nothing(token: str) -> None:
@@ -126,7 +131,7 @@ def _unrenewed(committer: Committer) -> None:
 @virtual
 async def test_what_is_told_to_run_again_can_never_land() -> None:
     backend, stream = await doubtful()
-    attempt = Attempt.of_job("job-a")
+    attempt = CommitAttempt.of_job("job-a")
     committer, done = await in_doubt(backend, stream, attempt, lambda: end_holds(stream))
     _unrenewed(committer)
     with pytest.raises(HoldLost):
@@ -134,7 +139,7 @@ async def test_what_is_told_to_run_again_can_never_land() -> None:
     with pytest.raises(PreconditionFailed):
         await backend.land()
     await collect(stream)
-    await write(stream, Attempt.of_job("job-b"), {0: ["row-1", "row-2"]})
+    await write(stream, CommitAttempt.of_job("job-b"), {0: ["row-1", "row-2"]})
     assert await values_of(stream) == ["row-1", "row-2"]
 
 
@@ -142,7 +147,7 @@ async def test_what_is_told_to_run_again_can_never_land() -> None:
 async def test_a_hold_that_is_lost_while_a_commit_is_in_doubt_leaves_it_in_doubt() -> None:
     """The record cannot be reached, so the write under way may still land. It does."""
     backend, stream = await doubtful()
-    attempt = Attempt.of_job("job-a")
+    attempt = CommitAttempt.of_job("job-a")
 
     async def lost_and_away() -> None:
         await end_holds(stream)
@@ -155,7 +160,7 @@ async def test_a_hold_that_is_lost_while_a_commit_is_in_doubt_leaves_it_in_doubt
     backend.is_away = False
     await backend.land()
     await collect(stream)
-    assert (await Committer(stream, attempt).commit(done)).by_this_attempt
+    assert (await TransactionCommitter(stream, attempt).commit(done)).by_this_attempt
     assert await values_of(stream) == ["row-1", "row-2"]
 
 
@@ -168,7 +173,7 @@ async def test_a_record_that_cannot_be_read_leaves_a_commit_in_doubt() -> None:
         await committer.commit(done)
     backend.is_away = False
     await backend.land()
-    assert (await Committer(stream, attempt).commit(done)).by_this_attempt
+    assert (await TransactionCommitter(stream, attempt).commit(done)).by_this_attempt
     assert await values_of(stream) == ["row-1", "row-2"]
 
 
@@ -192,7 +197,7 @@ async def test_a_commit_that_is_cancelled_while_it_is_written_is_in_doubt() -> N
     backend, stream = await doubtful()
     attempt = micro_batch(0)
     done = [await upload(stream, attempt, 0, {0: ["row-1", "row-2"]})]
-    committer = Committer(stream, attempt)
+    committer = TransactionCommitter(stream, attempt)
     put = backend.put
 
     async def unanswered(key: str, data: Buffer, condition: Condition = None) -> Version:
@@ -238,28 +243,28 @@ async def test_a_later_run_leaves_a_commit_in_doubt_that_it_may_have_followed() 
     assert await values_of(stream) == ["row-1", "row-2", "row-3"]
 
 
-def same_slot_as(attempt: Attempt) -> Iterator[Attempt]:
+def same_slot_as(attempt: CommitAttempt) -> Iterator[CommitAttempt]:
     """Other jobs, which share its record."""
-    jobs = (Attempt.of_job(f"other-{number}") for number in itertools.count())
+    jobs = (CommitAttempt.of_job(f"other-{number}") for number in itertools.count())
     return (job for job in jobs if job.name == attempt.name)
 
 
-async def commit_empty(stream: Stream, jobs: Iterator[Attempt], count: int) -> None:
+async def commit_empty(stream: Stream, jobs: Iterator[CommitAttempt], count: int) -> None:
     """So many jobs commit, without a row. The record remembers the last RECENT_MAX."""
     for job in itertools.islice(jobs, count):
-        await Committer(stream, job).commit([])
+        await TransactionCommitter(stream, job).commit([])
 
 
 @virtual
 async def test_a_job_that_was_found_committed_stays_so_when_its_record_has_forgotten_it() -> None:
     """By then the record is far above the version that the job committed."""
     stream = await a_stream(partitions=1)
-    attempt = Attempt.of_job("job-a")
+    attempt = CommitAttempt.of_job("job-a")
     done = [await upload(stream, attempt, 0, {0: ["row-1"]})]
-    await Committer(stream, attempt).commit(done)
+    await TransactionCommitter(stream, attempt).commit(done)
     others = same_slot_as(attempt)
     await commit_empty(stream, others, 40)
-    again = Committer(stream, attempt)
+    again = TransactionCommitter(stream, attempt)
     first = await again.commit(done)
     await commit_empty(stream, others, RECENT_MAX - 30)
     assert not (await read_application(again._register)).has(attempt)
@@ -274,10 +279,10 @@ async def test_a_job_that_is_committed_and_not_appended_stays_so_whatever_is_com
 ) -> None:
     """Each call says so. Appending it again, from what is open for a later job, harms neither."""
     stream = await a_stream(partitions=1)
-    attempt = Attempt.of_job("job-a")
+    attempt = CommitAttempt.of_job("job-a")
     kept = Appending(stream, attempt.application)
     done = [await upload(stream, attempt, 0, {0: ["row-1"]})]
-    committer = Committer(stream, attempt, appending=kept)
+    committer = TransactionCommitter(stream, attempt, appending=kept)
 
     async def away(*_: object) -> None:
         raise Unavailable("not today")
@@ -291,11 +296,11 @@ async def test_a_job_that_is_committed_and_not_appended_stays_so_whatever_is_com
     for row in ("row-2", "row-3"):
         other = next(others)
         uploaded = [await upload(stream, other, 0, {0: [row]})]
-        await Committer(stream, other, appending=kept).commit(uploaded)
+        await TransactionCommitter(stream, other, appending=kept).commit(uploaded)
     assert (await committer.commit(done)).by_this_attempt
     other = next(others)
     uploaded = [await upload(stream, other, 0, {0: ["row-4"]})]
-    await Committer(stream, other, appending=kept).commit(uploaded)
+    await TransactionCommitter(stream, other, appending=kept).commit(uploaded)
     assert await values_of(stream) == ["row-1", "row-2", "row-3", "row-4"]
 
 
@@ -308,7 +313,7 @@ def test_a_job_in_doubt_that_its_record_may_have_forgotten_is_not_called_uncommi
     @virtual
     async def history() -> None:
         backend, stream = await doubtful()
-        attempt = Attempt.of_job("job-a")
+        attempt = CommitAttempt.of_job("job-a")
 
         async def landed_and_forgotten() -> None:
             await backend.land()
@@ -339,7 +344,7 @@ async def test_a_later_micro_batch_refuses_an_earlier_one_however_often_it_is_co
         await write(stream, micro_batch(version, "second run"), {0: [f"row-{version}"]})
     attempt = micro_batch(0, "first run")
     done = [await upload(stream, micro_batch(2, "first run"), 0, {0: ["other"]})]
-    committer = Committer(stream, attempt)
+    committer = TransactionCommitter(stream, attempt)
     for _ in range(2):
         with pytest.raises(OlderMicroBatch):
             await committer.commit(done)
@@ -355,7 +360,7 @@ def test_what_is_committed_and_not_yet_appended_is_not_called_failed(
     @virtual
     async def history() -> None:
         _, stream = await doubtful()
-        attempt = Attempt.of_job("job-a")
+        attempt = CommitAttempt.of_job("job-a")
         done = [await upload(stream, attempt, 0, {0: ["row-1"]})]
 
         async def away(*_: object) -> None:
@@ -364,10 +369,10 @@ def test_what_is_committed_and_not_yet_appended_is_not_called_failed(
         with monkeypatch.context() as patch:
             patch.setattr(Appending, "finish", away)
             with pytest.raises(OutcomeUnknown, match="it is committed"):
-                await Committer(stream, attempt).commit(done)
+                await TransactionCommitter(stream, attempt).commit(done)
             with pytest.raises(OutcomeUnknown, match="it is committed"):
-                await Committer(stream, attempt).abort(done)
-        assert (await Committer(stream, attempt).commit(done)).by_this_attempt
+                await TransactionCommitter(stream, attempt).abort(done)
+        assert (await TransactionCommitter(stream, attempt).commit(done)).by_this_attempt
         assert await values_of(stream) == ["row-1"]
 
     history()
@@ -388,10 +393,10 @@ class Full(Shelf):
 async def test_a_disk_that_is_full_when_the_hold_is_dropped_fails_no_commit() -> None:
     backend = Full()
     stream = await create_stream(Store(backend), "orders")
-    attempt = Attempt.of_job("job-a")
+    attempt = CommitAttempt.of_job("job-a")
     done = [await upload(stream, attempt, 0, {0: ["row-1"]})]
     backend.full = "holds.json"
-    assert (await Committer(stream, attempt).commit(done)).by_this_attempt
+    assert (await TransactionCommitter(stream, attempt).commit(done)).by_this_attempt
     assert await values_of(stream) == ["row-1"]
 
 
@@ -399,7 +404,7 @@ async def test_a_disk_that_is_full_when_the_hold_is_dropped_fails_no_commit() ->
 async def test_a_disk_that_is_full_for_a_while_ends_no_renewal_of_a_hold() -> None:
     backend = Full()
     stream = await create_stream(Store(backend), "orders")
-    attempt = Attempt.of_job("job-a")
+    attempt = CommitAttempt.of_job("job-a")
     done = [await upload(stream, attempt, 0, {0: ["row-1"]})]
     holder = Holder(stream, attempt)
     keeping = runtime.spawn(holder.keep(done[0].hold_token), name="keeping")
@@ -418,8 +423,11 @@ async def test_a_hold_that_is_lost_on_a_full_disk_leaves_a_commit_in_doubt() -> 
     """The record cannot be changed to keep an earlier write from landing, so that may land."""
     backend = Full()
     stream = await create_stream(Store(backend), "orders")
-    attempt = Attempt.of_job("job-a")
-    committer, done = Committer(stream, attempt), [await upload(stream, attempt, 0, {0: ["a"]})]
+    attempt = CommitAttempt.of_job("job-a")
+    committer, done = (
+        TransactionCommitter(stream, attempt),
+        [await upload(stream, attempt, 0, {0: ["a"]})],
+    )
     _unrenewed(committer)
     await end_holds(stream)
     backend.full = "/txn/"

@@ -12,13 +12,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.buffer.consumer import source
+from headwater.buffer.consumer import collection
 from headwater.buffer.queue import Retention
 from headwater.buffer.stream import Stream
-from headwater.buffer.transaction import Committed, Committer, TaskUploads, Uploader, expiry
-from headwater.buffer.transaction.appending import Appending
+from headwater.buffer.transaction import (
+    CommitResult,
+    TaskUploads,
+    TransactionCommitter,
+    Uploader,
+    expiry,
+)
 from headwater.buffer.transaction.holds import Hold, Holds
-from headwater.buffer.transaction.record import Application, Share, in_order
+from headwater.buffer.transaction.record import (
+    Appending,
+    ApplicationRecord,
+    PartitionBatches,
+    in_order,
+)
 from headwater.core import runtime
 from tests.planted import NOTICED, expect_noticed
 from tests.torture.buffer_world import Parts
@@ -30,15 +40,17 @@ FIRST_SEEDS = {"hold-dropped-at-once": 30}
 CAUGHT = (*NOTICED, LookupError)
 
 
-async def appends_without_a_record(self: Committer, tasks: Sequence[TaskUploads]) -> Committed:
+async def appends_without_a_record(
+    self: TransactionCommitter, tasks: Sequence[TaskUploads]
+) -> CommitResult:
     """Every attempt appends what it uploaded."""
     uploads = in_order([(one.task, one.uploads) for one in tasks])
     first = await self._appending.next_sequences(uploads)
     for partition, batches in uploads.items():
-        share = Share(partition, first[partition], tuple(batches))
+        share = PartitionBatches(partition, first[partition], tuple(batches))
         await self._appending._opened[partition].appender.append(share.batches(after=0))
     await self._appending.close()
-    return Committed(self._attempt.version or 0, True, 0)
+    return CommitResult(self._attempt.version or 0, True, 0)
 
 
 _seal = Uploader._seal
@@ -63,7 +75,7 @@ async def holds_in_the_end(self: Uploader) -> TaskUploads:
     return msgspec.structs.replace(done, hold_token=(await self._holder.take()).token)
 
 
-async def looks_at_the_token_alone(self: Committer, tasks: Any, uploads: Any) -> None:
+async def looks_at_the_token_alone(self: TransactionCommitter, tasks: Any, uploads: Any) -> None:
     """Does not look whether uploads lie above the hold."""
     await self._holder.read()
 
@@ -73,7 +85,7 @@ async def ignores_holds(stream: Stream) -> Retention:
     return stream.retention()
 
 
-async def aborts_without_asking(self: Committer, tasks: Sequence[TaskUploads]) -> bool:
+async def aborts_without_asking(self: TransactionCommitter, tasks: Sequence[TaskUploads]) -> bool:
     """Whoever aborts has failed, hasn't it?"""
     await self._discard(in_order([(one.task, one.uploads) for one in tasks]))
     await self._let_go(for_good=True)
@@ -93,7 +105,7 @@ async def drops_at_once(stream: Stream, register: Any, ending: dict[str, Hold]) 
     return dropped
 
 
-async def trusts_its_hold(self: Committer, tasks: Any, uploads: Any) -> None:
+async def trusts_its_hold(self: TransactionCommitter, tasks: Any, uploads: Any) -> None:
     """Commits whether the hold stands or not."""
 
 
@@ -105,7 +117,7 @@ def expires_by_its_own_clock(hold: Hold, at_ms: int) -> Hold:
     return msgspec.structs.replace(hold, is_ending=ending)
 
 
-def knows_nothing(self: Application, attempt: Any) -> bool:
+def knows_nothing(self: ApplicationRecord, attempt: Any) -> bool:
     """Commits a version again that is committed."""
     return False
 
@@ -126,18 +138,20 @@ def _replacing(*replaced: tuple[Any, str, Any]) -> Parts:
 
 
 PLANTED = {
-    "append-without-the-record": _replacing((Committer, "commit", appends_without_a_record)),
+    "append-without-the-record": _replacing(
+        (TransactionCommitter, "commit", appends_without_a_record)
+    ),
     "hold-taken-after-the-upload": _replacing(
         (Uploader, "_seal", seals_before_it_holds),
         (Uploader, "finish", holds_in_the_end),
-        (Committer, "_check_held", looks_at_the_token_alone),
+        (TransactionCommitter, "_check_held", looks_at_the_token_alone),
     ),
-    "collector-ignores-holds": _replacing((source, "retention_of", ignores_holds)),
-    "abort-without-asking": _replacing((Committer, "abort", aborts_without_asking)),
+    "collector-ignores-holds": _replacing((collection, "retention_of", ignores_holds)),
+    "abort-without-asking": _replacing((TransactionCommitter, "abort", aborts_without_asking)),
     "hold-dropped-at-once": _replacing((expiry, "_end", drops_at_once)),
-    "commit-without-a-hold": _replacing((Committer, "_check_held", trusts_its_hold)),
+    "commit-without-a-hold": _replacing((TransactionCommitter, "_check_held", trusts_its_hold)),
     "expiry-by-the-wrong-clock": _replacing((expiry, "_noted", expires_by_its_own_clock)),
-    "version-committed-again": _replacing((Application, "has", knows_nothing)),
+    "version-committed-again": _replacing((ApplicationRecord, "has", knows_nothing)),
     "record-appended-again": _replacing((Appending, "_append", appends_from_the_start)),
 }
 

@@ -8,10 +8,17 @@ import msgspec
 import pytest
 
 from headwater.buffer.consumer import Consumer
-from headwater.buffer.consumer.source import retention_of
-from headwater.buffer.queue import Resumed
+from headwater.buffer.consumer.collection import retention_of
+from headwater.buffer.queue import ProducerState
 from headwater.buffer.stream import Stream, alter_stream, create_stream, delete_stream
-from headwater.buffer.transaction import Attempt, Committer, HoldLost, Uploader, expiry, held
+from headwater.buffer.transaction import (
+    CommitAttempt,
+    HoldLost,
+    TransactionCommitter,
+    Uploader,
+    active_holds,
+    expiry,
+)
 from headwater.buffer.transaction.holds import (
     TIMEOUT_MS,
     Holder,
@@ -20,15 +27,15 @@ from headwater.buffer.transaction.holds import (
     holds_register,
     read_holds,
 )
-from headwater.buffer.transaction.identity import producer_id
 from headwater.buffer.transaction.record import (
-    Application,
+    ApplicationRecord,
     application_register,
+    producer_id,
     read_application,
 )
 from headwater.core import limits, runtime
 from headwater.core.errors import LimitExceeded, Refused
-from headwater.core.ids import ulid_time_ms
+from headwater.core.runtime import ulid_time_ms
 from headwater.store import MemoryBackend, Object, Store, Version
 from headwater.store.backend import Condition
 from headwater.store.objects import Buffer
@@ -75,7 +82,7 @@ def test_no_clock_makes_a_collector_take_what_is_held(collector_days: int, task_
         with runtime.installed(wrong_by(collector_days)):
             await collect(stream)
             await collect(stream)
-        await Committer(stream, attempt).commit([first, second])
+        await TransactionCommitter(stream, attempt).commit([first, second])
         assert (await values_of(stream, 0), await values_of(stream, 1)) == (["a", "b"], ["c"])
 
     history()
@@ -89,7 +96,7 @@ async def test_a_job_longer_than_the_grace_and_the_timeout_commits_while_it_rene
         await uploader.add(0, records([str(number)]))
         await runtime.sleep(HOUR_S)
         await collect(stream)
-    await Committer(stream, attempt).commit([await uploader.finish()])
+    await TransactionCommitter(stream, attempt).commit([await uploader.finish()])
     assert await values_of(stream) == [str(number) for number in range(60)]
 
 
@@ -106,7 +113,7 @@ async def test_what_nobody_renews_is_collected_and_its_commit_refused() -> None:
     assert await uploads_left(stream) == 0
     assert (await holds_of(stream)).holds == {}
     with pytest.raises(HoldLost, match="sinkTimeout"):
-        await Committer(stream, attempt).commit([done])
+        await TransactionCommitter(stream, attempt).commit([done])
     assert await values_of(stream) == []
 
 
@@ -127,7 +134,7 @@ async def test_a_collector_finishes_what_a_driver_committed_before_it_was_lost()
     stream, attempt = await a_stream(), micro_batch(0)
     done = await upload(stream, attempt, 0, {0: ["a"], 1: ["b"]})
     # The driver is gone right after its record was written.
-    await Committer(stream, attempt)._change(Application(), [done], done.uploads)
+    await TransactionCommitter(stream, attempt)._change(ApplicationRecord(), [done], done.uploads)
     await collect(stream)
     assert await values_of(stream) == []
     await runtime.sleep(DAY_S + 1)
@@ -143,7 +150,7 @@ async def test_a_driver_renews_its_hold_for_as_long_as_it_commits() -> None:
     backend = Shelf()
     stream, attempt = await a_stream(backend, grace_ms=0), micro_batch(0)
     done = await upload(stream, attempt, 0, {0: ["a"], 1: ["b"]})
-    committer = Committer(stream, attempt)
+    committer = TransactionCommitter(stream, attempt)
     opens = committer._appending.next_sequences
 
     async def slowly(partitions: Any) -> Any:
@@ -214,7 +221,7 @@ async def test_a_hold_that_was_seen_by_a_clock_a_year_ahead_is_ended_all_the_sam
     stream = await a_stream(backend, grace_ms=1000)
     await upload(stream, micro_batch(0), 0, {0: ["a"]})
     right, backend._clock = backend._clock, wrong_by(365)
-    await expiry._look(stream, holds_register(stream))
+    await expiry._mark_ending(stream, holds_register(stream))
     backend._clock = right
     for _ in range(2):
         await collect(stream)
@@ -236,7 +243,7 @@ def test_a_driver_that_has_looked_and_not_committed_finds_that_its_hold_was_ende
     async def history() -> None:
         stream, attempt = await a_stream(grace_ms=0), micro_batch(0)
         done = await upload(stream, attempt, 0, {0: ["a"]})
-        committer = Committer(stream, attempt)
+        committer = TransactionCommitter(stream, attempt)
         looked = committer._check_held
 
         async def look_and_stand_still(*args: Any) -> None:
@@ -283,7 +290,7 @@ async def test_a_later_run_ends_the_holds_of_earlier_ones() -> None:
     lost = await upload(stream, micro_batch(1, "run 1"), 0, {0: ["lost"]})
     await write(stream, micro_batch(0, "run 2"), {0: ["a"]})
     with pytest.raises(HoldLost, match="later run"):
-        await Committer(stream, micro_batch(1, "run 1")).commit([lost])
+        await TransactionCommitter(stream, micro_batch(1, "run 1")).commit([lost])
     await collect(stream)
     assert list((await holds_of(stream)).holds) == [micro_batch(0, "run 2").hold]
     assert await uploads_left(stream) == 1
@@ -292,8 +299,8 @@ async def test_a_later_run_ends_the_holds_of_earlier_ones() -> None:
 @virtual
 async def test_a_batch_job_leaves_no_hold() -> None:
     stream = await a_stream()
-    await write(stream, Attempt.of_job("job"), {0: ["a"]})
-    await write(stream, Attempt.of_version("app", 0, "job"), {0: ["a"]})
+    await write(stream, CommitAttempt.of_job("job"), {0: ["a"]})
+    await write(stream, CommitAttempt.of_version("app", 0, "job"), {0: ["a"]})
     assert (await holds_of(stream)).holds == {}
 
 
@@ -318,14 +325,14 @@ def test_a_timeout_that_could_not_work_is_refused(timeout_ms: int) -> None:
 @virtual
 async def test_a_pass_without_transactions_writes_the_floor_once_in_a_grace() -> None:
     stream = await a_stream(grace_ms=600_000)
-    await held(stream, 600_000)
+    await active_holds(stream, 600_000)
     before = (await holds_register(stream).read()).number
     for _ in range(4):
         await runtime.sleep(100)
-        await held(stream, 600_000)
+        await active_holds(stream, 600_000)
     assert (await holds_register(stream).read()).number == before
     await runtime.sleep(600)
-    await held(stream, 600_000)
+    await active_holds(stream, 600_000)
     # One that asks the store for the time, and one with the floor.
     assert (await holds_register(stream).read()).number == before + 2
 
@@ -342,7 +349,7 @@ async def test_the_passes_of_a_consumer_respect_what_is_held() -> None:
     consumer = await Consumer.open(stream, partition=0, group="g", gc_interval_s=60)
     done = await upload(stream, attempt, 0, {0: ["a"]})
     await runtime.sleep(HOUR_S)
-    await Committer(stream, attempt).commit([done])
+    await TransactionCommitter(stream, attempt).commit([done])
     await consumer.close()
     assert await values_of(stream) == ["a"]
 
@@ -367,12 +374,12 @@ async def test_a_producer_is_not_forgotten_before_what_it_committed_is_appended(
     attempt = micro_batch(1)
     done = await upload(stream, attempt, 0, {0: ["b"]})
     before = await read_application(application_register(stream, attempt.application))
-    await Committer(stream, attempt)._change(before, [done], done.uploads)
+    await TransactionCommitter(stream, attempt)._change(before, [done], done.uploads)
     taker = stream.taker(0)
     await taker.open("g")
     for version in range(3):
         await runtime.sleep(10 * DAY_S)
-        await write(stream, Attempt.of_query("other", version, "run"), {0: ["c"]})
+        await write(stream, CommitAttempt.of_query("other", version, "run"), {0: ["c"]})
         found = await taker.after(None if version == 0 else version, 100)
         await taker.dequeue(found[-1].sequence)
         for _ in range(4):
@@ -381,7 +388,7 @@ async def test_a_producer_is_not_forgotten_before_what_it_committed_is_appended(
             assert retention.keep_producers >= {producer_id(attempt.application)}
             await stream.collector(0).collect(retention)
         await holds_register(stream).update(_as_never_seen)
-    assert await stream.appender(0, producer_id(attempt.application)).open() != Resumed(
+    assert await stream.appender(0, producer_id(attempt.application)).open() != ProducerState(
         0, None, is_known=False
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.transaction import Committer, HoldLost, Uploader
+from headwater.buffer.transaction import HoldLost, TransactionCommitter, Uploader
 from headwater.buffer.transaction.holds import Holder
 from headwater.buffer.transaction.upload import GATHERED_BATCHES, IN_FLIGHT, split
 from headwater.core import runtime
@@ -52,7 +52,7 @@ async def test_uploads_go_on_beside_the_task_and_no_more_of_them_than_there_is_r
         await uploader.add(0, records([str(number)]))
     done = await uploader.finish()
     assert (backend.most, backend.total) == (IN_FLIGHT, 20)
-    await Committer(stream, attempt).commit([done])
+    await TransactionCommitter(stream, attempt).commit([done])
     assert await values_of(stream) == [str(number) for number in range(20)]
 
 

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from headwater.buffer.blocking import create_stream, delete_stream
 from headwater.buffer.consumer import BlockingConsumer
+from headwater.buffer.queue.v1.batch_format import encode_batch
+from headwater.buffer.queue.v1.manifest_format import Manifest, encode_manifest
 from headwater.buffer.stream import DeletedReport
-from headwater.buffer.v1_batch import encode_batch
-from headwater.buffer.v1_manifest import Manifest, encode_manifest
 from headwater.cli.advice import command
 from headwater.cli.app import app
 from tests.cli.conftest import Invoke

@@ -51,14 +51,14 @@ def test_s3(invoke: Invoke, filled: str, fresh_s3_url: object, ministack: object
 def test_a_copy_that_was_cut_off_goes_on(
     invoke: Invoke, filled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = copying._Run.partition
+    whole = copying._PartitionRun.partition
 
-    async def fails(self: copying._Run, number: int, *args: object) -> copying.Copied:
+    async def fails(self: copying._PartitionRun, number: int, *args: object) -> copying.CopyResult:
         if number == 2:
             raise Unavailable("no route to host")
         return await whole(self, number, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(copying._Run, "partition", fails)
+    monkeypatch.setattr(copying._PartitionRun, "partition", fails)
     command = ("stream", "copy", filled, "orders", filled, "backup")
     said = error_of(invoke(*command))
     assert "no route to host" in said

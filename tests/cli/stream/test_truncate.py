@@ -132,16 +132,16 @@ def test_another_stream_of_the_name_is_not_what_was_confirmed(
 def test_a_partition_that_fails_is_named_and_the_others_are_done(
     invoke: Invoke, filled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headwater.buffer import truncating
+    from headwater.buffer import truncation
 
-    whole = truncating.truncate_partition
+    whole = truncation.truncate_partition
 
-    async def fails(stream: object, plan: truncating.Truncation) -> truncating.Truncated:
+    async def fails(stream: object, plan: truncation.TruncationPlan) -> truncation.Truncated:
         if plan.partition == 0:
             raise Unavailable("no route to host")
         return await whole(stream, plan)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(truncating, "truncate_partition", fails)
+    monkeypatch.setattr(truncation, "truncate_partition", fails)
     result = invoke("stream", "truncate", filled, "orders", "--before=3", "--yes")
     assert result.exit_code == 1
     assert "✗ partition 0: Unavailable: no route to host" in result.stdout

@@ -10,7 +10,7 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Fenced, NotFound, Refused, Unavailable
-from headwater.log.primary import Acknowledgement, Pulled, ReplicationSource
+from headwater.log.primary import Acknowledgement, PullResponse, ReplicationSource
 from headwater.log.record import Group
 from headwater.log.slots import FullRebootstrap, InvalidationCause, PartialResync
 from headwater.store import Store
@@ -18,7 +18,7 @@ from headwater.testing import MemoryWal
 from tests.log.leaders import Away, leader, slot_register, virtual
 
 
-def lsns(pulled: Pulled) -> list[int]:
+def lsns(pulled: PullResponse) -> list[int]:
     return [lsn for group in pulled.groups for lsn in range(group.first_lsn, group.last_lsn + 1)]
 
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from headwater.buffer import Call, Calls
-from headwater.buffer.consumer.consumed import ConsumedBatch
+from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.core.errors import Bug
 from headwater.log.record import Group, changes_of, consumed_records
-from headwater.log.record.columns import check_columns
+from headwater.log.record.group import check_columns
 
 
 class _Descriptor:

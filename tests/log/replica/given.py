@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from headwater.core import runtime
 from headwater.log.primary import (
-    Acknowledged,
     Acknowledgement,
-    Bootstrap,
-    Pulled,
-    Registered,
+    AcknowledgeResponse,
+    BootstrapResponse,
+    PullResponse,
+    RegisterResponse,
     ReplicationSource,
 )
 from headwater.log.record import Group, range_hash
@@ -42,27 +42,27 @@ class Tampering:
 
     def __init__(self, to: ReplicationSource) -> None:
         self.to = to
-        self.on_pull: Callable[[Pulled], Pulled] = lambda pulled: pulled
+        self.on_pull: Callable[[PullResponse], PullResponse] = lambda pulled: pulled
         self.pulls = 0
         self.bootstraps = 0
 
-    async def register(self, *args: Any, **options: Any) -> Registered:
+    async def register(self, *args: Any, **options: Any) -> RegisterResponse:
         return await self.to.register(*args, **options)
 
-    async def pull(self, *args: Any, **options: Any) -> Pulled:
+    async def pull(self, *args: Any, **options: Any) -> PullResponse:
         self.pulls += 1
         return self.on_pull(await self.to.pull(*args, **options))
 
     async def acknowledge(
         self, name: str, progress: Acknowledgement, *, session: str | None = None
-    ) -> Acknowledged:
+    ) -> AcknowledgeResponse:
         return await self.to.acknowledge(name, progress, session=session)
 
-    async def begin_bootstrap(self, *args: Any, **options: Any) -> Bootstrap:
+    async def begin_bootstrap(self, *args: Any, **options: Any) -> BootstrapResponse:
         self.bootstraps += 1
         return await self.to.begin_bootstrap(*args, **options)
 
-    async def complete_bootstrap(self, *args: Any, **options: Any) -> Acknowledged:
+    async def complete_bootstrap(self, *args: Any, **options: Any) -> AcknowledgeResponse:
         return await self.to.complete_bootstrap(*args, **options)
 
     async def unregister(self, *args: Any, **options: Any) -> None:

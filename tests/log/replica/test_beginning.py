@@ -8,10 +8,10 @@ from unittest import mock
 import pytest
 
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Corrupt, Refused, Unavailable
 from headwater.core.limits import KEYED_IMAGE_HASHES
-from headwater.log.primary import Pulled
+from headwater.core.retry import RetryPolicy
+from headwater.log.primary import PullResponse
 from headwater.log.record import Group
 from headwater.log.replica import Replica
 from headwater.log.slots import InvalidationCause
@@ -154,7 +154,7 @@ async def diverged(one: Leader, source: Tampering, disk: FaultyDisk) -> None:
     await replica.close()
 
 
-def _other_second(pulled: Pulled) -> list[Group]:
+def _other_second(pulled: PullResponse) -> list[Group]:
     return [changes(2, 2, of="wrong")[0] if g.first_lsn == 2 else g for g in pulled.groups]
 
 
@@ -166,7 +166,7 @@ async def test_images_that_others_count_on_stay_until_the_fresh_copys_own_is_saf
     await diverged(one, source, disk)
     await imaged(store, *changes(1, 4))  # another replica's
 
-    def away(pulled: Pulled) -> Pulled:
+    def away(pulled: PullResponse) -> PullResponse:
         raise Refused("not now")
 
     source.on_pull = away

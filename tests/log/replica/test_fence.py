@@ -17,8 +17,13 @@ from headwater.core import runtime
 from headwater.core.errors import Corrupt, DiskFailed, NotSupported, Refused
 from headwater.log.primary import AckN
 from headwater.log.replica import LogCopies, ReplicaPhase
-from headwater.log.replica.holdings import Holdings
-from headwater.log.replica.kept import Kept, KeptFile, decode, encode
+from headwater.log.replica.copies import (
+    ReplicaCopies,
+    SavedState,
+    SavedStateFile,
+    decode_state,
+    encode_state,
+)
 from headwater.log.spool import Spool
 from headwater.testing import MemoryWal
 from headwater.testing.disk import Crashed, CrashKind, FaultyDisk
@@ -99,10 +104,10 @@ async def test_a_leader_that_sends_records_of_a_later_term_was_overtaken() -> No
 
 
 def test_what_is_kept_is_there_wholly_or_as_it_was_whenever_the_power_fails() -> None:
-    before, after = Kept(term=4), Kept(term=7, copy=2, diverged_lsn=9)
+    before, after = SavedState(term=4), SavedState(term=7, copy=2, diverged_lsn=9)
 
     def body(disk: FaultyDisk) -> None:
-        files = KeptFile(disk, PATH)
+        files = SavedStateFile(disk, PATH)
         files.folder.make()
         files.write(before)
         disk.trail.append("first")
@@ -110,7 +115,7 @@ def test_what_is_kept_is_there_wholly_or_as_it_was_whenever_the_power_fails() ->
         disk.trail.append("second")
 
     def check(disk: FaultyDisk, trail: list[str]) -> None:
-        found = KeptFile(disk, PATH).read()
+        found = SavedStateFile(disk, PATH).read()
         if "second" in trail:
             assert found == after
         elif "first" in trail:
@@ -130,19 +135,19 @@ def test_whoever_is_cancelled_while_a_term_is_kept_goes_only_when_it_is_known_wh
     None
 ):
     entered, go_on = threading.Event(), threading.Event()
-    write = KeptFile.write
+    write = SavedStateFile.write
 
-    def slowly(self: KeptFile, kept: Kept) -> None:
+    def slowly(self: SavedStateFile, kept: SavedState) -> None:
         entered.set()
         go_on.wait()
         write(self, kept)
 
     async def main() -> None:
         disk = FaultyDisk()
-        files = KeptFile(disk, PATH)
+        files = SavedStateFile(disk, PATH)
         files.folder.make()
-        holdings = await Holdings.load(files, LogCopies(disk=disk))
-        with mock.patch.object(KeptFile, "write", slowly):
+        holdings = await ReplicaCopies.load(files, LogCopies(disk=disk))
+        with mock.patch.object(SavedStateFile, "write", slowly):
             heeding = runtime.spawn(holdings.heed(5), name="heed")
             await runtime.run_blocking(entered.wait)
             heeding.cancel()
@@ -153,7 +158,7 @@ def test_whoever_is_cancelled_while_a_term_is_kept_goes_only_when_it_is_known_wh
             await asyncio.wait((heeding,))
         assert heeding.cancelled()
         assert holdings.term == 5
-        assert files.read() == Kept(term=5, kind="log")
+        assert files.read() == SavedState(term=5, kind="log")
         await holdings.target.close()
 
     asyncio.run(main())
@@ -161,18 +166,18 @@ def test_whoever_is_cancelled_while_a_term_is_kept_goes_only_when_it_is_known_wh
 
 def test_a_term_that_was_found_once_is_found_again_though_its_name_was_never_synced() -> None:
     async def found(disk: FaultyDisk) -> int:
-        holdings = await Holdings.load(KeptFile(disk, PATH), LogCopies(disk=disk))
+        holdings = await ReplicaCopies.load(SavedStateFile(disk, PATH), LogCopies(disk=disk))
         return holdings.term
 
     seen = set()
     for seed in range(20):
         disk = FaultyDisk(seed=seed)
-        files = KeptFile(disk, PATH)
+        files = SavedStateFile(disk, PATH)
         files.folder.make()
-        files.write(Kept(term=4))
+        files.write(SavedState(term=4))
         disk.fail_next("sync_dir", errno.EIO)
         with pytest.raises(DiskFailed):
-            files.write(Kept(term=7))
+            files.write(SavedState(term=7))
         disk.crash()
         disk = disk.after_crash(random.Random(seed), CrashKind.PROCESS_KILL)
         before = asyncio.run(found(disk))
@@ -188,7 +193,7 @@ async def test_a_damaged_fence_stops_the_replica() -> None:
     one = await leader()
     disk = FaultyDisk()
     await (await standby(one.service, disk)).close()
-    good = encode(Kept(term=7))
+    good = encode_state(SavedState(term=7))
     disk.unlink(f"{PATH}/replica.json")
     with disk.create(f"{PATH}/replica.json") as file:
         file.append(good.replace(b'"term":7', b'"term":1'))
@@ -197,20 +202,20 @@ async def test_a_damaged_fence_stops_the_replica() -> None:
 
 
 def test_every_changed_byte_of_what_is_kept_is_noticed() -> None:
-    data = encode(Kept(term=7, copy=2))
-    assert decode(data) == Kept(term=7, copy=2)
+    data = encode_state(SavedState(term=7, copy=2))
+    assert decode_state(data) == SavedState(term=7, copy=2)
     for place in range(len(data) - 1):
         for bit in range(8):
             changed = bytearray(data)
             changed[place] ^= 1 << bit
             try:
-                found = decode(bytes(changed))
+                found = decode_state(bytes(changed))
             except (Corrupt, NotSupported):
                 continue
-            assert found == Kept(term=7, copy=2)
-    later = encode(msgspec.structs.replace(Kept(), format=3))
+            assert found == SavedState(term=7, copy=2)
+    later = encode_state(msgspec.structs.replace(SavedState(), format=3))
     with pytest.raises(NotSupported, match="Upgrade"):
-        decode(later)
+        decode_state(later)
 
 
 @virtual
@@ -290,10 +295,10 @@ def test_two_things_that_are_kept_at_once_are_both_kept() -> None:
 
     async def main() -> None:
         disk = FaultyDisk()
-        files = KeptFile(disk, PATH)
+        files = SavedStateFile(disk, PATH)
         files.folder.make()
         for term in range(1, 21):
-            holdings = await Holdings.load(files, LogCopies(disk=disk))
+            holdings = await ReplicaCopies.load(files, LogCopies(disk=disk))
             await asyncio.gather(holdings.mark_diverged(term), holdings.heed(term))
             assert (holdings.diverged_lsn, holdings.term) == (term, term)
             found = files.read()

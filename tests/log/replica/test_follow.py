@@ -11,10 +11,10 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Refused
-from headwater.log.primary import AckN, Pulled
+from headwater.log.primary import AckN, PullResponse
 from headwater.log.record import Group
 from headwater.log.replica import LogCopies, LogCopy, LogGap, ReplicaPhase
-from headwater.log.replica.intake import take_in
+from headwater.log.replica.link import split_pull
 from headwater.log.spool import SpoolConfig
 from headwater.store import Store
 from headwater.testing import MemoryWal
@@ -143,12 +143,12 @@ async def test_groups_out_of_order_are_not_applied() -> None:
 @pytest.mark.parametrize("filtered", [False, True])
 def test_an_answer_that_goes_back_is_refused_also_where_some_is_passed_over(filtered: bool) -> None:
     first, second = rows(1, (b"a", 0, b"1")), rows(2, (b"a", 0, b"2"))
-    pulled = Pulled(1, [second, first], 2, 2, 0)
+    pulled = PullResponse(1, [second, first], 2, 2, 0)
     with pytest.raises(LogGap):
-        take_in(pulled, 0, filtered=filtered)
-    short = Pulled(1, [first, second], 1, 2, 0)
+        split_pull(pulled, 0, filtered=filtered)
+    short = PullResponse(1, [first, second], 1, 2, 0)
     with pytest.raises(LogGap, match="through 1"):
-        take_in(short, 0, filtered=filtered)
+        split_pull(short, 0, filtered=filtered)
 
 
 @virtual
@@ -156,9 +156,9 @@ async def test_what_comes_again_is_compared_and_changes_nothing() -> None:
     one = await leader()
     one.wal.append(6)
     source = Tampering(one.service)
-    answers: list[Pulled] = []
+    answers: list[PullResponse] = []
 
-    def noted(pulled: Pulled) -> Pulled:
+    def noted(pulled: PullResponse) -> PullResponse:
         answers.append(pulled)
         return pulled
 

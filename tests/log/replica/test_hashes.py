@@ -7,11 +7,11 @@ from unittest import mock
 import pyarrow as pa
 
 from headwater.core import runtime
-from headwater.log.record import Group, range_hashes, record_hashes
-from headwater.log.record.columns import NO_RECORDS
-from headwater.log.record.range_hashes import hashes_between
-from headwater.log.replica.proof import compare
-from headwater.log.replica.recent import Recent
+from headwater.log.record import Group, hashes, record_hashes
+from headwater.log.record.group import NO_RECORDS
+from headwater.log.record.hashes import hashes_between
+from headwater.log.replica.keyed_state import RecentGroups
+from headwater.log.replica.link import compare_groups
 from tests.log.leaders import virtual
 from tests.log.replica.given import another, rows
 
@@ -41,7 +41,7 @@ async def test_the_hashes_of_many_groups_are_those_of_each() -> None:
 async def test_groups_of_one_schema_are_hashed_together_and_beside_the_loop() -> None:
     many = small(1, 500)
     with (
-        mock.patch.object(range_hashes, "record_hashes", wraps=record_hashes) as hashing,
+        mock.patch.object(hashes, "record_hashes", wraps=record_hashes) as hashing,
         mock.patch.object(runtime, "run_blocking", wraps=runtime.run_blocking) as beside,
     ):
         found = await hashes_between(many, 1, 500)
@@ -61,15 +61,15 @@ async def test_an_answer_is_compared_as_a_whole_also_where_some_is_passed_over()
             return await hashes_between(small(first_lsn, last_lsn), first_lsn, last_lsn)
 
     copy = Copy()
-    compared = await compare(copy, [*small(1, 40), *small(50, 60)])  # type: ignore[arg-type]
+    compared = await compare_groups(copy, [*small(1, 40), *small(50, 60)])  # type: ignore[arg-type]
     assert (compared.same, compared.unknown, compared.differs_lsn) == (51, 0, None)
     assert asked == [(1, 40), (50, 60)]
     wrong = [*small(1, 40), *small(50, 52), another(small(53, 53)[0]), *small(54, 60)]
-    assert (await compare(copy, wrong)).differs_lsn == 53  # type: ignore[arg-type]
+    assert (await compare_groups(copy, wrong)).differs_lsn == 53  # type: ignore[arg-type]
 
 
 def test_what_is_kept_to_compare_is_bounded_by_what_it_takes_in_memory() -> None:
-    recent = Recent(max_bytes=100_000)
+    recent = RecentGroups(max_bytes=100_000)
     for group in small(1, 1000):
         recent.add(group)
         assert recent.size_bytes <= 100_000

@@ -15,7 +15,7 @@ from headwater.log.record import ChangeRecord, Group, group_of, record_hashes
 from headwater.log.replica import Image, KeyedState, keyed_table
 from headwater.log.replica import image as image_module
 from headwater.log.replica.image import decode_image, encode_image
-from headwater.log.replica.recent import Recent
+from headwater.log.replica.keyed_state import RecentGroups
 from headwater.store import Store
 from tests.log.edges import EDGES
 from tests.log.leaders import Away, memory_store, virtual
@@ -180,7 +180,7 @@ async def test_a_state_that_grows_record_by_record_is_no_heap_of_batches() -> No
 @virtual
 async def test_what_came_last_can_be_compared_and_what_is_older_is_not_known() -> None:
     one = state()
-    one._recent = Recent(max_bytes=9_500)
+    one._recent = RecentGroups(max_bytes=9_500)
     first, second = rows(1, (b"a", 0, b"1"), (b"b", 0, b"2")), rows(3, (b"c", 0, b"3"))
     await one.apply([first, second], 3)
     assert (await one.hashes(2, 3)).to_pylist() == [
@@ -234,7 +234,7 @@ def test_an_image_says_what_it_is_and_another_one_is_refused() -> None:
         decode_image(data[:-9], Image(3, "k"))
     with pytest.raises(Corrupt, match="not an image"):
         decode_image(b"", Image(3, "k"))
-    with mock.patch.object(image_module, "FORMAT", 4):
+    with mock.patch.object(image_module, "IMAGE_FORMAT", 4):
         later = encode_image({}, 3)
     with pytest.raises(NotSupported, match="Upgrade"):
         decode_image(later, Image(3, "k"))
@@ -411,7 +411,9 @@ async def test_an_image_that_does_not_give_back_the_state_is_not_written() -> No
     store = memory_store()
     one = KeyedState(images(store), {}, 0, image_records=1)
     await one.apply([rows(1, (b"a", 0, b"1"))], 1)
-    with mock.patch.object(image_module, "restored_column", lambda column, kind: pa.nulls(1, kind)):
+    with mock.patch.object(
+        image_module, "from_parquet_column", lambda column, kind: pa.nulls(1, kind)
+    ):
         await one.tend()
     assert (one.durable_lsn, one.images_failed) == (0, 1)
     assert await images(store).newest() is None
@@ -429,7 +431,7 @@ async def test_numbers_that_are_none_come_back_from_an_image() -> None:
 @virtual
 async def test_an_image_of_an_older_format_is_passed_over_and_no_divergence() -> None:
     store = memory_store()
-    with mock.patch.object(image_module, "FORMAT", 2):
+    with mock.patch.object(image_module, "IMAGE_FORMAT", 2):
         older = await images(store).write(3, encode_image({}, 3, [1, 2, 3]))
     states = keyed_states(store)
     with pytest.raises(NotSupported, match="of no use any more"):

@@ -8,9 +8,9 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Refused, Unavailable
-from headwater.log.primary import Pulled
-from headwater.log.replica import GoElsewhere, LogCopies, LogCopy, ReplicaPhase, bootstrapper
-from headwater.log.replica.bookmark import Bookmark
+from headwater.log.primary import PullResponse
+from headwater.log.replica import GoElsewhere, LogCopies, LogCopy, ReplicaPhase, follower
+from headwater.log.replica.contract import Bookmark
 from headwater.log.slots import InvalidationCause
 from headwater.log.spool import SpoolConfig
 from headwater.testing import MemoryWal
@@ -189,7 +189,7 @@ async def test_the_old_copy_is_read_until_the_fresh_one_shows_as_much() -> None:
 
     shown: list[int] = []
 
-    def noted(pulled: Pulled) -> Pulled:
+    def noted(pulled: PullResponse) -> PullResponse:
         shown.append(replica.target.applied_lsn)
         return pulled
 
@@ -254,7 +254,7 @@ async def test_what_cannot_be_synced_now_is_nothing_to_begin_from() -> None:
         async def sync(self) -> None:
             raise Unavailable("the store is away")
 
-    assert await bootstrapper._safe_lsn(Unsynced()) == 5  # type: ignore[arg-type]
+    assert await follower._durable_lsn(Unsynced()) == 5  # type: ignore[arg-type]
 
 
 @virtual
@@ -293,7 +293,7 @@ async def test_a_log_longer_than_the_limits_is_copied_while_it_is_kept_anyway() 
         one.wal.append(1)
 
     class Slow(Tampering):
-        async def pull(self, *args: object, **options: object) -> Pulled:
+        async def pull(self, *args: object, **options: object) -> PullResponse:
             await runtime.sleep(1.0)  # all of it takes longer than several sweeps
             return await super().pull(*args, **options)
 

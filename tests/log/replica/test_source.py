@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.core.errors import Bug, Damaged
-from headwater.log.primary import Pulled
+from headwater.log.primary import PullResponse
 from headwater.log.replica import ReplicaPhase
 from headwater.log.spool import Spool, SpoolConfig
 from headwater.testing import MemoryWal
@@ -25,7 +25,7 @@ def test_whatever_a_source_raises_is_told_and_asked_again(error: Exception) -> N
         one.wal.append(3)
         source = Tampering(one.service)
 
-        def fail(pulled: Pulled) -> Pulled:
+        def fail(pulled: PullResponse) -> PullResponse:
             raise error
 
         source.on_pull = fail

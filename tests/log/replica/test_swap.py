@@ -12,8 +12,8 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace, Refused
-from headwater.log.primary import Acknowledged, ReplicationSource
-from headwater.log.replica.kept import Kept, KeptFile
+from headwater.log.primary import AcknowledgeResponse, ReplicationSource
+from headwater.log.replica.copies import SavedState, SavedStateFile
 from headwater.testing import Process, Simulation, simulate
 from headwater.testing.disk import CrashKind, FaultyDisk
 from tests.log.leaders import leader, virtual
@@ -98,14 +98,14 @@ def test_a_disk_that_fails_at_the_swap_leaves_both_copies(error: int) -> None:
         await reaches(replica, 10)
         await replica.close()
         replica = await standby(one.service, disk, start=False)
-        write = KeptFile.write
+        write = SavedStateFile.write
 
-        def fails(self: KeptFile, kept: Kept) -> None:
+        def fails(self: SavedStateFile, kept: SavedState) -> None:
             disk.fail_next("sync_dir", error)
             write(self, kept)
 
         with (
-            mock.patch.object(KeptFile, "write", fails),
+            mock.patch.object(SavedStateFile, "write", fails),
             pytest.raises(DiskFailed, match="not known"),
         ):
             await replica.rebootstrap()
@@ -128,13 +128,13 @@ async def test_a_full_disk_at_the_swap_leaves_the_old_copy_alone() -> None:
     await reaches(replica, 10)
     await replica.close()
     replica = await standby(one.service, disk, start=False)
-    write = KeptFile.write
+    write = SavedStateFile.write
 
-    def is_full(self: KeptFile, kept: Kept) -> None:
+    def is_full(self: SavedStateFile, kept: SavedState) -> None:
         disk.fail_next("create", errno.ENOSPC)
         write(self, kept)
 
-    with mock.patch.object(KeptFile, "write", is_full), pytest.raises(NoSpace):
+    with mock.patch.object(SavedStateFile, "write", is_full), pytest.raises(NoSpace):
         await replica.rebootstrap()
     assert disk.list_dir(f"{PATH}/copy-2") == [], "nothing is left of the fresh one"
     await replica.rebootstrap()
@@ -151,13 +151,13 @@ async def test_who_is_stopped_at_the_swap_knows_which_copy_counts() -> None:
     await reaches(replica, 10)
     await replica.close()
     replica = await standby(one.service, disk, start=False)
-    write = KeptFile.write
+    write = SavedStateFile.write
 
-    def cancels(self: KeptFile, kept: Kept) -> None:
+    def cancels(self: SavedStateFile, kept: SavedState) -> None:
         beginning.cancel()
         write(self, kept)
 
-    with mock.patch.object(KeptFile, "write", cancels):
+    with mock.patch.object(SavedStateFile, "write", cancels):
         beginning = runtime.spawn(replica.rebootstrap(), name="rebootstrap")
         await asyncio.wait((beginning,))
     assert beginning.cancelled()
@@ -174,7 +174,7 @@ async def test_a_bootstrap_whose_end_was_not_heard_of_is_completed_by_the_next_l
     one.wal.append(9)
 
     class Deaf(Tampering):
-        async def complete_bootstrap(self, *args: object, **options: object) -> Acknowledged:
+        async def complete_bootstrap(self, *args: object, **options: object) -> AcknowledgeResponse:
             raise Refused("not now")
 
     disk = FaultyDisk()

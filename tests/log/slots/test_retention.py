@@ -14,7 +14,7 @@ from headwater.log.slots import (
     Slot,
     SlotLag,
     SlotStatus,
-    breach,
+    exceeded_limit,
     retention_floor,
     slot_status,
 )
@@ -28,7 +28,7 @@ def slot(name: str, lsn: int) -> Slot:
 
 
 def test_at_a_limit_is_within_it() -> None:
-    assert breach(AT_EVERY_LIMIT, SMALL) is None
+    assert exceeded_limit(AT_EVERY_LIMIT, SMALL) is None
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def test_at_a_limit_is_within_it() -> None:
     ],
 )
 def test_each_limit_gives_a_slot_up(beyond: dict[str, Any], cause: InvalidationCause) -> None:
-    assert breach(AT_EVERY_LIMIT._replace(**beyond), SMALL) is cause
+    assert exceeded_limit(AT_EVERY_LIMIT._replace(**beyond), SMALL) is cause
 
 
 def test_no_limit_is_said_by_none() -> None:
     unlimited = RetentionLimits(None, None, None, None)
-    assert breach(SlotLag(1 << 60, 1 << 60, 1e12, 1e12), unlimited) is None
+    assert exceeded_limit(SlotLag(1 << 60, 1 << 60, 1e12, 1e12), unlimited) is None
 
 
 @pytest.mark.parametrize("name", ["max_lag_lsn", "max_lag_bytes", "max_lag_s", "idle_timeout_s"])

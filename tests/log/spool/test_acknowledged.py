@@ -11,10 +11,10 @@ import pytest
 
 from headwater.core.errors import Conflict, Fenced, Unavailable
 from headwater.log.record import Group
-from headwater.log.record.columns import LOG_COLUMNS, NO_RECORDS
-from headwater.log.spool import Spool, SpoolConfig, draft_of, draft_of_lost
-from headwater.log.spool.commit import Ticket
-from headwater.log.spool.conform import filled, merged
+from headwater.log.record.group import LOG_COLUMNS, NO_RECORDS
+from headwater.log.spool import Spool, SpoolConfig, prepare_append, prepare_lost
+from headwater.log.spool.codec import filled, merge_schemas
+from headwater.log.spool.commit import PendingAppend
 from headwater.log.spool.spool import _ticket
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import hashes, opened
@@ -55,15 +55,17 @@ def drawn_records(chance: random.Random) -> pa.RecordBatch:
     return pa.record_batch(arrays, schema=pa.schema(fields))
 
 
-def drawn_append(chance: random.Random, spool: Spool) -> tuple[Ticket, pa.RecordBatch | None]:
+def drawn_append(
+    chance: random.Random, spool: Spool
+) -> tuple[PendingAppend, pa.RecordBatch | None]:
     """An append that may be refused, made ready for a segment that may be another by now."""
     term = chance.choice((2,) * 9 + (1, 3))
     first_lsn = chance.choice((None, None, None, spool.current_lsn() + 1, 99_999))
     if chance.random() < 0.1:
-        return _ticket(draft_of_lost(chance.randint(1, 3), "gone"), term, first_lsn, None), None
+        return _ticket(prepare_lost(chance.randint(1, 3), "gone"), term, first_lsn, None), None
     records = drawn_records(chance)
     schema = chance.choice((None, spool._writer.schema, drawn_records(chance).schema))
-    draft = draft_of(records, group_bytes=chance.choice((1, 1000)), schema=schema)
+    draft = prepare_append(records, group_bytes=chance.choice((1, 1000)), schema=schema)
     return _ticket(draft, term, first_lsn, None), records
 
 
@@ -85,7 +87,7 @@ def test_what_is_acknowledged_is_read_back_as_it_was_given(
             raise MemoryError
         return filled(*args, **options)
 
-    monkeypatch.setattr("headwater.log.spool.run.filled", failing)
+    monkeypatch.setattr("headwater.log.spool.commit.filled", failing)
     disk = FaultyDisk(seed=seed)
     config = SpoolConfig(segment_bytes=chance.choice((1, 3000, 1 << 20)), group_bytes=1000)
     spool = opened(disk, config=config)
@@ -109,6 +111,6 @@ def test_what_is_acknowledged_is_read_back_as_it_was_given(
                 if group.last_lsn <= segment.last_lsn and group.lost is None
             ]
             for before, after in itertools.pairwise(schemas):
-                assert after == before or merged(after, before) == after
+                assert after == before or merge_schemas(after, before) == after
     spool.close_blocking()
     assert written(opened(disk)) == expected

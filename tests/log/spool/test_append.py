@@ -18,7 +18,7 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
-from headwater.log.spool import Appended, Spool, SpoolConfig, draft_of, draft_of_lost
+from headwater.log.spool import Appended, Spool, SpoolConfig, prepare_append, prepare_lost
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import everything, numbered, opened, spans, values
 from tests.store.scripted import virtual
@@ -108,7 +108,7 @@ def test_what_the_log_does_not_carry_is_refused(records: pa.RecordBatch, why: st
 
 def test_a_draft_is_good_for_one_append() -> None:
     spool = opened(FaultyDisk())
-    draft = draft_of(numbered(1, 2))
+    draft = prepare_append(numbered(1, 2))
     assert spool.append_blocking(draft, term=1) == (1, 2)
     with pytest.raises(Refused, match="make another"):
         spool.append_blocking(draft, term=1)
@@ -117,7 +117,7 @@ def test_a_draft_is_good_for_one_append() -> None:
 def test_a_draft_that_changed_nothing_can_be_appended_again() -> None:
     disk = FaultyDisk()
     spool = opened(disk, config=SpoolConfig(queue_bytes=100))
-    draft = draft_of(numbered(1, 2))
+    draft = prepare_append(numbered(1, 2))
     spool.append_blocking(numbered(1, 1), term=5)
     for error, wrong in (
         (Conflict, {"term": 5, "first_lsn": 7}),
@@ -138,7 +138,7 @@ def test_a_draft_that_changed_nothing_can_be_appended_again() -> None:
 @virtual
 async def test_a_draft_that_found_the_line_full_can_be_appended_again() -> None:
     spool = opened(FaultyDisk(), config=SpoolConfig(queue_bytes=100))
-    drafts = [draft_of(numbered(1, 2)) for _ in range(5)]
+    drafts = [prepare_append(numbered(1, 2)) for _ in range(5)]
     answers = await asyncio.gather(
         *(spool.append(draft, term=1) for draft in drafts), return_exceptions=True
     )
@@ -156,7 +156,7 @@ async def test_a_draft_that_found_the_line_full_can_be_appended_again() -> None:
 def test_a_draft_whose_outcome_is_not_known_is_not_appended_again() -> None:
     disk = FaultyDisk()
     spool = opened(disk)
-    draft = draft_of(numbered(1, 2))
+    draft = prepare_append(numbered(1, 2))
     disk.fail_next("sync", errno.EIO)
     with pytest.raises(DiskFailed):
         spool.append_blocking(draft, term=1)
@@ -231,7 +231,7 @@ def test_a_lost_range_takes_its_lsns_and_is_read_as_lost() -> None:
     disk = FaultyDisk()
     spool = opened(disk)
     spool.append_blocking(numbered(1, 2), term=1)
-    assert spool.append_blocking(draft_of_lost(10, "batch 7 is gone"), term=1) == (3, 12)
+    assert spool.append_blocking(prepare_lost(10, "batch 7 is gone"), term=1) == (3, 12)
     spool.append_blocking(numbered(13, 1), term=1)
     spool.close_blocking()
     groups = opened(disk).read_since_blocking(4)

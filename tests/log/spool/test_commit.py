@@ -15,7 +15,7 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.log.spool import Spool, SpoolConfig
-from headwater.log.spool.commit import Appended, Committer, Ticket
+from headwater.log.spool.commit import Appended, GroupCommit, PendingAppend
 from headwater.log.spool.writer import SegmentWriter
 from headwater.testing import Simulation, simulate
 from headwater.testing.disk import FaultyDisk
@@ -29,7 +29,7 @@ def test_appends_that_wait_share_one_write_and_one_sync(monkeypatch: pytest.Monk
     entered, go_on = threading.Event(), threading.Event()
     flush = SegmentWriter.flush
 
-    def stalled(self: SegmentWriter, tickets: list[Ticket]) -> None:
+    def stalled(self: SegmentWriter, tickets: list[PendingAppend]) -> None:
         entered.set()
         go_on.wait()
         flush(self, tickets)
@@ -107,7 +107,7 @@ def test_tasks_share_a_write_in_virtual_time_and_one_that_is_cancelled_harms_nob
 def test_more_than_may_wait_is_turned_away() -> None:
     flushed: list[int] = []
 
-    def flush(tickets: list[Ticket]) -> None:
+    def flush(tickets: list[PendingAppend]) -> None:
         if not flushed:
             # While this one is written another may wait, whatever its size, and none after it.
             committer._enter(waiting_ticket())
@@ -117,7 +117,7 @@ def test_more_than_may_wait_is_turned_away() -> None:
         for ticket in tickets:
             ticket.settle(Appended(1, 1))
 
-    committer = Committer(flush, queue_bytes=1)
+    committer = GroupCommit(flush, queue_bytes=1)
     committer.append_from_thread(waiting_ticket())
     assert flushed == [1, 1]
 
@@ -138,12 +138,12 @@ def test_what_waits_is_written_before_the_log_is_closed() -> None:
 def test_batches_are_written_one_after_the_other_whoever_leads() -> None:
     held: list[bool] = []
 
-    def flush(tickets: list[Ticket]) -> None:
+    def flush(tickets: list[PendingAppend]) -> None:
         held.append(committer._flushing.locked())
         for ticket in tickets:
             ticket.settle(Appended(1, 1))
 
-    committer = Committer(flush, queue_bytes=1000)
+    committer = GroupCommit(flush, queue_bytes=1000)
     committer.append_from_thread(waiting_ticket())
     committer._led = True
     committer._enter(waiting_ticket())
@@ -190,7 +190,7 @@ def test_a_thread_does_not_write_for_tasks_for_ever() -> None:
     led_by: list[str] = []
     hungry = 0
 
-    def flush(tickets: list[Ticket]) -> None:
+    def flush(tickets: list[PendingAppend]) -> None:
         nonlocal hungry
         led_by.append(threading.current_thread().name)
         if threading.current_thread().name == "mine" and hungry < 20:
@@ -204,7 +204,7 @@ def test_a_thread_does_not_write_for_tasks_for_ever() -> None:
     async def _future() -> asyncio.Future[None]:
         return asyncio.get_running_loop().create_future()
 
-    committer = Committer(flush, queue_bytes=1000)
+    committer = GroupCommit(flush, queue_bytes=1000)
     loop = asyncio.new_event_loop()
     serving = threading.Thread(target=loop.run_forever)
     serving.start()
@@ -225,9 +225,9 @@ def test_a_thread_does_not_write_for_tasks_for_ever() -> None:
 
 def test_a_flush_that_breaks_off_fails_its_own_batch_and_no_other_leader_writes_on() -> None:
     mine, behind = waiting_ticket(), waiting_ticket()
-    flushed: list[list[Ticket]] = []
+    flushed: list[list[PendingAppend]] = []
 
-    def flush(tickets: list[Ticket]) -> None:
+    def flush(tickets: list[PendingAppend]) -> None:
         flushed.append(tickets)
         if tickets == [mine]:
             committer._enter(behind)
@@ -248,7 +248,7 @@ def test_a_flush_that_breaks_off_fails_its_own_batch_and_no_other_leader_writes_
                 self.waits = False
                 committer._lead(None)
 
-    committer = Committer(flush, queue_bytes=1000)
+    committer = GroupCommit(flush, queue_bytes=1000)
     committer._flushing = WithAnother()  # type: ignore[assignment]
     # Nothing says that the records are not there: the disk may have them.
     with pytest.raises(OutcomeUnknown, match="broken"):
@@ -262,11 +262,11 @@ def test_a_flush_that_breaks_off_fails_its_own_batch_and_no_other_leader_writes_
 def test_a_flush_that_breaks_off_leaves_nobody_waiting() -> None:
     behind = waiting_ticket()
 
-    def flush(_: list[Ticket]) -> None:
+    def flush(_: list[PendingAppend]) -> None:
         committer._enter(behind)
         raise Bug("broken")
 
-    committer = Committer(flush, queue_bytes=1)
+    committer = GroupCommit(flush, queue_bytes=1)
     with pytest.raises(Bug, match="broken"):
         committer.append_from_thread(waiting_ticket())
     with pytest.raises(Bug, match="broken"):

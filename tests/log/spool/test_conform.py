@@ -9,11 +9,10 @@ import pytest
 
 from headwater.core.errors import Bug, Conflict, Refused, Unavailable
 from headwater.log.record import changes_of, range_hash
-from headwater.log.record.columns import LOG_COLUMNS
-from headwater.log.spool import Appended, Spool, SpoolConfig, draft_of
-from headwater.log.spool.commit import Ticket
-from headwater.log.spool.conform import filled
-from headwater.log.spool.run import Run
+from headwater.log.record.group import LOG_COLUMNS
+from headwater.log.spool import Appended, Spool, SpoolConfig, prepare_append
+from headwater.log.spool.codec import filled
+from headwater.log.spool.commit import PendingAppend, WriteBatch
 from headwater.log.spool.spool import _ticket
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import opened
@@ -35,8 +34,8 @@ def append_all(spool: Spool, appends: list[pa.RecordBatch]) -> None:
         spool.append_blocking(records, term=1)
 
 
-def ticket_of(records: pa.RecordBatch, first_lsn: int | None = None) -> Ticket:
-    return _ticket(draft_of(records), 1, first_lsn, None)
+def ticket_of(records: pa.RecordBatch, first_lsn: int | None = None) -> PendingAppend:
+    return _ticket(prepare_append(records), 1, first_lsn, None)
 
 
 def test_appends_with_and_without_a_column_share_a_segment() -> None:
@@ -131,7 +130,7 @@ def test_an_append_is_given_the_columns_of_its_segment_before_it_gets_in_line(
 ) -> None:
     spool = opened(FaultyDisk())
     append_all(spool, [record("_key")])
-    monkeypatch.setattr(Run, "_conformed", None)
+    monkeypatch.setattr(WriteBatch, "_conformed", None)
     append_all(spool, [record(), record("_key"), record()])
     assert len(spool.segments()) == 1
     (columns,) = {tuple(group.records.schema.names) for group in spool.read_since_blocking(0)}
@@ -141,7 +140,7 @@ def test_an_append_is_given_the_columns_of_its_segment_before_it_gets_in_line(
 def test_columns_that_an_append_was_given_go_again_where_it_begins_a_segment() -> None:
     spool = opened(FaultyDisk())
     append_all(spool, [record("_key")])
-    ready = _ticket(draft_of(record(), schema=record("_key").schema), 1, None, None)
+    ready = _ticket(prepare_append(record(), schema=record("_key").schema), 1, None, None)
     assert ready.schema == record("_key").schema
     spool.seal_blocking()
     spool._writer.flush([ready])
@@ -153,7 +152,7 @@ def test_columns_that_an_append_was_given_take_the_type_of_the_segment_that_it_g
     spool = opened(FaultyDisk())
     first = pa.record_batch({"a": [1], "x": [{"y": 1}]})
     append_all(spool, [first])
-    draft = draft_of(pa.record_batch({"a": [2]}), schema=first.schema)
+    draft = prepare_append(pa.record_batch({"a": [2]}), schema=first.schema)
     ready = _ticket(draft, 1, None, None)
     spool._writer.flush([ticket_of(pa.record_batch({"x": ["text"], "a": [1]})), ready])
     assert ready.result() == (3, 3)
@@ -167,7 +166,7 @@ def test_frames_keep_to_their_size_with_the_nulls_that_they_are_given() -> None:
         spool = opened(FaultyDisk(), config=config)
         append_all(spool, [record(*OPTIONAL)])
         narrow = pa.record_batch({"_value": pa.array([b"v"] * 150, pa.binary())})
-        ticket = _ticket(draft_of(narrow, group_bytes=1000, schema=schema), 1, None, None)
+        ticket = _ticket(prepare_append(narrow, group_bytes=1000, schema=schema), 1, None, None)
         spool._writer.flush([ticket])
         assert ticket.result() == (2, 151)
         assert len(spool.segments()) == 1
@@ -177,7 +176,7 @@ def test_frames_keep_to_their_size_with_the_nulls_that_they_are_given() -> None:
 def test_what_would_be_mostly_nulls_gets_a_segment_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("headwater.log.spool.conform.LOG_GROUP_BYTES", 1000)
+    monkeypatch.setattr("headwater.log.spool.codec.LOG_GROUP_BYTES", 1000)
     narrow = pa.record_batch({"a": pa.array(range(100), pa.int8())})
     wide = narrow.slice(0, 1)
     for name in OPTIONAL:
@@ -197,7 +196,7 @@ def test_an_append_that_cannot_be_given_its_columns_is_refused_alone(
 
     spool = opened(FaultyDisk())
     append_all(spool, [record("_key")])
-    monkeypatch.setattr("headwater.log.spool.run.filled", failing)
+    monkeypatch.setattr("headwater.log.spool.commit.filled", failing)
     without, beside = ticket_of(record()), ticket_of(record("_key"))
     spool._writer.flush([without, beside])
     with pytest.raises((Unavailable, Refused), match=str(error)):
@@ -250,7 +249,7 @@ def test_only_what_cannot_go_together_begins_a_segment_each_time(other: pa.Recor
 
 
 def test_too_many_columns_are_not_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwater.log.spool.conform.TIER_MERGE_COLUMNS", 5)
+    monkeypatch.setattr("headwater.log.spool.codec.TIER_MERGE_COLUMNS", 5)
     spool = opened(FaultyDisk())
     append_all(spool, [pa.record_batch({f"c{number}": [1]}) for number in range(12)])
     widest = max(group.records.num_columns for group in spool.read_since_blocking(0))

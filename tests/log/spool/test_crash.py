@@ -12,7 +12,7 @@ import pytest
 from headwater.core import disk_locks
 from headwater.core.errors import HeadwaterError, InUse
 from headwater.log.spool import Spool, SpoolConfig
-from headwater.log.spool.errors import SpoolCorrupt
+from headwater.log.spool.frame import SpoolCorrupt
 from headwater.testing.disk import FaultyDisk
 from headwater.testing.disk_explore import explore
 from tests.log.given import PATH, everything, numbered, opened

@@ -11,8 +11,8 @@ import pytest
 from headwater.core import runtime
 from headwater.core.errors import LimitExceeded, Refused
 from headwater.log.record import record_hashes
-from headwater.log.record.hashing import is_compared
-from headwater.log.spool import draft_of_lost
+from headwater.log.record.hashes import is_hashable_type
+from headwater.log.spool import prepare_lost
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import numbered, opened
 
@@ -41,7 +41,7 @@ def test_a_column_of_any_type_is_refused_or_can_be_read_and_compared(kind: pa.Da
         disk = FaultyDisk()
         spool = opened(disk)
         records = pa.record_batch({"column": pa.nulls(3, one)})
-        if not is_compared(one) or (kind == pa.null() and one != kind):
+        if not is_hashable_type(one) or (kind == pa.null() and one != kind):
             with pytest.raises(Refused, match=r"column 'column[.a-z]*' is"):
                 spool.append_blocking(records, term=1)
             assert spool.current_lsn() == 0
@@ -127,7 +127,7 @@ def test_lsns_end_where_others_could_not_hold_them() -> None:
 def test_a_cause_that_is_no_text_is_written_as_one() -> None:
     disk = FaultyDisk()
     with opened(disk) as spool:
-        spool.append_blocking(draft_of_lost(2, "batch \udc80"), term=1)
+        spool.append_blocking(prepare_lost(2, "batch \udc80"), term=1)
         (tail,) = spool.read_since_blocking(0)
     (group,) = opened(disk).read_since_blocking(0)
     assert tail.lost == group.lost == "batch \\udc80"

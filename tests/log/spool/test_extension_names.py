@@ -10,7 +10,7 @@ import pytest
 
 from headwater.core.errors import Refused
 from headwater.log.record import record_hashes
-from headwater.log.spool import draft
+from headwater.log.spool import codec
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import contents, opened
 
@@ -73,7 +73,7 @@ def test_a_field_that_names_an_extension_type_is_what_it_is_stored_in(
     disk, records = FaultyDisk(), records_of(name)
     spool = opened(disk)
     if is_old:
-        with mock.patch.object(draft, "_bare_schema", return_value=None):
+        with mock.patch.object(codec, "_bare_schema", return_value=None):
             spool.append_blocking(records, term=1)
     else:
         spool.append_blocking(records, term=1)

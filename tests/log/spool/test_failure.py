@@ -17,21 +17,18 @@ from headwater.log.spool import (
     Appended,
     Spool,
     SpoolConfig,
-    body,
-    conform,
-    draft_of,
+    codec,
+    frame,
+    prepare_append,
     recovery,
     scan,
-    window,
 )
-from headwater.log.spool import run as run_module
+from headwater.log.spool import commit as run_module
 from headwater.log.spool import spool as spool_module
-from headwater.log.spool.commit import Ticket
-from headwater.log.spool.folder import Folder, Marks
-from headwater.log.spool.index import SparseIndex
+from headwater.log.spool.commit import PendingAppend, WriteBatch
+from headwater.log.spool.folder import Folder, SparseIndex, Watermarks
 from headwater.log.spool.recovery import Recovered
-from headwater.log.spool.run import Run
-from headwater.log.spool.state import Segment
+from headwater.log.spool.state import SpoolSegment
 from headwater.log.spool.writer import SegmentWriter
 from headwater.testing import Simulation, simulate
 from headwater.testing.disk import CrashKind, FaultyDisk, FaultyFile
@@ -219,14 +216,14 @@ def _nothing(*_: object, **__: object) -> None:
 
 def _mark_unsynced(self: Spool, *, floor_lsn: int | None = None) -> None:
     floor_lsn = self.floor_lsn if floor_lsn is None else floor_lsn
-    marks = Marks(self._marks.began_lsn, floor_lsn, self.synced_lsn, self.term)
+    marks = Watermarks(self._marks.began_lsn, floor_lsn, self.synced_lsn, self.term)
     self._folder.rename_marks(self._marks, marks)
     self._marks = marks
 
 
-def _create_unsynced(self: SegmentWriter, first_lsn: int) -> tuple[Segment, DiskFile]:
+def _create_unsynced(self: SegmentWriter, first_lsn: int) -> tuple[SpoolSegment, DiskFile]:
     file = self._folder.disk.create(self._folder.segment(first_lsn))
-    return Segment(first_lsn, first_lsn - 1, 0, SparseIndex(first_lsn)), file
+    return SpoolSegment(first_lsn, first_lsn - 1, 0, SparseIndex(first_lsn)), file
 
 
 def _sync_without_a_disk(self: SegmentWriter, *, through_lsn: int | None = None) -> None:
@@ -251,13 +248,13 @@ def _seal_unsynced(self: SegmentWriter, reason: str) -> None:
         _real_seal(self, reason)
 
 
-def _write_in_hope(self: SegmentWriter, run: Run) -> None:
+def _write_in_hope(self: SegmentWriter, run: WriteBatch) -> None:
     """Does not tell of an error."""
     with suppress(HeadwaterError):
         _real_write(self, run)
 
 
-def _take_lsns_as_they_come(self: SegmentWriter, ticket: Ticket, run: Run) -> None:
+def _take_lsns_as_they_come(self: SegmentWriter, ticket: PendingAppend, run: WriteBatch) -> None:
     run.next_lsn = ticket.first_lsn or run.next_lsn
 
 
@@ -267,8 +264,8 @@ async def _append_with_an_lsn_from_before(
     """Takes the LSNs first, and then gets in line."""
     first_lsn = getattr(self, "next_lsn", 1)
     self.next_lsn = first_lsn + records.num_rows  # type: ignore[attr-defined]
-    draft = await runtime.run_blocking(draft_of, records)
-    ticket = Ticket(draft.take(), term=term, first_lsn=first_lsn, timestamp_ms=0)
+    draft = await runtime.run_blocking(prepare_append, records)
+    ticket = PendingAppend(draft.take(), term=term, first_lsn=first_lsn, timestamp_ms=0)
     return await self._committer.enter_from_task(ticket)
 
 
@@ -285,13 +282,13 @@ def _only_the_segments_columns(
     records: pa.RecordBatch, schema: pa.Schema, *, given: pa.Schema
 ) -> pa.RecordBatch:
     shared = records.select([name for name in records.schema.names if name in schema.names])
-    return conform.filled(shared, schema, given=shared.schema)
+    return codec.filled(shared, schema, given=shared.schema)
 
 
 @contextmanager
 def _columns_dropped_to_fit() -> Iterator[None]:
     with (
-        replaced(Run, "schema_with", lambda self, ticket: self.schema or ticket.given),
+        replaced(WriteBatch, "schema_with", lambda self, ticket: self.schema or ticket.given),
         replaced(run_module, "filled", _only_the_segments_columns),
     ):
         yield
@@ -332,11 +329,11 @@ MISTAKES: dict[str, tuple[Mistake, Callable[[int], object]]] = {
         bitflip_history,
     ),
     "checksums are not looked at": (
-        lambda: replaced(window, "is_whole", lambda header, frame: True),
+        lambda: replaced(frame, "is_whole", lambda header, frame: True),
         bitflip_history,
     ),
     "what a failed sync left in memory is synced again and trusted": (
-        lambda: replaced(recovery, "renew", _nothing),
+        lambda: replaced(recovery, "rewrite_unsynced", _nothing),
         power_loss_history,
     ),
     "a refused write is left where it stands": (
@@ -356,7 +353,7 @@ MISTAKES: dict[str, tuple[Mistake, Callable[[int], object]]] = {
         power_loss_history,
     ),
     "a payload is taken that cannot be read back": (
-        lambda: replaced(body, "check_payload_bytes", _nothing),
+        lambda: replaced(codec, "check_payload_bytes", _nothing),
         power_loss_history,
     ),
     "a log that was pruned wholly begins anew": (
@@ -398,7 +395,7 @@ def test_a_tail_of_one_to_three_bytes_that_stays_is_caught() -> None:
     disk.crash()
     with (
         replaced(FaultyFile, "truncate", _keep_torn_tail),
-        replaced(recovery, "renew", _nothing),
+        replaced(recovery, "rewrite_unsynced", _nothing),
     ):
         again = opened(disk.after_crash(Random(1), CrashKind.PROCESS_KILL))
         again.append_blocking(numbered(2, 1), term=1)

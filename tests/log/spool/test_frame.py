@@ -11,11 +11,18 @@ from hypothesis import strategies as st
 
 from headwater.core.errors import Corrupt, LimitExceeded
 from headwater.core.limits import FRAME_PAYLOAD_MAX_BYTES
-from headwater.log.spool import envelope, frame
-from headwater.log.spool.body import Body, decode_group
-from headwater.log.spool.crc import combine
-from headwater.log.spool.envelope import Kind, read_envelope
-from headwater.log.spool.frame import Header, encode_frame, is_whole, payload_of, read_header
+from headwater.log.spool import frame
+from headwater.log.spool.codec import GroupFrame, decode_group
+from headwater.log.spool.frame import (
+    FrameHeader,
+    GroupKind,
+    combine,
+    encode_frame,
+    is_whole,
+    payload_of,
+    read_envelope,
+    read_header,
+)
 from tests.log.given import numbered
 
 V2 = bytes.fromhex("52444c570203000000000000002c00000000000000060000006c6567616379f9909ddf")
@@ -66,7 +73,7 @@ def test_what_would_be_refused_on_read_is_refused_on_write(monkeypatch: pytest.M
     with pytest.raises(LimitExceeded, match="FRAME_PAYLOAD_MAX_BYTES"):
         encode_frame(bytes(101), term=1, lsn=1, timestamp_ms=0)
     with pytest.raises(LimitExceeded, match="FRAME_PAYLOAD_MAX_BYTES"):
-        Body.of_records(numbered(1, 50))
+        GroupFrame.of_records(numbered(1, 50))
 
 
 def test_a_checksum_of_two_stretches_is_that_of_both_together() -> None:
@@ -79,21 +86,21 @@ def test_a_checksum_of_two_stretches_is_that_of_both_together() -> None:
 
 @pytest.mark.parametrize("rows", [1, 2000])
 def test_a_group_says_where_it_stands_and_what_was_synced(rows: int) -> None:
-    body = Body.of_records(numbered(11, rows))
+    body = GroupFrame.of_records(numbered(11, rows))
     group = body.place(term=2, first_lsn=11, timestamp_ms=5, synced_lsn=9, offset=4096)
     header = read_header(body.frame)
     assert header is not None
     assert is_whole(header, memoryview(body.frame))
     assert (header.term, header.lsn, header.timestamp_ms) == (2, 10 + rows, 5)
     payload = payload_of(header, memoryview(body.frame))
-    assert read_envelope(payload) == (Kind.RECORDS, 11, 9, 4096)
+    assert read_envelope(payload) == (GroupKind.RECORDS, 11, 9, 4096)
     again = decode_group(header, payload)
     assert again.records == group.records
     assert (again.term, again.first_lsn, again.last_lsn) == (2, 11, 10 + rows)
 
 
 def test_a_lost_range_keeps_its_lsns_and_its_cause() -> None:
-    body = Body.of_lost(3, "batch gone")
+    body = GroupFrame.of_lost(3, "batch gone")
     body.place(term=1, first_lsn=5, timestamp_ms=0, synced_lsn=4, offset=0)
     header = read_header(body.frame)
     assert header is not None
@@ -121,9 +128,9 @@ def test_a_payload_that_nothing_is_known_of_is_a_value() -> None:
     assert group.records.column("_value").to_pylist() == [b"\x07\xab"]
 
 
-@pytest.mark.parametrize(("kind", "last_lsn"), [(2, 11), (Kind.RECORDS, 12)])
+@pytest.mark.parametrize(("kind", "last_lsn"), [(2, 11), (GroupKind.RECORDS, 12)])
 def test_a_group_that_contradicts_itself_is_corrupt(kind: int, last_lsn: int) -> None:
-    body = Body.of_records(numbered(11, 1))
+    body = GroupFrame.of_records(numbered(11, 1))
     body.place(term=2, first_lsn=11, timestamp_ms=5, synced_lsn=9, offset=0)
     header = read_header(body.frame)
     assert header is not None
@@ -131,13 +138,15 @@ def test_a_group_that_contradicts_itself_is_corrupt(kind: int, last_lsn: int) ->
     payload[4] = kind
     with pytest.raises(Corrupt):
         decode_group(header._replace(lsn=last_lsn), payload)
-    assert envelope.HEAD_BYTES == 64
+    assert frame.HEAD_BYTES == 64
 
 
-@pytest.mark.parametrize("body", [Body.of_records(numbered(11, 1)), Body.of_lost(1, "gone")])
+@pytest.mark.parametrize(
+    "body", [GroupFrame.of_records(numbered(11, 1)), GroupFrame.of_lost(1, "gone")]
+)
 @pytest.mark.parametrize(("first_lsn", "last_lsn"), [(12, 11), (11, 10), (11, 0), (0, 0), (0, 11)])
 def test_a_group_whose_first_lsn_is_above_its_last_or_none_is_corrupt(
-    body: Body, first_lsn: int, last_lsn: int
+    body: GroupFrame, first_lsn: int, last_lsn: int
 ) -> None:
     body.place(term=2, first_lsn=first_lsn, timestamp_ms=5, synced_lsn=9, offset=0)
     header = read_header(body.frame)
@@ -146,14 +155,14 @@ def test_a_group_whose_first_lsn_is_above_its_last_or_none_is_corrupt(
         decode_group(header._replace(lsn=last_lsn), memoryview(body.frame)[33:-4])
 
 
-def _payload(body: Body) -> bytes:
+def _payload(body: GroupFrame) -> bytes:
     body.place(term=2, first_lsn=11, timestamp_ms=5, synced_lsn=9, offset=0)
     return bytes(body.frame[33:-4])
 
 
 PAYLOADS = [
-    _payload(Body.of_records(numbered(11, 3))),
-    _payload(Body.of_lost(3, "gone")),
+    _payload(GroupFrame.of_records(numbered(11, 3))),
+    _payload(GroupFrame.of_lost(3, "gone")),
     b'{"lsn":3,"timestamp":44,"operation":"delete","collection":"users","rid":9,"term":8}',
 ]
 
@@ -174,7 +183,7 @@ def test_changed_payloads_give_groups_or_corrupt(
     data = memoryview(bytes(changed[:cut]))
     term = 1 if version == 3 else None
     try:
-        group = decode_group(Header(version, term, lsn, 5, len(data)), data)
+        group = decode_group(FrameHeader(version, term, lsn, 5, len(data)), data)
     except Corrupt:
         return
     assert group.first_lsn <= group.last_lsn == lsn

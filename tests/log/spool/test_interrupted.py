@@ -14,7 +14,7 @@ from headwater.core.errors import (
     OutcomeUnknown,
 )
 from headwater.log.spool import SpoolConfig
-from headwater.log.spool.commit import Appended, Committer, Ticket
+from headwater.log.spool.commit import Appended, GroupCommit, PendingAppend
 from headwater.log.spool.writer import SegmentWriter
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import everything, numbered, opened, waiting_ticket
@@ -23,9 +23,9 @@ from tests.log.given import everything, numbered, opened, waiting_ticket
 def test_a_thread_that_is_interrupted_when_it_is_to_lead_leaves_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    flushed: list[Ticket] = []
+    flushed: list[PendingAppend] = []
 
-    def flush(tickets: list[Ticket]) -> None:
+    def flush(tickets: list[PendingAppend]) -> None:
         flushed.extend(tickets)
         for ticket in tickets:
             ticket.settle(Appended(1, 1))
@@ -37,7 +37,7 @@ def test_a_thread_that_is_interrupted_when_it_is_to_lead_leaves_nobody_waiting(
             assert committer._handed_over()
             raise KeyboardInterrupt
 
-    committer = Committer(flush, queue_bytes=1000)
+    committer = GroupCommit(flush, queue_bytes=1000)
     committer._led = True
     behind, mine = waiting_ticket(), waiting_ticket()
     committer._enter(behind)
@@ -52,11 +52,11 @@ def test_an_interrupted_flush_is_an_unknown_outcome_for_those_who_wait_for_it() 
     behind = waiting_ticket()
     broken: list[HeadwaterError] = []
 
-    def flush(_: list[Ticket]) -> None:
+    def flush(_: list[PendingAppend]) -> None:
         committer._enter(behind)
         raise KeyboardInterrupt
 
-    committer = Committer(flush, queue_bytes=1, on_broken=broken.append)
+    committer = GroupCommit(flush, queue_bytes=1, on_broken=broken.append)
     with pytest.raises(KeyboardInterrupt):
         committer.append_from_thread(waiting_ticket())
     with pytest.raises(OutcomeUnknown, match="Open it again"):
@@ -76,16 +76,16 @@ def listening() -> Iterator[None]:
 def test_a_thread_that_is_interrupted_while_it_gets_in_line_is_not_appointed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    enter = Committer._enter
+    enter = GroupCommit._enter
 
-    def interrupted(self: Committer, ticket: Ticket) -> bool:
+    def interrupted(self: GroupCommit, ticket: PendingAppend) -> bool:
         entered = enter(self, ticket)
         signal.raise_signal(signal.SIGINT)
         return entered
 
-    committer = Committer(lambda tickets: None, queue_bytes=1000)
+    committer = GroupCommit(lambda tickets: None, queue_bytes=1000)
     committer._led = True
-    monkeypatch.setattr(Committer, "_enter", interrupted)
+    monkeypatch.setattr(GroupCommit, "_enter", interrupted)
     with pytest.raises(KeyboardInterrupt):
         committer.append_from_thread(waiting_ticket())
     assert not committer._handed_over()
@@ -95,7 +95,7 @@ def test_a_thread_that_is_interrupted_while_it_gets_in_line_is_not_appointed(
 def test_ctrl_c_in_one_thread_ends_the_log_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     flush, behind = SegmentWriter.flush, waiting_ticket()
 
-    def interrupted(self: SegmentWriter, tickets: list[Ticket]) -> None:
+    def interrupted(self: SegmentWriter, tickets: list[PendingAppend]) -> None:
         if not behind.is_settled and behind not in tickets:
             spool._committer._enter(behind)
             signal.raise_signal(signal.SIGINT)
@@ -145,7 +145,7 @@ def test_an_interrupted_thread_that_is_to_lead_does_not_write_for_others_for_eve
 ) -> None:
     flushes = 0
 
-    def flush(tickets: list[Ticket]) -> None:
+    def flush(tickets: list[PendingAppend]) -> None:
         nonlocal flushes
         flushes += 1
         if flushes < 20:
@@ -153,7 +153,7 @@ def test_an_interrupted_thread_that_is_to_lead_does_not_write_for_others_for_eve
         for ticket in tickets:
             ticket.settle(Appended(1, 1))
 
-    def behind() -> Ticket:
+    def behind() -> PendingAppend:
         ticket = waiting_ticket()
         ticket.turn = event()
         return ticket
@@ -164,7 +164,7 @@ def test_an_interrupted_thread_that_is_to_lead_does_not_write_for_others_for_eve
             raise KeyboardInterrupt
 
     event = threading.Event
-    committer = Committer(flush, queue_bytes=1000)
+    committer = GroupCommit(flush, queue_bytes=1000)
     committer._led = True
     monkeypatch.setattr("headwater.log.spool.commit.threading.Event", Interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -179,9 +179,9 @@ def test_a_loop_that_is_interrupted_while_a_task_gets_in_line_leaves_nobody_wait
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool = opened(FaultyDisk())
-    real = getattr(Committer, where)
+    real = getattr(GroupCommit, where)
 
-    def interrupted(self: Committer, *args: Ticket) -> bool:
+    def interrupted(self: GroupCommit, *args: PendingAppend) -> bool:
         if where == "_lead_beside":
             signal.raise_signal(signal.SIGINT)
         leads = bool(real(self, *args))
@@ -190,7 +190,7 @@ def test_a_loop_that_is_interrupted_while_a_task_gets_in_line_leaves_nobody_wait
 
     loop = asyncio.new_event_loop()
     with monkeypatch.context() as patched:
-        patched.setattr(Committer, where, interrupted)
+        patched.setattr(GroupCommit, where, interrupted)
         with pytest.raises(KeyboardInterrupt):
             loop.run_until_complete(spool.append(numbered(1, 1), term=1))
     # It was interrupted, and goes on: somebody has to lead.

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from headwater.core.errors import Refused
-from headwater.log.record.nulls import check_nulls
-from headwater.log.spool import draft, draft_of
+from headwater.log.record.layout import check_nulls
+from headwater.log.spool import codec, prepare_append
 from headwater.testing.disk import FaultyDisk
 from tests.log.edges import EDGES
 from tests.log.given import opened
@@ -64,12 +64,12 @@ def test_a_null_where_none_may_be_is_refused(place: str) -> None:
 def test_of_a_log_that_has_them_such_nulls_are_read_and_can_be_copied(place: str) -> None:
     disk = FaultyDisk()
     records = records_of(place)
-    with opened(disk) as spool, mock.patch.object(draft, "check_nulls"):
+    with opened(disk) as spool, mock.patch.object(codec, "check_nulls"):
         spool.append_blocking(records, term=1)
     with opened(disk) as spool:
         (group,) = spool.read_since_blocking(0)
     assert group.records.to_pylist() == records.to_pylist()
-    draft_of(group.records)
+    prepare_append(group.records)
 
 
 def test_what_stands_below_a_null_may_be_null() -> None:

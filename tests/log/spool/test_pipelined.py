@@ -10,7 +10,7 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.limits import DECODE_INLINE_BYTES
-from headwater.log.spool import Appended, Draft, Spool, conform, draft_of
+from headwater.log.spool import Appended, PreparedAppend, Spool, codec, prepare_append
 from headwater.log.spool.commit import CallOrder
 from headwater.log.spool.spool import _ticket
 from tests.planted import expect_noticed
@@ -18,13 +18,19 @@ from tests.torture.pipeline_scenarios import PIPELINED, pipelined_history
 
 
 async def enters_when_encoded(
-    self: Spool, records: pa.RecordBatch | Draft, *, term: int, first_lsn: int | None = None
+    self: Spool,
+    records: pa.RecordBatch | PreparedAppend,
+    *,
+    term: int,
+    first_lsn: int | None = None,
 ) -> Appended:
     """Gets in line when it is ready, and not when it was called."""
     draft = records
-    if not isinstance(draft, Draft):
+    if not isinstance(draft, PreparedAppend):
         is_small = draft.nbytes <= DECODE_INLINE_BYTES
-        draft = draft_of(draft) if is_small else await runtime.run_blocking(draft_of, draft)
+        draft = (
+            prepare_append(draft) if is_small else await runtime.run_blocking(prepare_append, draft)
+        )
     return await self._committer.enter_from_task(_ticket(draft, term, first_lsn, None))
 
 
@@ -34,13 +40,13 @@ def own_columns_apart(schema: pa.Schema, other: pa.Schema) -> pa.Schema | None:
     return None if own[0] != own[1] else _merged(schema, other)
 
 
-_merged = conform.merged
+_merged = codec.merge_schemas
 
 PLANTED: dict[str, tuple[Any, str, Any]] = {
     "small-overtakes-large": (Spool, "append", enters_when_encoded),
     "small-does-not-wait": (CallOrder, "is_free", lambda self: True),
-    "refused-draft-is-used-up": (Draft, "give_back", lambda self, bodies: None),
-    "segment-for-every-column-set": (conform, "merged", own_columns_apart),
+    "refused-draft-is-used-up": (PreparedAppend, "give_back", lambda self, bodies: None),
+    "segment-for-every-column-set": (codec, "merged", own_columns_apart),
 }
 
 

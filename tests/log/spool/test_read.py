@@ -14,9 +14,9 @@ from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.log import Wal
 from headwater.log.spool import SpoolConfig, SpoolCorrupt
-from headwater.log.spool.body import Body
-from headwater.log.spool.envelope import Kind
-from headwater.log.spool.state import Place
+from headwater.log.spool.codec import GroupFrame
+from headwater.log.spool.frame import GroupKind
+from headwater.log.spool.state import ReadPosition
 from headwater.testing import Simulation, simulate
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import PATH, contents, everything, found, numbered, opened, planted, spans
@@ -77,7 +77,7 @@ def test_a_read_never_holds_more_than_a_chunk_or_a_frame(monkeypatch: pytest.Mon
     spool = opened(disk)
     for lsn in range(1, 400):
         spool.append_blocking(numbered(lsn, 1, size=200), term=1)
-    monkeypatch.setattr("headwater.log.spool.window.LOG_READ_CHUNK_BYTES", 2048)
+    monkeypatch.setattr("headwater.log.spool.frame.LOG_READ_CHUNK_BYTES", 2048)
     longest = 0
     read_at = type(disk.open(f"{PATH}/{1:020d}.wal")).read_at
 
@@ -259,7 +259,7 @@ def test_bytes_since_does_not_trip_over_a_prune(monkeypatch: pytest.MonkeyPatch)
     again = opened(disk)
     place = again._state.after(0)
 
-    def found_before_the_prune(lsn: int) -> Place | None:
+    def found_before_the_prune(lsn: int) -> ReadPosition | None:
         monkeypatch.undo()
         again.prune_through_blocking(6)
         return place
@@ -291,7 +291,7 @@ def test_many_small_groups_are_bounded_by_what_they_take_and_not_by_their_record
 
 
 def test_a_segment_that_does_not_begin_where_it_should_is_damage() -> None:
-    body = Body.of_records(numbered(4, 3))
+    body = GroupFrame.of_records(numbered(4, 3))
     body.place(term=1, first_lsn=4, timestamp_ms=0, synced_lsn=3, offset=0)
     spool = opened(planted({f"{1:020d}.wal": bytes(body.frame), f"{7:020d}.wal": b""}))
     assert list(found(spool.read_since_blocking(3))) == [4, 5, 6]
@@ -351,7 +351,7 @@ def test_a_spool_is_a_wal() -> None:
 
 
 def test_a_frame_that_cannot_be_read_is_named_and_keeps_nobody_from_the_rest() -> None:
-    body = Body._of([b"no Arrow"], Kind.RECORDS, 1, numbered(4, 1))
+    body = GroupFrame._of([b"no Arrow"], GroupKind.RECORDS, 1, numbered(4, 1))
     body.place(term=1, first_lsn=4, timestamp_ms=0, synced_lsn=3, offset=0)
     disk = FaultyDisk()
     with opened(disk) as spool:

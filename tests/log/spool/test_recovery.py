@@ -10,9 +10,17 @@ import pytest
 
 from headwater.core.errors import Refused
 from headwater.log.spool import SpoolConfig, SpoolCorrupt
-from headwater.log.spool.body import Body
-from headwater.log.spool.envelope import ENVELOPE, GROUP_MAGIC, HEAD_BYTES
-from headwater.log.spool.frame import CRC_BYTES, MAGIC, V3, encode_frame, read_header
+from headwater.log.spool.codec import GroupFrame
+from headwater.log.spool.frame import (
+    CRC_BYTES,
+    ENVELOPE,
+    GROUP_MAGIC,
+    HEAD_BYTES,
+    MAGIC,
+    V3,
+    encode_frame,
+    read_header,
+)
 from headwater.testing.disk import FaultyDisk
 from headwater.testing.disk_explore import explore
 from tests.log.given import PATH, contents, everything, found, numbered, opened, planted, values
@@ -130,7 +138,7 @@ def test_an_end_that_looks_like_too_many_frames_is_not_cut_off() -> None:
 
 def framed(first_lsn: int, *, synced_lsn: int, offset: int) -> bytes:
     """A whole frame of two records that says this of itself."""
-    body = Body.of_records(numbered(first_lsn, 2))
+    body = GroupFrame.of_records(numbered(first_lsn, 2))
     body.place(term=1, first_lsn=first_lsn, timestamp_ms=0, synced_lsn=synced_lsn, offset=offset)
     return bytes(body.frame)
 

@@ -13,13 +13,12 @@ from headwater.core import portal
 from headwater.core.errors import Corrupt, NoSpace, Refused
 from headwater.log.record import Group, range_hash
 from headwater.log.spool import SpoolConfig, SpoolCorrupt
-from headwater.log.spool import survey as spool_survey
-from headwater.log.spool.body import Body
-from headwater.log.spool.envelope import GROUP_MAGIC
-from headwater.log.spool.frame import V3
+from headwater.log.spool import scan as spool_survey
+from headwater.log.spool.codec import GroupFrame
+from headwater.log.spool.frame import GROUP_MAGIC, V3
 from headwater.log.spool.repair import repair
 from headwater.log.spool.repair_source import BufferSource, RepairSource, SpoolSource
-from headwater.log.spool.survey import Survey
+from headwater.log.spool.scan import Survey
 from headwater.store import MemoryBackend, Store
 from headwater.testing.disk import FaultyDisk
 from headwater.testing.disk_explore import explore
@@ -211,7 +210,7 @@ def test_what_was_pruned_is_not_asked_for() -> None:
 def test_what_stands_behind_the_end_of_a_copys_segment_is_not_taken_from_there() -> None:
     files = contents(grown())
     first, second = segments(files)[:2]
-    stale = Body.of_records(numbered(7000, 4))
+    stale = GroupFrame.of_records(numbered(7000, 4))
     begins = int(second[:20])
     stale.place(term=3, first_lsn=begins, timestamp_ms=0, synced_lsn=0, offset=len(files[first]))
     copy = planted({**files, first: files[first] + bytes(stale.frame)})

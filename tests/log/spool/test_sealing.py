@@ -11,7 +11,7 @@ from headwater.core import runtime
 from headwater.core.errors import Corrupt
 from headwater.core.limits import LOG_TEND_EVERY_S
 from headwater.log.record import Group
-from headwater.log.spool import SpoolConfig, draft_of_lost
+from headwater.log.spool import SpoolConfig, prepare_lost
 from headwater.testing import Simulation, simulate
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import numbered, opened
@@ -24,7 +24,7 @@ def test_segments_are_sealed_by_size_schema_term_and_hand_over() -> None:
     spool.append_blocking(numbered(1, 1, size=900), term=1)
     spool.append_blocking(numbered(2, 1), term=1)
     spool.append_blocking(pa.record_batch({"typed": pa.array([1])}), term=1)
-    spool.append_blocking(draft_of_lost(1, "lost has no schema"), term=1)
+    spool.append_blocking(prepare_lost(1, "lost has no schema"), term=1)
     spool.append_blocking(pa.record_batch({"typed": pa.array([2])}), term=2)
     spool.seal_blocking()
     spool.seal_blocking()
@@ -117,6 +117,6 @@ def test_nothing_is_appended_to_a_segment_whose_columns_cannot_be_told(
 
     monkeypatch.setattr("headwater.log.spool.recovery.decode_group", unreadable)
     spool = opened(disk)
-    spool.append_blocking(draft_of_lost(1, "has no columns"), term=1)
+    spool.append_blocking(prepare_lost(1, "has no columns"), term=1)
     spool.append_blocking(numbered(3, 2), term=1)
     assert [one.first_lsn for one in spool.segments()] == [1, 3]

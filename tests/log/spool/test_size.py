@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.log.record import Group
-from headwater.log.record.kept_types import check_kept
+from headwater.log.record.parquet_types import check_column_type
 from headwater.log.spool import SpoolConfig
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import PATH, contents, opened
@@ -72,7 +72,7 @@ def groups_of(disk: FaultyDisk) -> list[Group]:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_parts_of_a_batch_are_written_without_the_rest_of_it(kind: pa.DataType) -> None:
-    check_kept("v", kind)
+    check_column_type("v", kind)
     column = column_of(kind)
     whole = pa.record_batch({"v": column})
     disk = FaultyDisk()

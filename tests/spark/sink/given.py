@@ -14,13 +14,13 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from headwater.buffer.batch import Batch, decode_batch
-from headwater.buffer.consumer.source import retention_of
+from headwater.buffer.consumer.collection import retention_of
 from headwater.buffer.stream import Stream, create_stream, open_stream
 from headwater.core import portal
 from headwater.spark.data_source import HeadwaterDataSource
 from headwater.spark.sink import BatchWriter, StreamWriter
-from headwater.spark.stores import store_at
 from headwater.store import Store
+from headwater.store.locations import shared_store
 
 T = TypeVar("T")
 _numbers = itertools.count()
@@ -57,7 +57,7 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.url = f"memory://sink{next(_numbers)}"
-        self.store: Store = store_at(self.url)
+        self.store: Store = shared_store(self.url)
         self._monkeypatch = monkeypatch
 
     def stream(self, name: str = "orders", **settings: Any) -> Stream:

@@ -15,11 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headwater.buffer.batch import decode_batch
-from headwater.buffer.consumer.source import retention_of
+from headwater.buffer.consumer.collection import retention_of
 from headwater.buffer.stream import Stream, create_stream, open_stream
-from headwater.buffer.transaction import Attempt
+from headwater.buffer.transaction import CommitAttempt
 from headwater.buffer.transaction.holds import holds_register, read_holds
-from headwater.spark.stores import store_at
+from headwater.store.locations import shared_store
 from tests.spark.sink import killed_query
 from tests.spark.sink.given import wait
 
@@ -31,7 +31,7 @@ class Root:
 
     def __init__(self, path: Path) -> None:
         self.url = f"file://{path}"
-        self.store = store_at(self.url)
+        self.store = shared_store(self.url)
 
     def stream(self, name: str = "orders", **settings: Any) -> Stream:
         """A new stream."""
@@ -178,7 +178,7 @@ def test_a_query_whose_driver_is_killed_after_its_commit_leaves_one_copy(
     assert wait(collect()) == batches
     # Of the two runs the later one holds on, under the name of its run.
     held = wait(read_holds(holds_register(stream))).holds
-    assert list(held) == [Attempt.of_query(query.id, 2, query.runId).hold]
+    assert list(held) == [CommitAttempt.of_query(query.id, 2, query.runId).hold]
 
 
 def _by_partition(rows: list[dict[str, Any]]) -> dict[int, list[str]]:

@@ -16,8 +16,8 @@ from headwater.core import portal
 from headwater.core.runtime import RealRuntime
 from headwater.spark.data_source import HeadwaterDataSource
 from headwater.spark.source import BatchReader, StreamReader
-from headwater.spark.stores import store_at
 from headwater.store import Store
+from headwater.store.locations import shared_store
 
 T = TypeVar("T")
 _numbers = itertools.count()
@@ -48,7 +48,7 @@ class World:
 
     def __init__(self, url: str | None = None) -> None:
         self.url = url or f"memory://world{next(_numbers)}"
-        self.store: Store = store_at(self.url)
+        self.store: Store = shared_store(self.url)
 
     def stream(self, name: str = "orders", **settings: Any) -> Stream:
         """A new stream."""

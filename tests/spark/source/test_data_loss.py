@@ -10,14 +10,13 @@ import pytest
 from headwater.buffer.consumer import Consumer, GroupRegister
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import alter_stream, delete_stream, open_stream
-from headwater.buffer.truncating import plan_truncation, truncate_partition
+from headwater.buffer.truncation import plan_truncation, truncate_partition
 from headwater.core.errors import HeadwaterError, NotFound, Refused, RolledBack, Trimmed
 from headwater.spark.source import StreamReader
-from headwater.spark.source.buffer_feed import BufferFeed
-from headwater.spark.source.feed import Bounds
-from headwater.spark.source.limits import Limits
+from headwater.spark.source.feed import Bounds, BufferFeed
 from headwater.spark.source.micro_batches import MicroBatches
 from headwater.spark.source.offset import Offset
+from headwater.spark.source.slices import Limits
 from tests.spark.source.asked import ALL, next_rows, rows_between
 from tests.spark.source.engine import Checkpoint, Engine, places
 from tests.spark.source.given import Standing, World, rows_of, wait

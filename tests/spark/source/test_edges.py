@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.consumer import Consumer, Follower, Place, list_dead_letters
+from headwater.buffer.consumer import Consumer, Follower, QueuePosition, list_dead_letters
 from headwater.buffer.queue import Uncounted
 from headwater.buffer.stream import alter_stream, delete_stream
 from headwater.core.errors import Fenced, HeadwaterError, Refused, Trimmed, Unavailable
-from headwater.spark import stores
-from headwater.spark.source import asked
-from headwater.spark.source.feed import Owner
-from headwater.spark.source.membership import Membership, at_once
-from headwater.spark.source.offset import Part
+from headwater.spark.source import bounds
+from headwater.spark.source.checkpoint import Membership, gather_limited
+from headwater.spark.source.feed import QueueOwner
+from headwater.spark.source.offset import StreamPartition
+from headwater.store import locations
 from tests.spark.source.engine import Checkpoint, Engine, places
 from tests.spark.source.given import Standing, World, rows_of, values_of, wait
 
@@ -76,15 +76,15 @@ class RacedFeed:
     stream_id, origin = "id", b""
 
     def __init__(self, winner: str, error: type[HeadwaterError] = Refused) -> None:
-        self.part = Part("orders", 0)
+        self.part = StreamPartition("orders", 0)
         self._winner = winner
         self._error = error
         self._taken = False
 
-    async def owner(self) -> Owner:
-        return Owner(self._winner if self._taken else "", Place(0, 1))
+    async def owner(self) -> QueueOwner:
+        return QueueOwner(self._winner if self._taken else "", QueuePosition(0, 1))
 
-    async def own(self, group: str, start: Place, *, query: str, take_over: bool) -> None:
+    async def own(self, group: str, start: QueuePosition, *, query: str, take_over: bool) -> None:
         self._taken = True
         raise self._error(f"{self._winner} owns it")
 
@@ -95,11 +95,11 @@ def test_whoever_loses_the_race_for_a_stream_follows(
 ) -> None:
     feed: Any = RacedFeed("faster", error)
     membership = Membership("g", take_over=False)
-    wait(membership.join([feed], {feed.part: Place(0, 1)}, "q"))
+    wait(membership.join([feed], {feed.part: QueuePosition(0, 1)}, "q"))
     assert not membership.owns("orders")
     same: Any = RacedFeed("g")
     with pytest.raises(Refused, match="g owns it"):
-        wait(Membership("g", take_over=False).join([same], {same.part: Place(0, 1)}, "q"))
+        wait(Membership("g", take_over=False).join([same], {same.part: QueuePosition(0, 1)}, "q"))
 
 
 def test_a_deleted_stream_is_not_matched(world: World) -> None:
@@ -156,10 +156,10 @@ def test_what_goes_while_a_read_is_planned_counts_only_if_it_was_named(
     _expire(world)
     world.produce([b"b"])
 
-    async def stale(*_: object) -> Place:
-        return Place(0, 1)
+    async def stale(*_: object) -> QueuePosition:
+        return QueuePosition(0, 1)
 
-    monkeypatch.setattr(asked, "starting_place", stale)
+    monkeypatch.setattr(bounds, "starting_place", stale)
     assert values_of(world.read()) == [b"b"]
     named = '{"orders": {"0": 1}}'
     with pytest.raises(Trimmed, match="Wanted from offset 1"):
@@ -169,9 +169,9 @@ def test_what_goes_while_a_read_is_planned_counts_only_if_it_was_named(
 
 
 def test_a_forked_child_opens_stores_of_its_own(world: World) -> None:
-    assert stores.store_at(world.url) is world.store
-    stores._begin_in_child()
-    assert stores.store_at(world.url) is not world.store
+    assert locations.shared_store(world.url) is world.store
+    locations._begin_in_child()
+    assert locations.shared_store(world.url) is not world.store
 
 
 def test_a_task_says_what_it_reads(world: World) -> None:
@@ -196,7 +196,7 @@ def test_what_is_asked_beside_a_question_that_fails_comes_to_its_end_first() -> 
 
     async def go() -> list[str]:
         with pytest.raises(Unavailable):
-            await at_once([fails(), takes_longer()])
+            await gather_limited([fails(), takes_longer()])
         return list(ended)
 
     assert asyncio.run(go()) == ["the other"]

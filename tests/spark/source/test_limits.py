@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.buffer.consumer import Place
+from headwater.buffer.consumer import QueuePosition
 from headwater.buffer.queue import Descriptor
-from headwater.spark.source.limits import Limits, ends, shares
-from headwater.spark.source.plan import tasks
-from headwater.spark.source.slices import Slice
+from headwater.spark.source.slices import Limits, Slice, micro_batch_ends, plan_tasks, share_limit
 
 
 def slices_of(*batches: tuple[int, int], first_lsn: int = 1) -> list[Slice]:
@@ -38,11 +36,11 @@ BATCHES = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 1000)), max_size
     ],
 )
 def test_a_limit_is_shared(limit: int, waiting: list[int], given_out: list[int]) -> None:
-    assert shares(limit, waiting) == given_out
+    assert share_limit(limit, waiting) == given_out
 
 
 def test_not_always_the_same_ones_go_without() -> None:
-    served = [shares(1, [9, 9, 9], turn=turn) for turn in range(3)]
+    served = [share_limit(1, [9, 9, 9], turn=turn) for turn in range(3)]
     assert sorted(served) == [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
 
 
@@ -50,7 +48,7 @@ def test_not_always_the_same_ones_go_without() -> None:
 def test_shares_are_within_the_limit_and_what_waits(
     limit: int, waiting: list[int], turn: int
 ) -> None:
-    found = shares(limit, waiting, turn=turn)
+    found = share_limit(limit, waiting, turn=turn)
     assert sum(found) == min(limit, sum(min(limit, amount) for amount in waiting))
     assert all(0 <= share <= amount for share, amount in zip(found, waiting, strict=True))
 
@@ -65,7 +63,7 @@ def test_a_micro_batch_keeps_its_limits_and_always_advances(
     batches: list[list[tuple[int, int]]], rows: int | None, size_bytes: int | None, turn: int
 ) -> None:
     waiting = [slices_of(*several) for several in batches]
-    found = ends(waiting, Limits(rows, size_bytes), turn=turn)
+    found = micro_batch_ends(waiting, Limits(rows, size_bytes), turn=turn)
     taken = [_taken(slices, end) for slices, end in zip(waiting, found, strict=True)]
     if any(one.take for slices in waiting for one in slices):
         assert sum(count for count, _ in taken) >= 1
@@ -77,7 +75,7 @@ def test_a_micro_batch_keeps_its_limits_and_always_advances(
         assert sum(count for count, _ in taken) == sum(one.take for s in waiting for one in s)
 
 
-def _taken(slices: list[Slice], end: Place | None) -> tuple[int, int]:
+def _taken(slices: list[Slice], end: QueuePosition | None) -> tuple[int, int]:
     if end is None:
         return 0, 0
     inside = [one for one in slices if one.first_lsn < end.lsn < one.end_lsn]
@@ -94,7 +92,7 @@ def test_tasks_have_each_row_once_and_in_order(
     batches: list[list[tuple[int, int]]], target_bytes: int, least: int | None
 ) -> None:
     waiting = [slices_of(*several) for several in batches]
-    planned = tasks(waiting, target_bytes=target_bytes, min_tasks=least)
+    planned = plan_tasks(waiting, target_bytes=target_bytes, min_tasks=least)
     for slices, of_part in zip(waiting, planned, strict=True):
         wanted = [lsn for one in slices for lsn in range(one.first_lsn, one.end_lsn)]
         found = [

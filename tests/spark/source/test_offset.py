@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 
-from headwater.buffer.consumer import Place
-from headwater.spark.source.offset import Offset, Part
+from headwater.buffer.consumer import QueuePosition
+from headwater.spark.source.offset import Offset, StreamPartition
 
 IDS = {"orders": "id-1", "bills": "id-2"}
 PLACES = {
-    Part("orders", 10): Place(3, 31),
-    Part("bills", 0): Place(0, 1),
-    Part("orders", 2): Place(5, 51),
-    Part("orders", 0): Place(1, 11),
+    StreamPartition("orders", 10): QueuePosition(3, 31),
+    StreamPartition("bills", 0): QueuePosition(0, 1),
+    StreamPartition("orders", 2): QueuePosition(5, 51),
+    StreamPartition("orders", 0): QueuePosition(1, 11),
 }
 
 
@@ -36,7 +36,9 @@ def test_a_place_that_was_read_back_or_moved_to_has_the_same_spelling() -> None:
         "query": "q",
     }
     assert text(Offset.from_json(shuffled)) == text(offset)
-    few = Offset({Part("orders", 2): Place(5, 51)}, {"orders": "id-1"}, query="q", step=6)
+    few = Offset(
+        {StreamPartition("orders", 2): QueuePosition(5, 51)}, {"orders": "id-1"}, query="q", step=6
+    )
     grown = few.moved(PLACES, IDS)
     assert text(grown) == text(offset)
 

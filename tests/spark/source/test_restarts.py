@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.consumer import GroupRegister, Ownership, Place
+from headwater.buffer.consumer import GroupRegister, Ownership, QueuePosition
 from headwater.buffer.consumer.group import GroupPosition
 from headwater.buffer.stream import alter_stream
 from headwater.core.errors import HeadwaterError
@@ -255,7 +255,7 @@ def test_two_groups_read_everything_each(world: World) -> None:
 
 
 def _resolve_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def begin(self: GroupRegister, place: Place, **_: Any) -> GroupPosition:
+    async def begin(self: GroupRegister, place: QueuePosition, **_: Any) -> GroupPosition:
         return GroupPosition(place.sequence, 0, place.lsn)
 
     async def initial(self: MicroBatches) -> Offset:

@@ -8,13 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.buffer.consumer import GroupRegister, Place
-from headwater.buffer.consumer.group import GroupPosition, Step
-from headwater.spark.source.buffer_feed import BufferFeed
+from headwater.buffer.consumer import GroupRegister, QueuePosition
+from headwater.buffer.consumer.group import GroupPosition, QueryStep
 from headwater.spark.source.checkpoint import CheckpointGuard
-from headwater.spark.source.feed import Feed
+from headwater.spark.source.feed import BufferFeed, Feed
 from headwater.spark.source.micro_batches import MicroBatches
-from headwater.spark.source.offset import Offset, Part
+from headwater.spark.source.offset import Offset, StreamPartition
 from tests.planted import expect_noticed
 from tests.torture.spark_scenarios import SOURCE, source
 from tests.torture.surroundings import Replacement
@@ -33,7 +32,7 @@ def counts_no_step(self: Offset) -> Offset:
     return Offset(self.places, self.ids, True, self.query, self.step)
 
 
-async def begins_anew(self: GroupRegister, place: Place, **_: Any) -> GroupPosition:
+async def begins_anew(self: GroupRegister, place: QueuePosition, **_: Any) -> GroupPosition:
     """Resolves where a group begins whenever that is asked."""
     return GroupPosition(place.sequence, 0, place.lsn)
 
@@ -41,7 +40,7 @@ async def begins_anew(self: GroupRegister, place: Place, **_: Any) -> GroupPosit
 honest_place = BufferFeed.place_of
 
 
-async def forgets_the_beginning(self: BufferFeed, group: str) -> Place | None:
+async def forgets_the_beginning(self: BufferFeed, group: str) -> QueuePosition | None:
     """Does not know a group that has no more than its first micro-batch."""
     kept = await self._register(group).read()
     if kept is not None and kept.step <= 1:
@@ -63,7 +62,7 @@ honest_count = GroupRegister._counted
 
 
 async def trusts_what_is_unclaimed(
-    self: CheckpointGuard, offset: Offset, feeds: Mapping[Part, Feed]
+    self: CheckpointGuard, offset: Offset, feeds: Mapping[StreamPartition, Feed]
 ) -> None:
     """Takes partitions that no checkpoint has read, as those of a new stream, for its own."""
     if any(not claim.query for claim in (await self._claims(feeds)).values()):
@@ -72,7 +71,7 @@ async def trusts_what_is_unclaimed(
 
 
 def counts_what_is_unclaimed(
-    self: GroupRegister, now: GroupPosition | None, query: str, step: Step
+    self: GroupRegister, now: GroupPosition | None, query: str, step: QueryStep
 ) -> GroupPosition:
     if now is None or not now.query:
         now = msgspec.structs.replace(now or GroupPosition(0, 0, 1), query=query)

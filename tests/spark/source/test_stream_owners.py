@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.consumer import Ownership, Place
+from headwater.buffer.consumer import Ownership, QueuePosition
 from headwater.buffer.stream import alter_stream
 from headwater.core.errors import Fenced, Refused, Trimmed
-from headwater.spark.source import buffer_feed
-from headwater.spark.source.feed import Owner
+from headwater.spark.source import feed
+from headwater.spark.source.feed import QueueOwner
 from tests.spark.source.asked import ALL, next_rows
 from tests.spark.source.engine import Checkpoint, Engine
 from tests.spark.source.given import Standing, World, wait
@@ -129,14 +129,14 @@ def test_a_run_of_a_replaced_checkpoint_acknowledges_nothing_by_its_opening(
     world.produce([b"a"])
     checkpoint = Checkpoint()
     Engine(world.stream_reader(), checkpoint, available_now=False).step()
-    owner = buffer_feed.BufferFeed.owner
+    owner = feed.BufferFeed.owner
 
-    async def replaced(feed: buffer_feed.BufferFeed) -> Owner:
+    async def replaced(feed: feed.BufferFeed) -> QueueOwner:
         """A newer checkpoint claims the partition after this one was found to be the newest."""
-        await feed.claim("g", Place(0, 1), "newer")
+        await feed.claim("g", QueuePosition(0, 1), "newer")
         return await owner(feed)
 
-    monkeypatch.setattr(buffer_feed.BufferFeed, "owner", replaced)
+    monkeypatch.setattr(feed.BufferFeed, "owner", replaced)
     with pytest.raises(Fenced, match="goes on with another checkpoint"):
         world.stream_reader().latestOffset(json.loads(checkpoint.offsets[0]), ALL)
     assert world.state().acked_sequence == 0
@@ -162,7 +162,7 @@ class OvertakenOnce(Ownership):
 def overtaken(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """Where the first query that opens the consumer comes too late."""
     monkeypatch.setattr(OvertakenOnce, "overtaken", False)
-    monkeypatch.setattr(buffer_feed, "Ownership", OvertakenOnce)
+    monkeypatch.setattr(feed, "Ownership", OvertakenOnce)
     for format_ in ("native", "v1"):
         world.stream(format_, format=format_)
         for number in range(4):
@@ -220,10 +220,10 @@ def test_what_the_owner_acknowledges_until_it_is_fenced_is_not_skipped(
         world.produce([b"%d" % number], stream)
     old = wait(Ownership.open(opened, 0, "old", gc=False))
     monkeypatch.setattr(OvertakenByItsPredecessor, "owner", old, raising=False)
-    monkeypatch.setattr(buffer_feed, "Ownership", OvertakenByItsPredecessor)
+    monkeypatch.setattr(feed, "Ownership", OvertakenByItsPredecessor)
     taking = world.stream_reader(subscribe=stream, groupId="new", takeOver="true")
     taking.latestOffset(taking.initialOffset(), ALL)
-    monkeypatch.setattr(buffer_feed, "Ownership", Ownership)
+    monkeypatch.setattr(feed, "Ownership", Ownership)
     # Its driver dies before Spark has written an offset down, and is started again.
     again = Checkpoint()
     Engine(world.stream_reader(subscribe=stream, groupId="new"), again).run()

@@ -12,14 +12,14 @@ from pyiceberg.table import Table
 from pyiceberg.typedef import EMPTY_DICT, Properties
 
 from headwater.core import runtime
-from headwater.core.backoff import RetryPolicy
-from headwater.spark.files import FilePlan, Written, task
-from headwater.spark.table import RegisterCatalog, shape
-from headwater.spark.table.commit import Commit, commit
-from headwater.spark.table.data_files import FLOOR
-from headwater.spark.table.token import Landed, Token
+from headwater.core.retry import RetryPolicy
+from headwater.spark import table_columns
+from headwater.spark.table_files import FilePlan, write_files_task
 from headwater.store import Backend, MemoryBackend, Store
 from headwater.store.address import _memory
+from headwater.table.catalog import RegisterCatalog
+from headwater.table.commit import Commit, CommitToken, Landed, commit
+from headwater.table.data_files import FLOOR, WrittenFile
 
 ORDERS = "shop.orders"
 COLUMNS = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -65,10 +65,10 @@ def made(
     return catalog.create_table(ORDERS, columns, properties=properties)
 
 
-def written(catalog: RegisterCatalog, ids: Sequence[int]) -> list[Written]:
+def written(catalog: RegisterCatalog, ids: Sequence[int]) -> list[WrittenFile]:
     """A data file with these rows, as a task leaves it."""
     table = catalog.load_table(ORDERS)
-    schema, order = shape.file_columns(table, COLUMNS)
+    schema, order = table_columns.file_columns(table, COLUMNS)
     plan = FilePlan(
         place=catalog.place,
         folder=f"{table.location()}/data",
@@ -79,15 +79,15 @@ def written(catalog: RegisterCatalog, ids: Sequence[int]) -> list[Written]:
         above=table.properties.get(FLOOR),
     )
     rows = pa.RecordBatch.from_pydict({"id": ids, "name": [str(id) for id in ids]}, schema=COLUMNS)
-    told = [row for batch in task(plan)(iter([rows])) for row in batch.to_pylist()]
-    return [Written(row["location"], row["bytes"], row["footer"]) for row in told]
+    told = [row for batch in write_files_task(plan)(iter([rows])) for row in batch.to_pylist()]
+    return [WrittenFile(row["location"], row["bytes"], row["footer"]) for row in told]
 
 
 def append(
     catalog: RegisterCatalog, ids: Sequence[int], app: str, version: int, *, keep: int = KEEP
 ) -> Commit | Landed:
     """Commit these rows as a version of an application."""
-    token = Token(app, version, runtime.new_ulid())
+    token = CommitToken(app, version, runtime.new_ulid())
     return commit(catalog, ORDERS, written(catalog, ids), token, keep_snapshots=keep)
 
 

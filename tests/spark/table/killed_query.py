@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from headwater.spark import session, to_table
-from headwater.spark.table import commit as commits
+from headwater.table import commit as commits
 
 SCHEMA = "id long, name string"
 

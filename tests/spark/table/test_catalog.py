@@ -29,12 +29,14 @@ from pyspark import cloudpickle
 
 from headwater.core import portal
 from headwater.core.errors import Denied, NotSupported, OutcomeUnknown, Refused, Unavailable
-from headwater.spark.files import FilePlan, Place, ReadPlan, read_task, task
-from headwater.spark.table import RegisterCatalog, StoreFileIO
-from headwater.spark.table.pointers import Pointers
+from headwater.spark.table_files import FilePlan, ReadPlan, read_files_task, write_files_task
 from headwater.store import Backend, MemoryBackend, Object, Register, Store, Version
 from headwater.store.backend import Condition
+from headwater.store.locations import FileRoot
 from headwater.store.objects import Buffer, ByteRange
+from headwater.table.catalog import RegisterCatalog
+from headwater.table.file_io import StoreFileIO
+from headwater.table.pointers import Pointers
 from tests.spark.table.given import COLUMNS, IMPATIENT, ORDERS, Warehouse, made
 
 SECRET = "wJalrXUtnFEMI"
@@ -288,7 +290,7 @@ def test_pyiceberg_finds_the_catalog_by_its_name(warehouse: Warehouse) -> None:
     made(warehouse.catalog())
     found = load_catalog(
         "x",
-        **{"py-catalog-impl": "headwater.spark.table.RegisterCatalog", "warehouse": warehouse.url},
+        **{"py-catalog-impl": "headwater.table.RegisterCatalog", "warehouse": warehouse.url},
     )
     assert found.list_tables("shop") == [("shop", "orders")]
     with pytest.raises(Refused, match="warehouse=s3://"):
@@ -413,7 +415,7 @@ def test_files_are_read_whole_or_in_ranges(
     file = files.new_input(f"{warehouse.url}/a/b")
     assert (file.exists(), len(file)) == (True, 200)
     for whole_bytes_max in (1000, 10):
-        monkeypatch.setattr("headwater.spark.table.file_io.WHOLE_BYTES_MAX", whole_bytes_max)
+        monkeypatch.setattr("headwater.table.file_io.WHOLE_BYTES_MAX", whole_bytes_max)
         with file.open() as reading:
             reading.seek(150)
             assert reading.read(20) == bytes(range(150, 170))
@@ -451,18 +453,18 @@ def test_what_travels_to_executors_names_options_and_holds_no_secret(
     credentials = tmp_path / "credentials"
     credentials.write_text(f"[work]\naws_access_key_id=x\naws_secret_access_key={SECRET}\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
-    place = Place.at("s3://bucket/w?profile=work", endpoint="https://host:9000")
+    place = FileRoot.at("s3://bucket/w?profile=work", endpoint="https://host:9000")
     assert place.base == "s3://bucket/w"
     place.store()  # resolves them here, and keeps them here
     assert pickle.loads(pickle.dumps(place)) == place
     assert place.key("s3://bucket/w/db/t/x") == "db/t/x"
     with pytest.raises(Refused):
-        Place.at("s3://bucket", secret_access_key="x")
+        FileRoot.at("s3://bucket", secret_access_key="x")
     pickled: Any = cloudpickle.dumps
     plan = FilePlan(place, "s3://bucket/w/db/t/data", b"", [], 1, "zstd")
-    for travels in (task(plan), read_task(ReadPlan(place, b"", []))):
+    for travels in (write_files_task(plan), read_files_task(ReadPlan(place, b"", []))):
         shipped: bytes = pickled(travels)
         assert b"work" in shipped
         assert SECRET.encode() not in shipped
-    assert Place.of_table("s3a://bucket/db/t").key("s3a://bucket/db/t/data/x") == "data/x"
-    assert Place.of_table("/data/t").key("/data/t/data/x") == "data/x"
+    assert FileRoot.of_table("s3a://bucket/db/t").key("s3a://bucket/db/t/data/x") == "data/x"
+    assert FileRoot.of_table("/data/t").key("/data/t/data/x") == "data/x"

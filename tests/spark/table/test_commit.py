@@ -17,7 +17,6 @@ from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.transforms import IdentityTransform
 
 from headwater.core import portal, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Contended,
     HeadwaterError,
@@ -25,13 +24,13 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
-from headwater.spark.files import discard
-from headwater.spark.table import RegisterCatalog, token
-from headwater.spark.table import commit as commit_module
-from headwater.spark.table.commit import Commit, commit
-from headwater.spark.table.data_files import FilesRefused
-from headwater.spark.table.token import Landed, Token
+from headwater.core.retry import RetryPolicy
 from headwater.store import Backend
+from headwater.table import commit as commit_module
+from headwater.table import commit as token_module
+from headwater.table.catalog import RegisterCatalog
+from headwater.table.commit import APP, FORGET_AFTER_MS, LAST, Commit, CommitToken, Landed, commit
+from headwater.table.data_files import FilesRefused, discard_files
 from headwater.testing import Faults, FaultyStore
 from tests.spark.table.given import KEEP, ORDERS, Warehouse, append, made, stored, written
 from tests.spark.table.test_catalog import interrupted
@@ -88,10 +87,10 @@ def test_a_query_from_an_old_checkpoint_is_refused_and_not_passed_over(
     for version in range(3):
         append(catalog, [version], "query", version)
     files = written(catalog, [1, 2, 3, 4])
-    older = Token("query", 1, "another run", is_query=True)
+    older = CommitToken("query", 1, "another run", is_query=True)
     with pytest.raises(Refused, match="older copy"):
         commit(catalog, ORDERS, files, older, keep_snapshots=KEEP)
-    last = Token("query", 2, "another run", is_query=True)
+    last = CommitToken("query", 2, "another run", is_query=True)
     assert isinstance(commit(catalog, ORDERS, files, last, keep_snapshots=KEEP), Landed)
     assert stored(catalog) == [0, 1, 2]
 
@@ -118,7 +117,7 @@ def test_a_version_is_known_after_its_snapshot_has_expired(warehouse: Warehouse)
     table = catalog.load_table(ORDERS)
     assert len(table.metadata.snapshots) == 3
     said = [one.summary and one.summary.additional_properties for one in table.metadata.snapshots]
-    assert all(one is not None and one[token.APP] == "busy" for one in said)
+    assert all(one is not None and one[APP] == "busy" for one in said)
     for version in (4, 5):
         landed = append(catalog, [99], "old", version, keep=3)
         assert isinstance(landed, Landed)
@@ -172,7 +171,7 @@ def test_without_looking_for_its_token_a_replay_would_write_twice(
     catalog = warehouse.catalog()
     made(catalog)
     append(catalog, [1], "query", 0)
-    monkeypatch.setattr(token, "find", lambda *_: None)
+    monkeypatch.setattr(token_module, "find_commit", lambda *_: None)
     append(catalog, [1], "query", 0)
     assert stored(catalog) == [1, 1]
 
@@ -249,7 +248,7 @@ def test_what_may_have_landed_and_expired_since_is_not_written_again(
 
     catalog._has_landed = away  # type: ignore[method-assign,assignment]
     backend.fault = "answer lost, then silence"
-    job = Token("batch-1", 0, "w", is_repeatable=False)
+    job = CommitToken("batch-1", 0, "w", is_repeatable=False)
     with pytest.raises(OutcomeUnknown, match="has expired"):
         commit(catalog, ORDERS, files, job, keep_snapshots=KEEP)
     assert stored(warehouse.catalog()) == [1, 2, 3, 4]
@@ -309,7 +308,7 @@ def test_no_failure_of_the_look_hides_that_a_commit_may_have_landed(
 
     monkeypatch.setattr(commit_module, "_append", unknown)
     with pytest.raises(OutcomeUnknown, match=f"no answer; then: {error}"):
-        commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+        commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
 
 
 def test_a_commit_that_landed_before_the_store_went_away_is_not_called_failed(
@@ -320,9 +319,9 @@ def test_a_commit_that_landed_before_the_store_went_away_is_not_called_failed(
     files = written(catalog, [1, 2])
     backend.fault = "answer lost, then silence"
     with pytest.raises(OutcomeUnknown):
-        commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+        commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     backend.deaf = False
-    done = commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+    done = commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     assert isinstance(done, Commit)
     assert stored(warehouse.catalog()) == [1, 2]
 
@@ -337,7 +336,7 @@ def test_files_of_a_table_that_was_created_again_are_refused(warehouse: Warehous
     catalog.drop_table(ORDERS)
     catalog.create_table(ORDERS, pa.schema([("name", pa.string()), ("id", pa.int64())]))
     with pytest.raises(FilesRefused, match="dropped and created again"):
-        commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+        commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     assert stored(catalog) == []
 
 
@@ -348,7 +347,7 @@ def test_files_of_a_column_that_is_gone_are_refused(warehouse: Warehouse) -> Non
     with catalog.load_table(ORDERS).update_schema() as update:
         update.delete_column("name")
     with pytest.raises(FilesRefused, match="lost columns"):
-        commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+        commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     assert stored(catalog) == []
 
 
@@ -374,7 +373,7 @@ def test_files_that_a_changed_table_cannot_hold_are_refused(
     files = written(catalog, [1])
     change(catalog)
     with pytest.raises(FilesRefused, match=why):
-        commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+        commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     assert stored(catalog) == []
 
 
@@ -387,7 +386,7 @@ def test_a_table_that_changes_during_the_commit_is_looked_at_again(
     files = written(catalog, [1])
     late = raced(warehouse, lambda: change(catalog))
     with pytest.raises(FilesRefused, match=why):
-        commit(late, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+        commit(late, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     assert stored(catalog) == []
 
 
@@ -400,7 +399,7 @@ def test_columns_that_are_renamed_while_a_job_writes_keep_their_statistics(
     files = written(catalog, [1, 2])
     with catalog.load_table(ORDERS).update_schema() as update:
         update.rename_column("id", "number").rename_column("name", "id")
-    commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+    commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     table = catalog.load_table(ORDERS)
     assert table.scan(row_filter="number = 2").to_arrow().to_pylist() == [{"number": 2, "id": "2"}]
     assert table.scan(row_filter="id = '1'").to_arrow().to_pylist() == [{"number": 1, "id": "1"}]
@@ -465,32 +464,32 @@ def test_snapshots_that_a_tag_holds_do_not_expire(warehouse: Warehouse) -> None:
 def test_applications_that_fell_silent_are_forgotten_in_the_end(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token, "APPS_MAX", 3)
+    monkeypatch.setattr(token_module, "APPS_MAX", 3)
     catalog = warehouse.catalog()
     made(catalog)
-    now_ms = 10 * token.FORGET_AFTER_MS
+    now_ms = 10 * FORGET_AFTER_MS
     monkeypatch.setattr(runtime, "wall_ms", lambda: now_ms)
     for app in ("a", "b", "c", "d"):
         append(catalog, [1], app, 0)
-    kept = [key for key in catalog.load_table(ORDERS).properties if key.startswith(token.LAST)]
+    kept = [key for key in catalog.load_table(ORDERS).properties if key.startswith(LAST)]
     assert len(kept) == 4, "nobody has been silent for long"
-    now_ms += token.FORGET_AFTER_MS + 1
+    now_ms += FORGET_AFTER_MS + 1
     append(catalog, [1], "d", 1)
-    kept = [key for key in catalog.load_table(ORDERS).properties if key.startswith(token.LAST)]
-    assert sorted(kept) == [f"{token.LAST}{app}" for app in ("b", "c", "d")]
+    kept = [key for key in catalog.load_table(ORDERS).properties if key.startswith(LAST)]
+    assert sorted(kept) == [f"{LAST}{app}" for app in ("b", "c", "d")]
 
 
 def test_what_nobody_can_repeat_is_not_remembered(warehouse: Warehouse) -> None:
     catalog = warehouse.catalog()
     made(catalog)
-    once = Token("batch-1", 0, "w", is_repeatable=False)
+    once = CommitToken("batch-1", 0, "w", is_repeatable=False)
     commit(catalog, ORDERS, written(catalog, [1]), once, keep_snapshots=KEEP)
-    assert not [key for key in catalog.load_table(ORDERS).properties if key.startswith(token.LAST)]
+    assert not [key for key in catalog.load_table(ORDERS).properties if key.startswith(LAST)]
 
 
 def test_files_that_are_discarded_are_gone(warehouse: Warehouse) -> None:
     catalog = warehouse.catalog()
     made(catalog)
     files = written(catalog, [1])
-    assert discard(catalog.place, files) == []
+    assert discard_files(catalog.place, files) == []
     assert not any("/data/" in key for key in warehouse.objects._objects)

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from headwater.core.errors import NotSupported, Refused
-from headwater.spark.files import FilePlan, Place, ReadPlan, read_task, task
+from headwater.spark.table_files import FilePlan, ReadPlan, read_files_task, write_files_task
+from headwater.store.locations import FileRoot
 from tests.spark.table.given import Warehouse
 
 FIELD_ID = "PARQUET:field_id"
@@ -21,7 +22,7 @@ def column(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
 def write(warehouse: Warehouse, rows: pa.RecordBatch, *columns: pa.Field, **plan: Any) -> list[str]:
     """The locations of the files that a task makes of these rows."""
     how = FilePlan(
-        place=Place.at(warehouse.url),
+        place=FileRoot.at(warehouse.url),
         folder=f"{warehouse.url}/t/data",
         schema=pa.schema(list(columns)).serialize().to_pybytes(),
         order=plan.get("order", list(range(len(columns)))),
@@ -29,18 +30,20 @@ def write(warehouse: Warehouse, rows: pa.RecordBatch, *columns: pa.Field, **plan
         compression="zstd",
     )
     batches = rows if isinstance(rows, list) else [rows]
-    return [told["location"] for out in task(how)(iter(batches)) for told in out.to_pylist()]
+    return [
+        told["location"] for out in write_files_task(how)(iter(batches)) for told in out.to_pylist()
+    ]
 
 
 def read(warehouse: Warehouse, locations: list[str], *columns: tuple[pa.Field, int]) -> list[Any]:
     schema = pa.schema([field for field, _ in columns])
     how = ReadPlan(
-        place=Place.at(warehouse.url),
+        place=FileRoot.at(warehouse.url),
         schema=schema.serialize().to_pybytes(),
         field_ids=[field_id for _, field_id in columns],
     )
     asked = pa.RecordBatch.from_pydict({"location": locations})
-    return [row for out in read_task(how)(iter([asked])) for row in out.to_pylist()]
+    return [row for out in read_files_task(how)(iter([asked])) for row in out.to_pylist()]
 
 
 def test_columns_are_written_in_the_tables_order_and_found_by_their_ids(

@@ -16,12 +16,12 @@ from pyiceberg.table import Table
 
 from headwater.core import portal
 from headwater.core.errors import Conflict, NotFound
-from headwater.spark.table import commit as commits
-from headwater.spark.table import orphans, pointers, sweep, token
-from headwater.spark.table.catalog import RegisterCatalog
-from headwater.spark.table.data_files import FLOOR
-from headwater.spark.table.file_io import StoreFileIO
-from headwater.spark.table.pointers import Arrival, Pointers, TablePointer
+from headwater.table import commit, orphans, pointers, sweep
+from headwater.table import commit as commits
+from headwater.table.catalog import RegisterCatalog
+from headwater.table.data_files import FLOOR
+from headwater.table.file_io import StoreFileIO
+from headwater.table.pointers import Arrival, Pointers, TablePointer
 from tests.planted import NOTICED, expect_noticed
 from tests.torture.surroundings import Replacement
 from tests.torture.table_scenarios import SCENARIOS, table_history
@@ -41,7 +41,7 @@ async def frees_whatever_is_there(self: Pointers, name: str, pointer: TablePoint
         lambda now: TablePointer(None, (now.changes if now else 0) + 1, moved_to=name)
     )
     settled = msgspec.structs.replace(pointer, changes=pointer.changes + 1, arrived=None)
-    with contextlib.suppress(pointers._Moved):
+    with contextlib.suppress(pointers._PointerMoved):
         await self._replace(name, pointer, settled)
 
 
@@ -54,15 +54,15 @@ async def arrives_wherever_it_is_free(self: Pointers, name: str, left: TablePoin
         if now is not None and now.metadata_location is not None:
             if now.arrived == Arrival(name, left.changes):
                 return now
-            raise pointers._Taken
+            raise pointers._NameTaken
         changes = (now.changes if now else 0) + 1
         return TablePointer(left.metadata_location, changes, arrived=Arrival(name, left.changes))
 
     try:
         await self._table(departure.to).update(arrive)
-    except pointers._Taken:
+    except pointers._NameTaken:
         stays = TablePointer(left.metadata_location, left.changes + 1)
-        with contextlib.suppress(pointers._Moved):
+        with contextlib.suppress(pointers._PointerMoved):
             await self._replace(name, left, stays)
         return False
     return True
@@ -108,7 +108,7 @@ def sweeps_by_the_writers_clock(table: Table, before: Any, *, grace_ms: int = 0)
     oldest_ms = table.metadata.last_updated_ms - grace_ms
     now = [
         meta
-        for meta in sweep.listed(table)
+        for meta in sweep.list_metadata_files(table)
         if meta.modified_ms < oldest_ms and files.place.location(meta.key) not in needed
     ]
 
@@ -151,7 +151,7 @@ PLANTED: dict[str, list[Replacement]] = {
     "orphans-without-a-floor": [(orphans, "_with_floor", raises_no_floor)],
     "orphans-of-the-name": [(orphans, "_with_floor", raises_the_floor_of_the_name)],
     "floor-looked-at-too-early": [(commits._SameFloor, "validate", lambda *_: None)],
-    "token-is-not-looked-for": [(token, "find", lambda *_: None)],
+    "token-is-not-looked-for": [(commit, "find", lambda *_: None)],
 }
 FIRST_SEEDS = {
     "rename-frees-whatever-is-there": 18,

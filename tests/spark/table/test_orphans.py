@@ -11,11 +11,13 @@ from pyiceberg.table import Table
 
 from headwater.core import portal, runtime
 from headwater.core.errors import NotFound, Refused
-from headwater.spark.table import RegisterCatalog, load, orphans, remove_orphans
-from headwater.spark.table import commit as commits
-from headwater.spark.table.commit import commit
-from headwater.spark.table.data_files import FilesRefused, described
-from headwater.spark.table.token import Token
+from headwater.table import commit as commits
+from headwater.table import orphans
+from headwater.table.catalog import RegisterCatalog
+from headwater.table.commit import CommitToken, commit
+from headwater.table.data_files import FilesRefused, to_data_files
+from headwater.table.orphans import remove_orphans
+from headwater.table.reference import TableReference
 from tests.spark.table.given import KEEP, ORDERS, Warehouse, append, made, stored, written
 
 HOUR_MS = 3_600_000
@@ -66,7 +68,7 @@ def test_what_a_running_job_wrote_stays(
     files = written(catalog, [1])
     later(71)
     assert remove_orphans(ORDERS, warehouse=warehouse.url).locations == []
-    commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+    commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
 
 
 def test_what_is_committed_while_it_looks_stays(
@@ -78,13 +80,14 @@ def test_what_is_committed_while_it_looks_stays(
     later(1000)
     loads = iter([catalog.load_table(ORDERS)])
 
-    def loaded(*asked: Any, **more: Any) -> Any:
+    def loaded(target: TableReference) -> Any:
         before = next(loads, None)
         if before is not None:
-            commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
-        return before or load(*asked, **more)
+            commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
+        return before or load(target)
 
-    monkeypatch.setattr(orphans, "load", loaded)
+    load = TableReference.load
+    monkeypatch.setattr(TableReference, "load", loaded)
     assert remove_orphans(ORDERS, warehouse=warehouse.url).locations == []
     assert stored(warehouse.catalog()) == [1]
 
@@ -99,9 +102,9 @@ def test_a_job_that_took_longer_than_it_may_is_refused_and_loses_nothing(
     later(removes_h)
     assert remove_orphans(ORDERS, warehouse=warehouse.url).locations == [slow[0].location]
     with pytest.raises(FilesRefused, match="remove_orphans"):
-        commit(catalog, ORDERS, slow, Token("query", 0, "w"), keep_snapshots=KEEP)
+        commit(catalog, ORDERS, slow, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     again = written(catalog, [1, 2])
-    commit(catalog, ORDERS, again, Token("query", 0, "w"), keep_snapshots=KEEP)
+    commit(catalog, ORDERS, again, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     assert stored(warehouse.catalog()) == [1, 2]
 
 
@@ -115,13 +118,13 @@ def test_a_job_that_commits_while_orphans_are_removed_is_refused(
     later(73)
 
     def meanwhile(*asked: Any) -> Any:
-        monkeypatch.setattr(commits, "described", described)
+        monkeypatch.setattr(commits, "to_data_files", to_data_files)
         assert len(remove_orphans(ORDERS, warehouse=warehouse.url).locations) == 1
-        return described(*asked)
+        return to_data_files(*asked)
 
-    monkeypatch.setattr(commits, "described", meanwhile)
+    monkeypatch.setattr(commits, "to_data_files", meanwhile)
     with pytest.raises(FilesRefused, match="remove_orphans"):
-        commit(catalog, ORDERS, slow, Token("query", 0, "w"), keep_snapshots=KEEP)
+        commit(catalog, ORDERS, slow, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     assert stored(warehouse.catalog()) == []
 
 
@@ -143,7 +146,7 @@ def test_of_two_removals_at_once_the_later_one_does_not_lower_the_floor(
 
     orphans._with_floor(loaded, table, lower.location.rpartition("/")[2].partition(".")[0])
     with pytest.raises(FilesRefused, match="remove_orphans"):
-        commit(catalog, ORDERS, [higher], Token("query", 0, "w"), keep_snapshots=KEEP)
+        commit(catalog, ORDERS, [higher], CommitToken("query", 0, "w"), keep_snapshots=KEEP)
 
 
 def test_files_of_a_clock_far_behind_lie_above_the_floor(
@@ -182,7 +185,7 @@ def test_how_old_a_file_is_the_stores_clock_says(
     now_ms = store_ms + int(ahead_h * HOUR_MS)
     monkeypatch.setattr(runtime.current(), "wall_ms", lambda: now_ms)
     assert remove_orphans(ORDERS, warehouse=warehouse.url).locations == []
-    commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+    commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     assert stored(warehouse.catalog()) == [1]
 
 
@@ -200,7 +203,7 @@ def test_a_directory_whose_clock_was_ahead_once_removes_nothing_of_a_running_job
         remove_orphans(ORDERS, warehouse=url)
     files = written(catalog, [1])
     assert remove_orphans(ORDERS, warehouse=url).locations == []
-    commit(catalog, ORDERS, files, Token("query", 0, "w"), keep_snapshots=KEEP)
+    commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     assert stored(catalog) == [1]
 
 
@@ -215,14 +218,15 @@ def test_the_files_of_a_table_that_was_renamed_meanwhile_stay(
     later(73)
     loads = iter([catalog.load_table(ORDERS)])
 
-    def loaded(*asked: Any, **more: Any) -> Any:
+    def loaded(target: TableReference) -> Any:
         before = next(loads, None)
         if before is not None:
             catalog.rename_table(ORDERS, "shop.sales")
             made(catalog)
-        return before or load(*asked, **more)
+        return before or load(target)
 
-    monkeypatch.setattr(orphans, "load", loaded)
+    load = TableReference.load
+    monkeypatch.setattr(TableReference, "load", loaded)
     with pytest.raises(Refused, match="another table by now"):
         remove_orphans(ORDERS, warehouse=warehouse.url)
     moved = warehouse.catalog().load_table("shop.sales").scan().to_arrow()

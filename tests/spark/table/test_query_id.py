@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from headwater.core.errors import Bug, Refused
-from headwater.spark.table.query_id import QueryId
+from headwater.spark.table_io import QueryId
 
 
 class Batch:

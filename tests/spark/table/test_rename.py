@@ -20,11 +20,11 @@ from headwater.core.errors import (
     OutcomeUnknown,
     Unavailable,
 )
-from headwater.spark.table import RegisterCatalog
-from headwater.spark.table.pointers import Pointers
 from headwater.store import Backend, MemoryBackend, Store, Version
 from headwater.store.backend import Condition, Unreachable
 from headwater.store.objects import Buffer
+from headwater.table.catalog import RegisterCatalog
+from headwater.table.pointers import Pointers
 from headwater.testing import simulate
 from tests.spark.table.given import COLUMNS, IMPATIENT, ORDERS, Warehouse, append, made, stored
 

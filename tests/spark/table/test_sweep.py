@@ -9,10 +9,10 @@ import pytest
 
 from headwater.core import portal, runtime
 from headwater.core.errors import Unavailable
-from headwater.spark.table import RegisterCatalog
-from headwater.spark.table import commit as commits
-from headwater.spark.table import sweep as sweeps
-from headwater.spark.table.sweep import listed, sweep
+from headwater.table import commit as commits
+from headwater.table import sweep as sweeps
+from headwater.table.catalog import RegisterCatalog
+from headwater.table.sweep import list_metadata_files, sweep
 from tests.spark.table.given import ORDERS, Warehouse, append, made, stored
 
 
@@ -23,7 +23,7 @@ def metadata_files(warehouse: Warehouse) -> set[str]:
 def swept(catalog: RegisterCatalog, *, grace_ms: int = sweeps.GRACE_MS) -> int:
     """What a commit that makes no new snapshot sweeps."""
     table = catalog.load_table(ORDERS)
-    before = listed(table)
+    before = list_metadata_files(table)
     changed = table.transaction().set_properties({"swept": "yes"}).commit_transaction()
     return sweep(changed, before, grace_ms=grace_ms)
 
@@ -68,7 +68,7 @@ def test_a_sweeper_that_stood_still_leaves_what_was_committed_meanwhile(
     for version in range(3):
         append(catalog, [version], "query", version, keep=1)
     table = catalog.load_table(ORDERS)
-    before = listed(table)
+    before = list_metadata_files(table)
     mine = table.transaction().set_properties({"mine": "yes"}).commit_transaction()
     clock_ms = runtime.wall_ms() + clock_h * 3_600_000
     monkeypatch.setattr(runtime.current(), "wall_ms", lambda: clock_ms)
@@ -162,7 +162,7 @@ def test_a_table_of_format_1_lists_nothing_with_its_commits(
         listings.append(table)
         return []
 
-    monkeypatch.setattr(commits, "listed", noted)
+    monkeypatch.setattr(commits, "list_metadata_files", noted)
     catalog = warehouse.catalog()
     made(catalog, properties={"format-version": "1"})
     for version in range(3):
@@ -171,7 +171,7 @@ def test_a_table_of_format_1_lists_nothing_with_its_commits(
     assert (stored(catalog), listings) == ([0, 1, 2], [])
 
 
-@pytest.mark.parametrize("step", ["listed", "sweep"])
+@pytest.mark.parametrize("step", ["list_metadata_files", "sweep"])
 @pytest.mark.parametrize("error", [Unavailable("not today"), ValueError("not today")])
 def test_a_sweep_that_fails_does_not_undo_the_commit(
     warehouse: Warehouse,
@@ -180,7 +180,7 @@ def test_a_sweep_that_fails_does_not_undo_the_commit(
     error: Exception,
     step: str,
 ) -> None:
-    monkeypatch.setattr(commits, "is_due", lambda _: True)
+    monkeypatch.setattr(commits, "is_sweep_due", lambda _: True)
 
     def failing(*_: object) -> int:
         raise error

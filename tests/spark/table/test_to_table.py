@@ -20,9 +20,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headwater.core.errors import NotFound, Refused
-from headwater.spark import to_table
-from headwater.spark.table import Commit, load, read
-from headwater.spark.table import commit as commits
+from headwater.spark import read_table, to_table
+from headwater.table import commit as commits
+from headwater.table.commit import Commit
+from headwater.table.reference import load
 from tests.interop.servers import Server
 from tests.spark.table.killed_query import SCHEMA
 
@@ -70,7 +71,9 @@ def test_a_table_is_made_from_a_dataframe_and_holds_every_type(
     df = spark.createDataFrame([values, (None,) * len(values)], schema)
     done = write(df, warehouse)
     assert (done.rows, done.was_there) == (2, False)
-    back = read(spark, TABLE, warehouse=warehouse).orderBy(F.col("d").asc_nulls_last()).collect()
+    back = (
+        read_table(spark, TABLE, warehouse=warehouse).orderBy(F.col("d").asc_nulls_last()).collect()
+    )
     expected = df.orderBy(F.col("d").asc_nulls_last()).collect()
     assert [tuple(row) for row in back] == [tuple(row) for row in expected]
     arrow = load(TABLE, warehouse=warehouse).scan(row_filter="c = 3").to_arrow()
@@ -121,9 +124,9 @@ def test_a_new_column_is_null_in_the_rows_before_it(spark: SparkSession, warehou
     write(rows(spark, 1), warehouse)
     write(rows(spark, 2).withColumn("city", F.lit("x")), warehouse)
     write(rows(spark, 3).select("id"), warehouse)
-    found = read(spark, TABLE, warehouse=warehouse).orderBy("id").collect()
+    found = read_table(spark, TABLE, warehouse=warehouse).orderBy("id").collect()
     assert [tuple(row) for row in found] == [(1, "1", None), (2, "2", "x"), (3, None, None)]
-    narrow = read(spark, TABLE, warehouse=warehouse, columns=["city", "id"]).where("id = 2")
+    narrow = read_table(spark, TABLE, warehouse=warehouse, columns=["city", "id"]).where("id = 2")
     assert narrow.select("city").first() == ("x",)
 
 
@@ -131,7 +134,7 @@ def test_a_type_is_widened_and_never_narrowed(spark: SparkSession, warehouse: st
     write(spark.createDataFrame([(1, 1)], "id long, n int"), warehouse)
     write(spark.createDataFrame([(2, 2**40)], "id long, n long"), warehouse)
     write(spark.createDataFrame([(3, 3)], "id int, n int"), warehouse)
-    found = read(spark, TABLE, warehouse=warehouse).orderBy("id").collect()
+    found = read_table(spark, TABLE, warehouse=warehouse).orderBy("id").collect()
     assert [tuple(row) for row in found] == [(1, 1), (2, 2**40), (3, 3)]
 
 
@@ -202,7 +205,9 @@ def test_no_change_is_allowed_and_the_change_is_named(spark: SparkSession, wareh
 def test_a_name_in_other_capitals_is_the_tables_column(spark: SparkSession, warehouse: str) -> None:
     write(rows(spark, 1), warehouse)
     write(rows(spark, 2).withColumnRenamed("id", "ID"), warehouse)
-    found = read(spark, TABLE, warehouse=warehouse).orderBy("ID").select("id", "name").collect()
+    found = (
+        read_table(spark, TABLE, warehouse=warehouse).orderBy("ID").select("id", "name").collect()
+    )
     assert [tuple(row) for row in found] == [(1, "1"), (2, "2")]
 
 
@@ -271,7 +276,7 @@ def test_a_table_that_is_not_there_is_not_found(spark: SparkSession, warehouse: 
     with pytest.raises(NotFound, match=r"no table shop\.orders"):
         load(TABLE, warehouse=warehouse)
     with pytest.raises(NotFound):
-        read(spark, TABLE, warehouse=warehouse)
+        read_table(spark, TABLE, warehouse=warehouse)
 
 
 # Streams
@@ -348,7 +353,7 @@ def test_without_its_token_the_replay_would_be_written_twice(
     run(spark, tmp_path, warehouse)
     for note in (tmp_path / "checkpoint" / "commits").glob("*0*"):
         note.unlink()
-    monkeypatch.setattr("headwater.spark.table.token.find", lambda *_: None)
+    monkeypatch.setattr("headwater.table.commit.find", lambda *_: None)
     run(spark, tmp_path, warehouse)
     assert ids(warehouse) == [1, 1]
 
@@ -401,16 +406,16 @@ def test_a_table_on_s3_needs_no_jar(
     write(rows(spark, 1, 2), url)
     write(rows(spark, 3), url)
     assert ids(url) == [1, 2, 3]
-    assert read(spark, TABLE, warehouse=url).count() == 3
+    assert read_table(spark, TABLE, warehouse=url).count() == 3
 
 
 def test_another_catalog_by_its_configuration(spark: SparkSession, warehouse: str) -> None:
     catalog = {
         "name": "other",
-        "py-catalog-impl": "headwater.spark.table.RegisterCatalog",
+        "py-catalog-impl": "headwater.table.catalog.RegisterCatalog",
         "warehouse": warehouse,
     }
     done = to_table(rows(spark, 1), TABLE, catalog=catalog)
     assert isinstance(done, Commit)
     assert ids(warehouse) == [1]
-    assert read(spark, TABLE, catalog=catalog).count() == 1
+    assert read_table(spark, TABLE, catalog=catalog).count() == 1

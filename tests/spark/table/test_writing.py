@@ -14,19 +14,19 @@ from pyiceberg.types import StringType as IcebergString
 from pyspark.sql.types import LongType, StringType, StructType
 
 from headwater.core.errors import Contended, OutcomeUnknown, Refused, Unavailable
-from headwater.spark.files import Place
-from headwater.spark.table import RegisterCatalog, shape, writing
-from headwater.spark.table import commit as commits
-from headwater.spark.table.commit import Commit
-from headwater.spark.table.data_files import FilesRefused
-from headwater.spark.table.target import Target, checked_target
-from headwater.spark.table.token import Landed
-from headwater.spark.table.writing import WriteOptions
+from headwater.spark import table_columns, table_io
+from headwater.spark.table_io import TableOptions
+from headwater.store.locations import FileRoot
+from headwater.table import commit as commits
+from headwater.table.catalog import RegisterCatalog
+from headwater.table.commit import Commit, Landed
+from headwater.table.data_files import FilesRefused
+from headwater.table.reference import TableReference, table_reference
 from tests.spark.table.given import ORDERS, Warehouse, made, stored
 from tests.spark.table.test_catalog import interrupted
 from tests.spark.table.test_commit import raced
 
-OPTIONS = WriteOptions(properties={}, evolve=True, keep_snapshots=100, file_bytes=1 << 20)
+OPTIONS = TableOptions(properties={}, evolve=True, keep_snapshots=100, file_bytes=1 << 20)
 
 
 class Frame:
@@ -41,7 +41,7 @@ class Frame:
         self._out: list[dict[str, Any]] = []
 
     def mapInArrow(self, work: Any, _: str) -> Frame:
-        columns = shape.arrow_columns(self.schema)
+        columns = table_columns.arrow_columns(self.schema)
         batch = pa.RecordBatch.from_pydict(self._rows, schema=columns)
         self._out = [row for out in work(iter([batch])) for row in out.to_pylist()]
         return self
@@ -53,9 +53,9 @@ class Frame:
 def write(
     monkeypatch: pytest.MonkeyPatch, catalog: RegisterCatalog, frame: Any, version: int = 0
 ) -> Commit:
-    monkeypatch.setattr(Target, "open_catalog", lambda _: catalog)
-    target = checked_target(ORDERS, catalog.place.url, None, {})
-    return writing.write(frame, target, OPTIONS, "query", version)
+    monkeypatch.setattr(TableReference, "open_catalog", lambda _: catalog)
+    target = table_reference(ORDERS, catalog.place.url, None, {})
+    return table_io.write_batch_to_table(frame, target, OPTIONS, "query", version)
 
 
 def data_files(warehouse: Warehouse) -> list[str]:
@@ -157,7 +157,7 @@ def test_columns_that_others_always_change_first_are_given_up(
         raise CommitFailedException("another commit came first")
 
     made(warehouse.catalog())
-    monkeypatch.setattr(shape, "grow", refuse)
+    monkeypatch.setattr(table_columns, "grow", refuse)
     with pytest.raises(Contended, match="columns could not be changed"):
         write(monkeypatch, warehouse.catalog(), Frame(1, city="x"))
 
@@ -173,7 +173,7 @@ def test_a_change_of_columns_that_may_have_landed_is_not_called_failed(
         raise CommitStateUnknownException("no answer")
 
     made(warehouse.catalog())
-    monkeypatch.setattr(shape, "grow", unknown)
+    monkeypatch.setattr(table_columns, "grow", unknown)
     with pytest.raises(OutcomeUnknown, match="no answer; then: no route"):
         write(monkeypatch, warehouse.catalog(), Frame(1, city="x"))
 
@@ -223,9 +223,9 @@ def test_a_table_is_found_in_whichever_catalog_was_named(
         asked.append((name, properties))
         return warehouse.catalog()
 
-    monkeypatch.setattr("headwater.spark.table.target.load_catalog", load)
-    checked_target(ORDERS, None, "prod", {}).open_catalog()
-    checked_target(ORDERS, None, {"name": "x", "uri": "http://host"}, {}).open_catalog()
+    monkeypatch.setattr("headwater.table.reference.load_catalog", load)
+    table_reference(ORDERS, None, "prod", {}).open_catalog()
+    table_reference(ORDERS, None, {"name": "x", "uri": "http://host"}, {}).open_catalog()
     assert asked == [("prod", {}), ("x", {"uri": "http://host"})]
 
 
@@ -237,8 +237,8 @@ def test_a_table_of_another_catalog_stands_where_that_says(warehouse: Warehouse)
             return "s3a://bucket/db/orders"
 
     elsewhere: Any = Elsewhere()
-    place = checked_target(ORDERS, None, "prod", {"region": "eu-west-1"}).place(elsewhere)
-    assert place == Place("s3://bucket/db/orders?region=eu-west-1", "s3a://bucket/db/orders")
+    place = table_reference(ORDERS, None, "prod", {"region": "eu-west-1"}).place(elsewhere)
+    assert place == FileRoot("s3://bucket/db/orders?region=eu-west-1", "s3a://bucket/db/orders")
 
 
 def test_a_drop_that_may_still_land_is_not_called_failed(warehouse: Warehouse) -> None:

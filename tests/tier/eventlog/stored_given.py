@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from headwater.core.backoff import RetryPolicy
 from headwater.core.limits import EVENT_GRACE_S
+from headwater.core.retry import RetryPolicy
 from headwater.store import Backend, Store
 from headwater.tier import TierCache, decode_event, encode_event
-from headwater.tier.cache import PartitionDump, dump_all
 from headwater.tier.eventlog import (
     EventDelivered,
     Item,
@@ -17,6 +16,7 @@ from headwater.tier.eventlog import (
     StoredEventLog,
 )
 from headwater.tier.eventlog.stored.floor import Floor
+from headwater.tier.snapshot import PartitionDump, dump_all
 from tests.store.scripted import Scripted
 from tests.tier.event_histories import apply_said
 from tests.tier.given import finished, started

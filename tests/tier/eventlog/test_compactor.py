@@ -22,12 +22,12 @@ from headwater.core.limits import (
 )
 from headwater.testing import Simulation, simulate
 from headwater.tier import encode_event
-from headwater.tier.cache import dump_all
 from headwater.tier.eventlog import (
     Compaction,
     Compactor,
 )
 from headwater.tier.eventlog.stored.snapshots import snapshot_key
+from headwater.tier.snapshot import dump_all
 from tests.store.scripted import Scripted, fails, virtual
 from tests.tier.event_histories import Said, applied, histories
 from tests.tier.eventlog.stored_given import (

@@ -12,7 +12,6 @@ from headwater.core.errors import (
     RolledBack,
 )
 from headwater.testing import Simulation, simulate
-from headwater.tier.cache import dump_all
 from headwater.tier.eventlog import (
     Compactor,
     EventUnreadable,
@@ -21,6 +20,7 @@ from headwater.tier.eventlog import (
     StoredEventLog,
 )
 from headwater.tier.eventlog.stored.snapshots import store_snapshot
+from headwater.tier.snapshot import dump_all
 from tests.store.scripted import Scripted, virtual
 from tests.tier.event_histories import applied
 from tests.tier.eventlog.stored_given import (

@@ -24,7 +24,7 @@ from headwater.tier import (
     metadata_partition_for,
 )
 from headwater.tier.eventlog import MetadataEventLog, Subscription
-from headwater.tier.snapshot import SnapshotFolder
+from headwater.tier.manager.snapshots import SnapshotFolder
 from tests.tier.eventlog.makers import EventLogs, contract
 from tests.tier.given import ORDERS, finished, partition_delete, segment_id, started
 from tests.tier.manager.given import (

@@ -6,7 +6,7 @@ import pytest
 
 from headwater.core.errors import NotSupported, Refused
 from headwater.tier import encode_event
-from headwater.tier.cache import Outcome
+from headwater.tier.cache import EventOutcome
 from headwater.tier.eventlog import Compactor, InProcessEventLog, Renewed, StoredEventLog, renew
 from tests.store.scripted import Scripted, virtual
 from tests.tier.event_histories import apply_said
@@ -45,7 +45,7 @@ async def test_an_epoch_that_no_leader_reaches_is_taken_down() -> None:
     cache = (await followed(anew)).cache
     assert cache.publisher_epoch(ORDERS) == 4
     assert [one.state.name for one in cache.segments(ORDERS)] == ["COPY_FINISHED"]
-    assert apply_said(cache, (started(11, 100, 199, publisher=5), None)) is Outcome.CHANGED
+    assert apply_said(cache, (started(11, 100, 199, publisher=5), None)) is EventOutcome.CHANGED
 
 
 @virtual

@@ -20,7 +20,6 @@ from headwater.core.limits import (
     LIST_PAGE_KEYS,
 )
 from headwater.testing import Simulation, simulate
-from headwater.tier.cache import dump_all
 from headwater.tier.eventlog import (
     Compactor,
     EventDelivered,
@@ -32,7 +31,7 @@ from headwater.tier.eventlog import (
 )
 from headwater.tier.eventlog.stored.events import StoredEvents
 from headwater.tier.eventlog.stored.floor import SnapshotName
-from headwater.tier.snapshot import Snapshot, encode_snapshot
+from headwater.tier.snapshot import Snapshot, dump_all, encode_snapshot
 from tests.store.scripted import Apply, Scripted, Step, after, fails, stalls, virtual
 from tests.tier.eventlog.stored_given import (
     GRACE_S,

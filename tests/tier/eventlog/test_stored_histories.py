@@ -14,10 +14,9 @@ import pytest
 import xxhash
 
 from headwater.core import runtime
-from headwater.core.elapsed import Moment, Standing, StandingClock
 from headwater.core.errors import OutcomeUnknown
+from headwater.core.lease import FloorAge, FloorClock, Lease
 from headwater.tier import TierCache
-from headwater.tier.cache import dump_all
 from headwater.tier.eventlog.stored import compactor
 from headwater.tier.eventlog.stored.appender import Attempt, StoredAppender
 from headwater.tier.eventlog.stored.event_object import is_by
@@ -25,7 +24,7 @@ from headwater.tier.eventlog.stored.events import StoredEvents
 from headwater.tier.eventlog.stored.floor import Floor, FloorKeeper, SnapshotName
 from headwater.tier.eventlog.stored.following import Following
 from headwater.tier.eventlog.stored.snapshots import store_snapshot
-from headwater.tier.snapshot import Snapshot, encode_snapshot
+from headwater.tier.snapshot import Snapshot, dump_all, encode_snapshot
 from tests.planted import expect_noticed
 from tests.torture.eventlog_scenarios import (
     SCENARIOS,
@@ -71,18 +70,18 @@ async def publishes_again(
     return Attempt.TAKEN if found is None else Attempt.LANDED
 
 
-def counts_twice(self: StandingClock, stored: Standing) -> Standing:
+def counts_twice(self: FloorClock, stored: FloorAge) -> FloorAge:
     """Adds what it saw pass to what others have counted meanwhile."""
     if stored.floor != self._seen.floor:
         return stored
     passed_ms = int((runtime.monotonic_s() - self._seen_s) * 1000)
-    return Standing(stored.floor, stored.stood_ms + passed_ms)
+    return FloorAge(stored.floor, stored.stood_ms + passed_ms)
 
 
-def stood_by_the_wall_clock(self: StandingClock, stored: Standing) -> Standing:
+def stood_by_the_wall_clock(self: FloorClock, stored: FloorAge) -> FloorAge:
     """Believes its wall clock."""
     since_ms = vars(self).setdefault("since_ms", {}).setdefault(stored.floor, runtime.wall_ms())
-    return Standing(stored.floor, max(stored.stood_ms, runtime.wall_ms() - since_ms))
+    return FloorAge(stored.floor, max(stored.stood_ms, runtime.wall_ms() - since_ms))
 
 
 async def settles_blindly(
@@ -131,16 +130,16 @@ PLANTED: dict[str, Replacement] = {
     "floor-before-snapshot": (compactor, "store_snapshot", stores_after_the_floor_moved),
     "delete-before-floor": (compactor, "store_snapshot", deletes_before_the_floor_moves),
     "unknown-is-published-again": (StoredAppender, "_settle", publishes_again),
-    "no-grace": (Standing, "is_settled", lambda self, seconds: True),
+    "no-grace": (FloorAge, "is_settled", lambda self, seconds: True),
     "stale-compactor-lowers-the-floor": (FloorKeeper, "move", moves_blindly),
     "dead-events-count": (FloorKeeper, "after", judges_by_nothing),
-    "lease-never-ends": (Moment, "is_within", lambda self, seconds: True),
+    "lease-never-ends": (Lease, "is_within", lambda self, seconds: True),
     "unnamed-snapshots-are-garbage": (compactor, "_dead", sweeps_what_nobody_names),
     "snapshot-left-out": (Following, "_deliver_snapshot", skips_to_the_floor),
 }
 CLOCKS: dict[str, Replacement] = {
-    "grace-counted-twice": (StandingClock, "count", counts_twice),
-    "grace-by-the-wall-clock": (StandingClock, "count", stood_by_the_wall_clock),
+    "grace-counted-twice": (FloorClock, "count", counts_twice),
+    "grace-by-the-wall-clock": (FloorClock, "count", stood_by_the_wall_clock),
 }
 OUTAGES: dict[str, Replacement] = {
     "look-hides-the-unknown": (StoredAppender, "_settle", settles_blindly),

@@ -11,9 +11,9 @@ from headwater.core import runtime
 from headwater.core.errors import Fenced, OutcomeUnknown, Unavailable
 from headwater.tier import (
     CoverPiece,
+    EventOutcome,
     EventRejected,
     MetadataEvent,
-    Outcome,
     PartitionDeleteState,
     SegmentId,
     SegmentMetadata,
@@ -69,13 +69,13 @@ class FollowedPartition:
         self._chance = chance or random.Random(0)
         self._spawn = spawn or runtime.spawn
         self._latency_s = latency_s
-        self._verdicts: list[Outcome | EventRejected] = []
+        self._verdicts: list[EventOutcome | EventRejected] = []
 
     async def refresh(self) -> None:
         await self._line()
         self.follow()
 
-    async def publish(self, event: MetadataEvent, *, publisher_epoch: int) -> Outcome:
+    async def publish(self, event: MetadataEvent, *, publisher_epoch: int) -> EventOutcome:
         await self._line()
         payload = encode_event(event)
         if self._strikes("lose_request"):
@@ -93,7 +93,7 @@ class FollowedPartition:
         verdict = self._verdicts[offset]
         if isinstance(verdict, EventRejected):
             raise verdict
-        if verdict is Outcome.STALE:
+        if verdict is EventOutcome.STALE:
             raise Fenced("a newer leader has published")
         return verdict
 

@@ -11,9 +11,9 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Unavailable
-from headwater.log.record import hashing
+from headwater.log.record import hashes
 from headwater.log.record.group import Group
-from headwater.tier.jobs import TierConfig, Tiering, comparing
+from headwater.tier.jobs import TierConfig, Tiering, copying
 from tests.tier.jobs.given import Led, Place, in_time
 from tests.tier.jobs.plain_storage import PlainStorage
 from tests.tier.jobs.sealed_wal import SealedWal
@@ -66,7 +66,7 @@ def test_records_are_hashed_beside_the_event_loop_and_a_little_at_a_time() -> No
     """A call that hashes 100,000 records would hold up everything else in the process."""
     beside: list[int] = []
     pieces: list[tuple[bool, int]] = []
-    real_hashes, real_blocking = hashing._hashes_of, runtime.run_blocking
+    real_hashes, real_blocking = hashes._hashes_of, runtime.run_blocking
 
     def hashed(group: Group) -> pa.Array:
         pieces.append((bool(beside), len(group)))
@@ -87,7 +87,7 @@ def test_records_are_hashed_beside_the_event_loop_and_a_little_at_a_time() -> No
         await _led_before(place, 30_000)
         led = place.lead(2, merge_below_bytes=0).write(30_000)
         with (
-            mock.patch.object(hashing, "_hashes_of", hashed),
+            mock.patch.object(hashes, "_hashes_of", hashed),
             mock.patch.object(runtime, "run_blocking", run_blocking),
         ):
             await led.round()
@@ -244,7 +244,7 @@ def test_a_wrong_log_is_not_copied_before_it_was_compared(
         if hindrance == "no answer":
             _no_answer_once(led)
         elif hindrance == "many pieces":
-            monkeypatch.setattr(comparing, "PIECES_AT_ONCE", 1)
+            monkeypatch.setattr(copying, "PIECES_AT_ONCE", 1)
         else:
             await before.damage(0, None)
         for _ in range(2):
@@ -273,7 +273,7 @@ def test_a_round_goes_on_until_all_was_compared(monkeypatch: pytest.MonkeyPatch)
     async def main() -> None:
         place = Place()
         await _led_before(place, 2, 2, 2)
-        monkeypatch.setattr(comparing, "PIECES_AT_ONCE", 1)
+        monkeypatch.setattr(copying, "PIECES_AT_ONCE", 1)
         led = await place.lead(2, merge_below_bytes=0).write(2, 2, 2, 2).round()
         assert led.wal.oldest_lsn() == 9
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from headwater.log.record.columns import NO_RECORDS
-from headwater.log.record.group import Group
+from headwater.log.record.group import NO_RECORDS, Group
 from headwater.tier.jobs import ParquetSegments
 from tests.tier.jobs.given import ORDERS, Led, Place, in_time
 

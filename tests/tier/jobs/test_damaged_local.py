@@ -9,7 +9,7 @@ import pytest
 
 from headwater.log import Spool, SpoolConfig
 from headwater.log.record.group import Group
-from headwater.log.spool.errors import SpoolCorrupt
+from headwater.log.spool.frame import SpoolCorrupt
 from headwater.testing.disk import FaultyDisk
 from headwater.testing.disk_state import FileNode
 from headwater.tier.errors import LocalLogDamaged

@@ -12,7 +12,7 @@ import pytest
 from headwater.core import limits
 from headwater.log import Spool, SpoolConfig
 from headwater.log.record import record_hashes
-from headwater.log.spool import draft_of_lost
+from headwater.log.spool import prepare_lost
 from headwater.store import MemoryBackend, Store
 from headwater.tier import TopicIdPartition, TopicMetadataManager
 from headwater.tier.eventlog import InProcessEventLog
@@ -127,7 +127,7 @@ def test_records_with_optional_columns_are_one_segment_each_time(
         for group in await spool.read_since(0):
             wanted += list(record_hashes(group))
         if lost:
-            await spool.append(draft_of_lost(lost, "gone"), term=1)
+            await spool.append(prepare_lost(lost, "gone"), term=1)
         await spool.seal()
         tier, metadata = await led_by(1, spool, store, log, TierConfig())
         storage = ParquetSegments(store, ORDERS, config=SegmentConfig(row_group_bytes=1_000))

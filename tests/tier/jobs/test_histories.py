@@ -18,23 +18,15 @@ from headwater.log.record.group import Group
 from headwater.log.wal import Wal
 from headwater.tier import SegmentMetadata
 from headwater.tier.cache import PartitionCache
-from headwater.tier.cache.epoch_index import EpochIndex
 from headwater.tier.events import publisher_epoch_of
-from headwater.tier.jobs import (
-    Tiering,
-    copying,
-    merging,
-    removal,
-    retention,
-    scrub,
-    tier_manager,
-)
-from headwater.tier.jobs.leader_voice import LeaderVoice
+from headwater.tier.jobs import Tiering, copying, merging, removal, retention, scrub, tier_manager
+from headwater.tier.jobs.leader_publisher import LeaderPublisher
 from headwater.tier.jobs.led_partition import LedPartition
-from headwater.tier.jobs.scrub import Scrubbed
+from headwater.tier.jobs.scrub import ScrubResult
 from headwater.tier.manager import publishing
+from headwater.tier.offset_index import EpochIndex
 from headwater.tier.reader import LogReader
-from headwater.tier.walking import END_LSN
+from headwater.tier.segment_cover import END_LSN
 from tests.planted import expect_noticed
 from tests.torture.tier_scenarios import (
     SCENARIOS,
@@ -121,16 +113,16 @@ def counts_over_gaps(self: LedPartition) -> int:
     return max([self.first_lsn - 1, *(piece.lsns.stop - 1 for piece in pieces), *started])
 
 
-async def does_not_begin(self: LeaderVoice) -> None:
+async def does_not_begin(self: LeaderPublisher) -> None:
     """Looks at what older leaders said, and does not keep them from saying more."""
 
 
-async def takes_unknown_for_failed(self: LeaderVoice) -> None:
+async def takes_unknown_for_failed(self: LeaderPublisher) -> None:
     """Forgets an event of which it does not know whether it landed."""
     self._unsettled = None
 
 
-async def goes_on(self: LeaderVoice, event: Any) -> None:
+async def goes_on(self: LeaderPublisher, event: Any) -> None:
     """Does not listen when it is told that its epoch is over."""
     self._unsettled = event
     with contextlib.suppress(Fenced):
@@ -199,7 +191,7 @@ async def counts_what_it_unlists(self: LedPartition, segment: SegmentMetadata) -
     self._tiered_lsn = before
 
 
-async def lists_last(metadata: Any, storage: Any, log_start: Any, **how: Any) -> Scrubbed:
+async def lists_last(metadata: Any, storage: Any, log_start: Any, **how: Any) -> ScrubResult:
     """Reads the events first, and lists the objects afterwards."""
     await metadata.refresh()
     known = {one.segment_id for one in metadata.segments()}
@@ -231,7 +223,7 @@ async def _cut(groups: AsyncIterator[Group], last_lsn: int) -> AsyncIterator[Gro
             yield part
 
 
-_look, _unlist, _deleting = scrub.look, LedPartition.unlist, EpochIndex.deleting
+_look, _unlist, _deleting = scrub.scrub_partition, LedPartition.unlist, EpochIndex.deleting
 _expire_remote, _groups = retention.expire_remote, merging.groups_of
 
 
@@ -292,9 +284,9 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "retention-past-the-slots": (JOBS, "expire remote", heeds_no_slot),
     "local-expiry-of-the-committed": (JOBS, "expire local", drops_what_was_committed),
     "tiered-over-gaps": (LedPartition, "tiered_lsn", counts_over_gaps),
-    "epoch-begins-in-silence": (LeaderVoice, "begin", does_not_begin),
-    "unknown-is-failed": (LeaderVoice, "settle", takes_unknown_for_failed),
-    "stale-leader-goes-on": (LeaderVoice, "_say", goes_on),
+    "epoch-begins-in-silence": (LeaderPublisher, "begin", does_not_begin),
+    "unknown-is-failed": (LeaderPublisher, "settle", takes_unknown_for_failed),
+    "stale-leader-goes-on": (LeaderPublisher, "_say", goes_on),
     "delay-by-the-event": (removal, "is_due", believes_the_event),
     "delay-by-ones-own-clock": (LedPartition, "store_ms", believes_its_clock),
     "no-delay": (removal, "is_due", never_waits),

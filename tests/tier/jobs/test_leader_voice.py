@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused, Unavailable
-from headwater.tier import Outcome
+from headwater.tier import EventOutcome
 from tests.tier.jobs.given import Place, in_time
 
 
@@ -18,7 +18,7 @@ def test_an_event_that_may_have_landed_is_not_settled_by_an_attempt_that_did_not
         voice, publish = led.led.voice, led.metadata.publish
         answers: list[HeadwaterError] = [OutcomeUnknown("nobody answered"), error]
 
-        async def unlucky(event: object, *, publisher_epoch: int) -> Outcome:
+        async def unlucky(event: object, *, publisher_epoch: int) -> EventOutcome:
             raise answers.pop(0)
 
         led.metadata.publish = unlucky  # type: ignore[method-assign]

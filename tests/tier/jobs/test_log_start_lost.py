@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 
 import pytest
 
-from headwater.tier.jobs import Kind, LogStartRegister, Scrubbed, TierMetrics, look
+from headwater.tier.jobs import Flaw, LogStartRegister, ScrubResult, TierMetrics, scrub_partition
 from tests.tier.jobs.followed import FollowedPartition
 from tests.tier.jobs.given import ORDERS, Led, Place, in_time
 from tests.tier.jobs.plain_storage import PlainStorage
@@ -22,17 +22,19 @@ async def without_start() -> Led:
     return led
 
 
-def from_outside(place: Place) -> Awaitable[Scrubbed]:
+def from_outside(place: Place) -> Awaitable[ScrubResult]:
     metadata = FollowedPartition(place.log, ORDERS)
     storage = PlainStorage(place.store, ORDERS)
-    return look(metadata, storage, LogStartRegister(place.store, ORDERS), orphan_grace_ms=0)
+    return scrub_partition(
+        metadata, storage, LogStartRegister(place.store, ORDERS), orphan_grace_ms=0
+    )
 
 
 def test_it_is_told_and_is_no_gap_and_a_leader_that_begins_mends_it() -> None:
     async def main() -> None:
         led = await without_start()
         [found] = (await from_outside(led.place)).findings
-        assert (found.kind, found.detail) == (Kind.NO_START, led.led.register.key)
+        assert (found.kind, found.detail) == (Flaw.NO_START, led.led.register.key)
 
         await led.place.lead(2, wal=SealedWal(first_lsn=10)).round()
         assert (await from_outside(led.place)).findings == ()

@@ -16,7 +16,7 @@ from headwater.tier.jobs import (
     ManagedPartition,
     TierConfig,
     TierManager,
-    tell_deletion,
+    publish_deletion,
 )
 from tests.tier.given import started
 from tests.tier.jobs.given import ORDERS, in_time
@@ -101,8 +101,8 @@ def test_a_stream_whose_last_leader_had_it_can_be_deleted(last: int) -> None:
         log = InProcessEventLog(1)
         await log.publish(0, encode_event(started(1, 0, 9, publisher=last, partition=ORDERS)))
         for step in PartitionDeleteState:
-            await tell_deletion(log, [ORDERS], step)
+            await publish_deletion(log, [ORDERS], step)
         assert len(log.events_of(0)) == 4
-        assert await tell_deletion(log, [ORDERS], PartitionDeleteState.FINISHED) == 0
+        assert await publish_deletion(log, [ORDERS], PartitionDeleteState.FINISHED) == 0
 
     in_time(main)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from headwater.tier import SegmentMetadata, SegmentState, walking
-from headwater.tier.cache.segment_table import SegmentTable
+from headwater.tier import SegmentMetadata, SegmentState, segment_cover
 from headwater.tier.errors import NotOneSegment
 from headwater.tier.jobs import TierConfig
 from headwater.tier.jobs.merging import next_run
+from headwater.tier.segment_table import SegmentTable
 from tests.tier.jobs.given import FAR, HOUR_MS, Led, Place, in_time
 from tests.tier.jobs.plain_storage import plain_key
 from tests.tier.jobs.sealed_wal import SealedWal
@@ -191,7 +191,7 @@ def test_rounds_in_which_nothing_happens_look_at_few_segments(
 
         with monkeypatch.context() as patch:
             patch.setattr(SegmentTable, "metadata", counted)
-            patch.setattr(walking, "SEGMENTS_AT_ONCE", 10)
+            patch.setattr(segment_cover, "SEGMENTS_AT_ONCE", 10)
             await led.round()
             await led.round()
             assert looked_at <= 60
@@ -262,7 +262,7 @@ def test_a_damaged_segment_that_replaced_many_is_read_once_a_round() -> None:
 def test_a_run_is_looked_for_no_further_than_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         led = await Place().lead(merge_below_bytes=0).write(*[1] * 40).round()
-        monkeypatch.setattr(walking, "SEGMENTS_AT_ONCE", 1)
+        monkeypatch.setattr(segment_cover, "SEGMENTS_AT_ONCE", 1)
         led.manager.configure(TierConfig(merge_below_bytes=SMALL, merge_segments=4))
         looked = 0
         cover_part = led.metadata.cover_part
@@ -286,7 +286,7 @@ def test_settings_that_come_while_a_run_is_looked_for_count_from_the_beginning(
 ) -> None:
     async def main() -> None:
         led = await Place().lead(merge_below_bytes=0).write(*[1] * 4).round()
-        monkeypatch.setattr(walking, "SEGMENTS_AT_ONCE", 1)
+        monkeypatch.setattr(segment_cover, "SEGMENTS_AT_ONCE", 1)
         led.led.merge_looked_lsn = -1
         looking = asyncio.ensure_future(next_run(led.led))
         await asyncio.sleep(0)

@@ -13,7 +13,7 @@ from headwater.tier import SegmentMetadata, SegmentState
 from headwater.tier.errors import NotReady
 from headwater.tier.jobs import LogStartRegister, TierConfig, Tiering
 from headwater.tier.jobs.copying import copy_local
-from headwater.tier.jobs.scrub import Kind, Scrubbed, look
+from headwater.tier.jobs.scrub import Flaw, ScrubResult, scrub_partition
 from tests.tier.jobs.followed import FollowedPartition
 from tests.tier.jobs.given import FAR, ORDERS, Led, Place, in_time
 from tests.tier.jobs.plain_storage import PlainStorage, plain_key
@@ -46,8 +46,8 @@ def test_what_is_missing_or_damaged_is_told_and_copied_again_from_the_local_log(
         await led.damage(2, b"[]")
         found = await led.manager.scrub(mend=False)
         assert [(one.kind, one.lsns) for one in found.findings] == [
-            (Kind.MISSING, range(1, 4)),
-            (Kind.CORRUPT, range(7, 10)),
+            (Flaw.MISSING, range(1, 4)),
+            (Flaw.CORRUPT, range(7, 10)),
         ]
         assert not found.is_clean
 
@@ -103,7 +103,7 @@ def test_a_gap_is_told_and_filled() -> None:
         led = await tiered(3, 3, 3)
         await led.led.voice.unlist(led.metadata.segments()[1])
         found = (await led.manager.scrub(mend=False)).findings
-        assert [(one.kind, one.lsns) for one in found] == [(Kind.GAP, range(4, 7))]
+        assert [(one.kind, one.lsns) for one in found] == [(Flaw.GAP, range(4, 7))]
 
         assert (await led.manager.scrub(mend=True)).is_clean
         assert led.covered() == [range(1, 4), range(4, 7), range(7, 10)]
@@ -121,7 +121,7 @@ def test_an_object_that_no_event_names_goes_after_a_grace() -> None:
         await asyncio.sleep(25 * 3600.0)
         [found] = (await led.manager.scrub(mend=True)).findings
 
-        assert (found.kind, found.mended) == (Kind.ORPHAN, True)
+        assert (found.kind, found.mended) == (Flaw.ORPHAN, True)
         assert len(led.place.object_names()) == 1
 
     in_time(main)
@@ -138,8 +138,8 @@ def test_what_may_be_the_last_good_copy_of_damaged_lsns_is_never_removed() -> No
 
         damaged, stray = (await led.manager.scrub(mend=True)).findings
 
-        assert (damaged.kind, damaged.mended) == (Kind.CORRUPT, False)
-        assert (stray.kind, stray.lsns, stray.mended) == (Kind.UNCLAIMED, range(1, 4), False)
+        assert (damaged.kind, damaged.mended) == (Flaw.CORRUPT, False)
+        assert (stray.kind, stray.lsns, stray.mended) == (Flaw.UNCLAIMED, range(1, 4), False)
         assert len(led.place.object_names()) == 2
 
     in_time(main)
@@ -155,7 +155,7 @@ def test_the_only_copy_of_something_is_never_removed() -> None:
 
         [found] = (await misled.manager.scrub(mend=True)).findings
 
-        assert (found.kind, found.lsns, found.mended) == (Kind.UNCLAIMED, range(1, 4), False)
+        assert (found.kind, found.lsns, found.mended) == (Flaw.UNCLAIMED, range(1, 4), False)
         assert len(led.place.object_names()) == 1
 
     in_time(main)
@@ -265,13 +265,13 @@ async def _nothing() -> None:
     """Nothing more."""
 
 
-def outside(led: Led, meanwhile: Callable[[], Awaitable[object]]) -> Awaitable[Scrubbed]:
+def outside(led: Led, meanwhile: Callable[[], Awaitable[object]]) -> Awaitable[ScrubResult]:
     """A scrub by somebody who only looks, in the middle of which something happens."""
     storage = Looked(led.place.store, ORDERS)
     storage.meanwhile = meanwhile
     log_start = LogStartRegister(led.place.store, ORDERS)
     metadata = FollowedPartition(led.place.log, ORDERS)
-    return look(metadata, storage, log_start, orphan_grace_ms=0)
+    return scrub_partition(metadata, storage, log_start, orphan_grace_ms=0)
 
 
 GIVEN_UP: dict[str, dict[str, Any]] = {
@@ -321,8 +321,8 @@ def test_what_could_not_be_looked_at_is_told_and_keeps_nothing_from_being_looked
         found = (await led.manager.scrub(mend=True)).findings
 
         assert [(one.kind, one.lsns, one.mended) for one in found] == [
-            (Kind.UNKNOWN, range(1, 4), False),
-            (Kind.MISSING, range(7, 10), True),
+            (Flaw.UNKNOWN, range(1, 4), False),
+            (Flaw.MISSING, range(7, 10), True),
         ]
 
     in_time(main)
@@ -427,6 +427,6 @@ def test_what_was_found_is_told_although_the_rest_could_not_be_looked_at() -> No
         led.metadata.cover_part = never  # type: ignore[method-assign, assignment]
         found = (await led.manager.scrub(mend=False)).findings
 
-        assert [one.kind for one in found] == [Kind.MISSING, Kind.UNKNOWN]
+        assert [one.kind for one in found] == [Flaw.MISSING, Flaw.UNKNOWN]
 
     in_time(main)

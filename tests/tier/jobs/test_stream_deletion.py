@@ -8,12 +8,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from headwater.buffer.stream import delete_stream
-from headwater.buffer.stream.config import StreamConfig
-from headwater.buffer.stream.register import StreamRegister
+from headwater.buffer.stream.config import StreamConfig, StreamRegister
 from headwater.core.errors import Fenced, Unavailable
 from headwater.tier import PartitionDeleteState, TopicIdPartition, TopicMetadataManager
 from headwater.tier.errors import StreamGone
-from headwater.tier.jobs import tell_deletion
+from headwater.tier.jobs import publish_deletion
 from tests.tier.jobs.given import ORDERS, Led, Place, in_time
 
 FINISHED = PartitionDeleteState.FINISHED
@@ -110,7 +109,7 @@ def test_what_is_deleted_is_listed_no_more_and_a_leader_that_goes_on_is_fenced()
     async def main() -> None:
         led = await tiered()
         other = TopicIdPartition(ORDERS.topic_id, ORDERS.name, 1)
-        assert await tell_deletion(led.place.log, [ORDERS, other], FINISHED) == 1
+        assert await publish_deletion(led.place.log, [ORDERS, other], FINISHED) == 1
 
         manager = await known_of(led.place)
         assert manager.segments(ORDERS) == []
@@ -120,7 +119,7 @@ def test_what_is_deleted_is_listed_no_more_and_a_leader_that_goes_on_is_fenced()
             await led.write(3).manager.run_once()
         await manager.refresh(0)
         assert manager.segments(ORDERS) == []
-        assert await tell_deletion(led.place.log, [ORDERS], FINISHED) == 0
+        assert await publish_deletion(led.place.log, [ORDERS], FINISHED) == 0
         await manager.close()
 
     in_time(main)
@@ -131,9 +130,9 @@ def test_a_deletion_is_taken_up_again_at_every_step(first: PartitionDeleteState)
     async def main() -> None:
         led = await tiered()
         before = len(led.place.log.events_of(0))
-        await tell_deletion(led.place.log, [ORDERS], first)
-        await tell_deletion(led.place.log, [ORDERS], first)
-        await tell_deletion(led.place.log, [ORDERS], FINISHED)
+        await publish_deletion(led.place.log, [ORDERS], first)
+        await publish_deletion(led.place.log, [ORDERS], first)
+        await publish_deletion(led.place.log, [ORDERS], FINISHED)
 
         assert len(led.place.log.events_of(0)) == before + 3
         manager = await known_of(led.place)
@@ -157,7 +156,7 @@ def test_a_leader_that_is_fenced_by_the_deletion_says_that_its_stream_is_gone() 
 
         led.led.register.stream.check = too_early  # type: ignore[method-assign]
         await deleted(led.place)
-        await tell_deletion(led.place.log, [ORDERS], FINISHED)
+        await publish_deletion(led.place.log, [ORDERS], FINISHED)
         led.write(3)
 
         with pytest.raises(StreamGone):

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused, Unavailable
-from headwater.tier import MetadataEvent, Outcome, SegmentState, SegmentUpdate
+from headwater.tier import EventOutcome, MetadataEvent, SegmentState, SegmentUpdate
 from headwater.tier.jobs import TierConfig
 from headwater.tier.segment_cover import gaps
 from tests.tier.jobs.given import Led, Place, in_time
 
 FINISHED, DELETING = SegmentState.COPY_FINISHED, SegmentState.DELETE_STARTED
-Publish = Callable[..., Awaitable[Outcome]]
+Publish = Callable[..., Awaitable[EventOutcome]]
 
 
 class Line:
@@ -30,7 +30,7 @@ class Line:
         self._publish = led.metadata.publish
         led.metadata.publish = self.publish  # type: ignore[method-assign]
 
-    async def publish(self, event: MetadataEvent, **how: Any) -> Outcome:
+    async def publish(self, event: MetadataEvent, **how: Any) -> EventOutcome:
         self.tried.append(event)
         if self.answers:
             raise self.answers.pop(0)

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from headwater.core import runtime
-from headwater.tier import SegmentMetadata, walking
-from headwater.tier.cache.segment_table import SegmentTable
+from headwater.tier import SegmentMetadata, segment_cover
 from headwater.tier.jobs.copying import copy_local
-from headwater.tier.jobs.stopping import give_up_remote
-from headwater.tier.reader import RefreshedCover, TierArchive
-from headwater.tier.walking import walk_cover, walk_segments
+from headwater.tier.jobs.deletion import drop_remote
+from headwater.tier.reader import TierArchive
+from headwater.tier.segment_cover import RefreshedCover, walk_cover, walk_segments
+from headwater.tier.segment_table import SegmentTable
 from tests.tier.jobs.given import FAR, Led, Place, in_time
 from tests.tier.jobs.sealed_wal import SealedWal
 
@@ -37,7 +37,7 @@ def test_a_walk_gives_the_cover_and_lets_others_work(monkeypatch: pytest.MonkeyP
             await sleep(seconds)
 
         monkeypatch.setattr(runtime, "sleep", counted)
-        monkeypatch.setattr(walking, "SEGMENTS_AT_ONCE", 1)
+        monkeypatch.setattr(segment_cover, "SEGMENTS_AT_ONCE", 1)
         walked = [piece async for piece in walk_cover(led.metadata, 1, FAR)]
 
         assert walked == led.metadata.cover(1, FAR)
@@ -61,7 +61,7 @@ def test_all_that_is_listed_is_walked_whatever_begins_where(
         assert len(listed) == 7
 
         for at_once in range(1, 9):
-            monkeypatch.setattr(walking, "SEGMENTS_AT_ONCE", at_once)
+            monkeypatch.setattr(segment_cover, "SEGMENTS_AT_ONCE", at_once)
             assert [one async for one in walk_segments(led.metadata)] == listed
 
     in_time(main)
@@ -76,7 +76,7 @@ async def _delete(led: Led) -> None:
 
 
 async def _give_up(led: Led) -> None:
-    await give_up_remote(led.led)
+    await drop_remote(led.led)
 
 
 async def _held(led: Led) -> None:
@@ -92,7 +92,7 @@ def test_whoever_goes_through_all_segments_lets_others_work(
 ) -> None:
     async def main() -> None:
         led = await Place().lead(1, merge_below_bytes=0).write(*[1] * SEGMENTS).round()
-        monkeypatch.setattr(walking, "SEGMENTS_AT_ONCE", 1)
+        monkeypatch.setattr(segment_cover, "SEGMENTS_AT_ONCE", 1)
         made, most = 0, 0
         metadata = SegmentTable.metadata
 

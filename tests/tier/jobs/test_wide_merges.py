@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.core import limits
-from headwater.log.record.columns import check_columns
-from headwater.log.record.group import Group
+from headwater.log.record.group import Group, check_columns
 from headwater.store import MemoryBackend, Store
 from headwater.tier.errors import NotOneSegment
 from headwater.tier.jobs import ParquetSegments

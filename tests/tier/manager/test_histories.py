@@ -11,21 +11,21 @@ from unittest import mock
 import pytest
 
 from headwater.core.errors import Corrupt, HeadwaterError, NotSupported
-from headwater.core.waiters import Waiters
+from headwater.core.runtime import Waiters
 from headwater.tier import (
+    EventOutcome,
     EventRejected,
-    Outcome,
     SegmentMetadata,
     TopicIdPartition,
     decode_event,
+    snapshot,
 )
 from headwater.tier.eventlog import EventDelivered, Item
 from headwater.tier.eventlog.in_process import InProcessSubscription
 from headwater.tier.manager import TopicMetadataManager, manager, publishing
-from headwater.tier.manager.followed import FollowedPartition
-from headwater.tier.manager.pump import Pump
-from headwater.tier.manager.saving import Saving
-from headwater.tier.snapshot import Snapshot, SnapshotFolder, codec
+from headwater.tier.manager.following import EventPump, FollowedPartition
+from headwater.tier.manager.snapshots import SnapshotFolder, SnapshotSaver
+from headwater.tier.snapshot import Snapshot
 from tests.planted import expect_noticed
 from tests.torture.tier_metadata_scenarios import SCENARIOS, metadata_history
 
@@ -49,12 +49,12 @@ async def waits_for_ever(self: Waiters, is_settled: Callable[[], bool], **_: flo
     return True
 
 
-async def all_is_well(*arguments: Any, **how: Any) -> Outcome:
+async def all_is_well(*arguments: Any, **how: Any) -> EventOutcome:
     """Tells a publisher that its event is applied, whatever became of it."""
     try:
         return await _publish_and_wait(*arguments, **how)
     except EventRejected:
-        return Outcome.CHANGED
+        return EventOutcome.CHANGED
 
 
 def publishes_anywhere(self: TopicMetadataManager, metadata_partition: int) -> FollowedPartition:
@@ -72,7 +72,7 @@ def passes_what_it_cannot_read(self: FollowedPartition, item: EventDelivered) ->
     _take_event(self, item)
 
 
-def follows_from_the_start(self: Pump, followed: FollowedPartition) -> None:
+def follows_from_the_start(self: EventPump, followed: FollowedPartition) -> None:
     """Replays from where the manager began, while what was applied is believed to be all."""
     followed.retry_at_s = None
     if self._subscription is not None:
@@ -89,11 +89,11 @@ def takes_again(self: FollowedPartition, item: Item) -> bool:
     return _take(self, item)
 
 
-def gives_up(self: Pump, followed: FollowedPartition, error: HeadwaterError) -> None:
+def gives_up(self: EventPump, followed: FollowedPartition, error: HeadwaterError) -> None:
     """Leaves a partition that failed registered, and never asks for it again."""
 
 
-async def dies(self: Pump) -> None:
+async def dies(self: EventPump) -> None:
     """Ends with its first subscription."""
     with contextlib.suppress(HeadwaterError):
         await self._pump()
@@ -118,7 +118,7 @@ async def unknown_is_empty(
         return {partition: followed.next_offset for partition, followed in self._followed.items()}
 
 
-async def compares_the_highest(self: Saving) -> list[HeadwaterError]:
+async def compares_the_highest(self: SnapshotSaver) -> list[HeadwaterError]:
     """Saves when the partition that is furthest has moved."""
     highest = max(one.next_offset for one in self._followed.values())
     if highest <= max(one.saved_offset for one in self._followed.values()):
@@ -158,7 +158,7 @@ def drops_those_who_lag(self: InProcessSubscription) -> Item | None:
 
 _publish_and_wait = publishing.publish_and_wait
 _take, _take_event = FollowedPartition.take, FollowedPartition._take_event
-_snapshot, _save = FollowedPartition.snapshot, Saving.save
+_snapshot, _save = FollowedPartition.snapshot, SnapshotSaver.save
 _high_water_marks = TopicMetadataManager._high_water_marks
 _subscription_take = InProcessSubscription._take
 
@@ -169,16 +169,16 @@ PLANTED: dict[str, list[tuple[Any, str, Any]]] = {
     "published-where-nobody-follows": [(TopicMetadataManager, "_assigned_one", publishes_anywhere)],
     "undecodable-passed-over": [(FollowedPartition, "_take_event", passes_what_it_cannot_read)],
     "added-again-from-the-start": [
-        (Pump, "follow", follows_from_the_start),
+        (EventPump, "follow", follows_from_the_start),
         (FollowedPartition, "take", takes_again),
     ],
-    "failed-partition-forgotten": [(Pump, "_retry_later", gives_up)],
-    "subscription-not-made-again": [(Pump, "run", dies)],
+    "failed-partition-forgotten": [(EventPump, "_retry_later", gives_up)],
+    "subscription-not-made-again": [(EventPump, "run", dies)],
     "missing-mark-is-empty": [(TopicMetadataManager, "_high_water_marks", missing_is_empty)],
     "failed-mark-is-empty": [(TopicMetadataManager, "_high_water_marks", unknown_is_empty)],
-    "only-the-highest-saved": [(Saving, "save", compares_the_highest)],
+    "only-the-highest-saved": [(SnapshotSaver, "save", compares_the_highest)],
     "snapshot-goes-too-far": [(FollowedPartition, "snapshot", saves_ahead)],
-    "snapshot-without-checksum": [(codec, "_hash", no_checksum)],
+    "snapshot-without-checksum": [(snapshot, "_hash", no_checksum)],
     "partition-count-not-compared": [(SnapshotFolder, "_check", looks_away)],
     "lagging-subscriber-dropped": [(InProcessSubscription, "_take", drops_those_who_lag)],
 }

@@ -10,8 +10,8 @@ from headwater.core import runtime
 from headwater.core.errors import Bug, Corrupt, Fenced, OutcomeUnknown, Refused, Unavailable
 from headwater.core.limits import EPOCH_STEP_MAX
 from headwater.tier import (
+    EventOutcome,
     EventRejected,
-    Outcome,
     PartitionDeleteState,
     SegmentState,
     encode_event,
@@ -35,10 +35,10 @@ from tests.tier.manager.given import (
 @virtual
 async def test_what_was_published_is_known_when_it_returns() -> None:
     manager = await start_all(TamperedLog())
-    assert await manager.publish(started(10, 0, 99)) is Outcome.CHANGED
+    assert await manager.publish(started(10, 0, 99)) is EventOutcome.CHANGED
     assert numbers(manager) == [10]
-    assert await manager.publish(started(10, 0, 99)) is Outcome.REPEATED
-    assert await manager.publish(finished(10)) is Outcome.CHANGED
+    assert await manager.publish(started(10, 0, 99)) is EventOutcome.REPEATED
+    assert await manager.publish(finished(10)) is EventOutcome.CHANGED
     assert manager.segment_at(ORDERS, 0, 99) is not None
     assert manager.metrics.published == 3
     await manager.close()
@@ -157,7 +157,9 @@ async def test_an_event_that_is_not_applied_in_time_is_an_unknown_outcome() -> N
     log.publish_takes_s = 0.0
     log.hold(False)
     await manager.refresh(HOME)
-    assert await manager.publish(started(10, 0, 99)) is Outcome.REPEATED, "look, and say it again"
+    assert await manager.publish(started(10, 0, 99)) is EventOutcome.REPEATED, (
+        "look, and say it again"
+    )
     await manager.close()
 
 
@@ -192,7 +194,7 @@ async def test_a_subscription_that_fails_while_somebody_waits_is_made_again_in_t
     await runtime.sleep(1.0)
     log.break_off(Unavailable("connection lost"))
     log.hold(False)
-    assert await publishing is Outcome.CHANGED
+    assert await publishing is EventOutcome.CHANGED
     await manager.close()
 
 
@@ -266,7 +268,7 @@ async def test_each_of_many_publishers_is_told_what_became_of_its_own_event() ->
         return_exceptions=True,
     )
     assert sorted(map(str, told[:4])) == ["changed", "repeated", "repeated", "repeated"]
-    assert told[4:6] == [Outcome.CHANGED, Outcome.CHANGED]
+    assert told[4:6] == [EventOutcome.CHANGED, EventOutcome.CHANGED]
     assert isinstance(told[6], EventRejected)
     await one.close()
     await other.close()

@@ -17,13 +17,14 @@ from headwater.core import runtime
 from headwater.core.errors import Fenced, NoSpace, Refused, RolledBack, Trimmed
 from headwater.testing import FaultyDisk, Simulation, simulate
 from headwater.tier import PartitionDeleteState, encode_event, metadata_partition_for
-from headwater.tier.cache import PartitionCache, PartitionDump, dump_all
-from headwater.tier.cache.segment_table import SegmentTable
+from headwater.tier.cache import PartitionCache
 from headwater.tier.errors import EventUndecodable
 from headwater.tier.eventlog import InProcessEventLog, PartitionFailed
 from headwater.tier.events import partition_of
 from headwater.tier.manager import TopicMetadataManager
-from headwater.tier.snapshot import Snapshot, SnapshotFolder
+from headwater.tier.manager.snapshots import SnapshotFolder
+from headwater.tier.segment_table import SegmentTable
+from headwater.tier.snapshot import PartitionDump, Snapshot, dump_all
 from tests.tier.event_histories import Said, applied, histories
 from tests.tier.given import ORDERS, finished, partition_delete, started
 from tests.tier.manager.given import (

@@ -10,7 +10,8 @@ from headwater.testing import MemoryWal
 from headwater.tier import NotReady, TopicMetadataManager
 from headwater.tier.eventlog import InProcessEventLog
 from headwater.tier.jobs import LogStartRegister, ManagedPartition
-from headwater.tier.reader import LogReader, RefreshedCover
+from headwater.tier.reader import LogReader
+from headwater.tier.segment_cover import RefreshedCover
 from headwater.tier.segments import ObjectStorage
 from tests.store.scripted import virtual
 from tests.tier.given import ORDERS

@@ -26,7 +26,8 @@ from headwater.tier.jobs import (
     TierManager,
 )
 from headwater.tier.jobs.retention import unlist_below_log_start
-from headwater.tier.reader import RefreshedCover, TierArchive
+from headwater.tier.reader import TierArchive
+from headwater.tier.segment_cover import RefreshedCover
 from headwater.tier.segments import ObjectCache, ObjectStorage
 from tests.log import leaders
 from tests.log.leaders import STREAM, STREAM_ID

@@ -11,7 +11,7 @@ import pytest
 from headwater.core import portal
 from headwater.core.errors import Refused
 from headwater.log.record import Group, range_hash
-from headwater.log.spool import SpoolConfig, draft_of_lost
+from headwater.log.spool import SpoolConfig, prepare_lost
 from headwater.log.spool.repair import repair
 from headwater.testing.disk import FaultyDisk
 from headwater.tier.reader import TierSource
@@ -62,7 +62,7 @@ def spooled(place: Place) -> dict[str, bytes]:
         if group.lost is None:
             spool.append_blocking(group.records, term=group.term)
         else:
-            spool.append_blocking(draft_of_lost(len(group), group.lost), term=group.term)
+            spool.append_blocking(prepare_lost(len(group), group.lost), term=group.term)
     spool.close_blocking()
     return contents(disk)
 

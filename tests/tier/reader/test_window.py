@@ -9,7 +9,7 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Unavailable
-from headwater.tier.reader.window import in_order
+from headwater.tier.reader import in_order
 from tests.store.scripted import virtual
 
 

@@ -9,6 +9,7 @@ from headwater.buffer.stream import create_stream
 from headwater.log.record import record_hashes
 from headwater.store import MemoryBackend, Store
 from headwater.tier import CoverPiece, TierCache, TopicIdPartition, TopicMetadataManager
+from headwater.tier.event_replay import DamagedEvents, EventReplay
 from headwater.tier.eventlog import StoredEventLog
 from headwater.tier.jobs import (
     Leader,
@@ -20,8 +21,6 @@ from headwater.tier.jobs import (
     TierManager,
 )
 from headwater.tier.rebuild import Rebuilt, rebuild
-from headwater.tier.rebuild.remains import Remains
-from headwater.tier.rebuild.replay import Replay
 from tests.tier.jobs.sealed_wal import SealedWal
 
 FAR = 1 << 40
@@ -72,8 +71,8 @@ class Tier:
 
     async def known(self, prefix: str = "metadata") -> TierCache:
         """What a log comes to of which nothing is missing."""
-        replay = Replay(self.store)
-        async for item in Remains((await self.log(prefix)).events_of(0)).items():
+        replay = EventReplay(self.store)
+        async for item in DamagedEvents((await self.log(prefix)).events_of(0)).items():
             await replay.take(item)
         assert replay.missing == []
         return replay.cache

@@ -20,7 +20,8 @@ from headwater.tier import (
 )
 from headwater.tier.eventlog import Compactor
 from headwater.tier.jobs.copying import copy_local
-from headwater.tier.reader import LogReader, RefreshedCover
+from headwater.tier.reader import LogReader
+from headwater.tier.segment_cover import RefreshedCover
 from headwater.tier.segments import ObjectStorage
 from tests.tier.eventlog.stored_given import GRACE_S
 from tests.tier.jobs.given import in_time

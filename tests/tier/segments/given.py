@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from headwater.buffer.records import HEADERS_TYPE
 from headwater.log.record import Group
-from headwater.log.record.columns import NO_RECORDS
+from headwater.log.record.group import NO_RECORDS
 from headwater.store import MemoryBackend, Store
 from headwater.tier import SegmentMetadata
 from headwater.tier.segments import (
@@ -19,7 +19,7 @@ from headwater.tier.segments import (
     SegmentPlan,
     read_index,
 )
-from headwater.tier.segments.decoder import decode_row_group, lost_groups
+from headwater.tier.segments.reading import decode_row_group, lost_groups
 from tests.tier.given import segment_id
 
 TIMES = pa.timestamp("us", "UTC")

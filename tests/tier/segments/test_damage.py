@@ -18,8 +18,7 @@ from headwater.tier.segments import (
     read_index,
     segment_key,
 )
-from headwater.tier.segments.description import decode_description, encode_description
-from headwater.tier.segments.seal import SEAL_BYTES
+from headwater.tier.segments.footer import SEAL_BYTES, decode_description, encode_description
 from tests.store.scripted import Apply, Scripted, virtual
 from tests.tier.segments.given import (
     by_lsn,

@@ -11,9 +11,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from headwater.log.record import Group
-from headwater.spark.table.catalog import RegisterCatalog
+from headwater.table.catalog import RegisterCatalog
 from headwater.tier.segments import FieldIds
-from headwater.tier.segments.field_ids import EVERY_RECORD, ID_KEY, children
+from headwater.tier.segments.columns import EVERY_RECORD, ID_KEY, children
 from tests.tier.segments.given import encoded, orders
 
 

@@ -19,7 +19,7 @@ from headwater.tier.segments import (
     log_range,
     receipt_of,
 )
-from headwater.tier.segments.receipt import read_receipt
+from headwater.tier.segments.footer import read_receipt
 from tests.log.given import numbered, opened
 from tests.store.scripted import virtual
 from tests.tier.given import segment_id

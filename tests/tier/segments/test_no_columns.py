@@ -10,9 +10,9 @@ import pytest
 from headwater.core.errors import Corrupt
 from headwater.log.record import Group, range_hash
 from headwater.store import MemoryBackend, Store
-from headwater.tier.segments import decoder
-from headwater.tier.segments.field_ids import LSN
-from headwater.tier.segments.object_ranges import RowGroupParts
+from headwater.tier.segments import reading
+from headwater.tier.segments.columns import LSN
+from headwater.tier.segments.reading import RowGroupSplitter
 from tests.tier.segments.given import by_lsn, decoded, encoded, orders, storage, told
 
 
@@ -39,7 +39,7 @@ def test_whoever_verifies_a_segment_decodes_its_rows(monkeypatch: pytest.MonkeyP
         def short(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             raise Corrupt(f"no way back to {schema}")
 
-        monkeypatch.setattr(decoder, "restored", short)
+        monkeypatch.setattr(reading, "restored", short)
         with pytest.raises(Corrupt, match="no way back"):
             await segments.verify(told(segment))
 
@@ -52,7 +52,7 @@ def test_row_groups_are_cut_out_of_chunks_of_any_size() -> None:
     wanted = [data[one.offset : one.offset + one.size_bytes] for one in groups]
     assert len(wanted) == 3
     for size in (1, 7, 100, len(data)):
-        parts = RowGroupParts(groups)
+        parts = RowGroupSplitter(groups)
         chunks = [data[at : at + size] for at in range(0, len(data), size)]
         found = [one for chunk in chunks for one in parts.take(chunk)]
         assert [(number, bytes(part)) for number, part in found] == list(enumerate(wanted))
@@ -62,6 +62,6 @@ def test_rows_that_are_not_those_of_their_runs_are_corrupt_and_no_bug(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     segment = encoded([orders(1, 3)])
-    monkeypatch.setattr(decoder, "_rows", lambda *_: pa.record_batch({LSN: [1, 2]}))
+    monkeypatch.setattr(reading, "_rows", lambda *_: pa.record_batch({LSN: [1, 2]}))
     with pytest.raises(Corrupt, match="no records of LSNs 1 to 3"):
         decoded(segment.data)

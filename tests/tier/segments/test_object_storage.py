@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     AlreadyExists,
     NotFound,
@@ -20,6 +19,7 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
+from headwater.core.retry import RetryPolicy
 from headwater.log.record import Group
 from headwater.store import ByteRange, MemoryBackend, Object, PreconditionFailed, Store
 from headwater.testing import Faults, FaultyStore, Simulation, simulate

@@ -17,9 +17,9 @@ from headwater.buffer.records import HEADERS_TYPE, Operation
 from headwater.core.errors import Refused
 from headwater.log.record import Group, changes_of, group_of, range_hash, record_hashes
 from headwater.log.record.change import ChangeRecord
-from headwater.log.record.columns import LOG_COLUMNS
-from headwater.log.record.kept_types import check_kept
-from headwater.log.spool.draft import draft_of
+from headwater.log.record.group import LOG_COLUMNS
+from headwater.log.record.parquet_types import check_column_type
+from headwater.log.spool.codec import prepare_append
 from headwater.tier.segments import SegmentConfig, can_share
 from tests.log.edges import EDGES
 from tests.tier.segments.given import by_lsn, decoded, encoded, lost
@@ -113,7 +113,7 @@ def _nested(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataT
 
 def _is_kept(kind: pa.DataType) -> bool:
     try:
-        check_kept("a", kind)
+        check_column_type("a", kind)
     except Refused:
         return False
     return True
@@ -296,14 +296,14 @@ def test_a_type_that_no_segment_can_keep_is_refused_by_the_log_as_well(
     with pytest.raises(Refused, match="price"):
         encoded([Group(1, 1, 1, records)])
     with pytest.raises(Refused, match="price"):
-        draft_of(records)
+        prepare_append(records)
     assert not can_share([schema])
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=60)
 @given(kind=TYPES)
 def test_a_type_that_a_segment_keeps_a_log_takes(kind: pa.DataType) -> None:
-    draft_of(pa.record_batch({"price": pa.nulls(1, kind)}))
+    prepare_append(pa.record_batch({"price": pa.nulls(1, kind)}))
 
 
 def test_digits_beyond_the_precision_are_refused_and_not_cut_off() -> None:

@@ -14,9 +14,15 @@ from hypothesis import strategies as st
 
 from headwater.core.errors import Corrupt, NotSupported, Refused
 from headwater.tier import SegmentState
-from headwater.tier.cache import dump_all, restore_all
-from headwater.tier.snapshot import NOTHING, Snapshot, decode_snapshot, encode_snapshot
-from headwater.tier.snapshot.codec import HEAD_BYTES
+from headwater.tier.snapshot import (
+    HEAD_BYTES,
+    NOTHING,
+    Snapshot,
+    decode_snapshot,
+    dump_all,
+    encode_snapshot,
+    restore_all,
+)
 from tests.tier.event_histories import Said, applied, apply_said, histories
 from tests.tier.given import became, finished, started
 

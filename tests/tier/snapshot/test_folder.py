@@ -10,8 +10,8 @@ import pytest
 
 from headwater.core.errors import NotSupported, Refused
 from headwater.testing import FaultyDisk, explore
-from headwater.tier.cache import dump_all
-from headwater.tier.snapshot import Snapshot, SnapshotFolder, encode_snapshot
+from headwater.tier.manager.snapshots import SnapshotFolder
+from headwater.tier.snapshot import Snapshot, dump_all, encode_snapshot
 from tests.tier.event_histories import applied
 from tests.tier.given import started
 

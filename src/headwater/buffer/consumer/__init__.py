@@ -30,24 +30,22 @@ from headwater.front import exports
 
 if TYPE_CHECKING:
     from headwater.buffer.consumer.async_reader import AsyncReader, read_async
-    from headwater.buffer.consumer.backlog import Lag, lag
-    from headwater.buffer.consumer.blocking import BlockingConsumer
-    from headwater.buffer.consumer.consumed import ConsumedBatch, Lost, Metadata
+    from headwater.buffer.consumer.blocking import BlockingConsumer, Reader, read
+    from headwater.buffer.consumer.consumed_batch import CallMetadata, ConsumedBatch, LostRecords
     from headwater.buffer.consumer.consumer import Consumer
     from headwater.buffer.consumer.dead_letter import DeadLetter, list_dead_letters
-    from headwater.buffer.consumer.fetch import FetchHandle
+    from headwater.buffer.consumer.fetcher import FetchHandle, compact_descriptor
     from headwater.buffer.consumer.follower import Follower
-    from headwater.buffer.consumer.group import GroupRegister, Place
-    from headwater.buffer.consumer.metrics import ConsumerMetrics
+    from headwater.buffer.consumer.group import GroupRegister, QueuePosition
+    from headwater.buffer.consumer.metrics import ConsumerMetrics, Lag, lag
     from headwater.buffer.consumer.ownership import Ownership, TakenOver
-    from headwater.buffer.consumer.reader import Reader, read
-    from headwater.buffer.consumer.reading import lsn_at_time, place_at_time
-    from headwater.buffer.consumer.riding import shipped
+    from headwater.buffer.consumer.positions import lsn_at_time, position_at_time
     from headwater.buffer.consumer.unreadable import UnreadableBatch
 
 __all__ = [
     "AsyncReader",
     "BlockingConsumer",
+    "CallMetadata",
     "ConsumedBatch",
     "Consumer",
     "ConsumerMetrics",
@@ -56,39 +54,35 @@ __all__ = [
     "Follower",
     "GroupRegister",
     "Lag",
-    "Lost",
-    "Metadata",
+    "LostRecords",
     "Ownership",
-    "Place",
+    "QueuePosition",
     "Reader",
     "TakenOver",
     "UnreadableBatch",
+    "compact_descriptor",
     "lag",
     "list_dead_letters",
     "lsn_at_time",
-    "place_at_time",
+    "position_at_time",
     "read",
     "read_async",
-    "shipped",
 ]
 
 __getattr__, __dir__ = exports(
     __name__,
     {
         "async_reader": "AsyncReader read_async",
-        "backlog": "Lag lag",
-        "blocking": "BlockingConsumer",
-        "consumed": "ConsumedBatch Lost Metadata",
+        "blocking": "BlockingConsumer Reader read",
+        "consumed_batch": "CallMetadata ConsumedBatch LostRecords",
         "consumer": "Consumer",
         "dead_letter": "DeadLetter list_dead_letters",
-        "fetch": "FetchHandle",
+        "fetcher": "FetchHandle compact_descriptor",
         "follower": "Follower",
-        "group": "GroupRegister Place",
-        "metrics": "ConsumerMetrics",
+        "group": "GroupRegister QueuePosition",
+        "metrics": "ConsumerMetrics Lag lag",
         "ownership": "Ownership TakenOver",
-        "reader": "Reader read",
-        "reading": "lsn_at_time place_at_time",
-        "riding": "shipped",
+        "positions": "lsn_at_time position_at_time",
         "unreadable": "UnreadableBatch",
     },
 )

@@ -7,18 +7,16 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from headwater.buffer.consumer.columns import Columns
-from headwater.buffer.consumer.consumed import ConsumedBatch, Lost
-from headwater.buffer.consumer.delivery import check_retained
-from headwater.buffer.consumer.fetch import FetchHandle
-from headwater.buffer.consumer.read_ahead import ReadAhead
-from headwater.buffer.consumer.reading import (
+from headwater.buffer.consumer.consumed_batch import ConsumedBatch, LostRecords, ReaderColumns
+from headwater.buffer.consumer.delivery import ReadAhead, check_retained
+from headwater.buffer.consumer.fetcher import FetchHandle
+from headwater.buffer.consumer.positions import (
     EARLIEST,
     LATEST,
     ReadBounds,
-    bound_of,
     check_bounds,
     check_time_by,
+    partition_bound,
     resolve_end,
     resolve_start,
     trimmed_by_lsn,
@@ -26,9 +24,8 @@ from headwater.buffer.consumer.reading import (
 from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.deleted import telling_of_deletion
-from headwater.buffer.stream.source import opening
-from headwater.buffer.stream.streams import resolve
+from headwater.buffer.stream.handle import explain_deletion, open_source
+from headwater.buffer.stream.streams import resolve_stream
 from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.core.limits import FOLLOW_POLL_BASE_S, FOLLOW_POLL_CAP_S, READ_AHEAD_BYTES
@@ -37,18 +34,18 @@ from headwater.store import Store
 RaiseOrSkip = Literal["raise", "skip"]
 
 
-class Options(NamedTuple):
+class ReaderOptions(NamedTuple):
     """What all partitions of one reading share."""
 
     follow: bool
     time_by: TimeBy
     on_bad_batch: RaiseOrSkip
     read_ahead_bytes: int
-    lost: list[Lost]
+    lost: list[LostRecords]
     """Records that could not be read and were passed over, as they were asked to be."""
 
 
-class PartitionReading:
+class PartitionReader:
     """The batches of one partition from one LSN up to another, or for ever."""
 
     def __init__(
@@ -59,7 +56,7 @@ class PartitionReading:
         after: int | None,
         first_lsn: int,
         end_lsn: int | None,
-        options: Options,
+        options: ReaderOptions,
     ) -> None:
         self._stream = stream
         self._partition = partition
@@ -107,7 +104,7 @@ class PartitionReading:
         self.is_over = True
 
     def _leave_out(self, gone: Descriptor, cause: str) -> None:
-        lost = Lost(gone.first_lsn, gone.last_lsn, cause, self._partition)
+        lost = LostRecords(gone.first_lsn, gone.last_lsn, cause, self._partition)
         self._options.lost.append(lost)
 
     def skip(self) -> None:
@@ -141,10 +138,10 @@ class AsyncReader:
     def __init__(
         self,
         stream: Stream,
-        parts: list[PartitionReading],
+        parts: list[PartitionReader],
         *,
-        columns: Columns,
-        options: Options,
+        columns: ReaderColumns,
+        options: ReaderOptions,
     ) -> None:
         """Use `read_async`."""
         self.stream = stream
@@ -201,7 +198,7 @@ class AsyncReader:
     async def _next(self) -> pa.RecordBatch | None:
         """The next rows at hand; None if no partition has any at present."""
         for part in list(self._parts):
-            async with telling_of_deletion(self.stream):
+            async with explain_deletion(self.stream):
                 rows = await self._next_of(part)
             if rows is None:
                 continue
@@ -212,7 +209,7 @@ class AsyncReader:
             return rows
         return None
 
-    async def _next_of(self, part: PartitionReading) -> pa.RecordBatch | None:
+    async def _next_of(self, part: PartitionReader) -> pa.RecordBatch | None:
         while (batch := await part.peek()) is not None:
             rows = part.cut(batch, self._columns.of(batch))
             part.skip()
@@ -244,32 +241,32 @@ async def read_async(
     if on_bad_batch not in ("raise", "skip"):
         raise Refused(f'on_bad_batch is {on_bad_batch!r}: it is "raise" or "skip"')
     check_time_by(time_by)
-    options = Options(follow, time_by, on_bad_batch, read_ahead_bytes, [])
-    async with opening(source) as (found, owned):
-        chosen = await resolve(found, stream)
+    options = ReaderOptions(follow, time_by, on_bad_batch, read_ahead_bytes, [])
+    async with open_source(source) as (found, owned):
+        chosen = await resolve_stream(found, stream)
         if chosen is found:
             # A handle from before the first record knows nothing of what the stream carries.
             chosen = await chosen.settled()
-        reader = await _opened(chosen, start, end, partition, columns, options)
+        reader = await _open_reader(chosen, start, end, partition, columns, options)
     reader.owns_store = owned is not None
     return reader
 
 
-async def _opened(
+async def _open_reader(
     stream: Stream,
     start: ReadBounds,
     end: ReadBounds,
     partition: int | Sequence[int] | None,
     columns: Sequence[str] | None,
-    options: Options,
+    options: ReaderOptions,
 ) -> AsyncReader:
     check_bounds(stream, start)
     check_bounds(stream, end)
-    parts: list[PartitionReading] = []
+    parts: list[PartitionReader] = []
     try:
         for number in _partitions(stream, partition):
-            parts.append(await _part(stream, number, start, end, options))
-        chosen = Columns(stream.schema, columns, version=stream.schema_version)
+            parts.append(await _open_partition(stream, number, start, end, options))
+        chosen = ReaderColumns(stream.schema, columns, version=stream.schema_version)
     except BaseException:
         for part in parts:
             await part.close()
@@ -289,16 +286,16 @@ def _partitions(stream: Stream, asked: int | Sequence[int] | None) -> Sequence[i
     return numbers
 
 
-async def _part(
+async def _open_partition(
     stream: Stream,
     partition: int,
     start: ReadBounds,
     end: ReadBounds,
-    options: Options,
-) -> PartitionReading:
+    options: ReaderOptions,
+) -> PartitionReader:
     looker = stream.looker(partition)
     state = (await looker.state()).checked()
-    from_place, to_place = bound_of(start, partition), bound_of(end, partition)
+    from_place, to_place = partition_bound(start, partition), partition_bound(end, partition)
     how: Any = {"time_by": options.time_by, "skips": options.on_bad_batch == "skip"}
     first_lsn = await resolve_start(stream, partition, from_place, state, **how)
     end_lsn = None
@@ -315,7 +312,7 @@ async def _part(
             sequence = await looker.sequence_at_lsn(first_lsn)
         # -1 and not None before batch 0: asked for by number, it must be that one or `Trimmed`.
         after = (state.next_sequence if sequence is None else sequence) - 1
-    return PartitionReading(
+    return PartitionReader(
         stream,
         partition,
         after=after,

@@ -24,20 +24,16 @@ from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
-from headwater.buffer.consumer.backlog import Lag, lag_of_owner
-from headwater.buffer.consumer.consumed import ConsumedBatch
+from headwater.buffer.consumer.collection import Sweeper, check_consumable, retention_of
+from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.buffer.consumer.delivery import Delivery, OnBadBatch
-from headwater.buffer.consumer.fetch import FetchHandle
-from headwater.buffer.consumer.frontier import Frontier
-from headwater.buffer.consumer.metrics import ConsumerMetrics
-from headwater.buffer.consumer.own_process import OwnProcess
-from headwater.buffer.consumer.source import consumable, retention_of
-from headwater.buffer.consumer.sweeper import Sweeper
-from headwater.buffer.queue.contract import Descriptor, Taker, Uncounted
+from headwater.buffer.consumer.fetcher import FetchHandle
+from headwater.buffer.consumer.metrics import ConsumerMetrics, Lag, lag_of_owner
+from headwater.buffer.consumer.ownership import Frontier, ProcessGuard
+from headwater.buffer.queue.contract import Descriptor, QueueConsumer, Uncounted
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.deleted import telling_of_deletion
-from headwater.buffer.stream.source import opening
-from headwater.buffer.stream.streams import resolve
+from headwater.buffer.stream.handle import explain_deletion, open_source
+from headwater.buffer.stream.streams import resolve_stream
 from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Fenced, HeadwaterError, Refused
 from headwater.core.limits import GC_INTERVAL_S, READ_AHEAD_BATCHES, READ_AHEAD_BYTES
@@ -53,7 +49,7 @@ class Consumer:
         self,
         stream: Stream,
         partition: int,
-        taker: Taker,
+        taker: QueueConsumer,
         delivery: Delivery,
         frontier: Frontier,
         metrics: ConsumerMetrics,
@@ -69,7 +65,7 @@ class Consumer:
         self._frontier = frontier
         self._sweeper = sweeper
         self._owned = owned
-        self._process = OwnProcess("consumer")
+        self._process = ProcessGuard("consumer")
         self._reading = asyncio.Lock()
         self._acking = asyncio.Lock()
         self._asking = asyncio.Lock()
@@ -102,8 +98,10 @@ class Consumer:
         """
         if last_acked_sequence is not None:
             last_acked_sequence = whole_number("last_acked_sequence", last_acked_sequence)
-        async with opening(source) as (found, owned):
-            stream = consumable(await resolve(found, name, writing=True), partition, group)
+        async with open_source(source) as (found, owned):
+            stream = check_consumable(
+                await resolve_stream(found, name, writing=True), partition, group
+            )
             taker = stream.taker(partition)
             metrics = ConsumerMetrics(taker.counters)
             # Everything that can be refused is refused before the predecessor is fenced.
@@ -122,7 +120,7 @@ class Consumer:
                 sweeper = Sweeper(
                     collector, partial(retention_of, stream), metrics, interval_s=gc_interval_s
                 )
-            async with telling_of_deletion(stream):
+            async with explain_deletion(stream):
                 resume_after = last_acked_sequence
                 try:
                     position = await taker.open(
@@ -211,7 +209,7 @@ class Consumer:
             self._frontier.room()
             await self._delivery.look(self._after, self._check_fence)
             self._count_queue()
-            async with telling_of_deletion(self.stream):
+            async with explain_deletion(self.stream):
                 batch = await self._delivery.next_batch()
             if batch is not None:
                 self._hand_out([batch.descriptor])
@@ -279,7 +277,7 @@ class Consumer:
     async def lag(self) -> Lag:
         """What is not acknowledged, looked up in the queue."""
         self._check_open()
-        async with telling_of_deletion(self.stream):
+        async with explain_deletion(self.stream):
             return await lag_of_owner(
                 self.stream.looker(self.partition),
                 undequeued=self._frontier.undequeued,
@@ -365,7 +363,7 @@ class Consumer:
         """One at a time: reading and acknowledging may go on in two tasks."""
         async with self._asking:
             try:
-                async with telling_of_deletion(self.stream):
+                async with explain_deletion(self.stream):
                     return await question()
             except Fenced:
                 if self._sweeper is not None:

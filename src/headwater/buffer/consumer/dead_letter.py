@@ -14,10 +14,10 @@ from typing import Final
 
 import msgspec
 
-from headwater.buffer.consumer.consumed import Lost
+from headwater.buffer.consumer.consumed_batch import LostRecords
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.streams import looking_at
+from headwater.buffer.stream.streams import borrow_stream
 from headwater.core import runtime
 from headwater.core.errors import AlreadyExists, Corrupt, NotFound, NotSupported, RolledBack
 from headwater.store import Store
@@ -49,9 +49,9 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """Makes the object its writer's own, so that a lost answer is settled by looking."""
 
     @property
-    def lost(self) -> Lost:
+    def lost(self) -> LostRecords:
         """The range of LSNs, and why nobody can read it."""
-        return Lost(self.first_lsn, self.last_lsn, self.cause, self.partition)
+        return LostRecords(self.first_lsn, self.last_lsn, self.cause, self.partition)
 
 
 async def write_dead_letter(
@@ -122,7 +122,7 @@ async def list_dead_letters(
 ) -> list[DeadLetter]:
     """Every batch of a partition that could not be read, in order."""
     found: list[DeadLetter] = []
-    async with looking_at(source, name) as stream:
+    async with borrow_stream(source, name) as stream:
         async for meta in stream.store.list(stream.dead_letter_prefix(partition)):
             found.append(_decode(meta.key, (await stream.store.get(meta.key)).data))
     return found

@@ -1,33 +1,28 @@
-"""How batches reach whoever asked: read ahead, in order, each handed over once.
-
-Always holds:
-
-- one cursor: what `next_batch` delivers and what `next_descriptors` hands out never overlap;
-- the cursor moves with the hand-over, after everything that can fail or be cancelled: the same
-  batch is delivered by the next call;
-- nothing is passed over silently: a batch that cannot be read is an error, or is delivered as
-  lost, after its dead letter was written.
-"""
+"""Delivering batches in order: reading ahead, and deciding about batches that cannot be read."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Literal
 
-from headwater.buffer.consumer.consumed import ConsumedBatch
+from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.buffer.consumer.dead_letter import (
     DeadLetter,
     read_dead_letter,
     write_dead_letter,
 )
-from headwater.buffer.consumer.fetch import FetchHandle
+from headwater.buffer.consumer.fetcher import FetchHandle
 from headwater.buffer.consumer.metrics import ConsumerMetrics
-from headwater.buffer.consumer.read_ahead import After, ReadAhead
 from headwater.buffer.consumer.unreadable import UnreadableBatch
-from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.queue.contract import Descriptor, Uncounted
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.deleted import told_of_deletion
-from headwater.core.errors import Refused, Trimmed
+from headwater.buffer.stream.handle import deletion_error
+from headwater.buffer.whole_number import whole_number
+from headwater.core import runtime
+from headwater.core.errors import Refused, Trimmed, Unavailable
+from headwater.core.limits import READ_AHEAD_BATCHES, READ_AHEAD_BYTES
 
 OnBadBatch = Literal["raise", "dead_letter"]
 Check = Callable[[], Awaitable[None]]
@@ -145,6 +140,166 @@ async def check_retained(stream: Stream, partition: int, error: UnreadableBatch)
             f"retention while it was being read; the oldest one is {floor}",
             floor=floor,
         ) from error
-    told = await told_of_deletion(stream, error)
+    told = await deletion_error(stream, error)
     if told is not error:
         raise told from error
+
+
+# Batches fetched before they are asked for: many at once, handed over in order.
+#
+# Always holds:
+#
+# - what is under way or decoded is bounded by a number of batches and by bytes; the first one is
+#   fetched whatever its size, or a batch above the bound would never come;
+# - nothing leaves but by `pop` and `drop_through`: whoever waits for the first batch may be
+#   cancelled at any point, and the next one finds it there;
+# - a fetch that failed stays at its place with its error until somebody was told of it.
+
+
+After = Callable[[int | None, int], Awaitable[list[Descriptor]]]
+Fetch = Callable[[Descriptor], Awaitable[ConsumedBatch]]
+Outcome = ConsumedBatch | Exception
+
+
+class _Slot:
+    """One batch: known, under way, or decoded."""
+
+    def __init__(self, descriptor: Descriptor) -> None:
+        self.descriptor = descriptor
+        self.task: asyncio.Task[Outcome] | None = None
+        self.decoded_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """What the batch takes: decoded, it may be larger than it was in the store."""
+        return max(self.descriptor.size_bytes, self.decoded_bytes)
+
+    @property
+    def failed_unseen(self) -> bool:
+        """Whether the store failed while no caller waited: it may answer by now."""
+        task = self.task
+        if task is None or not task.done() or task.cancelled():
+            return False
+        return isinstance(task.result(), Unavailable)
+
+    async def fetched(self, fetch: Fetch) -> Outcome:
+        """The batch, or why there is none: whatever that is, it is told in its turn."""
+        try:
+            batch = await fetch(self.descriptor)
+        except Exception as error:
+            return error
+        self.decoded_bytes = int(batch.records.nbytes)
+        return batch
+
+
+class ReadAhead:
+    """The batches that come next, in order, of which the first ones are being fetched."""
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        *,
+        max_bytes: int = READ_AHEAD_BYTES,
+        max_batches: int = READ_AHEAD_BATCHES,
+    ) -> None:
+        max_bytes = whole_number("read_ahead_bytes", max_bytes)
+        max_batches = whole_number("read_ahead_batches", max_batches)
+        if max_bytes < 0 or max_batches < 1:
+            raise Refused(
+                f"read-ahead of {max_batches} batches and {max_bytes} bytes: at least 1 and 0"
+            )
+        self._fetch = fetch
+        self._max_bytes = max_bytes
+        self._max_batches = max_batches
+        self._slots: deque[_Slot] = deque()
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def last(self) -> Descriptor | None:
+        """The last batch that is known here; None if there is none."""
+        return self._slots[-1].descriptor if self._slots else None
+
+    @property
+    def wanted(self) -> int:
+        """How many more batches to learn of; 0 while there is enough to do."""
+        known_bytes = sum(slot.descriptor.size_bytes for slot in self._slots)
+        if self._slots and (
+            2 * len(self._slots) >= self._max_batches or 2 * known_bytes >= self._max_bytes
+        ):
+            return 0
+        return self._max_batches - len(self._slots)
+
+    async def learn(self, after: After, cursor: int | None) -> bool:
+        """Ask what follows, where there is room for it; says whether that was asked.
+
+        `cursor` is the batch before the first one known.
+        """
+        wanted, last = self.wanted, self.last
+        if not wanted:
+            return False
+        try:
+            self.add(await after(cursor if last is None else last.sequence, wanted))
+        except Uncounted:
+            # Told when its turn comes: what was appended before it is delivered before it.
+            if last is None:
+                raise
+            return False
+        return True
+
+    def add(self, descriptors: Iterable[Descriptor]) -> None:
+        """Learn of batches that follow those known."""
+        self._slots.extend(_Slot(descriptor) for descriptor in descriptors)
+        self._begin_more()
+
+    async def first(self) -> Outcome:
+        """Wait for the first batch, or for the error of fetching it. It stays where it is."""
+        if self._slots[0].failed_unseen:
+            self.try_first_again()
+        self._begin_more()
+        task = self._slots[0].task
+        assert task is not None
+        if not task.done():
+            await asyncio.wait((task,))
+        if task.cancelled():
+            raise Refused("closed while a batch was being waited for")
+        return task.result()
+
+    def pop(self) -> Descriptor:
+        """The first batch was handed over."""
+        slot = self._slots.popleft()
+        self._begin_more()
+        return slot.descriptor
+
+    def try_first_again(self) -> None:
+        """The error of the first batch was told: fetch it again when it is asked for."""
+        self._slots[0].task, self._slots[0].decoded_bytes = None, 0
+
+    def drop_through(self, sequence: int) -> None:
+        """Batches through this one were handed out by another way."""
+        while self._slots and self._slots[0].descriptor.sequence <= sequence:
+            task = self._slots.popleft().task
+            if task is not None:
+                task.cancel()
+
+    async def close(self) -> None:
+        """Stop what is under way, and wait until it has stopped."""
+        tasks = [slot.task for slot in self._slots if slot.task is not None]
+        self._slots.clear()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _begin_more(self) -> None:
+        total_bytes = 0
+        for number, slot in enumerate(self._slots):
+            total_bytes += slot.size_bytes
+            if number and (number >= self._max_batches or total_bytes > self._max_bytes):
+                return
+            if slot.task is None:
+                slot.task = runtime.spawn(
+                    slot.fetched(self._fetch),
+                    name=f"fetch batch {slot.descriptor.sequence}",
+                )

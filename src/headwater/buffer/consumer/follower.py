@@ -15,19 +15,17 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Literal
 
-from headwater.buffer.consumer.backlog import Lag, lag_behind
-from headwater.buffer.consumer.consumed import ConsumedBatch
+from headwater.buffer.consumer.collection import check_consumable
+from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.buffer.consumer.delivery import Delivery, OnBadBatch
-from headwater.buffer.consumer.fetch import FetchHandle
+from headwater.buffer.consumer.fetcher import FetchHandle
 from headwater.buffer.consumer.group import GroupPosition, GroupRegister
-from headwater.buffer.consumer.metrics import ConsumerMetrics
-from headwater.buffer.consumer.own_process import OwnProcess
-from headwater.buffer.consumer.source import consumable
-from headwater.buffer.queue.contract import Descriptor, Looker, QueueState
+from headwater.buffer.consumer.metrics import ConsumerMetrics, Lag, lag_behind
+from headwater.buffer.consumer.ownership import ProcessGuard
+from headwater.buffer.queue.contract import Descriptor, QueueReader, QueueState
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.deleted import telling_of_deletion
-from headwater.buffer.stream.source import opening
-from headwater.buffer.stream.streams import resolve
+from headwater.buffer.stream.handle import explain_deletion, open_source
+from headwater.buffer.stream.streams import resolve_stream
 from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
 from headwater.core.errors import Refused, RolledBack
@@ -52,7 +50,7 @@ class Follower:
         group: str,
         position: GroupPosition,
         delivery: Delivery,
-        looker: Looker,
+        looker: QueueReader,
         owned: Store | None = None,
     ) -> None:
         """Use `Follower.open`. A store that is `owned` is closed with the follower."""
@@ -69,7 +67,7 @@ class Follower:
         self._onlooker = stream.looker(partition)
         self._lagging = asyncio.Lock()
         self._owned = owned
-        self._process = OwnProcess("follower")
+        self._process = ProcessGuard("follower")
         self._is_closed = False
 
     @classmethod
@@ -92,8 +90,8 @@ class Follower:
         """
         if start not in ("earliest", "latest"):
             raise Refused(f'start is {start!r}: it is "earliest" or "latest"')
-        async with opening(source) as (found, owned):
-            stream = consumable(await resolve(found, name), partition, group)
+        async with open_source(source) as (found, owned):
+            stream = check_consumable(await resolve_stream(found, name), partition, group)
             delivery = Delivery(
                 stream,
                 partition,
@@ -104,7 +102,7 @@ class Follower:
                 metrics=ConsumerMetrics(),
             )
             looker = stream.looker(partition)
-            async with telling_of_deletion(stream):
+            async with explain_deletion(stream):
                 state = await looker.state()
             following = state.floor_sequence if start == "earliest" else state.next_sequence
             begin = GroupPosition(following, runtime.wall_ms())
@@ -115,7 +113,7 @@ class Follower:
             position = kept.value
             if position.next_sequence > state.next_sequence:
                 # Perhaps only ahead of the earlier look: another process of the group went on.
-                async with telling_of_deletion(stream):
+                async with explain_deletion(stream):
                     state = await looker.state()
             _check_not_ahead(stream, partition, group, position, state)
         delivery.cursor = position.next_sequence - 1
@@ -143,7 +141,7 @@ class Follower:
     async def next_batch(self) -> ConsumedBatch | None:
         """The next batch; None if there is none at present. As a consumer's, may be cancelled."""
         self._process.check()
-        async with self._reading, telling_of_deletion(self.stream):
+        async with self._reading, explain_deletion(self.stream):
             self._check_open()
             await self._delivery.look(self._looker.after, None)
             return await self._delivery.next_batch()
@@ -153,7 +151,7 @@ class Follower:
         if whole_number("max_count", max_count) < 0:
             raise Refused(f"{max_count} descriptors: ask for none or more")
         self._process.check()
-        async with self._reading, telling_of_deletion(self.stream):
+        async with self._reading, explain_deletion(self.stream):
             self._check_open()
             if not max_count:
                 return []
@@ -195,7 +193,7 @@ class Follower:
     async def lag(self) -> Lag:
         """What lies after the committed position, looked up in the queue."""
         self._check_open()
-        async with self._lagging, telling_of_deletion(self.stream):
+        async with self._lagging, explain_deletion(self.stream):
             return await lag_behind(self._onlooker, self._committed)
 
     async def close(self) -> None:

@@ -52,7 +52,7 @@ class OtherQuery(Fenced):
         """What is kept."""
 
 
-class Place(NamedTuple):
+class QueuePosition(NamedTuple):
     """Between two records: everything before it in two numbers, which rise together."""
 
     sequence: int
@@ -60,7 +60,7 @@ class Place(NamedTuple):
     lsn: int
 
 
-class Step(NamedTuple):
+class QueryStep(NamedTuple):
     """A micro-batch among those of its query."""
 
     number: int
@@ -68,7 +68,7 @@ class Step(NamedTuple):
     """Whether it has no rows, and lets the one before it be committed."""
 
 
-NO_STEP: Final = Step(0)
+NO_STEP: Final = QueryStep(0)
 
 
 class GroupRegister:
@@ -91,7 +91,7 @@ class GroupRegister:
             return None
 
     async def begin(
-        self, place: Place, *, together: Mapping[str, Place] | None = None
+        self, place: QueuePosition, *, together: Mapping[str, QueuePosition] | None = None
     ) -> GroupPosition:
         """Let the group begin here, unless it has begun; returns where it stands.
 
@@ -103,7 +103,12 @@ class GroupRegister:
         return (await self._register.update(lambda now: first if now is None else now)).value
 
     async def advance(
-        self, place: Place, *, behind: bool = False, query: str = "", step: Step = NO_STEP
+        self,
+        place: QueuePosition,
+        *,
+        behind: bool = False,
+        query: str = "",
+        step: QueryStep = NO_STEP,
     ) -> GroupPosition:
         """Move forward to this place; a position past it stays.
 
@@ -125,7 +130,7 @@ class GroupRegister:
 
         return (await self._register.update(forward)).value
 
-    async def claim(self, place: Place, query: str) -> GroupPosition:
+    async def claim(self, place: QueuePosition, query: str) -> GroupPosition:
         """A query begins here; whatever another one of the group does from now on is refused.
 
         `OtherQuery` if the group has moved past this place, which the query does not know.
@@ -142,7 +147,7 @@ class GroupRegister:
 
         return (await self._register.update(claimed)).value
 
-    async def count(self, query: str, step: Step) -> GroupPosition:
+    async def count(self, query: str, step: QueryStep) -> GroupPosition:
         """The query has planned so many micro-batches.
 
         `OtherQuery` if the position is another one's, or if the query has planned more than that:
@@ -157,7 +162,7 @@ class GroupRegister:
 
         return (await self._register.update(counted)).value
 
-    def _counted(self, now: GroupPosition | None, query: str, step: Step) -> GroupPosition:
+    def _counted(self, now: GroupPosition | None, query: str, step: QueryStep) -> GroupPosition:
         """The position with the count of the query that has claimed it."""
         if now is None:
             raise RolledBack(
@@ -170,7 +175,7 @@ class GroupRegister:
             return now
         return msgspec.structs.replace(now, step=step.number, closed=step.closed)
 
-    async def owned_until(self, acked: Place) -> GroupPosition:
+    async def owned_until(self, acked: QueuePosition) -> GroupPosition:
         """The group owned the queue, acknowledged so far, and does not any more."""
         last = _kept(acked)
 
@@ -183,7 +188,7 @@ class GroupRegister:
 
         return (await self._register.update(leave)).value
 
-    async def owns_from(self, acked: Place) -> None:
+    async def owns_from(self, acked: QueuePosition) -> None:
         """The group is about to take over a queue that is acknowledged so far, or further soon.
 
         From here on only its own position counts: whatever the owner before it acknowledges until
@@ -196,7 +201,7 @@ class GroupRegister:
         await self._register.update(enter)
 
 
-def _kept(place: Place, *, behind: bool = False) -> GroupPosition:
+def _kept(place: QueuePosition, *, behind: bool = False) -> GroupPosition:
     return GroupPosition(place.sequence, runtime.wall_ms(), place.lsn, behind)
 
 

@@ -1,12 +1,165 @@
-"""What a consumer counts, under the names that dashboards of the published buffer know."""
+"""Lag and metrics of consumers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from headwater.buffer.queue.contract import Collected, Counters
+import msgspec
+
+from headwater.buffer.consumer.group import GroupRegister
+from headwater.buffer.queue.contract import Collected, Counters, Descriptor, QueueReader, QueueState
+from headwater.buffer.stream import Stream
+from headwater.buffer.stream.streams import borrow_stream
 from headwater.core import runtime
+from headwater.core.errors import NotFound, RolledBack, Trimmed
+from headwater.core.limits import LAG_WALK_BATCHES, LOOK_BATCHES
 from headwater.core.metrics import Histogram
+from headwater.store import Store
+
+
+class Lag(msgspec.Struct, frozen=True):
+    """What waits. All zero when nothing does."""
+
+    batches: int = 0
+    records: int = 0
+    """Published v1: up to the first batch that cannot be counted, if there is one."""
+    size_bytes: int | None = 0
+    """None where adding it up would take more than LAG_WALK_BATCHES descriptors."""
+    seconds: float = 0.0
+    """Since the oldest record that waits was ingested."""
+
+
+async def lag(
+    source: str | Store | Stream,
+    name: str | None = None,
+    *,
+    partition: int = 0,
+    group: str | None = None,
+) -> Lag:
+    """What the owner of a partition's consumer, or a group, has not processed. Opens nothing.
+
+    `NotFound` if the group never began; `RolledBack` if it stands beyond the end of the queue.
+    """
+    async with borrow_stream(source, name) as stream:
+        return await _lag(stream, partition, group)
+
+
+class UnknownGroup(NotFound):
+    """The group never began: it has no position, and so no lag. Check its name."""
+
+
+async def _lag(stream: Stream, partition: int, group: str | None) -> Lag:
+    looker = stream.looker(partition)
+    # The position before the end: no group stands beyond an end that was looked up later.
+    kept = None if group is None else await GroupRegister(stream, partition, group).read()
+    state = (await looker.state()).checked()
+    if group is None:
+        return _behind(state)
+    if kept is not None and kept.next_sequence > state.next_sequence:
+        raise RolledBack(
+            f"group {group!r} stands at batch {kept.next_sequence - 1} of stream {stream.name!r}, "
+            f"partition {partition}, whose next one is {state.next_sequence}: the queue was "
+            "restored to an earlier state"
+        )
+    if state.group == group and (kept is None or not kept.behind):
+        found = _behind(state)
+    elif kept is not None:
+        found = await lag_behind(looker, kept.next_sequence - 1)
+    else:
+        raise UnknownGroup(
+            f"group {group!r} has no position in stream {stream.name!r}, partition {partition}, "
+            f"which {f'group {state.group!r}' if state.group else 'no group'} owns"
+        )
+    if kept is None or kept.lsn is None:
+        return found
+    # A position may lie within a batch, which the owner's queue does not know.
+    return msgspec.structs.replace(found, records=min(found.records, state.next_lsn - kept.lsn))
+
+
+async def lag_of_owner(
+    looker: QueueReader, *, undequeued: Sequence[Descriptor], oldest: Descriptor | None
+) -> Lag:
+    """The lag of a consumer, which knows of acknowledgements that the queue does not have yet.
+
+    `undequeued` are those; `oldest` is the oldest batch handed out and not acknowledged.
+    """
+    state = (await looker.state()).checked()
+    acked = [d for d in undequeued if d.sequence >= state.acked_sequence]
+    if not acked:
+        return _behind(state)
+    after = acked[-1]
+    left = state.next_sequence - (after.sequence + 1)
+    if left <= 0:
+        return Lag()
+    if oldest is None and after.sequence + 1 != state.uncounted_sequence:
+        oldest = next(iter(await looker.after(after.sequence, 1)), None)
+    return Lag(
+        batches=left,
+        records=max(0, state.next_lsn - (after.last_lsn + 1)),
+        size_bytes=max(0, state.pending_bytes - sum(d.size_bytes for d in acked)),
+        seconds=_seconds_since(None if oldest is None else oldest.min_ms),
+    )
+
+
+async def lag_behind(looker: QueueReader, position: int) -> Lag:
+    """What lies after a position of one's own; -1 is before the first batch.
+
+    `Trimmed` if that is not retained any more; `floor` is the oldest sequence.
+    """
+    state = (await looker.state()).checked()
+    following = position + 1
+    if following < state.floor_sequence:
+        raise Trimmed(
+            f"what follows {position} went with the retention; the oldest batch is "
+            f"{state.floor_sequence}",
+            floor=state.floor_sequence,
+        )
+    left = state.next_sequence - following
+    if left <= 0:
+        return Lag()
+    lost = state.uncounted_sequence
+    walked = await _walk(looker, position, state.next_sequence if lost is None else lost)
+    if not walked:
+        return Lag(batches=left, size_bytes=None)
+    first = walked[0]
+    whole = walked[-1].sequence + 1 == state.next_sequence
+    return Lag(
+        batches=left,
+        records=state.next_lsn - first.first_lsn,
+        size_bytes=sum(d.size_bytes for d in walked) if whole else None,
+        seconds=_seconds_since(first.min_ms),
+    )
+
+
+async def _walk(looker: QueueReader, position: int, end: int) -> list[Descriptor]:
+    walked: list[Descriptor] = []
+    while position + 1 < end:
+        found = await looker.after(position, LOOK_BATCHES)
+        walked += [d for d in found if d.sequence < end]
+        if not found or len(walked) >= LAG_WALK_BATCHES:
+            break
+        position = found[-1].sequence
+    return walked
+
+
+def _behind(state: QueueState) -> Lag:
+    if state.pending <= 0:
+        return Lag()
+    return Lag(
+        batches=state.pending,
+        records=state.next_lsn - state.acked_lsn,
+        size_bytes=state.pending_bytes,
+        seconds=_seconds_since(state.oldest_pending_ms),
+    )
+
+
+def _seconds_since(ms: int | None) -> float:
+    return 0.0 if ms is None else max(0.0, (runtime.wall_ms() - ms) / 1000)
+
+
+# What a consumer counts, under the names that dashboards of the published buffer know.
+
 
 _PUBLISHED: Final = (
     "batches_collected",

@@ -1,32 +1,22 @@
-"""The ownership of a partition, for whoever reads it by other means: a planner on a cluster.
-
-    ownership = await Ownership.open(stream, 0, "billing", acked_through=41)
-    …                                  # descriptors from a Looker, batches fetched elsewhere
-    await ownership.acknowledge(57)    # everything through batch 57 was processed
-
-Always holds:
-
-- only the one that opened last acknowledges; every other is told who took over, and when;
-- garbage is collected for as long as this lives and is the owner.
-"""
+"""The owner of a partition: epoch, acknowledged frontier, and the check of its process."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
+from headwater.buffer.consumer.collection import Sweeper, check_consumable, retention_of
 from headwater.buffer.consumer.dead_letter import write_dead_letter
 from headwater.buffer.consumer.metrics import ConsumerMetrics
-from headwater.buffer.consumer.own_process import OwnProcess
-from headwater.buffer.consumer.source import consumable, retention_of
-from headwater.buffer.consumer.sweeper import Sweeper
-from headwater.buffer.queue.contract import Taker, Uncounted
+from headwater.buffer.queue.contract import Descriptor, QueueConsumer, Uncounted
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.deleted import telling_of_deletion
+from headwater.buffer.stream.handle import explain_deletion
 from headwater.core import runtime
-from headwater.core.errors import Fenced, HeadwaterError
-from headwater.core.limits import GC_INTERVAL_S
+from headwater.core.errors import Fenced, HeadwaterError, LimitExceeded, Refused
+from headwater.core.limits import ACKS_PER_DEQUEUE, GC_INTERVAL_S, UNACKED_MAX_BATCHES
+from headwater.core.portal import call_in_child
 
 
 class TakenOver(Fenced):
@@ -44,7 +34,12 @@ class Ownership:
     """One life of a partition's owner, without the reading half of a consumer."""
 
     def __init__(
-        self, stream: Stream, partition: int, group: str, taker: Taker, sweeper: Sweeper | None
+        self,
+        stream: Stream,
+        partition: int,
+        group: str,
+        taker: QueueConsumer,
+        sweeper: Sweeper | None,
     ) -> None:
         """Use `Ownership.open`."""
         self.stream = stream
@@ -52,7 +47,7 @@ class Ownership:
         self.group = group
         self._taker = taker
         self._sweeper = sweeper
-        self._process = OwnProcess("ownership")
+        self._process = ProcessGuard("ownership")
         self._asking = asyncio.Lock()
 
     @classmethod
@@ -72,7 +67,7 @@ class Ownership:
         `acked_through` also acknowledges through that batch. `Refused` if another group owns
         the partition and `take_over` is false, or on a stream that nodes consume.
         """
-        consumable(stream, partition, group)
+        check_consumable(stream, partition, group)
         taker = stream.taker(partition)
         metrics = ConsumerMetrics(taker.counters)
         sweeper = None
@@ -80,7 +75,7 @@ class Ownership:
             collector = stream.collector(partition)
             retention = partial(retention_of, stream)
             sweeper = Sweeper(collector, retention, metrics, interval_s=gc_interval_s)
-        async with telling_of_deletion(stream):
+        async with explain_deletion(stream):
             await taker.open(group, take_over=take_over, last_acked_sequence=acked_through)
         ownership = cls(stream, partition, group, taker, sweeper)
         if sweeper is not None:
@@ -120,7 +115,7 @@ class Ownership:
         self._process.check()
         async with self._asking:
             try:
-                async with telling_of_deletion(self.stream):
+                async with explain_deletion(self.stream):
                     await question()
             except Fenced as error:
                 if self._sweeper is not None:
@@ -146,3 +141,135 @@ class Ownership:
             group=self.group,
             by=state.group,
         )
+
+
+# How far a consumer has acknowledged, and what it may acknowledge next.
+#
+# Always holds:
+#
+# - the frontier only moves forward, over batches that were handed out, in their order;
+# - it moves after the dequeue that it asks for, never before: an error leaves everything as it
+# was,
+#   and the same acknowledgement can be tried again;
+# - what was handed out and not acknowledged is bounded: whoever reads on without ever
+# acknowledging
+#   is told, before the memory is full.
+
+
+class Frontier:
+    """The acknowledgements of one consumer."""
+
+    def __init__(self, position: int | None) -> None:
+        self.last_acked: int | None = position
+        self.last_handed_out: int | None = position
+        self._unacked: deque[Descriptor] = deque()
+        self._undequeued: list[Descriptor] = []
+
+    @property
+    def oldest_unacked(self) -> Descriptor | None:
+        """The oldest batch that was handed out and not acknowledged."""
+        return self._unacked[0] if self._unacked else None
+
+    @property
+    def undequeued(self) -> list[Descriptor]:
+        """Acknowledged here, while the queue still has them as pending."""
+        return self._undequeued
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next acknowledgement comes with a dequeue."""
+        return len(self._undequeued) + 1 >= ACKS_PER_DEQUEUE
+
+    def room(self) -> int:
+        """How many batches can be handed out; `LimitExceeded` if none before an acknowledgement."""
+        left = UNACKED_MAX_BATCHES - len(self._unacked)
+        if left < 1:
+            raise LimitExceeded(
+                f"{len(self._unacked):,} batches were handed out and not acknowledged; "
+                f"UNACKED_MAX_BATCHES is {UNACKED_MAX_BATCHES:,}. Acknowledge what was processed "
+                "(ack, ack_through); to read without acknowledging, follow the stream (Follower) "
+                "or read it (headwater.read)"
+            )
+        return left
+
+    def hand_out(self, descriptors: Iterable[Descriptor]) -> None:
+        """These batches are the caller's to acknowledge."""
+        for descriptor in descriptors:
+            self._unacked.append(_slim(descriptor))
+            self.last_handed_out = descriptor.sequence
+
+    def check_next(self, sequence: int) -> None:
+        """Refuse an acknowledgement that does not follow the one before it."""
+        expected = 0 if self.last_acked is None else self.last_acked + 1
+        if sequence != expected:
+            raise Refused(f"out-of-order ack: expected sequence {expected}, got {sequence}")
+        self._check_handed_out("ack", sequence)
+
+    def check_through(self, sequence: int) -> None:
+        """Refuse to acknowledge again, or what was never handed out."""
+        if self.last_acked is not None and sequence <= self.last_acked:
+            raise Refused(
+                f"non-monotonic ack_through: last_acked={self.last_acked}, requested={sequence}"
+            )
+        self._check_handed_out("ack_through", sequence)
+
+    def advance(self, sequence: int) -> int:
+        """Acknowledge through this sequence; returns how many batches that were."""
+        count = 0
+        while self._unacked and self._unacked[0].sequence <= sequence:
+            self._undequeued.append(self._unacked.popleft())
+            count += 1
+        self.last_acked = sequence
+        return count
+
+    def settle(self) -> None:
+        """The queue knows of every acknowledgement."""
+        self._undequeued.clear()
+
+    def _check_handed_out(self, verb: str, sequence: int) -> None:
+        if self.last_handed_out is None or sequence > self.last_handed_out:
+            last = "nothing" if self.last_handed_out is None else f"{self.last_handed_out} the last"
+            raise Refused(
+                f"{verb} of sequence {sequence}, beyond what was handed out ({last}): only what "
+                "was delivered can be acknowledged"
+            )
+
+
+def _slim(descriptor: Descriptor) -> Descriptor:
+    """Without the batch itself: it may wait long for its acknowledgement."""
+    return Descriptor(
+        sequence=descriptor.sequence,
+        location=descriptor.location,
+        first_lsn=descriptor.first_lsn,
+        rows=descriptor.rows,
+        size_bytes=descriptor.size_bytes,
+        min_ms=descriptor.min_ms,
+        max_ms=descriptor.max_ms,
+    )
+
+
+# The process that opened something, which alone goes on with it.
+
+
+class ProcessGuard:
+    """Knows whether this still is the process in which it was made, or a forked child of that.
+
+    A child has a copy of every position: parent and child would take the same batches, and each
+    acknowledge what the other has yet to process.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self.is_left = False
+        """Whether this is a forked child."""
+        call_in_child(self._begin_in_child)
+
+    def check(self) -> None:
+        """Refuse to go on in a forked child."""
+        if self.is_left:
+            raise Refused(
+                f"this {self._what} was opened before the process forked: open one in the child"
+            )
+
+    def _begin_in_child(self) -> None:
+        self.is_left = True

@@ -24,10 +24,10 @@ class UnreadableBatch(Damaged):
         """In one sentence, beginning with the kind of the error."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (str(self), self.descriptor, self.cause)
+        return _restore_error, (str(self), self.descriptor, self.cause)
 
 
-def _rebuilt(message: str, descriptor: Descriptor, cause: str) -> UnreadableBatch:
+def _restore_error(message: str, descriptor: Descriptor, cause: str) -> UnreadableBatch:
     return UnreadableBatch(message, descriptor=descriptor, cause=cause)
 
 

@@ -37,8 +37,7 @@ from headwater.buffer.producer.record_columns import PartitionRows, cut, owned, 
 from headwater.buffer.records import VALUE
 from headwater.core import limits, runtime
 from headwater.core.errors import HeadwaterError, LimitExceeded, Refused, Unavailable
-from headwater.core.fork import tell_in_child
-from headwater.core.portal import Portal
+from headwater.core.portal import Portal, call_in_child
 
 INLINE_COPY_BYTES: Final = 4 * limits.MIB
 """Columns up to this size are checked and copied by the caller, which takes a millisecond or so;
@@ -116,7 +115,7 @@ class RecordAccumulator:
         self.refusal: HeadwaterError | None = None
         """Why no call is taken any more."""
         self.is_forked = False
-        tell_in_child(self._begin_in_child)
+        call_in_child(self._begin_in_child)
 
     # Calls of one record
 

@@ -37,8 +37,8 @@ from headwater.buffer.producer.handle import BlockingHandle
 from headwater.buffer.producer.producer import BaseProducer, Producer, open_sender
 from headwater.buffer.producer.serializer import UnrecordedColumns
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.source import opening
-from headwater.buffer.stream.streams import resolve
+from headwater.buffer.stream.handle import open_source
+from headwater.buffer.stream.streams import resolve_stream
 from headwater.core import portal, runtime
 from headwater.core.errors import HeadwaterError, Refused
 from headwater.core.portal import Portal
@@ -84,8 +84,8 @@ class BlockingProducer(BaseProducer):
         home = portal.shared()
 
         async def opened() -> Producer:
-            async with opening(source) as (found, owned):
-                stream = await resolve(found, name, writing=True)
+            async with open_source(source) as (found, owned):
+                stream = await resolve_stream(found, name, writing=True)
                 sender = await open_sender(stream, producer_id, settings, home)
                 return _LoopProducer(sender, owned)
 
@@ -223,7 +223,7 @@ class OpenProducers:
     def add(self, producer: Producer, home: Portal) -> None:
         """Close this one at the end of the process, unless it is closed before."""
         self._portals[producer] = home
-        portal.before_end(self.close_all)
+        portal.call_at_exit(self.close_all)
 
     def discard(self, producer: Producer) -> None:
         """It was closed."""

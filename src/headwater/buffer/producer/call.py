@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from headwater.buffer.expansion import check_expansion
+from headwater.buffer.arrow_stream import check_valid
 from headwater.buffer.producer.record_columns import Header, RecordLists
 from headwater.buffer.records import (
     HEADERS,
@@ -22,13 +22,13 @@ from headwater.buffer.records import (
     TIMESTAMP,
     VALUE,
     Operation,
+    check_expansion,
     check_operations,
     check_sizes,
     from_arrow,
     from_values,
     with_column,
 )
-from headwater.buffer.soundness import check_sound
 from headwater.core import limits
 from headwater.core.errors import LimitExceeded, Refused
 
@@ -257,7 +257,7 @@ def typed(
         and isinstance(data, pa.RecordBatch)
         and data.schema.equals(carried, check_metadata=True)
     ):
-        check_sound(data)
+        check_valid(data)
         call.take_batches([data])
     else:
         call.take_batches(from_arrow(data))
@@ -288,7 +288,7 @@ def _take_arrow(
 
 def _check_array(name: str, column: pa.Array) -> None:
     table = pa.table({name: column})
-    check_sound(table)
+    check_valid(table)
     check_expansion(table)
 
 

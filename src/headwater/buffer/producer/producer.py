@@ -45,11 +45,10 @@ from headwater.buffer.producer.serializer import (
     RecordSerializer,
     UnrecordedColumns,
 )
-from headwater.buffer.queue.contract import Appender, Resumed
+from headwater.buffer.queue.contract import Appender, ProducerState
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.deleted import telling_of_deletion
-from headwater.buffer.stream.source import opening
-from headwater.buffer.stream.streams import resolve
+from headwater.buffer.stream.handle import explain_deletion, open_source
+from headwater.buffer.stream.streams import resolve_stream
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, Refused
 from headwater.core.portal import Portal
@@ -73,7 +72,7 @@ class BaseProducer:
         self._batches = sender.accumulator.batches
 
     @property
-    def resumed(self) -> dict[int, Resumed]:
+    def resumed(self) -> dict[int, ProducerState]:
         """By partition: the last accepted batch of the last producer under this id."""
         return {each.partition: each.resumed for each in self._sender.partitions}
 
@@ -173,8 +172,8 @@ class Producer(BaseProducer):
         `producer_id` fences the last producer under that id; `resumed` says what it had accepted.
         Without one, the producer has an id of its own.
         """
-        async with opening(source) as (found, owned):
-            stream = await resolve(found, name, writing=True)
+        async with open_source(source) as (found, owned):
+            stream = await resolve_stream(found, name, writing=True)
             return cls(await open_sender(stream, producer_id, settings), owned)
 
     async def __aenter__(self) -> Producer:
@@ -399,9 +398,9 @@ async def open_sender(
     chosen = runtime.new_ulid() if producer_id is None else _checked_id(producer_id)
     slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
 
-    async def one(partition: int) -> tuple[Appender, Resumed]:
+    async def one(partition: int) -> tuple[Appender, ProducerState]:
         appender = stream.appender(partition, chosen)
-        async with slots, telling_of_deletion(stream):
+        async with slots, explain_deletion(stream):
             return appender, await appender.open()
 
     found = await asyncio.gather(

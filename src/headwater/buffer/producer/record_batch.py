@@ -17,9 +17,8 @@ from typing import Final, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.buffer.batch import Batch, Times
-from headwater.buffer.calls import Calls
-from headwater.buffer.loose import Apart
+from headwater.buffer.arrow_stream import DeferredBytes
+from headwater.buffer.batch import Batch, BatchTimes, Calls
 from headwater.buffer.producer.record_columns import (
     PartitionRows,
     RecordLists,
@@ -28,7 +27,7 @@ from headwater.buffer.producer.record_columns import (
     split,
     without_nulls,
 )
-from headwater.buffer.queue.contract import NewBatch, Placed
+from headwater.buffer.queue.contract import AppendedBatch, NewBatch
 from headwater.core.portal import Portal
 
 _NEVER: Final = -1
@@ -184,7 +183,7 @@ class ProducerBatch(BaseBatch):
         self.producer_sequence = 0
         self.content: Batch | None = None
         self.encoded_bytes = 0
-        self.times = Times(0, 0, None, None)
+        self.times = BatchTimes(0, 0, None, None)
         self.inline: bytes | None = None
         self.packed_calls = b""
         self.resume_metadata: bytes | None = None
@@ -199,7 +198,7 @@ class ProducerBatch(BaseBatch):
         # The result
         self.is_done = False
         """Whether the handles have a result: accepted, or an error."""
-        self.placed: Placed | None = None
+        self.placed: AppendedBatch | None = None
         self.error: BaseException | None = None
         self.is_reported = False
         """Whether a handle, `flush` or `close` has raised the error."""
@@ -211,7 +210,7 @@ class ProducerBatch(BaseBatch):
         With `loose`, the values may stay where they are.
         """
         calls = Calls.from_columns(self.starts, self.times_ms, self.metadata)
-        values: Apart | None = None
+        values: DeferredBytes | None = None
         first = self.pieces[0]
         if len(self.pieces) > 1 or not isinstance(first, RecordLists):
             pieces = [
@@ -250,7 +249,7 @@ class ProducerBatch(BaseBatch):
 
     # The result
 
-    def accept(self, placed: Placed) -> None:
+    def accept(self, placed: AppendedBatch) -> None:
         """It has landed. This may also follow a failure with an unknown outcome."""
         self.placed = placed
         self._end()

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.buffer.loose import Chunks, Loose
+from headwater.buffer.arrow_stream import ChunkedColumn, ValuesColumn
 from headwater.buffer.partitioner import NO_PARTITION, partition_keys
 from headwater.buffer.records import (
     HEADERS,
@@ -100,7 +100,7 @@ class RecordLists:
         except TypeError:
             return self._with_values(pa.array(self.values, RESERVED[VALUE]))
 
-    def to_loose_arrow(self) -> tuple[pa.RecordBatch, Loose | None]:
+    def to_loose_arrow(self) -> tuple[pa.RecordBatch, ValuesColumn | None]:
         """The same with a placeholder for the values, and the values, if none of them is null."""
         try:
             loose = self._loose()
@@ -108,9 +108,9 @@ class RecordLists:
             return self._with_values(pa.array(self.values, RESERVED[VALUE])), None
         return self._with_values(loose.stand_in()), loose
 
-    def _loose(self) -> Loose:
+    def _loose(self) -> ValuesColumn:
         sizes = self.sizes if len(self.sizes) == len(self.values) else None
-        return Loose(self.values, sizes)  # type: ignore[arg-type]
+        return ValuesColumn(self.values, sizes)  # type: ignore[arg-type]
 
     def _with_values(self, values: pa.Array) -> pa.RecordBatch:
         columns = {
@@ -209,7 +209,7 @@ def joined(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 def loosely_joined(
     pieces: Sequence[pa.RecordBatch],
-) -> tuple[pa.RecordBatch, Chunks | None]:
+) -> tuple[pa.RecordBatch, ChunkedColumn | None]:
     """The same with a placeholder for the largest column of bytes or text, and that column.
 
     The column is then written from where it is, without one more copy.
@@ -229,7 +229,7 @@ def loosely_joined(
         or not all(piece.schema.equals(first) for piece in pieces)
     ):
         return joined(pieces), None
-    chunks = Chunks([piece.column(name) for piece in pieces])
+    chunks = ChunkedColumn([piece.column(name) for piece in pieces])
     index = first.get_field_index(name)
     columns = list(joined([piece.drop_columns([name]) for piece in pieces]).columns)
     columns.insert(index, chunks.stand_in())

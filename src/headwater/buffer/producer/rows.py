@@ -22,9 +22,9 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.buffer.conversion import extended_type
 from headwater.buffer.producer.call import header_pairs, is_whole_text, operation_code
 from headwater.buffer.records import HEADERS, HEADERS_TYPE, OPERATION, RESERVED
-from headwater.buffer.widening import extended_type
 from headwater.core.errors import Refused
 
 _SHOWN: Final = 60

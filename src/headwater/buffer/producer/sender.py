@@ -32,18 +32,17 @@ from headwater.buffer.producer.record_batch import OpenBatch, ProducerBatch
 from headwater.buffer.producer.record_columns import defaults_for
 from headwater.buffer.producer.serializer import RecordSerializer
 from headwater.buffer.queue.contract import (
+    AppendedBatch,
     Appender,
     BelowFloor,
-    Encoded,
+    EncodedBytes,
     NewBatch,
     OlderSchema,
-    Placed,
-    Resumed,
+    ProducerState,
     Unsettled,
 )
-from headwater.buffer.queue.v1.items import pack_calls
+from headwater.buffer.queue.v1.manifest_format import pack_calls
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Bug,
     Damaged,
@@ -55,6 +54,7 @@ from headwater.core.errors import (
     Throttled,
     Unavailable,
 )
+from headwater.core.retry import RetryPolicy
 
 GROUP_MAX: Final = 256
 """Batches in one append, not counting those that were part of an earlier one."""
@@ -78,7 +78,7 @@ class Sender:
         settings: Settings,
         accumulator: RecordAccumulator,
         serializer: RecordSerializer,
-        opened: Sequence[tuple[Appender, Resumed]],
+        opened: Sequence[tuple[Appender, ProducerState]],
         producer_id: str,
         *,
         resumable: bool,
@@ -229,7 +229,7 @@ class PartitionSender:
     """Carries the batches of one partition into its queue."""
 
     def __init__(
-        self, sender: Sender, partition: int, appender: Appender, resumed: Resumed
+        self, sender: Sender, partition: int, appender: Appender, resumed: ProducerState
     ) -> None:
         self.partition = partition
         self.resumed = resumed
@@ -299,7 +299,7 @@ class PartitionSender:
         if self._sender.is_v1:
             batch.packed_calls = pack_calls(batch.content.calls)
 
-    def _encode(self, batch: ProducerBatch) -> Encoded:
+    def _encode(self, batch: ProducerBatch) -> EncodedBytes:
         sender = self._sender
         if batch.content is None:
             is_older = 0 < batch.schema_version < sender.schema_floor
@@ -372,7 +372,7 @@ class PartitionSender:
             batch.resume_metadata = self._resume_metadata
         return batch.entry()
 
-    def _land(self, group: list[ProducerBatch], placed: list[Placed]) -> None:
+    def _land(self, group: list[ProducerBatch], placed: list[AppendedBatch]) -> None:
         metrics, now_s = self._sender.metrics, runtime.monotonic_s()
         for batch, place in zip(group, placed, strict=True):
             self._batches.popleft()

@@ -13,15 +13,15 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from headwater.buffer.nulls import check_nulls
+from headwater.buffer.conversion import check_nulls
 from headwater.buffer.producer.accumulator import INLINE_COPY_BYTES
 from headwater.buffer.producer.call import Entries, OptionalColumns, ProduceCall, typed, valued
 from headwater.buffer.producer.rows import table_of
 from headwater.buffer.records import RESERVED, VALUE, without_untyped
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import StreamConfig
-from headwater.buffer.stream.deleted import told_of_deletion
-from headwater.buffer.stream.recording import settled_schema
+from headwater.buffer.stream.handle import deletion_error
+from headwater.buffer.stream.schema import await_schema
 from headwater.buffer.types import is_untyped
 from headwater.core import limits
 from headwater.core.errors import (
@@ -162,7 +162,7 @@ class RecordSerializer:
         """Learn the stream's schema, from this version on; wait for it, or withdraw it."""
         if self.stream.schema_version < floor:
             before = self.stream.config
-            self._learn(await settled_schema(self.stream.store, before, floor, is_patient=True))
+            self._learn(await await_schema(self.stream.store, before, floor, is_patient=True))
 
     def refit(self, records: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
         """Records that were fitted to an older schema, under the present one, and its version."""
@@ -171,7 +171,7 @@ class RecordSerializer:
 
     async def explain(self, error: HeadwaterError) -> HeadwaterError:
         """The error, or its reason: that the stream was deleted."""
-        reason = await told_of_deletion(self.stream, error)
+        reason = await deletion_error(self.stream, error)
         if reason is not error:
             reason.__cause__ = error
         return reason

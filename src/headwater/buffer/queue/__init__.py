@@ -11,37 +11,37 @@ from headwater.front import exports
 
 if TYPE_CHECKING:
     from headwater.buffer.queue.contract import (
+        AppendedBatch,
         Appender,
         BelowFloor,
         Collected,
         Collector,
         Counters,
         Descriptor,
-        Looker,
         NewBatch,
-        Placed,
+        ProducerState,
+        QueueConsumer,
+        QueueReader,
         QueueState,
-        Resumed,
         Retention,
-        Taker,
         TimeBy,
         Uncounted,
     )
 
 __all__ = [
+    "AppendedBatch",
     "Appender",
     "BelowFloor",
     "Collected",
     "Collector",
     "Counters",
     "Descriptor",
-    "Looker",
     "NewBatch",
-    "Placed",
+    "ProducerState",
+    "QueueConsumer",
+    "QueueReader",
     "QueueState",
-    "Resumed",
     "Retention",
-    "Taker",
     "TimeBy",
     "Uncounted",
 ]
@@ -49,7 +49,8 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "contract": "Appender BelowFloor Collected Collector Counters Descriptor Looker NewBatch "
-        "Placed QueueState Resumed Retention Taker TimeBy Uncounted",
+        "contract": "AppendedBatch Appender BelowFloor Collected Collector Counters Descriptor "
+        "NewBatch ProducerState QueueConsumer QueueReader QueueState Retention TimeBy "
+        "Uncounted",
     },
 )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from headwater.buffer.batch import Batch
     from headwater.buffer.compression import Compression
 
-Encoded = bytes | memoryview | Parts
+EncodedBytes = bytes | memoryview | Parts
 """The bytes of a batch."""
 TimeBy = Literal["timestamp", "ingestion"]
 """Which time of a record a position goes by: its own timestamp, or when it was ingested."""
@@ -91,14 +91,14 @@ class NewBatch(msgspec.Struct, frozen=True):
     """The published v1 manifest keeps the calls beside the location: its items, packed."""
 
 
-class Placed(NamedTuple):
+class AppendedBatch(NamedTuple):
     """Where a batch came to stand."""
 
     sequence: int
     first_lsn: int
 
 
-class Resumed(NamedTuple):
+class ProducerState(NamedTuple):
     """What a producer learns of its predecessor under the same id."""
 
     producer_sequence: int
@@ -154,7 +154,7 @@ class Descriptor(msgspec.Struct, frozen=True):
 class Uncounted(Damaged):
     """Published v1 only: a batch whose rows cannot be told, so that nothing after it has LSNs.
 
-    Restore the object, or go on without it: `Taker.give_up`.
+    Restore the object, or go on without it: `QueueConsumer.give_up`.
     """
 
     def __init__(self, message: str, *, descriptor: Descriptor) -> None:
@@ -227,15 +227,15 @@ class Appender(ABC):
     """Whether `encode` takes batches with a loose column."""
 
     @abstractmethod
-    async def open(self) -> Resumed:
+    async def open(self) -> ProducerState:
         """Fence every predecessor under this producer id, and learn how far they came."""
 
     @abstractmethod
-    def encode(self, batch: Batch, compression: Compression) -> Encoded:
+    def encode(self, batch: Batch, compression: Compression) -> EncodedBytes:
         """The batch in the format of this queue. Computes only; may run in a thread."""
 
     @abstractmethod
-    async def upload(self, batch_id: str, data: Encoded) -> None:
+    async def upload(self, batch_id: str, data: EncodedBytes) -> None:
         """Write a batch object, which nobody sees until it is appended."""
 
     async def discard(self, batch_id: str) -> None:
@@ -243,7 +243,7 @@ class Appender(ABC):
         raise Refused(f"upload {batch_id}: this queue's are deleted by its collector alone")
 
     @abstractmethod
-    async def append(self, batches: Sequence[NewBatch]) -> list[Placed]:
+    async def append(self, batches: Sequence[NewBatch]) -> list[AppendedBatch]:
         """Append in order, in as few writes as may be; returns once all of them have landed.
 
         After `Unavailable`, `OutcomeUnknown` or a cancellation, call again with the same batches
@@ -263,7 +263,7 @@ class Appender(ABC):
         """
 
 
-class Taker(ABC):
+class QueueConsumer(ABC):
     """The owning consumer's door to one partition. Every call but `open` may raise `Fenced`."""
 
     counters: Counters
@@ -317,7 +317,7 @@ class Taker(ABC):
         """Batches not dequeued, as of the last read or write."""
 
 
-class Looker(ABC):
+class QueueReader(ABC):
     """Reads without opening anything."""
 
     @abstractmethod

@@ -23,16 +23,20 @@ from typing import TYPE_CHECKING
 from headwater.front import exports
 
 if TYPE_CHECKING:
-    from headwater.buffer.stream.adopt import adopt_stream
-    from headwater.buffer.stream.delete import DeletedReport, check_deletable, delete_stream
-    from headwater.buffer.stream.delete_damaged import delete_damaged_stream
+    from headwater.buffer.stream.delete import (
+        DeletedReport,
+        check_deletable,
+        delete_damaged_stream,
+        delete_stream,
+    )
     from headwater.buffer.stream.handle import Stream
     from headwater.buffer.stream.streams import (
+        adopt_stream,
         alter_stream,
         create_stream,
         list_streams,
-        open_several,
         open_stream,
+        open_streams,
         stream_names,
     )
 
@@ -46,18 +50,17 @@ __all__ = [
     "delete_damaged_stream",
     "delete_stream",
     "list_streams",
-    "open_several",
     "open_stream",
+    "open_streams",
     "stream_names",
 ]
 
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "adopt": "adopt_stream",
-        "delete": "DeletedReport check_deletable delete_stream",
-        "delete_damaged": "delete_damaged_stream",
+        "delete": "DeletedReport check_deletable delete_damaged_stream delete_stream",
         "handle": "Stream",
-        "streams": "alter_stream create_stream list_streams open_several open_stream stream_names",
+        "streams": "adopt_stream alter_stream create_stream list_streams open_stream open_streams "
+        "stream_names",
     },
 )

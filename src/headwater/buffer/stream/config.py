@@ -1,24 +1,27 @@
-"""What `stream.json` says of a stream.
+"""The content of `stream.json`, and its register.
 
 Always holds:
 
-- every field is written, also where it is the default, so that a later default changes no stream
-  that exists; but for `v1_reading`, whose absence means strict for good;
-- the versions are read before the rest: what another version wrote may not fit these fields, and
-  "upgrade" is a better answer than "damaged";
+- every field is written, even with its default value, so that a later default does not change
+  existing streams. `v1_reading` is the exception: without it, reading is strict;
+- the versions are checked before the rest: the fields of another version may not fit here,
+  and "upgrade" is a better answer than "damaged";
 - a stream has columns exactly if its shape is `typed`;
-- the id is a UUID. It stands in paths below which things are deleted.
+- the id is a UUID. It is part of the paths below which objects are deleted.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from headwater.buffer.layout import check_stream_name, stream_key
 from headwater.core import limits, runtime
-from headwater.core.errors import Corrupt, NotSupported, Refused
+from headwater.core.errors import Conflict, Corrupt, NotFound, NotSupported, Refused
+from headwater.store import Register, Store
 
 FORMAT_VERSION: Final = 2
 """The stream format that this software reads and writes."""
@@ -26,7 +29,7 @@ RELEASE: Final = "0.1.0"
 """The first release of Headwater that reads and writes FORMAT_VERSION."""
 
 DAY_MS: Final = 86_400_000
-FOR_EVER: Final = -1
+UNLIMITED: Final = -1
 RETENTION_MS: Final = 7 * DAY_MS
 GC_GRACE_MS: Final = 600_000
 SEGMENT_BYTES: Final = 128 * limits.MIB
@@ -89,7 +92,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     format: Format = "native"
     compression: CompressionName = "none"
     retention_ms: int = RETENTION_MS
-    retention_bytes: int = FOR_EVER
+    retention_bytes: int = UNLIMITED
     gc_grace_ms: int = GC_GRACE_MS
     segment_bytes: int = SEGMENT_BYTES
     segment_ms: int = SEGMENT_MS
@@ -139,7 +142,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.state == "live"
 
 
-class _Versions(msgspec.Struct, frozen=True):
+class _FormatVersions(msgspec.Struct, frozen=True):
     reader_version: int
     writer_version: int
     needs_release: str = ""
@@ -158,7 +161,7 @@ def encode_config(config: StreamConfig) -> msgspec.Raw:
 def decode_config(name: str, raw: msgspec.Raw, *, writing: bool) -> StreamConfig:
     """Read a configuration; `NotSupported` says what to upgrade to."""
     try:
-        versions = msgspec.json.decode(raw, type=_Versions)
+        versions = msgspec.json.decode(raw, type=_FormatVersions)
         check_versions(name, versions, writing=writing)
         config = msgspec.json.decode(raw, type=StreamConfig)
     except msgspec.ValidationError as error:
@@ -173,7 +176,7 @@ def decode_config(name: str, raw: msgspec.Raw, *, writing: bool) -> StreamConfig
     return config
 
 
-def check_versions(name: str, needs: _Versions | StreamConfig, *, writing: bool) -> None:
+def check_versions(name: str, needs: _FormatVersions | StreamConfig, *, writing: bool) -> None:
     """Refuse a stream that takes later software: to read it, or to write it too."""
     if needs.reader_version < FORMAT_VERSION:
         # Not "upgrade": to whoever deletes damaged streams, it is one.
@@ -196,8 +199,8 @@ def check_versions(name: str, needs: _Versions | StreamConfig, *, writing: bool)
 
 _LEAST: Final[dict[str, int]] = {
     "partitions": 1,
-    "retention_ms": FOR_EVER,
-    "retention_bytes": FOR_EVER,
+    "retention_ms": UNLIMITED,
+    "retention_bytes": UNLIMITED,
     "gc_grace_ms": 0,
     "segment_bytes": limits.KIB,
     "segment_ms": 1_000,
@@ -235,6 +238,109 @@ def check_config(config: StreamConfig) -> StreamConfig:
     return config
 
 
-def changed(config: StreamConfig, changes: dict[str, Any]) -> StreamConfig:
+def with_changes(config: StreamConfig, changes: dict[str, Any]) -> StreamConfig:
     """The configuration with other settings, checked."""
     return check_config(msgspec.structs.replace(config, **changes))
+
+
+# The register `stream.json`: read, and changed by conditional writes alone.
+#
+# Always holds:
+#
+# - the versions that a stream needs are checked before anything else of it is believed, and before
+#   anything is written over it: what a later version added would be lost;
+# - the register is never deleted. A slow delete could remove that of a later stream, and with it
+#   the proof of which objects are whose.
+
+
+def check_store(store: Any) -> None:
+    """Refuse what is no store: its address, most likely."""
+    if isinstance(store, str):
+        raise Refused(
+            "a store is needed here, not its address: open it first, as in "
+            f"headwater.open_store({store!r}), and close it when you are done"
+        )
+    if not isinstance(store, Store):
+        raise Refused(f"a store is needed here (headwater.open_store), not {type(store).__name__}")
+
+
+class StreamRegister:
+    """What one stream is, in the store. Cheap; for one operation at a time."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        check_store(store)
+        self._name = check_stream_name(name)
+        self._url = store.url
+        # Raw: the versions in the value decide whether the rest of it can be understood.
+        self._register = Register(store, stream_key(name), msgspec.Raw)
+
+    async def read(self, *, writing: bool) -> StreamConfig:
+        """What is there, also of a stream that was deleted; `NotFound` if none ever was."""
+        try:
+            raw = (await self._register.read()).value
+        except NotFound as error:
+            raise self._missing() from error
+        return decode_config(self._name, raw, writing=writing)
+
+    async def read_live(self, *, writing: bool) -> StreamConfig:
+        """What is there of a stream that exists; `NotFound` if it does not."""
+        return self._live(await self.read(writing=writing))
+
+    async def update(self, change: Callable[[StreamConfig | None], StreamConfig]) -> StreamConfig:
+        """Change what is there. `change` only computes; what it raises, nothing is written."""
+
+        def change_raw(raw: msgspec.Raw | None) -> msgspec.Raw:
+            now = None if raw is None else decode_config(self._name, raw, writing=True)
+            after = change(now)
+            return raw if raw is not None and after == now else encode_config(after)
+
+        stored = (await self._register.update(change_raw)).value
+        return decode_config(self._name, stored, writing=True)
+
+    async def replace_damaged(self, config: StreamConfig) -> None:
+        """Put a tombstone where a register stands that cannot be read."""
+        encoded = encode_config(config)
+
+        def replace(raw: msgspec.Raw | None) -> msgspec.Raw:
+            if raw is not None:
+                try:
+                    current = decode_config(self._name, raw, writing=True)
+                except Corrupt:
+                    return encoded
+                raise Conflict(f"stream {self._name!r} was mended meanwhile", current=current)
+            return encoded
+
+        try:
+            await self._register.replace_damaged(encoded)
+        except Refused:
+            # The register is whole, and what it says is not what a stream is.
+            await self._register.update(replace)
+
+    async def update_live(
+        self, stream_id: str, change: Callable[[StreamConfig], StreamConfig]
+    ) -> StreamConfig:
+        """Change this stream; `Conflict` if another has its name by now, `NotFound` if none."""
+
+        def change_live(now: StreamConfig | None) -> StreamConfig:
+            if now is None:
+                raise self._missing()
+            return change(self._same(self._live(now), stream_id))
+
+        return await self.update(change_live)
+
+    def _live(self, config: StreamConfig) -> StreamConfig:
+        if not config.is_live:
+            raise NotFound(f"stream {self._name!r} was deleted")
+        return config
+
+    def _same(self, config: StreamConfig, stream_id: str) -> StreamConfig:
+        if config.id != stream_id:
+            raise Conflict(
+                f"stream {self._name!r} was deleted and created again meanwhile: the one that was "
+                f"meant had the id {stream_id}",
+                current=config,
+            )
+        return config
+
+    def _missing(self) -> NotFound:
+        return NotFound(f"there is no stream {self._name!r} in {self._url}")

@@ -17,12 +17,11 @@ from typing import Final
 import msgspec
 
 from headwater.buffer import layout
-from headwater.buffer.stream.changes import tombstone
-from headwater.buffer.stream.config import StreamConfig
-from headwater.buffer.stream.register import StreamRegister
-from headwater.buffer.stream.source import visiting
+from headwater.buffer.stream.config import StreamConfig, StreamRegister, new_stream_id
+from headwater.buffer.stream.handle import borrow_store
+from headwater.buffer.stream.settings import tombstone
 from headwater.core import runtime
-from headwater.core.errors import Conflict, NotFound, OutcomeUnknown, Unavailable
+from headwater.core.errors import Conflict, Corrupt, NotFound, OutcomeUnknown, Refused, Unavailable
 from headwater.store import ObjectMeta, Store
 
 PARALLEL: Final = 32
@@ -64,7 +63,7 @@ async def delete_stream(
     `NotFound` if there never was one. `Conflict` if another took its name meanwhile; nothing of
     that one is touched.
     """
-    async with visiting(source) as store:
+    async with borrow_store(source) as store:
         return await _delete(store, name, stream_id, before_objects)
 
 
@@ -74,7 +73,7 @@ async def check_deletable(source: str | Store, name: str) -> str:
     Another stream may have the name by the time a person has confirmed it: `delete_stream` takes
     the id.
     """
-    async with visiting(source) as store:
+    async with borrow_store(source) as store:
         return (await StreamRegister(store, name).read(writing=True)).id
 
 
@@ -178,3 +177,43 @@ def _cleaned(deleted: StreamConfig, now: StreamConfig | None) -> StreamConfig:
     if now is None:
         raise NotFound(f"there is no stream {deleted.name!r}")
     return msgspec.structs.replace(now, cleaned=True) if now.id == deleted.id else now
+
+
+# Deleting what is below the name of a stream whose register cannot be read.
+#
+# Without `stream.json` nobody can tell which objects were whose, so all of them go: of every
+# stream that ever had the name. A tombstone takes the place of the damaged register at the end;
+# until then it stays as it is, and deleting can be repeated.
+
+
+async def delete_damaged_stream(store: Store, name: str) -> DeletedReport:
+    """Delete everything below `streams/<name>/`; `Refused` unless its register is damaged."""
+    register = StreamRegister(store, name)
+    try:
+        await register.read(writing=True)
+    except Corrupt:
+        pass
+    else:
+        raise Refused(f"the stream.json of {name!r} can be read: delete the stream as any other")
+    now_ms = runtime.wall_ms()
+    tombstone = StreamConfig(
+        id=new_stream_id(),
+        name=name,
+        created_ms=now_ms,
+        deleted_ms=now_ms,
+        state="deleted",
+        cleaned=True,
+    )
+    report = DeletedReport(name, tombstone.id)
+    group: list[ObjectMeta] = []
+    async for meta in store.list(f"{layout.STREAMS}/{name}"):
+        if meta.key == layout.stream_key(name):
+            continue
+        group.append(meta)
+        if len(group) == PARALLEL:
+            await delete_objects(store, group, report)
+            group = []
+    await delete_objects(store, group, report)
+    if not report.failed:
+        await register.replace_damaged(tombstone)
+    return report

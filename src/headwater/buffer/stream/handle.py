@@ -1,36 +1,45 @@
-"""A stream that was opened: its doors, its schema, and what its register said.
+"""`Stream`: the handle on an open stream, and the queues of its partitions.
 
-What needs Arrow is imported where it is used: a command that lists streams needs none of it.
+Functions that take a stream also take a store or an address. `open_source` and `borrow_store`
+turn an address into a store and close it again.
 """
 
 from __future__ import annotations
 
 import functools
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headwater.buffer import layout
-from headwater.buffer.queue.contract import Appender, Collector, Looker, Retention, Taker
+from headwater.buffer.queue.contract import (
+    Appender,
+    Collector,
+    QueueConsumer,
+    QueueReader,
+    Retention,
+)
 from headwater.buffer.stream import queues
 from headwater.buffer.stream.config import (
     BATCH_BYTES,
-    FOR_EVER,
     LINGER_LOCAL_MS,
     LINGER_MS,
+    UNLIMITED,
     StreamConfig,
+    StreamRegister,
     check_versions,
 )
-from headwater.buffer.stream.register import StreamRegister
 from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
-from headwater.core.errors import Refused
-from headwater.store import Store
+from headwater.core.errors import Damaged, HeadwaterError, NotFound, Refused, Trimmed
+from headwater.store import Store, open_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from headwater.buffer.compression import Compression
-    from headwater.buffer.stream.fit import Fits
+    from headwater.buffer.stream.fitting import RowFitter
 
 
 class Stream:
@@ -101,36 +110,36 @@ class Stream:
         return f"headwater stream alter {shlex.quote(self.store.url)} {self.name} --schema FILE"
 
     @functools.cached_property
-    def _fitting(self) -> Fits:
-        from headwater.buffer.stream.fit import Fitting, OpaqueFitting
+    def _fitting(self) -> RowFitter:
+        from headwater.buffer.stream.fitting import OpaqueFitter, SchemaFitter
 
         if self.schema is None:
-            return OpaqueFitting(self.name, is_recorded=self.is_opaque)
+            return OpaqueFitter(self.name, is_recorded=self.is_opaque)
         origin = self.config.schemas[-1].origin
-        return Fitting(self.name, self.schema_version, self.schema, origin, self.alter_command)
+        return SchemaFitter(self.name, self.schema_version, self.schema, origin, self.alter_command)
 
     def appender(self, partition: int, producer_id: str) -> Appender:
         """A producer's door to a partition."""
         self._check_writing()
         self.check_partition(partition)
-        return queues.appender(self.store, self.config, partition, producer_id)
+        return queues.queue_appender(self.store, self.config, partition, producer_id)
 
-    def taker(self, partition: int) -> Taker:
+    def taker(self, partition: int) -> QueueConsumer:
         """The owning consumer's door to a partition."""
         self._check_writing()
         self.check_partition(partition)
-        return queues.taker(self.store, self.config, partition)
+        return queues.queue_consumer(self.store, self.config, partition)
 
-    def looker(self, partition: int) -> Looker:
+    def looker(self, partition: int) -> QueueReader:
         """Everybody's door to a partition."""
         self.check_partition(partition)
-        return queues.looker(self.store, self.config, partition)
+        return queues.queue_reader(self.store, self.config, partition)
 
     def collector(self, partition: int) -> Collector:
         """The garbage collector's door to a partition."""
         self._check_writing()
         self.check_partition(partition)
-        return queues.collector(self.store, self.config, partition)
+        return queues.queue_collector(self.store, self.config, partition)
 
     def retention(self) -> Retention:
         """How long acknowledged batches stay; what transactions hold, `retention_of` tells.
@@ -141,8 +150,8 @@ class Stream:
         if config.consumer == "nodes":
             return Retention(config.gc_grace_ms, None, config.gc_grace_ms)
         return Retention(
-            None if config.retention_ms == FOR_EVER else config.retention_ms,
-            None if config.retention_bytes == FOR_EVER else config.retention_bytes,
+            None if config.retention_ms == UNLIMITED else config.retention_ms,
+            None if config.retention_bytes == UNLIMITED else config.retention_bytes,
             config.gc_grace_ms,
         )
 
@@ -168,7 +177,7 @@ class Stream:
         With `is_fresh`, what this handle knows of the register is not asked for again.
         `Conflict`, `NotFound`: it was deleted.
         """
-        from headwater.buffer.stream.recording import taking_in
+        from headwater.buffer.stream.schema import taking_in
 
         def record(now: StreamConfig) -> StreamConfig:
             return taking_in(now, records, added_ms=added_ms)
@@ -181,7 +190,7 @@ class Stream:
 
     def taking_in(self, records: pa.Schema) -> Stream:
         """The stream as it would be once it recorded records of this schema; writes nothing."""
-        from headwater.buffer.stream.recording import taking_in
+        from headwater.buffer.stream.schema import taking_in
 
         config = taking_in(self.config, records, added_ms=runtime.wall_ms())
         return self if config is self.config else self.with_config(config)
@@ -216,3 +225,92 @@ class Stream:
             last = self.partitions - 1
             known = f"partitions 0 to {last}" if last else "the partition 0 alone"
             raise Refused(f"stream {self.name!r} has {known}, not {partition}")
+
+
+# Where a stream is to be found, as people say it: at an address, in a store, or here it is.
+
+
+class OpenedSource(NamedTuple):
+    """A store or a stream, and what has to be closed afterwards."""
+
+    source: Store | Stream
+    owned: Store | None
+    """The store, if it was opened here: nobody else has it."""
+
+
+@asynccontextmanager
+async def open_source(source: str | Store | Stream) -> AsyncIterator[OpenedSource]:
+    """Opens an address, and closes it again if what follows does not work out."""
+    if not isinstance(source, str):
+        yield OpenedSource(source, None)
+        return
+    store = open_store(source)
+    try:
+        yield OpenedSource(store, store)
+    except BaseException:
+        await store.close()
+        raise
+
+
+@asynccontextmanager
+async def borrow_store(source: str | Store) -> AsyncIterator[Store]:
+    """The store, for one thing that is asked of it: an address is opened and closed again."""
+    if not isinstance(source, str):
+        yield source
+        return
+    async with open_store(source) as store:
+        if store.url.startswith("memory:"):
+            raise Refused(
+                "what is in memory goes when its store is closed, here at once: open it first, as "
+                f"in headwater.open_store({source!r}), and hand that in"
+            )
+        yield store
+
+
+def with_own_store(source: str | Store, stream: Stream) -> Stream:
+    """A stream that was found while visiting, to go on with.
+
+    That of an address gets a store of its own, which holds nothing before it is used.
+    """
+    return Stream(open_store(source), stream.config) if isinstance(source, str) else stream
+
+
+# What is said to whoever still uses a stream that was deleted.
+#
+# A queue that vanishes under its users looks like damage, and is to be repaired; that of a
+# deleted stream is not. Only the stream's register tells the two apart, so it is looked at once
+# such an error is there, and never before.
+
+
+# `Refused` by a published v1 queue that belongs to a later stream: its layout has no place for ids.
+_DELETION_SYMPTOMS: Final = (Damaged, NotFound, Refused)
+
+
+@asynccontextmanager
+async def explain_deletion(stream: Stream) -> AsyncIterator[None]:
+    """Raises, in the place of an error that says that a queue is gone, why it is."""
+    try:
+        yield
+    except _DELETION_SYMPTOMS as error:
+        told = await deletion_error(stream, error)
+        if told is error:
+            raise
+        raise told from error
+
+
+async def deletion_error(stream: Stream, error: HeadwaterError) -> HeadwaterError:
+    """`NotFound` if the error comes of the stream's deletion; otherwise the error itself."""
+    if not isinstance(error, _DELETION_SYMPTOMS) or isinstance(error, Trimmed):
+        return error
+    try:
+        config = await StreamRegister(stream.store, stream.name).read(writing=False)
+    except HeadwaterError:
+        # Nothing is known of a deletion, so the error stands as it is.
+        return error
+    if config.is_live and config.id == stream.id:
+        return error
+    again = "" if config.id == stream.id else ", and another one was made under its name"
+    return NotFound(
+        f"stream {stream.name!r} (id {stream.id}) was deleted{again} while it was in use: stop, or "
+        "open it again if it is there again"
+    )

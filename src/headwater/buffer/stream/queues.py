@@ -7,13 +7,19 @@ from typing import Final
 
 from headwater.buffer import layout
 from headwater.buffer.queue import native, v1
-from headwater.buffer.queue.contract import Appender, Collector, Counters, Looker, Taker
+from headwater.buffer.queue.contract import (
+    Appender,
+    Collector,
+    Counters,
+    QueueConsumer,
+    QueueReader,
+)
 from headwater.buffer.stream.config import StreamConfig
 from headwater.core import limits
-from headwater.core.backoff import RetryPolicy
+from headwater.core.retry import RetryPolicy
 from headwater.store import Store
 
-PACE_S: Final = {"gs": 1.0}
+WRITE_PACE_S: Final = {"gs": 1.0}
 """The least time between two writes of one object, by scheme. Google asks for a second."""
 
 
@@ -46,32 +52,34 @@ async def raise_schema_floor(
     await native.raise_schema_floor(native.Tail(chunks, Counters()), floor, check, budget)
 
 
-def appender(store: Store, config: StreamConfig, partition: int, producer_id: str) -> Appender:
+def queue_appender(
+    store: Store, config: StreamConfig, partition: int, producer_id: str
+) -> Appender:
     """A producer's door."""
     prefix = queue_prefix(config, partition)
     if config.format == "v1":
         return v1.V1Appender(store, prefix, config.id, producer_id, lenient=config.is_lenient)
-    pace_s = PACE_S.get(store.stats.scheme, 0.0)
+    pace_s = WRITE_PACE_S.get(store.stats.scheme, 0.0)
     return native.NativeAppender(store, prefix, config.id, producer_id, pace_s=pace_s)
 
 
-def taker(store: Store, config: StreamConfig, partition: int) -> Taker:
+def queue_consumer(store: Store, config: StreamConfig, partition: int) -> QueueConsumer:
     """The owning consumer's door."""
     prefix = queue_prefix(config, partition)
     if config.format == "v1":
-        return v1.V1Taker(store, prefix, config.id, lenient=config.is_lenient)
+        return v1.V1Consumer(store, prefix, config.id, lenient=config.is_lenient)
     return native.NativeTaker(store, prefix, config.id)
 
 
-def looker(store: Store, config: StreamConfig, partition: int) -> Looker:
+def queue_reader(store: Store, config: StreamConfig, partition: int) -> QueueReader:
     """Everybody's door."""
     prefix = queue_prefix(config, partition)
     if config.format == "v1":
-        return v1.V1Looker(store, prefix, config.id, lenient=config.is_lenient)
+        return v1.V1Reader(store, prefix, config.id, lenient=config.is_lenient)
     return native.NativeLooker(store, prefix, config.id)
 
 
-def collector(store: Store, config: StreamConfig, partition: int) -> Collector:
+def queue_collector(store: Store, config: StreamConfig, partition: int) -> Collector:
     """The garbage collector's door."""
     prefix = queue_prefix(config, partition)
     if config.format == "v1":

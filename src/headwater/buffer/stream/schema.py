@@ -1,24 +1,52 @@
-"""The schema that a stream declares: how it is written down, and how it may change.
-
-Versions count from 1. The next version may add nullable columns and widen types (widening.py), so
-that every reader of it can read what was written under the ones before; an order of columns is
-not a change. Whatever else is asked for is refused with the difference, column by column.
-"""
+"""A stream's schema: its versions, and how columns of producers are added to it."""
 
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
 
+import msgspec
 import pyarrow as pa
 
-from headwater.buffer.stream.changes import Replaces
-from headwater.buffer.stream.config import Column, Origin, SchemaVersion
-from headwater.buffer.type_text import field_text, parse_field, type_text
-from headwater.buffer.types import carried_schema, check_names, check_nested
-from headwater.buffer.widening import widens
-from headwater.core.errors import Corrupt, LimitExceeded, Refused
+from headwater.buffer.conversion import all_nullable, common_type, widens
+from headwater.buffer.records import RESERVED, VALUE
+from headwater.buffer.stream.config import (
+    Column,
+    Origin,
+    SchemaVersion,
+    StreamConfig,
+    StreamRegister,
+)
+from headwater.buffer.stream.settings import RetypeNeeded
+from headwater.buffer.types import (
+    carried_schema,
+    check_names,
+    check_nested,
+    field_text,
+    parse_field,
+    type_text,
+)
+from headwater.core import runtime
+from headwater.core.errors import (
+    Corrupt,
+    LimitExceeded,
+    NotFound,
+    OutcomeUnknown,
+    Refused,
+    RolledBack,
+    Unavailable,
+)
+from headwater.core.retry import RetryPolicy
+from headwater.store import Store
+
+# The schema that a stream declares: how it is written down, and how it may change.
+#
+# Versions count from 1. The next version may add nullable columns and widen types (widening.py),
+# so that every reader of it can read what was written under the ones before; an order of columns
+# is not a change. Whatever else is asked for is refused with the difference, column by column.
+
 
 COLUMNS_MAX: Final = 10_000
 
@@ -71,10 +99,10 @@ def arrow_schema(version: SchemaVersion) -> pa.Schema:
     return pa.schema(fields)
 
 
-def evolved(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa.Schema | None:
+def evolve_schema(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa.Schema | None:
     """The schema that follows `latest` if `declared` is asked for; None if that is the same.
 
-    Columns keep their place, and those that are added come last. `Replaces`: it depends on the
+    Columns keep their place, and those that are added come last. `RetypeNeeded`: it depends on the
     records that are retained, because types that were inferred are to become others.
     """
     replaced: list[pa.Field] = []
@@ -85,7 +113,9 @@ def evolved(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa.Schem
     for field in before:
         asked = given.pop(field.name, None)
         if asked is None:
-            renamed = _near(field.name, [name for name in given if name not in before.names])
+            renamed = _close_matches(
+                field.name, [name for name in given if name not in before.names]
+            )
             wrong.append((field.name, f"{field_text(field)} → missing: no column goes{renamed}"))
             continue
         kind = merged_type(field.type, asked.type)
@@ -112,7 +142,7 @@ def evolved(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa.Schem
     check_names("", [field.name for field in fields])
     schema = pa.schema(fields)
     if replaced:
-        raise Replaces(schema, replaced)
+        raise RetypeNeeded(schema, replaced)
     return None if schema == before else schema
 
 
@@ -154,6 +184,120 @@ def _merged_struct(old: pa.StructType, new: pa.StructType) -> pa.DataType | None
     return pa.struct([*fields, *given.values()])
 
 
-def _near(name: str, names: list[str]) -> str:
+def _close_matches(name: str, names: list[str]) -> str:
     found = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f" (renamed to {found[0]!r}? add that one, and keep this)" if found else ""
+
+
+# Recording what a stream carries: its shape, and the columns that producers bring.
+#
+# Before the first append that carries something, the stream's register says what: opaque values,
+# or these columns in these types. What it says only ever grows. A producer that knows an older
+# state of it writes what every later state takes in: fewer columns, narrower types.
+#
+# A change is all or nothing: records of which one column does not fit record none of their
+# others. What cannot be recorded is not refused here. The stream stays as it is, and fitting the
+# records to it says what is wrong (fit.py): there is one place that refuses.
+#
+# An alter that replaces a type first reserves a version, and writes it once no older one can be
+# appended. Who has records of an older one meanwhile waits for that version, and writes it itself
+# if the alter does not: it may have died.
+
+
+REPLACEMENT_TIMEOUT_S: Final = 30.0
+"""How long an alter that replaces a type may take before those who wait for it withdraw it."""
+_PATIENT: Final = RetryPolicy(attempts=1 << 62, deadline_s=float("inf"))
+
+
+def taking_in(now: StreamConfig, records: pa.Schema, *, added_ms: int) -> StreamConfig:
+    """The stream that also carries records of this schema; itself if it does, or cannot."""
+    if now.format == "v1":
+        return now
+    if VALUE in records.names:
+        return now if now.shape else msgspec.structs.replace(now, shape="opaque")
+    columns = [field for field in records if field.name not in RESERVED]
+    if not columns or now.shape == "opaque" or (now.schemas and not now.is_inferred):
+        return now
+    merged = _merge_columns(now, columns)
+    if merged is None or (now.schemas and merged == arrow_schema(now.schemas[-1])):
+        return now
+    check_columns(merged.names)
+    return msgspec.structs.replace(now, shape="typed", schemas=_versions(now, merged, added_ms))
+
+
+def _merge_columns(now: StreamConfig, columns: list[pa.Field]) -> pa.Schema | None:
+    """The columns of the stream and these, in types that hold both; None if a type does not."""
+    known = {} if not now.schemas else {f.name: f.type for f in arrow_schema(now.schemas[-1])}
+    for field in columns:
+        before = known.get(field.name)
+        kind = (
+            all_nullable(field.type)
+            if before is None
+            else common_type(before, all_nullable(field.type))
+        )
+        if kind is None:
+            return None
+        known[field.name] = kind
+    return pa.schema([pa.field(name, kind) for name, kind in known.items()])
+
+
+def _versions(now: StreamConfig, merged: pa.Schema, added_ms: int) -> list[SchemaVersion]:
+    """With one more inferred version, in the place of an inferred one before it.
+
+    One for each of ten thousand columns that came one by one would be no register any more.
+    """
+    number = now.next_schema_version
+    return [schema_version(number, merged, added_ms=added_ms, origin="inferred")]
+
+
+def withdraw_replacement(now: StreamConfig, floor: int, *, added_ms: int) -> StreamConfig:
+    """The stream with the columns it has, also where a replacement of types was to be `floor`.
+
+    Whoever was about to replace them finds that the version is taken.
+    """
+    latest = now.schemas[-1]
+    if now.schema_floor != floor or latest.version >= floor:
+        return now
+    again = SchemaVersion(floor, added_ms, latest.origin, latest.columns)
+    before = [one for one in now.schemas if one.origin == "declared"]
+    return msgspec.structs.replace(now, schemas=[*before, again])
+
+
+async def await_schema(
+    store: Store, before: StreamConfig, floor: int, *, is_patient: bool
+) -> StreamConfig:
+    """The stream `before` once its schema has version `floor`: wait for it, or withdraw it.
+
+    Whoever was to write that version may have died. It can only do so while its number is free.
+    With `is_patient`, a store that does not answer is asked until it does.
+    """
+    register = StreamRegister(store, before.name)
+    pauses = _PATIENT.start()
+    reserved, until_s = floor, runtime.monotonic_s() + REPLACEMENT_TIMEOUT_S
+    while True:
+        try:
+            if runtime.monotonic_s() < until_s:
+                found = await register.read_live(writing=True)
+            else:
+                withdraw = functools.partial(
+                    withdraw_replacement, floor=reserved, added_ms=runtime.wall_ms()
+                )
+                found = await register.update_live(before.id, withdraw)
+        except (Unavailable, OutcomeUnknown):
+            if not is_patient:
+                raise
+            await pauses.pause()
+            continue
+        if found.id != before.id:
+            raise NotFound(f"stream {before.name!r} was deleted, and made again")
+        if found.schemas and found.schemas[-1].version >= floor:
+            return found
+        if found.schema_floor < floor:
+            raise RolledBack(
+                f"stream {before.name!r}: version {floor} of its schema was reserved, and its "
+                "stream.json does not say so any more: it went back. Restore it from a backup"
+            )
+        if found.schema_floor > reserved:
+            # A later alter, which has as long: if it dies as well, it is to be withdrawn instead.
+            reserved, until_s = found.schema_floor, runtime.monotonic_s() + REPLACEMENT_TIMEOUT_S
+        await pauses.pause()

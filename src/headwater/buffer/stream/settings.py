@@ -1,9 +1,4 @@
-"""Settings of a stream as people write them: Headwater's names or Kafka's, numbers or words.
-
-`parse_settings({"retention.ms": "7d", "compression.type": "zstd"})` gives the fields of
-`StreamConfig` that were named, and nothing else. A name that is not known is refused with the
-nearest one that is; a setting of Kafka's that has no meaning here, with the reason.
-"""
+"""Settings of a stream: how they are spelled, and which of them may change."""
 
 from __future__ import annotations
 
@@ -11,12 +6,23 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from headwater.buffer.stream.config import FOR_EVER
-from headwater.core.errors import Refused
+from headwater.buffer.stream.config import UNLIMITED, StreamConfig
+from headwater.core.errors import AlreadyExists, Refused
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+# Settings of a stream as people write them: Headwater's names or Kafka's, numbers or words.
+#
+# `parse_settings({"retention.ms": "7d", "compression.type": "zstd"})` gives the fields of
+# `StreamConfig` that were named, and nothing else. A name that is not known is refused with the
+# nearest one that is; a setting of Kafka's that has no meaning here, with the reason.
+
 
 _SPELLINGS: Final[dict[str, str]] = {
     "num.partitions": "partitions",
@@ -78,7 +84,7 @@ _SIZE_BYTES: Final = {
 }
 _AMOUNT: Final = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 _BARE: Final = re.compile(r"[0-9][0-9_,]*(?:\.[0-9]+)?")
-_FOR_EVER: Final = ("-1", "forever", "for ever", "infinite", "unlimited")
+_UNLIMITED_WORDS: Final = ("-1", "forever", "for ever", "infinite", "unlimited")
 
 
 def parse_settings(settings: Mapping[str, object]) -> dict[str, Any]:
@@ -136,18 +142,18 @@ def _check_unit(name: str, value: object) -> None:
         raise Refused(f"{name}={text}: name a unit, as in {text}d, {text}h or {text}ms")
 
 
-def _duration_or_for_ever(name: str, value: object) -> int:
-    return FOR_EVER if _is_for_ever(value) else parse_duration_ms(name, value)
+def _duration_or_unlimited(name: str, value: object) -> int:
+    return UNLIMITED if _is_unlimited(value) else parse_duration_ms(name, value)
 
 
-def _size_or_for_ever(name: str, value: object) -> int:
-    return FOR_EVER if _is_for_ever(value) else parse_size_bytes(name, value)
+def _size_or_unlimited(name: str, value: object) -> int:
+    return UNLIMITED if _is_unlimited(value) else parse_size_bytes(name, value)
 
 
-def _is_for_ever(value: object) -> bool:
+def _is_unlimited(value: object) -> bool:
     if isinstance(value, str):
-        return value.strip().lower() in _FOR_EVER
-    return value is None or (value == FOR_EVER and not isinstance(value, bool))
+        return value.strip().lower() in _UNLIMITED_WORDS
+    return value is None or (value == UNLIMITED and not isinstance(value, bool))
 
 
 def _or_default(parse: Callable[[str, object], int]) -> Callable[[str, object], int | None]:
@@ -208,8 +214,8 @@ _PARSERS: Final[dict[str, Callable[[str, object], Any]]] = {
     "partitions": _number,
     "format": _one_of("native", "v1"),
     "compression": _compression,
-    "retention_ms": _duration_or_for_ever,
-    "retention_bytes": _size_or_for_ever,
+    "retention_ms": _duration_or_unlimited,
+    "retention_bytes": _size_or_unlimited,
     "gc_grace_ms": parse_duration_ms,
     "segment_bytes": parse_size_bytes,
     "segment_ms": parse_duration_ms,
@@ -218,3 +224,105 @@ _PARSERS: Final[dict[str, Callable[[str, object], Any]]] = {
     "batch_bytes": _or_default(parse_size_bytes),
     "v1_reading": _v1_reading,
 }
+
+
+# What may be asked of a stream that exists, or existed.
+
+
+class RetypeNeeded(Exception):
+    """Types that were inferred are to be replaced by others, which are not wider."""
+
+    def __init__(self, schema: pa.Schema, columns: list[pa.Field]) -> None:
+        super().__init__(", ".join(field.name for field in columns))
+        self.schema = schema
+        """With the types in their place."""
+        self.columns = columns
+        """Those that every retained value has to fit."""
+
+
+def check_same_settings(
+    now: StreamConfig, given: Mapping[str, Any], declared: pa.Schema | None
+) -> StreamConfig:
+    """The stream itself, if it is as these settings ask; those not given may be anything."""
+    wrong = [
+        (name, f"is {getattr(now, name)}, and {value} was asked for")
+        for name, value in given.items()
+        if name not in ("schemas", "shape") and getattr(now, name) != value
+    ]
+    if declared is not None and (now.is_inferred or not _is_latest(now, declared)):
+        wrong.append(("schema", "another one is declared" if now.schemas else "none is declared"))
+    if wrong:
+        from headwater.buffer.stream.schema import difference
+
+        raise AlreadyExists(
+            f"stream {now.name!r} exists, with other settings:{difference(wrong)}", current=now
+        )
+    return now
+
+
+def check_alterable(now: StreamConfig, given: Mapping[str, Any]) -> None:
+    """Refuse what a stream cannot change in its life."""
+    asked = given.get("format", now.format)
+    if asked != now.format:
+        raise Refused(
+            f"stream {now.name!r} is in the {now.format} format for its life: create another in "
+            f"{asked}, and copy"
+        )
+    partitions = given.get("partitions", now.partitions)
+    if partitions < now.partitions:
+        raise Refused(
+            f"stream {now.name!r} has {now.partitions} partitions, and cannot have {partitions}: "
+            "records stay where they are, so partitions are added and never removed"
+        )
+
+
+def check_cleaned(before: StreamConfig | None) -> None:
+    """Refuse to build where the objects of a deleted v1 stream may still be.
+
+    The published layout has no place for an id: what is left of the old stream would be part of
+    the next one, and whoever is still deleting it would delete that.
+    """
+    if before is not None and before.format == "v1" and not before.cleaned:
+        raise Refused(
+            f"a stream {before.name!r} in the published v1 format was deleted here, and not all of "
+            "its objects are gone: delete it once more, or take another name"
+        )
+
+
+def schema_change(now: StreamConfig, declared: pa.Schema, added_ms: int) -> dict[str, Any]:
+    """What changes when `declared` is the latest schema; nothing if it is that already."""
+    from headwater.buffer.stream.schema import arrow_schema, evolve_schema, schema_version
+
+    if now.is_opaque:
+        raise Refused(
+            f"stream {now.name!r} carries opaque values, for its life: declare the schema of "
+            "another stream, and write columns to that one"
+        )
+    number = now.next_schema_version
+    if not now.schemas:
+        first = schema_version(number, declared, added_ms=added_ms)
+        return {"shape": "typed", "schemas": [first]}
+    latest = now.schemas[-1]
+    schema = evolve_schema(now.name, latest, declared)
+    if schema is None and not now.is_inferred:
+        return {}
+    schema = arrow_schema(latest) if schema is None else schema
+    return {"schemas": [*now.schemas, schema_version(number, schema, added_ms=added_ms)]}
+
+
+def tombstone(now: StreamConfig, *, deleted_ms: int) -> StreamConfig:
+    """What stays of a stream: which objects were its own, so that they can be removed."""
+    if not now.is_live:
+        return now
+    return msgspec.structs.replace(now, state="deleted", deleted_ms=deleted_ms, cleaned=False)
+
+
+def _is_latest(now: StreamConfig, declared: pa.Schema) -> bool:
+    if not now.schemas:
+        return False
+    from headwater.buffer.stream.schema import evolve_schema
+
+    try:
+        return evolve_schema(now.name, now.schemas[-1], declared) is None
+    except Refused:
+        return False

@@ -21,19 +21,25 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from headwater.buffer import layout
+from headwater.buffer.queue.v1 import Adopted, adopt_v1_queue
 from headwater.buffer.stream import queues
-from headwater.buffer.stream.changes import (
-    Replaces,
-    check_agrees,
+from headwater.buffer.stream.config import (
+    StreamConfig,
+    StreamRegister,
+    check_store,
+    new_stream_id,
+    with_changes,
+)
+from headwater.buffer.stream.handle import Stream, borrow_store, with_own_store
+from headwater.buffer.stream.queues import queue_prefix
+from headwater.buffer.stream.settings import (
+    RetypeNeeded,
     check_alterable,
     check_cleaned,
-    declaring,
+    check_same_settings,
+    parse_settings,
+    schema_change,
 )
-from headwater.buffer.stream.config import StreamConfig, changed, new_stream_id
-from headwater.buffer.stream.handle import Stream
-from headwater.buffer.stream.register import StreamRegister, check_store
-from headwater.buffer.stream.settings import parse_settings
-from headwater.buffer.stream.source import kept, visiting
 from headwater.core import runtime
 from headwater.core.errors import (
     AlreadyExists,
@@ -48,6 +54,7 @@ from headwater.store import Store
 
 if TYPE_CHECKING:
     from headwater.buffer.stream.schema import SchemaLike
+
 
 PARALLEL: Final = 16
 
@@ -71,7 +78,7 @@ async def create_stream(
         given |= {"shape": "typed", "schemas": [schema_version(1, declared, added_ms=created_ms)]}
     elif given.get("format") == "v1":
         given["shape"] = "opaque"
-    fresh = changed(StreamConfig(id=new_stream_id(), name=name, created_ms=created_ms), given)
+    fresh = with_changes(StreamConfig(id=new_stream_id(), name=name, created_ms=created_ms), given)
 
     def create(now: StreamConfig | None) -> StreamConfig:
         if now is None or not now.is_live:
@@ -79,13 +86,13 @@ async def create_stream(
             return fresh
         if not exists_ok:
             raise AlreadyExists(f"stream {name!r} exists", current=now)
-        check_agrees(now, given, declared)
+        check_same_settings(now, given, declared)
         return now
 
-    async with visiting(source) as store:
+    async with borrow_store(source) as store:
         register = StreamRegister(store, name)
         config = await register.update(create)
-        return kept(source, Stream(store, await _completed(store, register, config)))
+        return with_own_store(source, Stream(store, await _create_queues(store, register, config)))
 
 
 async def open_stream(source: str | Store, name: str, *, writing: bool = False) -> Stream:
@@ -93,11 +100,13 @@ async def open_stream(source: str | Store, name: str, *, writing: bool = False) 
 
     `NotSupported` if it takes later software to read it or, with `writing`, to write it.
     """
-    async with visiting(source) as store:
+    async with borrow_store(source) as store:
         register = StreamRegister(store, name)
         config = await register.read_live(writing=writing)
         try:
-            return kept(source, Stream(store, await _completed(store, register, config)))
+            return with_own_store(
+                source, Stream(store, await _create_queues(store, register, config))
+            )
         except Denied as error:
             if writing:
                 raise
@@ -107,7 +116,9 @@ async def open_stream(source: str | Store, name: str, *, writing: bool = False) 
             ) from error
 
 
-async def resolve(source: Store | Stream, name: str | None, *, writing: bool = False) -> Stream:
+async def resolve_stream(
+    source: Store | Stream, name: str | None, *, writing: bool = False
+) -> Stream:
     """The stream itself, or the one of this name in a store."""
     if not isinstance(source, Stream):
         if name is None:
@@ -119,15 +130,15 @@ async def resolve(source: Store | Stream, name: str | None, *, writing: bool = F
 
 
 @asynccontextmanager
-async def looking_at(
+async def borrow_stream(
     source: str | Store | Stream, name: str | None = None
 ) -> AsyncIterator[Stream]:
     """A stream, for one thing that is asked of it."""
     if isinstance(source, Stream):
-        yield await resolve(source, name)
+        yield await resolve_stream(source, name)
         return
-    async with visiting(source) as store:
-        yield await resolve(store, name)
+    async with borrow_store(source) as store:
+        yield await resolve_stream(store, name)
 
 
 async def alter_stream(
@@ -152,20 +163,20 @@ async def alter_stream(
     def alter(now: StreamConfig) -> StreamConfig:
         check_alterable(now, given)
         if declared is None:
-            return changed(now, given)
-        return changed(now, {**given, **declaring(now, declared, added_ms)})
+            return with_changes(now, given)
+        return with_changes(now, {**given, **schema_change(now, declared, added_ms)})
 
-    async with visiting(source) as store:
+    async with borrow_store(source) as store:
         register = StreamRegister(store, name)
         found = await register.read_live(writing=True)
         try:
             config = await register.update_live(found.id, alter)
-        except Replaces as replaces:
+        except RetypeNeeded as replaces:
             # Here, because it reads records, of which this package knows nothing.
-            from headwater.buffer.replacing import replace_types
+            from headwater.buffer.retained import replace_types
 
             config = await replace_types(Stream(store, found), replaces, given)
-        return kept(source, Stream(store, await _completed(store, register, config)))
+        return with_own_store(source, Stream(store, await _create_queues(store, register, config)))
 
 
 async def stream_names(store: Store) -> list[str]:
@@ -174,7 +185,7 @@ async def stream_names(store: Store) -> list[str]:
     return [name for name in await store.folders(layout.STREAMS) if layout.is_stream_name(name)]
 
 
-async def open_several(
+async def open_streams(
     store: Store, names: list[str]
 ) -> dict[str, Stream | NotSupported | Damaged]:
     """The streams that exist of these, several at once; or why one of them cannot be read."""
@@ -197,12 +208,12 @@ async def open_several(
 async def list_streams(source: str | Store) -> list[Stream]:
     """The streams that exist, by name."""
     streams: list[Stream] = []
-    async with visiting(source) as store:
+    async with borrow_store(source) as store:
         names = await stream_names(store)
         for first in range(0, len(names), PARALLEL):
             group = (_open_if_live(store, name) for name in names[first : first + PARALLEL])
             streams += [stream for stream in await asyncio.gather(*group) if stream is not None]
-    return [kept(source, stream) for stream in streams]
+    return [with_own_store(source, stream) for stream in streams]
 
 
 async def _open_if_live(store: Store, name: str) -> Stream | None:
@@ -212,18 +223,62 @@ async def _open_if_live(store: Store, name: str) -> Stream | None:
         return None
 
 
-async def _completed(store: Store, register: StreamRegister, config: StreamConfig) -> StreamConfig:
+async def _create_queues(
+    store: Store, register: StreamRegister, config: StreamConfig
+) -> StreamConfig:
     """The stream with a queue for each of its partitions."""
     while config.partitions_ready < config.partitions:
         until = min(config.partitions, config.partitions_ready + PARALLEL)
         partitions = range(config.partitions_ready, until)
         await asyncio.gather(*(queues.create_queue(store, config, p) for p in partitions))
         if until == config.partitions:
-            config = await register.update_live(config.id, functools.partial(_ready, until))
+            config = await register.update_live(config.id, functools.partial(_mark_ready, until))
         else:
             config = msgspec.structs.replace(config, partitions_ready=until)
     return config
 
 
-def _ready(until: int, now: StreamConfig) -> StreamConfig:
+def _mark_ready(until: int, now: StreamConfig) -> StreamConfig:
     return msgspec.structs.replace(now, partitions_ready=max(now.partitions_ready, until))
+
+
+# Taking over a published v1 stream whose batches another implementation's consumer dequeued.
+
+
+async def adopt_stream(
+    source: Store | Stream, name: str | None = None, *, partition: int | None = None
+) -> dict[int, Adopted]:
+    """Go on with what is pending, and leave out what another consumer took.
+
+    Returns what became of each partition. LSNs go on above every one that Headwater can have told,
+    from 1 if it never had the queue; what our own consumers acknowledged stays readable for its
+    retention, unless more than V1_TAKEN_MAX batches were taken since. Of a partition from which
+    nobody else took anything, nothing is changed. The other consumer is fenced; stop it all the
+    same, or it will take more as soon as it is opened again.
+
+    The stream may be given by its store and name, since one that was never consumed here cannot be
+    opened before.
+    """
+    store = source.store if isinstance(source, Stream) else source
+    name = source.name if isinstance(source, Stream) else name
+    if name is None:
+        raise Refused("which stream of the store? Give its name")
+    config = await StreamRegister(store, name).read_live(writing=True)
+    stream = Stream(store, config)
+    if config.format != "v1":
+        raise Refused(
+            f"stream {name!r} is in the native format, which nobody else consumes: there is "
+            "nothing to adopt"
+        )
+    if partition is not None:
+        stream.check_partition(partition)
+    wanted = range(config.partitions) if partition is None else [partition]
+    begins = {
+        one: await adopt_v1_queue(
+            store, queue_prefix(config, one), config.id, lenient=config.is_lenient
+        )
+        for one in wanted
+    }
+    if partition is None:
+        await open_stream(store, name, writing=True)  # marks its queues as made
+    return begins

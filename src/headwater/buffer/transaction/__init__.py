@@ -22,42 +22,40 @@ from typing import TYPE_CHECKING
 from headwater.front import exports
 
 if TYPE_CHECKING:
-    from headwater.buffer.transaction.appending import Appending
     from headwater.buffer.transaction.commit import (
-        Committed,
-        Committer,
+        CommitResult,
         OlderMicroBatch,
         TaskUploads,
+        TransactionCommitter,
     )
-    from headwater.buffer.transaction.expiry import Held, held
+    from headwater.buffer.transaction.expiry import ActiveHolds, active_holds
     from headwater.buffer.transaction.holds import HoldLost, check_timeout_ms
-    from headwater.buffer.transaction.identity import Attempt
+    from headwater.buffer.transaction.record import Appending, CommitAttempt
     from headwater.buffer.transaction.upload import Uploader, check_batch_bytes, check_writable
 
 __all__ = [
+    "ActiveHolds",
     "Appending",
-    "Attempt",
-    "Committed",
-    "Committer",
-    "Held",
+    "CommitAttempt",
+    "CommitResult",
     "HoldLost",
     "OlderMicroBatch",
     "TaskUploads",
+    "TransactionCommitter",
     "Uploader",
+    "active_holds",
     "check_batch_bytes",
     "check_timeout_ms",
     "check_writable",
-    "held",
 ]
 
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "appending": "Appending",
-        "commit": "Committed Committer OlderMicroBatch TaskUploads",
-        "expiry": "Held held",
+        "commit": "CommitResult OlderMicroBatch TaskUploads TransactionCommitter",
+        "expiry": "ActiveHolds active_holds",
         "holds": "HoldLost check_timeout_ms",
-        "identity": "Attempt",
+        "record": "Appending CommitAttempt",
         "upload": "Uploader check_batch_bytes check_writable",
     },
 )

@@ -31,21 +31,21 @@ from typing import Final
 import msgspec
 
 from headwater.buffer.stream import Stream
-from headwater.buffer.transaction.appending import Appending
 from headwater.buffer.transaction.holds import TIMEOUT_MS, Holder, HoldLost
-from headwater.buffer.transaction.identity import Attempt, producer_id
 from headwater.buffer.transaction.record import (
     NO_VERSION,
     RECENT_MAX,
-    Application,
-    Share,
+    Appending,
+    ApplicationRecord,
+    CommitAttempt,
+    PartitionBatches,
     Upload,
     application_register,
     in_order,
+    producer_id,
     read_application,
 )
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Contended,
     Denied,
@@ -58,6 +58,7 @@ from headwater.core.errors import (
     Unavailable,
     staying_unknown,
 )
+from headwater.core.retry import RetryPolicy
 
 COMMIT_ATTEMPTS: Final = 64
 DELETES_AT_ONCE: Final = 32
@@ -80,7 +81,7 @@ class TaskUploads(msgspec.Struct, frozen=True):
         return sum(one.rows for batches in self.uploads.values() for one in batches)
 
 
-class Committed(msgspec.Struct, frozen=True):
+class CommitResult(msgspec.Struct, frozen=True):
     """How a commit came out."""
 
     version: int
@@ -93,17 +94,17 @@ class OlderMicroBatch(Refused):
     """A query came back with a micro-batch before its last one, and writes nothing of it."""
 
 
-class _Changed(Exception):
+class _RecordChanged(Exception):
     """The record moved between reading and changing it."""
 
 
-class Committer:
+class TransactionCommitter:
     """Commits and aborts transactions of one application."""
 
     def __init__(
         self,
         stream: Stream,
-        attempt: Attempt,
+        attempt: CommitAttempt,
         *,
         timeout_ms: int = TIMEOUT_MS,
         appending: Appending | None = None,
@@ -115,7 +116,7 @@ class Committer:
         self._stays_open = appending is not None
         self._appending = appending or Appending(stream, attempt.application)
         self._holder = Holder(stream, attempt, timeout_ms)
-        self._found: Application | None = None
+        self._found: ApplicationRecord | None = None
         """The record in which this transaction was first found committed, by whichever attempt."""
         self._doubt: OutcomeUnknown | None = None
         """That a change of the record may have landed, of this call or of an earlier one. No later
@@ -123,7 +124,7 @@ class Committer:
         self._doubted_version = NO_VERSION
         """The record's version before the first such change."""
 
-    async def commit(self, tasks: Sequence[TaskUploads]) -> Committed:
+    async def commit(self, tasks: Sequence[TaskUploads]) -> CommitResult:
         """Commit what these tasks uploaded, or find that it was committed already.
 
         `HoldLost`, `Unavailable`: nothing was committed, and never will be. `OlderMicroBatch`: this
@@ -154,7 +155,7 @@ class Committer:
         await asyncio.gather(
             self._let_go(), *(() if self._stays_open else [self._appending.close()])
         )
-        return Committed(record.version, mine, rows if mine else 0)
+        return CommitResult(record.version, mine, rows if mine else 0)
 
     async def abort(self, tasks: Sequence[TaskUploads]) -> bool:
         """Give up, unless it is committed; whether it was given up."""
@@ -188,7 +189,7 @@ class Committer:
         with contextlib.suppress(HoldLost):  # which the commit finds by itself
             await self._holder.keep(token)
 
-    async def _finish(self, record: Application) -> None:
+    async def _finish(self, record: ApplicationRecord) -> None:
         """Append what is committed. That it is stays true whatever comes of this.
 
         `NoSpace` and `Denied` would say that nothing was changed.
@@ -205,7 +206,7 @@ class Committer:
 
     async def _committed(
         self, tasks: Sequence[TaskUploads], uploads: dict[int, list[Upload]]
-    ) -> Application:
+    ) -> ApplicationRecord:
         """The record once it has this transaction; its appends may still be to do."""
         budget = _PATIENT.start()
         while True:
@@ -223,7 +224,7 @@ class Committer:
                     return await self._change(found, tasks, uploads)
                 except HoldLost as error:
                     lost = error
-                except (_Changed, Fenced):
+                except (_RecordChanged, Fenced):
                     pass  # another attempt is at it, and may be done by now
                 except OutcomeUnknown as error:
                     # Looking tells; and what may still land does not, once something else has.
@@ -247,15 +248,15 @@ class Committer:
                         "changing its record"
                     )
 
-    async def _revoked(self) -> Application:
+    async def _revoked(self) -> ApplicationRecord:
         """The record, changed so that this transaction cannot be committed, unless it is.
 
         A change of the record may still be under way, of this call, of an earlier one or of another
         process. Without this it could commit what was given up, or run again.
         """
 
-        def revoke(now: Application | None) -> Application:
-            now = now or Application()
+        def revoke(now: ApplicationRecord | None) -> ApplicationRecord:
+            now = now or ApplicationRecord()
             return now if now.has(self._attempt) else now.revoked()
 
         record = (await self._register.update(revoke)).value
@@ -263,11 +264,11 @@ class Committer:
             self._refuse_forgotten(record)
         return record
 
-    def _note_doubt(self, found: Application, unknown: OutcomeUnknown) -> None:
+    def _note_doubt(self, found: ApplicationRecord, unknown: OutcomeUnknown) -> None:
         if self._doubt is None:
             self._doubt, self._doubted_version = unknown, found.version
 
-    def _refuse_forgotten(self, found: Application) -> None:
+    def _refuse_forgotten(self, found: ApplicationRecord) -> None:
         """Raise if the record may have had this transaction, and no longer does."""
         if self._doubt is None or self._attempt.version is not None:
             return
@@ -279,18 +280,23 @@ class Committer:
             )
 
     async def _change(
-        self, found: Application, tasks: Sequence[TaskUploads], uploads: dict[int, list[Upload]]
-    ) -> Application:
+        self,
+        found: ApplicationRecord,
+        tasks: Sequence[TaskUploads],
+        uploads: dict[int, list[Upload]],
+    ) -> ApplicationRecord:
         """Put the transaction into the record, if that is still as it was found."""
         if uploads:
             await self._check_held(tasks, uploads)
         first = await self._appending.next_sequences(uploads)
-        shares = tuple(Share(one, first[one], tuple(found)) for one, found in uploads.items())
+        shares = tuple(
+            PartitionBatches(one, first[one], tuple(found)) for one, found in uploads.items()
+        )
 
-        def change(now: Application | None) -> Application:
-            now = now or Application()
+        def change(now: ApplicationRecord | None) -> ApplicationRecord:
+            now = now or ApplicationRecord()
             if now != found:
-                raise _Changed
+                raise _RecordChanged
             return now.committed(self._attempt, shares)
 
         return (await self._register.update(change)).value
@@ -331,7 +337,7 @@ class Committer:
                 await self._holder.drop()
 
 
-def _refuse_older(attempt: Attempt, found: Application) -> None:
+def _refuse_older(attempt: CommitAttempt, found: ApplicationRecord) -> None:
     """A query repeats its last micro-batch, and never one before: then its checkpoint went back.
 
     To pass it over, as is right for a job that is run again, would lose rows: a query that goes on

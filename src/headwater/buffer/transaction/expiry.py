@@ -19,16 +19,19 @@ from typing import NamedTuple
 import msgspec
 
 from headwater.buffer.stream import Stream
-from headwater.buffer.transaction.appending import finish
 from headwater.buffer.transaction.holds import Hold, Holds, holds_register, read_holds
-from headwater.buffer.transaction.identity import producer_id
-from headwater.buffer.transaction.record import Application, application_register
+from headwater.buffer.transaction.record import (
+    ApplicationRecord,
+    application_register,
+    finish_append,
+    producer_id,
+)
 from headwater.core import runtime
-from headwater.core.ids import ULID_MAX, decode_ulid, encode_ulid
+from headwater.core.runtime import ULID_MAX, decode_ulid, encode_ulid
 from headwater.store import Register
 
 
-class Held(NamedTuple):
+class ActiveHolds(NamedTuple):
     """What open transactions keep from the collector."""
 
     below: str
@@ -38,7 +41,7 @@ class Held(NamedTuple):
     """Who appends what they commit."""
 
 
-async def held(stream: Stream, grace_ms: int) -> Held:
+async def active_holds(stream: Stream, grace_ms: int) -> ActiveHolds:
     """What a pass of the collector has to leave alone.
 
     First ends the holds that nobody renews, and raises their floor as far as the others allow.
@@ -46,13 +49,13 @@ async def held(stream: Stream, grace_ms: int) -> Held:
     register = holds_register(stream)
     holds = await read_holds(register)
     if holds.holds:
-        holds = await _look(stream, register)
+        holds = await _mark_ending(stream, register)
         ending = {name: hold for name, hold in holds.holds.items() if hold.is_ending}
         if ending:
-            holds = await _end(stream, register, ending)
+            holds = await _end_holds(stream, register, ending)
     if holds.floor < min(_ulid_at(runtime.wall_ms() - grace_ms), _lowest(holds)):
         holds = await _raise_floor(stream, register, grace_ms)
-    return Held(
+    return ActiveHolds(
         encode_ulid(decode_ulid(holds.floor) + 1),
         frozenset(producer_id(hold.application) for hold in holds.holds.values()),
     )
@@ -94,7 +97,7 @@ async def _count_pass(stream: Stream, register: Register[Holds]) -> tuple[Holds,
     return counted, await stream.store.now_ms(register.key)
 
 
-async def _look(stream: Stream, register: Register[Holds]) -> Holds:
+async def _mark_ending(stream: Stream, register: Register[Holds]) -> Holds:
     """Note which holds were renewed since the last look, and mark those that were not for long."""
 
     before, at_ms = await _count_pass(stream, register)
@@ -103,7 +106,7 @@ async def _look(stream: Stream, register: Register[Holds]) -> Holds:
         now = now or Holds()
         for name, hold in list(now.holds.items()):
             if _is_unchanged(before.holds.get(name), hold):
-                now = now.with_hold(name, _noted(hold, at_ms))
+                now = now.with_hold(name, _note_renewals(hold, at_ms))
         return now
 
     return (await register.update(note)).value
@@ -113,7 +116,7 @@ def _is_unchanged(before: Hold | None, now: Hold) -> bool:
     return before is not None and (before.token, before.renewals) == (now.token, now.renewals)
 
 
-def _noted(hold: Hold, at_ms: int) -> Hold:
+def _note_renewals(hold: Hold, at_ms: int) -> Hold:
     # Seen at a time that is still to come: the clock was set back, and the count begins again.
     if hold.seen_renewals != hold.renewals or at_ms < hold.seen_ms:
         return msgspec.structs.replace(hold, seen_renewals=hold.renewals, seen_ms=at_ms)
@@ -122,11 +125,11 @@ def _noted(hold: Hold, at_ms: int) -> Hold:
     return hold
 
 
-async def _end(stream: Stream, register: Register[Holds], ending: dict[str, Hold]) -> Holds:
+async def _end_holds(stream: Stream, register: Register[Holds], ending: dict[str, Hold]) -> Holds:
     for application in sorted({hold.application for hold in ending.values()}):
         record = (await application_register(stream, application).update(_revoked)).value
         if record.is_appending and f"{application}.{record.attempt}" in ending:
-            await finish(stream, application, record)
+            await finish_append(stream, application, record)
 
     def drop(now: Holds | None) -> Holds:
         now = now or Holds()
@@ -138,8 +141,8 @@ async def _end(stream: Stream, register: Register[Holds], ending: dict[str, Hold
     return (await register.update(drop)).value
 
 
-def _revoked(now: Application | None) -> Application:
-    return (now or Application()).revoked()
+def _revoked(now: ApplicationRecord | None) -> ApplicationRecord:
+    return (now or ApplicationRecord()).revoked()
 
 
 def _ulid_at(time_ms: int) -> str:

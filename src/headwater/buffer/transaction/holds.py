@@ -21,7 +21,7 @@ import msgspec
 from headwater.buffer import layout
 from headwater.buffer.queue.native.chunk import NO_BATCH_FLOOR
 from headwater.buffer.stream import Stream
-from headwater.buffer.transaction.identity import Attempt
+from headwater.buffer.transaction.record import CommitAttempt
 from headwater.core import limits, runtime
 from headwater.core.errors import (
     LimitExceeded,
@@ -118,7 +118,9 @@ async def read_holds(register: Register[Holds]) -> Holds:
 class Holder:
     """One attempt's hold. Every task and the driver have a holder of their own."""
 
-    def __init__(self, stream: Stream, attempt: Attempt, timeout_ms: int = TIMEOUT_MS) -> None:
+    def __init__(
+        self, stream: Stream, attempt: CommitAttempt, timeout_ms: int = TIMEOUT_MS
+    ) -> None:
         self._register = holds_register(stream)
         self._attempt = attempt
         self._timeout_ms = check_timeout_ms(timeout_ms)

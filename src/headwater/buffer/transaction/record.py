@@ -1,24 +1,110 @@
-"""The commit record: what an application committed last, and whether all of it is appended.
+"""The commit record of an application, and appending what it names.
 
-One register an application. That its version rises is the commit: from then on the transaction's
-batches belong to the stream, each under a producer sequence that the record fixes, and whoever
-finds them not yet appended appends them. Nothing else ever appends under the application's
-producer id, so appending a record again changes nothing.
+    a streaming query           its id             the micro-batch's number    the run
+    a batch job that may be     `txnAppId`         `txnVersion`                the job
+    run again
+    any other batch job         one of JOB_SLOTS   the next                    the job
+
+Two attempts at one version are the same transaction: the first that commits counts. Jobs
+without a name share a few applications, so that the number of records is bounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import hashlib
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 import msgspec
 
 from headwater.buffer import layout
-from headwater.buffer.queue.contract import NewBatch
+from headwater.buffer.queue.contract import Appender, BelowFloor, NewBatch
 from headwater.buffer.stream import Stream
-from headwater.buffer.transaction.identity import Attempt
-from headwater.core.errors import NotFound
+from headwater.buffer.whole_number import whole_number
+from headwater.core.errors import (
+    Bug,
+    Fenced,
+    NotFound,
+    OutcomeUnknown,
+    Refused,
+    RolledBack,
+    Throttled,
+    Unavailable,
+)
+from headwater.core.retry import RetryPolicy
 from headwater.store import Register
+
+JOB_SLOTS: Final = 16
+NAME_MAX_BYTES: Final = 1024
+_KEY_BYTES: Final = 12
+
+
+class CommitAttempt(msgspec.Struct, frozen=True):
+    """One try at one transaction."""
+
+    kind: str
+    name: str
+    """What the application is called: a query's id, a `txnAppId`, or a slot."""
+    version: int | None
+    """None: whichever is next."""
+    token: str
+    """Tells this try from every other one of the application."""
+    follows_on: bool = False
+    """A later run of the same application ends the earlier ones: a streaming query."""
+
+    @classmethod
+    def of_query(cls, query_id: str, batch_id: int, run: str) -> CommitAttempt:
+        """A micro-batch of a streaming query."""
+        return cls("query", _check_name("query id", query_id), batch_id, run, follows_on=True)
+
+    @classmethod
+    def of_version(cls, app_id: str, version: int, token: str) -> CommitAttempt:
+        """A batch job that may be run again under the same `txnAppId` and `txnVersion`."""
+        if whole_number("txnVersion", version) < 0:
+            raise Refused(f"txnVersion is {version}: it begins at 0 and rises with each write")
+        return cls("app", _check_name("txnAppId", app_id), version, token)
+
+    @classmethod
+    def of_job(cls, token: str) -> CommitAttempt:
+        """A batch job that names nothing: run again, it writes again."""
+        slot = hashlib.blake2s(token.encode(), digest_size=2).digest()
+        return cls("jobs", str(int.from_bytes(slot, "big") % JOB_SLOTS), None, token)
+
+    @property
+    def application(self) -> str:
+        """The application, as its objects are named."""
+        digest = hashlib.blake2s(self.name.encode(), digest_size=_KEY_BYTES).hexdigest()
+        return f"{self.kind}-{digest}"
+
+    @property
+    def hold(self) -> str:
+        """What its hold is called."""
+        return f"{self.application}.{self.token}"
+
+    def __str__(self) -> str:
+        named = {"query": "query", "app": "txnAppId", "jobs": "batch job of slot"}[self.kind]
+        return f"{named} {self.name}" + ("" if self.version is None else f", {self.version}")
+
+
+def producer_id(application: str) -> str:
+    """The producer that appends what an application commits."""
+    return f"sink-{application}"
+
+
+def _check_name(what: str, name: str) -> str:
+    if not name or len(name.encode()) > NAME_MAX_BYTES:
+        raise Refused(f"{what} is {name!r}: it has 1 to {NAME_MAX_BYTES} bytes")
+    return name
+
+
+# The commit record: what an application committed last, and whether all of it is appended.
+#
+# One register an application. That its version rises is the commit: from then on the
+# transaction's batches belong to the stream, each under a producer sequence that the record
+# fixes, and whoever finds them not yet appended appends them. Nothing else ever appends under the
+# application's producer id, so appending a record again changes nothing.
+
 
 NO_VERSION: Final = -1
 RECENT_MAX: Final = 64
@@ -37,7 +123,7 @@ class Upload(msgspec.Struct, frozen=True, array_like=True):
     schema_version: int
 
 
-class Share(msgspec.Struct, frozen=True):
+class PartitionBatches(msgspec.Struct, frozen=True):
     """What a transaction appends to one partition, in this order."""
 
     partition: int
@@ -69,7 +155,7 @@ class Share(msgspec.Struct, frozen=True):
         return self.first_producer_sequence + len(self.uploads) - 1
 
 
-class Application(msgspec.Struct, frozen=True):
+class ApplicationRecord(msgspec.Struct, frozen=True):
     """The value of an application's register."""
 
     kind: str = ""
@@ -80,7 +166,7 @@ class Application(msgspec.Struct, frozen=True):
     attempt: str = ""
     """Whose it was."""
     state: Literal["appending", "done"] = "done"
-    shares: tuple[Share, ...] = ()
+    shares: tuple[PartitionBatches, ...] = ()
     """What is being appended; nothing once that is done."""
     revocations: int = 0
     """Counts what was ended before it committed. Whoever commits has read this *before* looking
@@ -93,13 +179,13 @@ class Application(msgspec.Struct, frozen=True):
         """Whether some of the last version may not be appended yet."""
         return self.state == "appending"
 
-    def has(self, attempt: Attempt) -> bool:
+    def has(self, attempt: CommitAttempt) -> bool:
         """Whether this transaction is committed, by whichever attempt."""
         if attempt.version is None:
             return attempt.token in (self.attempt, *self.recent)
         return attempt.version <= self.version
 
-    def is_of(self, attempt: Attempt) -> bool | None:
+    def is_of(self, attempt: CommitAttempt) -> bool | None:
         """Whether this very attempt is the one that was committed; None if that is not known.
 
         Of jobs without a version only the last few are: one that is not among them may have
@@ -111,7 +197,9 @@ class Application(msgspec.Struct, frozen=True):
             return self.attempt == attempt.token
         return None if attempt.version < self.version else False
 
-    def committed(self, attempt: Attempt, shares: tuple[Share, ...]) -> Application:
+    def committed(
+        self, attempt: CommitAttempt, shares: tuple[PartitionBatches, ...]
+    ) -> ApplicationRecord:
         """The record with this transaction committed."""
         recent = (self.attempt, *self.recent)[:RECENT_MAX] if attempt.version is None else ()
         return msgspec.structs.replace(
@@ -125,24 +213,24 @@ class Application(msgspec.Struct, frozen=True):
             recent=recent,
         )
 
-    def revoked(self) -> Application:
+    def revoked(self) -> ApplicationRecord:
         """The record once something was ended that can then not commit any more."""
         return msgspec.structs.replace(self, revocations=self.revocations + 1)
 
 
-def application_register(stream: Stream, application: str) -> Register[Application]:
+def application_register(stream: Stream, application: str) -> Register[ApplicationRecord]:
     """Where an application's record stands."""
     return Register(
-        stream.store, layout.application_key(stream.name, stream.id, application), Application
+        stream.store, layout.application_key(stream.name, stream.id, application), ApplicationRecord
     )
 
 
-async def read_application(register: Register[Application]) -> Application:
+async def read_application(register: Register[ApplicationRecord]) -> ApplicationRecord:
     """The record; an empty one of an application that never committed."""
     try:
         return (await register.read()).value
     except NotFound:
-        return Application()
+        return ApplicationRecord()
 
 
 def in_order(tasks: Sequence[tuple[int, dict[int, list[Upload]]]]) -> dict[int, list[Upload]]:
@@ -152,3 +240,178 @@ def in_order(tasks: Sequence[tuple[int, dict[int, list[Upload]]]]) -> dict[int, 
         for partition, batches in uploads.items():
             found.setdefault(partition, []).extend(batches)
     return dict(sorted(found.items()))
+
+
+# Appending what a commit record names: each batch once, whoever does it, however often.
+#
+# The record fixes the producer sequences, and the application's producer id fences: of several
+# that append one record, the last that opened goes on, and finds in its mark how far the others
+# came. Before it appends anything it reads the record again: between reading a record and
+# opening, others may have finished it, and later ones, whose numbers would then be taken for its
+# own.
+#
+# Partitions may stay open from one record to the next, as long as nobody committed between the
+# two: then nobody appended either, and the next producer sequences are those that were left here.
+# Keeping them open whatever the record says is the obvious alternative: who committed meanwhile
+# has used those numbers, and what is committed under them again is taken for appended, and lost.
+
+
+FINISH_ATTEMPTS: Final = 32
+PARALLEL: Final = 16
+_PATIENT: Final = RetryPolicy(attempts=FINISH_ATTEMPTS, deadline_s=float("inf"))
+
+
+class _RecordReplaced(Exception):
+    """The record is not the one that was to be appended any more."""
+
+
+class _OpenAppender(msgspec.Struct):
+    appender: Appender
+    landed: int
+    """The last producer sequence that is known to have landed."""
+    before: int
+    """The same when this appender opened."""
+    is_known: bool
+    """Whether the queue knew the producer: what it does not know was never used, or forgotten."""
+
+
+class Appending:
+    """Appends the records of one application. Not for use by two tasks at once."""
+
+    def __init__(self, stream: Stream, application: str) -> None:
+        self._stream = stream
+        self._application = application
+        self._register = application_register(stream, application)
+        self._opened: dict[int, _OpenAppender] = {}
+        self._finished: tuple[int, str] | None = None
+        """Version and attempt of the record that was finished here last."""
+
+    async def go_on_from(self, found: ApplicationRecord) -> None:
+        """Let go of what is open, unless the record is still the one that was finished here."""
+        if self._finished != (found.version, found.attempt):
+            await self.close()
+
+    async def next_sequences(self, partitions: Iterable[int]) -> dict[int, int]:
+        """The producer sequence of the next batch for each partition."""
+        opened = await self._open_all(partitions)
+        for one in opened.values():
+            one.is_known = True  # from here on, whether it was or not
+        return {partition: one.landed + 1 for partition, one in opened.items()}
+
+    async def finish(self, record: ApplicationRecord) -> None:
+        """Append what of the record is not appended yet, and say so in it.
+
+        `Unavailable`, `OutcomeUnknown`: some of it may be; whoever comes next goes on.
+        """
+        budget = _PATIENT.start()
+        while True:
+            try:
+                await self._append_all(record)
+                break
+            except _RecordReplaced:
+                return
+            except (Fenced, Unavailable, OutcomeUnknown) as error:
+                if isinstance(error, Fenced):
+                    # Somebody else finishes it; or somebody began to, and is gone.
+                    await self.close()
+                if not await budget.pause(throttled=isinstance(error, Throttled)):
+                    raise
+        await self._register.update(lambda now: _mark_done(record, now))
+        self._finished = (record.version, record.attempt)
+
+    async def close(self) -> None:
+        """Say goodbye to the partitions, which are opened again when they are needed."""
+        opened, self._opened = list(self._opened.values()), {}
+        await asyncio.gather(*(one.appender.close() for one in opened))
+
+    async def _append_all(self, record: ApplicationRecord) -> None:
+        fresh = [one.partition for one in record.shares if one.partition not in self._opened]
+        if fresh:
+            await self._open_all(fresh)
+            await self._confirm(record)
+        slots = asyncio.Semaphore(PARALLEL)
+        tasks = (self._append(slots, share) for share in record.shares)
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+
+    async def _append(self, slots: asyncio.Semaphore, share: PartitionBatches) -> None:
+        opened = self._opened[share.partition]
+        self._check(share, opened)
+        batches = share.batches(after=opened.before)
+        if not batches:
+            return
+        async with slots:
+            try:
+                await opened.appender.append(batches)
+            except BelowFloor as error:
+                raise Bug(
+                    f"partition {share.partition} of {self._stream.name!r}: the collector passed "
+                    f"uploads that {self._application} held: {error}"
+                ) from error
+        opened.landed = share.last_producer_sequence
+
+    def _check(self, share: PartitionBatches, opened: _OpenAppender) -> None:
+        where = f"partition {share.partition} of {self._stream.name!r}"
+        if not opened.is_known:
+            raise Refused(
+                f"{where}: {self._application} committed, and its producer was forgotten before "
+                "all of it was appended, so whether it was is not known. Compare what was read "
+                f"with {self._register.key}; to go on, write under another name"
+            )
+        if opened.landed < share.first_producer_sequence - 1:
+            raise RolledBack(
+                f"{where} knows {opened.landed} batches of {self._application}, and its record "
+                f"goes on at {share.first_producer_sequence}: the queue went back"
+            )
+
+    async def _confirm(self, record: ApplicationRecord) -> None:
+        now = await read_application(self._register)
+        if not _is_same_commit(record, now):
+            raise _RecordReplaced
+
+    async def _open_all(self, partitions: Iterable[int]) -> dict[int, _OpenAppender]:
+        partitions = list(partitions)
+        slots = asyncio.Semaphore(PARALLEL)
+
+        async def open_one(partition: int) -> None:
+            async with slots:
+                appender = self._stream.appender(partition, producer_id(self._application))
+                resumed = await appender.open()
+                landed = resumed.producer_sequence
+                self._opened[partition] = _OpenAppender(appender, landed, landed, resumed.is_known)
+
+        missing = [one for one in partitions if one not in self._opened]
+        outcomes = await asyncio.gather(*map(open_one, missing), return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None:
+                # What the others found is of before whoever fenced this one wrote its record.
+                await self.close()
+                raise outcome
+        return {partition: self._opened[partition] for partition in partitions}
+
+
+async def finish_append(stream: Stream, application: str, record: ApplicationRecord) -> None:
+    """Append what of a record is not appended yet."""
+    appending = Appending(stream, application)
+    try:
+        await appending.finish(record)
+    finally:
+        await appending.close()
+
+
+def _is_same_commit(record: ApplicationRecord, now: ApplicationRecord | None) -> bool:
+    return (
+        now is not None
+        and now.is_appending
+        and (now.version, now.attempt) == (record.version, record.attempt)
+    )
+
+
+def _mark_done(record: ApplicationRecord, now: ApplicationRecord | None) -> ApplicationRecord:
+    if now is None:
+        raise RolledBack("the record of what was being appended is gone")
+    if not _is_same_commit(record, now):
+        return now
+    return msgspec.structs.replace(now, state="done", shares=())

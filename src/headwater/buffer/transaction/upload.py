@@ -19,17 +19,15 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from headwater.buffer.batch import Batch, Times
-from headwater.buffer.calls import Call, Calls
+from headwater.buffer.batch import Batch, BatchTimes, Call, Calls
 from headwater.buffer.compression import Compression
-from headwater.buffer.queue.contract import Appender, Encoded
+from headwater.buffer.queue.contract import Appender, EncodedBytes
 from headwater.buffer.records import check_sizes
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.recording import settled_schema
+from headwater.buffer.stream.schema import await_schema
 from headwater.buffer.transaction.commit import TaskUploads
 from headwater.buffer.transaction.holds import TIMEOUT_MS, Hold, Holder, TypeReplaced
-from headwater.buffer.transaction.identity import Attempt, producer_id
-from headwater.buffer.transaction.record import Upload
+from headwater.buffer.transaction.record import CommitAttempt, Upload, producer_id
 from headwater.core import limits, runtime
 from headwater.core.errors import Bug, Refused
 
@@ -39,7 +37,7 @@ GATHERED_BATCHES: Final = 2
 IN_FLIGHT: Final = 3
 
 
-class _Gathered(msgspec.Struct):
+class _PendingRows(msgspec.Struct):
     pieces: list[pa.RecordBatch]
     schema_version: int
     size_bytes: int = 0
@@ -52,7 +50,7 @@ class Uploader:
     def __init__(
         self,
         stream: Stream,
-        attempt: Attempt,
+        attempt: CommitAttempt,
         task: int,
         *,
         timeout_ms: int = TIMEOUT_MS,
@@ -71,7 +69,7 @@ class Uploader:
         self._schema_floor = 0
         """No rows of an older version of the schema are uploaded."""
         self._renewing: asyncio.Task[None] | None = None
-        self._gathered: dict[int, _Gathered] = {}
+        self._gathered: dict[int, _PendingRows] = {}
         self._gathered_bytes = 0
         self._doors: dict[int, Appender] = {}
         self._uploads: dict[int, list[Upload | None]] = {}
@@ -138,7 +136,7 @@ class Uploader:
             # A type was replaced: learnt when the hold was taken, for what was gathered before.
             piece, version = self._stream.refit(piece), self._stream.schema_version
         if gathered is None:
-            gathered = self._gathered[partition] = _Gathered([], version)
+            gathered = self._gathered[partition] = _PendingRows([], version)
         gathered.pieces.append(piece)
         gathered.size_bytes += piece.nbytes
         gathered.rows += piece.num_rows
@@ -177,7 +175,7 @@ class Uploader:
                 return await self._holder.take(min(filter(None, versions), default=0))
             except TypeReplaced as replaced:
                 stream = self._stream
-                found = await settled_schema(
+                found = await await_schema(
                     stream.store, stream.config, replaced.floor, is_patient=False
                 )
                 self._stream = stream.with_config(found)
@@ -197,7 +195,7 @@ class Uploader:
         if task.cancelled() or task.exception() is None:
             self._flights.discard(task)
 
-    async def _upload(self, partition: int, place: int, gathered: _Gathered, hold: Hold) -> None:
+    async def _upload(self, partition: int, place: int, gathered: _PendingRows, hold: Hold) -> None:
         batch_id, at_ms = runtime.new_ulid(above=hold.above), runtime.wall_ms()
         door = self._door(partition)
         data, times = await runtime.run_blocking(
@@ -210,7 +208,7 @@ class Uploader:
 
     def _encode(
         self, door: Appender, batch_id: str, pieces: list[pa.RecordBatch], at_ms: int
-    ) -> tuple[Encoded, Times]:
+    ) -> tuple[EncodedBytes, BatchTimes]:
         records = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
         batch = Batch(batch_id, records, Calls.of([Call(0, at_ms, None)]))
         return door.encode(batch, self._compression), batch.times()

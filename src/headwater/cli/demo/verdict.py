@@ -65,7 +65,7 @@ def read_orders(url: str) -> list[Order]:
 
 def stored_table(url: str) -> Any:
     """What the table holds, as Arrow."""
-    from headwater.spark.table import RegisterCatalog
+    from headwater.table.catalog import RegisterCatalog
 
     return RegisterCatalog("demo", warehouse=url).load_table(TABLE).scan().to_arrow()
 

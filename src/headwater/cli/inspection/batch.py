@@ -9,14 +9,14 @@ import pyarrow as pa
 import xxhash
 
 from headwater.buffer import batch as native
-from headwater.buffer import v1_batch
 from headwater.buffer.compression import Compression
+from headwater.buffer.queue.v1 import batch_format
 from headwater.cli.inspection.recognise import empty, mistaken
 from headwater.cli.inspection.record_rows import record_rows
 from headwater.cli.inspection.report import Problem, Report, Rows, offset_in
 from headwater.cli.inspection.source import Source
 from headwater.core.errors import Corrupt, HeadwaterError, LimitExceeded, NotSupported, Refused
-from headwater.core.ids import ULID_LENGTH, decode_ulid, ulid_time_ms
+from headwater.core.runtime import ULID_LENGTH, decode_ulid, ulid_time_ms
 
 NATIVE: Final = "native batch, HWB1"
 PUBLISHED: Final = "published v1 batch"
@@ -74,8 +74,8 @@ def _published(source: Source, shown: int) -> Report:
     data = source.data
     report = Report(PUBLISHED, len(data))
     try:
-        footer = v1_batch.read_footer(data)
-        values = v1_batch.decode_batch(data)
+        footer = batch_format.read_footer(data)
+        values = batch_format.decode_batch(data)
     except _UNREADABLE as error:
         report.problems.append(mistaken(data, "batch") or _published_problem(data, error))
         if report.problems[0].check in ("kind", "compression", "version"):
@@ -86,7 +86,7 @@ def _published(source: Source, shown: int) -> Report:
         "id": _ulid(source.key.removesuffix(".batch")),
         "records": footer.record_count,
         "compression": footer.compression.name.lower(),
-        "block_size_bytes": len(data) - v1_batch.FOOTER_BYTES,
+        "block_size_bytes": len(data) - batch_format.FOOTER_BYTES,
         "block_uncompressed_bytes": raw + 4 * len(values),
         "checksum": "none in this format: a changed byte in a record may go unnoticed",
     }
@@ -103,14 +103,14 @@ def _published_problem(data: bytes, error: HeadwaterError) -> Problem:
     check = next((name for words, name in _PUBLISHED_CHECKS if words in said), "records")
     advice, detail, offset = None, "", None
     if check == "record count":
-        offset = len(data) - v1_batch.FOOTER_BYTES + 1
-    elif " of the block" in said and data[-v1_batch.FOOTER_BYTES] == Compression.NONE:
+        offset = len(data) - batch_format.FOOTER_BYTES + 1
+    elif " of the block" in said and data[-batch_format.FOOTER_BYTES] == Compression.NONE:
         # Without compression the block is the beginning of the object.
         offset = offset_in(said)
         if data.startswith(_ZSTD_FRAME):
             detail = "It begins as a zstd frame does: is its compression code damaged?"
     try:
-        lenient = v1_batch.decode_batch(data, lenient=True)
+        lenient = batch_format.decode_batch(data, lenient=True)
     except _UNREADABLE:
         if check in ("compression", "version"):
             detail = "It is no native batch either: it does not begin with HWB1"

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from headwater.buffer.queue.contract import Descriptor, Looker, QueueState
+from headwater.buffer.queue.contract import Descriptor, QueueReader, QueueState
 from headwater.buffer.stream import Stream
 from headwater.cli.inspection.report import Problem, Report
 from headwater.core.errors import NotFound, RolledBack, Trimmed
@@ -19,7 +19,9 @@ LOOKED_AT: Final = 100
 PARALLEL: Final = 16
 
 
-async def check_entries(report: Report, stream: Stream, looker: Looker, state: QueueState) -> None:
+async def check_entries(
+    report: Report, stream: Stream, looker: QueueReader, state: QueueState
+) -> None:
     """Look for the objects of the oldest and the newest retained entries."""
     found = await _ends(looker, state)
     in_objects = [one for one in found if one.inline is None and not one.duplicate]
@@ -48,7 +50,7 @@ async def check_entries(report: Report, stream: Stream, looker: Looker, state: Q
         report.problems.append(Problem.of(problem, "batch objects", advice=advice))
 
 
-async def _ends(looker: Looker, state: QueueState) -> list[Descriptor]:
+async def _ends(looker: QueueReader, state: QueueState) -> list[Descriptor]:
     """The oldest and the newest entries, each once."""
     while True:
         try:

@@ -18,6 +18,7 @@ from headwater.core.errors import (
     NotSupported,
     Unavailable,
 )
+from headwater.tier.event_codec import METADATA_PARTITIONS, decode_event, metadata_partition_for
 from headwater.tier.eventlog import (
     EventDelivered,
     EventUnreadable,
@@ -26,16 +27,13 @@ from headwater.tier.eventlog import (
 )
 from headwater.tier.eventlog.stored.event_object import FAMILY, read_event_object, token_of
 from headwater.tier.events import (
-    METADATA_PARTITIONS,
     MetadataEvent,
     PartitionDelete,
     SegmentMetadata,
-    decode_event,
-    metadata_partition_for,
     partition_of,
     unstamp,
 )
-from headwater.tier.snapshot.codec import FAMILY as SNAPSHOT_FAMILY
+from headwater.tier.snapshot import FAMILY as SNAPSHOT_FAMILY
 
 STORED_KIND: Final = "no event of a stored log that can be read"
 _UNREADABLE: Final = (Corrupt, NotSupported, LimitExceeded)

@@ -8,9 +8,8 @@ from typing import Any, Final
 from headwater.cli.inspection.report import Problem, Report, Rows
 from headwater.cli.inspection.source import Source
 from headwater.core.errors import Corrupt, NotSupported
-from headwater.tier.cache.dump import PartitionDump
 from headwater.tier.events import SegmentState
-from headwater.tier.snapshot.codec import Snapshot, decode_snapshot
+from headwater.tier.snapshot import PartitionDump, Snapshot, decode_snapshot
 
 KIND: Final = "snapshot of the tier's events, HWT1"
 ROWS_SHOWN: Final = 20

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from headwater.buffer import v1_manifest
-from headwater.buffer.v1_manifest import Entry, Manifest
+from headwater.buffer.queue.v1 import manifest_format
+from headwater.buffer.queue.v1.manifest_format import Manifest, ManifestEntry
 from headwater.cli.inspection.recognise import empty, mistaken
 from headwater.cli.inspection.report import Problem, Report, Rows
 from headwater.cli.inspection.source import Source
@@ -34,7 +34,7 @@ def inspect_manifest(source: Source, *, entries: int) -> Report:
     if not source.data:
         return Report("no manifest, but an empty object", 0, problems=[empty("manifest")])
     try:
-        manifest = v1_manifest.decode_manifest(source.data)
+        manifest = manifest_format.decode_manifest(source.data)
     except _UNREADABLE as error:
         report.problems.append(mistaken(source.data, "manifest") or _problem(source.data, error))
         if report.problems[0].check in ("kind", "version"):
@@ -77,7 +77,7 @@ def describe(report: Report, manifest: Manifest, shown: int) -> None:
         report.tables.append(Rows("metadata", columns, metadata))
 
 
-def _metadata(entry: Entry, shown: int) -> list[tuple[int, int, int, bytes]]:
+def _metadata(entry: ManifestEntry, shown: int) -> list[tuple[int, int, int, bytes]]:
     return [
         (entry.sequence, item.start_index, item.ingestion_time_ms, item.payload)
         for item in entry.metadata[:shown]
@@ -95,7 +95,7 @@ def _problem(data: bytes, error: HeadwaterError) -> Problem:
     said = str(error)
     check = next((name for words, name in _CHECKS if words in said), "contents")
     try:
-        lenient = v1_manifest.decode_manifest(data, lenient=True)
+        lenient = manifest_format.decode_manifest(data, lenient=True)
     except _UNREADABLE:
         return Problem.of(error, check)
     detail = f"Other implementations read it all the same, as {len(lenient.entries):,} entries"

@@ -13,10 +13,10 @@ from headwater.buffer.queue.contract import QueueState
 from headwater.buffer.queue.native.chunk import Chunk
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.records import Queue
-from headwater.buffer.queue.v1.names import Names
+from headwater.buffer.queue.v1.manifest_format import decode_manifest
+from headwater.buffer.queue.v1.side_object import V1Names
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.queues import queue_prefix
-from headwater.buffer.v1_manifest import decode_manifest
 from headwater.cli.inspection.entries import check_entries
 from headwater.cli.inspection.manifest import describe as describe_manifest
 from headwater.cli.inspection.marks import check_marks, read_marks, show_marks
@@ -182,7 +182,7 @@ def _check_neighbours(report: Report, chunks: Chunks, held: list[Chunk]) -> None
 
 
 async def _published(report: Report, stream: Stream, prefix: str, shown: int) -> None:
-    names = Names(prefix, stream.id)
+    names = V1Names(prefix, stream.id)
     try:
         data = bytes((await stream.store.get(names.manifest)).data)
     except NotFound:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from headwater.buffer.queue.v1 import segment
-from headwater.buffer.queue.v1.names import Names
+from headwater.buffer.queue.v1 import acked
+from headwater.buffer.queue.v1.side_object import V1Names
 from headwater.cli.inspection.chunk import inspect_chunk
 from headwater.cli.inspection.recognise import empty, mistaken, recognise
 from headwater.cli.inspection.register import inspect_register
@@ -23,7 +23,7 @@ def inspect_queue_object(source: Source, *, entries: int) -> Report:
         return Report("no part of a queue, but an empty object", 0, problems=[empty("queue")])
     if data[:3] == b"HWC":
         return inspect_chunk(source, entries=entries)
-    if data[:3] == segment.MAGIC[:3]:
+    if data[:3] == acked.MAGIC[:3]:
         return _segment(source, entries)
     if data[:1] == b"{" or source.key.endswith(".json"):
         return inspect_register(source, entries=entries)
@@ -42,7 +42,7 @@ def _segment(source: Source, shown: int) -> Report:
     report = Report(SEGMENT, len(source.data))
     name = source.key or "the segment"
     try:
-        found = segment.decode_segment(Names("unknown", "unknown"), name, source.data)
+        found = acked.decode_segment(V1Names("unknown", "unknown"), name, source.data)
     except (Corrupt, NotSupported) as error:
         check = "checksum" if "checksum" in str(error) else "contents"
         report.problems.append(Problem.of(error, check))

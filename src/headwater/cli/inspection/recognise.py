@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from typing import Final, NamedTuple
 
-from headwater.buffer import v1_batch, v1_manifest
+from headwater.buffer.queue.v1 import batch_format, manifest_format
 from headwater.cli.advice import advice_for, command
 from headwater.cli.inspection.report import Problem
 from headwater.core.errors import Corrupt, HeadwaterError
-from headwater.tier.events import decode_event
-from headwater.tier.segments.seal import PARQUET_MAGIC, is_sealed
+from headwater.tier.event_codec import decode_event
+from headwater.tier.segments.footer import PARQUET_MAGIC, is_sealed
 
 
 class Kind(NamedTuple):
@@ -45,10 +45,10 @@ def recognise(data: bytes) -> Kind | None:
         if data.startswith(beginning):
             return kind
     with contextlib.suppress(HeadwaterError):
-        v1_manifest.decode_manifest(data)
+        manifest_format.decode_manifest(data)
         return Kind("a published v1 manifest", "manifest")
     with contextlib.suppress(HeadwaterError):
-        v1_batch.decode_batch(data)
+        batch_format.decode_batch(data)
         return Kind("a published v1 batch", "batch")
     with contextlib.suppress(HeadwaterError):
         decode_event(data)

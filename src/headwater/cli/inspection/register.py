@@ -17,10 +17,10 @@ from headwater.buffer.queue.native.records import (
     Shard,
     shard_name,
 )
-from headwater.buffer.queue.v1.side import DIGEST_BYTES, Side
+from headwater.buffer.queue.v1.side_object import DIGEST_BYTES, SideState
 from headwater.buffer.stream.config import StreamConfig
 from headwater.buffer.transaction.holds import Holds
-from headwater.buffer.transaction.record import Application
+from headwater.buffer.transaction.record import ApplicationRecord
 from headwater.cli.inspection.report import Problem, Report, Rows
 from headwater.cli.inspection.source import Source
 from headwater.cli.inspection.transaction import describe_holds, describe_record
@@ -186,7 +186,7 @@ def _scanned(report: Report, scanned: Scanned, _: int) -> None:
     }
 
 
-def _side(report: Report, side: Side, _: int) -> None:
+def _side(report: Report, side: SideState, _: int) -> None:
     report.facts |= {
         "queue_id": side.queue_id,
         "owner": side.group or "nobody yet",
@@ -269,7 +269,7 @@ _BY_NAME: Final = {
     "end.json": Known("end.json: how far a native queue has come at least", End, _end),
     "consumer.json": Known("consumer.json: who owns the consumer", ConsumerRecord, _consumer),
     "gc.json": Known("gc.json: how far the collector has looked", Scanned, _scanned),
-    "side.json": Known("side.json: what a published v1 queue cannot hold", Side, _side),
+    "side.json": Known("side.json: what a published v1 queue cannot hold", SideState, _side),
     "slots.json": Known("slots.json: what the log is kept for", SlotTable, _slots),
     "stream.json": Known("stream.json: what a stream is", StreamConfig, _stream),
     "holds.json": Known(
@@ -278,7 +278,7 @@ _BY_NAME: Final = {
 }
 _KINDS: Final = (
     *_BY_NAME.values(),
-    Known("transactions: what one writer committed last", Application, describe_record),
+    Known("transactions: what one writer committed last", ApplicationRecord, describe_record),
     Known("producers: the marks of some of them", Shard, _shard),
     Known("group: the position of one that follows", GroupPosition, _position),
 )

@@ -14,9 +14,9 @@ from headwater.cli.inspection.source import Source
 from headwater.core.errors import Corrupt, HeadwaterError, NotSupported
 from headwater.log.record.group import Group
 from headwater.tier.segments import SegmentIndex, read_index
-from headwater.tier.segments.decoder import decode_row_group
-from headwater.tier.segments.field_ids import ID_KEY
-from headwater.tier.segments.seal import PARQUET_MAGIC
+from headwater.tier.segments.columns import ID_KEY
+from headwater.tier.segments.footer import PARQUET_MAGIC
+from headwater.tier.segments.reading import decode_row_group
 
 KIND: Final = "segment of the tier, Parquet"
 ROWS_SHOWN: Final = 20

@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from headwater.buffer.transaction.holds import Hold, Holds
-from headwater.buffer.transaction.identity import Attempt, producer_id
-from headwater.buffer.transaction.record import NO_VERSION, Application
+from headwater.buffer.transaction.record import (
+    NO_VERSION,
+    ApplicationRecord,
+    CommitAttempt,
+    producer_id,
+)
 from headwater.cli.inspection.report import Report, Rows
 
 _WRITERS: Final = {
@@ -25,7 +29,7 @@ _SHARES: Final = (
 _HOLDS: Final = ("whose", "attempt", "holds_uploads_above", "ends_unrenewed_after", "state")
 
 
-def describe_record(report: Report, record: Application, entries: int) -> None:
+def describe_record(report: Report, record: ApplicationRecord, entries: int) -> None:
     """What an application committed last, and whether all of it is in the queues."""
     whose, numbered = _WRITERS.get(record.kind, ("{}", "{}"))
     report.facts |= {
@@ -38,7 +42,7 @@ def describe_record(report: Report, record: Application, entries: int) -> None:
         "ended_before_they_committed": record.revocations,
     }
     if record.kind:
-        application = Attempt(record.kind, record.name, None, "").application
+        application = CommitAttempt(record.kind, record.name, None, "").application
         report.facts["appends_as_producer"] = producer_id(application)
     if any(record.recent):
         report.facts["jobs_remembered_before_it"] = sum(map(bool, record.recent))
@@ -49,7 +53,7 @@ def describe_record(report: Report, record: Application, entries: int) -> None:
     )
 
 
-def _describe_shares(report: Report, record: Application, entries: int) -> None:
+def _describe_shares(report: Report, record: ApplicationRecord, entries: int) -> None:
     rows: list[tuple[Any, ...]] = [
         (
             share.partition,

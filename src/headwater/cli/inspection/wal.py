@@ -12,13 +12,10 @@ from headwater.cli.inspection.report import Problem, Report, Rows
 from headwater.cli.inspection.source import Source
 from headwater.core.disk import OsDisk
 from headwater.core.errors import Corrupt, HeadwaterError
-from headwater.log.spool.body import decode_group
-from headwater.log.spool.envelope import Kind
+from headwater.log.spool.codec import decode_group
 from headwater.log.spool.folder import SEGMENT, Folder
-from headwater.log.spool.frame import MAGIC
-from headwater.log.spool.scan import Ending
-from headwater.log.spool.survey import Survey, survey
-from headwater.log.spool.window import Peeked, Window
+from headwater.log.spool.frame import MAGIC, FrameHead, GroupKind, Window
+from headwater.log.spool.scan import FileEnd, Survey, survey
 
 KIND: Final = "segment of a log, RDLW"
 _UNREADABLE: Final = "unreadable"
@@ -82,7 +79,7 @@ def _known_beside(source: Source) -> dict[str, Any]:
 
 def _facts(found: Survey, beside: dict[str, Any]) -> dict[str, Any]:
     frames = found.frames
-    lost = sum(one.envelope is not None and one.envelope.kind == Kind.LOST for one in frames)
+    lost = sum(one.envelope is not None and one.envelope.kind == GroupKind.LOST for one in frames)
     return {
         "frames": len(frames),
         "versions": ", ".join(f"v{one}" for one in sorted({f.header.version for f in frames})),
@@ -128,7 +125,7 @@ def _frames(window: Window, found: Survey, shown: int) -> Rows:
     return Rows("last_frames", columns, rows, total if total > len(rows) else None)
 
 
-def _contents(window: Window, peeked: Peeked) -> str:
+def _contents(window: Window, peeked: FrameHead) -> str:
     payload = window.payload(peeked)
     if payload is None:
         return "changed while it was read"
@@ -143,7 +140,7 @@ def _contents(window: Window, peeked: Peeked) -> str:
 
 def _judge(report: Report, found: Survey) -> None:
     scan = found.scan
-    if scan.ending is Ending.CLEAN:
+    if scan.ending is FileEnd.CLEAN:
         return
     left = scan.size_bytes - scan.valid_bytes
     said = f"; its head tells of LSN {scan.said_lsn}" if scan.said_lsn is not None else ""
@@ -151,7 +148,7 @@ def _judge(report: Report, found: Survey) -> None:
         message = "no frame of a log begins here, and none stands in it"
         report.problems.append(Problem("frames", message, 0, "Name a segment of a log.", "Corrupt"))
         return
-    if scan.ending is Ending.TORN:
+    if scan.ending is FileEnd.TORN:
         message = (
             f"torn: {left:,} bytes after LSN {scan.last_lsn} are no whole frame, and nothing says "
             f"that they were synced{said}"

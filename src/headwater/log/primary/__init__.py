@@ -15,48 +15,50 @@ Always holds: a replica counts only for what it acknowledged since it registered
 unknown outcome, never a failure; what is sent has no gap; what a valid slot needs is not pruned.
 """
 
-from headwater.log.primary.commit_policy import (
+from headwater.log.primary.commits import Committed, CommitUnknown, hold_up_s
+from headwater.log.primary.config import (
     AckN,
     CommitPolicy,
     Local,
     Quorum,
     Regions,
+    ReplicationConfig,
+    ReplicationMetrics,
     parse_policy,
 )
-from headwater.log.primary.commits import Committed
-from headwater.log.primary.config import ReplicationConfig
-from headwater.log.primary.errors import CommitUnknown
-from headwater.log.primary.flow_control import hold_up_s
-from headwater.log.primary.metrics import ReplicationMetrics
-from headwater.log.primary.registry import Registration, ReplicaRegistry
-from headwater.log.primary.replica_state import ReplicaState, ReplicationProgress
+from headwater.log.primary.log_retention import SlotView
+from headwater.log.primary.registry import (
+    Registration,
+    ReplicaRegistry,
+    ReplicaState,
+    ReplicationProgress,
+)
 from headwater.log.primary.replication import PrimaryReplication
-from headwater.log.primary.service import PrimaryService
-from headwater.log.primary.slot_view import SlotView
-from headwater.log.primary.source import (
-    Acknowledged,
+from headwater.log.primary.service import (
     Acknowledgement,
-    Bootstrap,
-    Pulled,
-    Registered,
+    AcknowledgeResponse,
+    BootstrapResponse,
+    PrimaryService,
+    PullResponse,
+    RegisterResponse,
     ReplicationSource,
 )
 
 __all__ = [
     "AckN",
-    "Acknowledged",
+    "AcknowledgeResponse",
     "Acknowledgement",
-    "Bootstrap",
+    "BootstrapResponse",
     "CommitPolicy",
     "CommitUnknown",
     "Committed",
     "Local",
     "PrimaryReplication",
     "PrimaryService",
-    "Pulled",
+    "PullResponse",
     "Quorum",
     "Regions",
-    "Registered",
+    "RegisterResponse",
     "Registration",
     "ReplicaRegistry",
     "ReplicaState",

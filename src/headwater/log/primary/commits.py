@@ -1,25 +1,204 @@
-"""Writers on their way: held up while replicas are far behind, and told when they are replicated.
+"""Writers: delayed while replicas are far behind, and told when a record is replicated.
 
-Always holds: a time-out is an unknown outcome, never a failure: the record is in the log; whoever
-waits is told when the leader stops or is overtaken.
+Whether a policy is met is always computed from the registry, never counted up. So an
+acknowledgement of a replica that left, or lost its data, stops counting by itself.
+
+The delay is bounded: a writer goes on after `max_delay_s`, whatever the lag. A hard bound would let
+one slow replica stop the log; the limits of its slot bound the lag in the end.
+
+Always holds: a time-out is an unknown outcome, never a failure: the record is in the log; every
+waiting writer gets an answer: the policy was met, the time is over, or the leader ended.
+
+Error tree:
+
+HeadwaterError
+└── OutcomeUnknown
+    └── CommitUnknown   the record is in the log; whether enough replicas will have it is not known
 """
 
 from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable
 
 import msgspec
 
 from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
-from headwater.core.errors import HeadwaterError, Refused
-from headwater.log.primary.commit_policy import CommitPolicy, acknowledged_by
-from headwater.log.primary.commit_waiter import CommitWaiter
-from headwater.log.primary.config import ReplicationConfig
-from headwater.log.primary.errors import CommitUnknown
-from headwater.log.primary.flow_control import FlowControl
-from headwater.log.primary.metrics import ReplicationMetrics
+from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused
+from headwater.log.primary.config import (
+    CommitPolicy,
+    ReplicationConfig,
+    ReplicationMetrics,
+    acknowledged_by,
+)
 from headwater.log.primary.registry import ReplicaRegistry
 from headwater.log.slots import SlotBook
 from headwater.log.wal import Wal
+
+
+class CommitUnknown(OutcomeUnknown):
+    """Not replicated in time, which is no failure: the record is in the log, and stays there.
+
+    Replicas will have it when they catch up. Writing it again would write it twice.
+    """
+
+    def __init__(
+        self, message: str, *, lsn: int = 0, policy: str = "", acknowledged_by: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.lsn = lsn
+        self.policy = policy
+        self.acknowledged_by = acknowledged_by
+        """The replicas that have it."""
+
+
+def hold_up_s(lag_lsn: int, *, soft_lag_lsn: int, max_delay_s: float) -> float:
+    """How long a writer waits at this lag: nothing up to the target, the most at twice of it."""
+    over = lag_lsn - soft_lag_lsn
+    if over <= 0:
+        return 0.0
+    return max_delay_s * min(1.0, over / soft_lag_lsn)
+
+
+class FlowControl:
+    """Writers on their way into the log."""
+
+    def __init__(
+        self, lag_lsn: Callable[[], int], *, soft_lag_lsn: int | None, max_delay_s: float
+    ) -> None:
+        """`soft_lag_lsn` None holds nobody up."""
+        self._lag_lsn = lag_lsn
+        self._soft_lag_lsn = soft_lag_lsn
+        self._max_delay_s = max_delay_s
+        self._waiting = 0
+        self._released = asyncio.Event()
+
+    @property
+    def delay_s(self) -> float:
+        """What a writer that came at this moment would wait for at most."""
+        if self._soft_lag_lsn is None:
+            return 0.0
+        return hold_up_s(
+            self._lag_lsn(), soft_lag_lsn=self._soft_lag_lsn, max_delay_s=self._max_delay_s
+        )
+
+    async def admit(self) -> float:
+        """Let a writer in, at once or after a while; for how long it was held up."""
+        delay_s = self.delay_s
+        if not delay_s:
+            return 0.0
+        began_s = runtime.monotonic_s()
+        self._released.clear()
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(delay_s):
+                await self._released.wait()
+        except TimeoutError:
+            pass  # soft: it goes on
+        finally:
+            self._waiting -= 1
+        return runtime.monotonic_s() - began_s
+
+    def evaluate(self) -> None:
+        """Look again: somebody caught up or left."""
+        if self._waiting and not self.delay_s:
+            self._released.set()
+
+
+ReplicatedLsn = Callable[[CommitPolicy], int]
+WaitEntry = tuple[int, int, asyncio.Future[None]]
+"""An LSN, who came first, and whom to tell."""
+
+
+class _WaitQueue:
+    """Those who wait under one policy, the lowest LSN first.
+
+    Who gives up stays in it, cancelled, until those are the most: when replicas die, writers give
+    up by the thousand at once, and each would have to be looked for among all the others.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[WaitEntry] = []
+        self._cancelled = 0
+
+    def __len__(self) -> int:
+        return len(self._heap) - self._cancelled
+
+    def enter(self, entry: WaitEntry) -> None:
+        heapq.heappush(self._heap, entry)
+
+    def gave_up(self) -> None:
+        """One of them was cancelled."""
+        self._cancelled += 1
+        if 2 * self._cancelled > len(self._heap):
+            self._heap = [entry for entry in self._heap if not entry[2].cancelled()]
+            heapq.heapify(self._heap)
+            self._cancelled = 0
+
+    def reached(self, lsn: int) -> None:
+        """Tell everybody who waits for this one, or one below it."""
+        while self._heap and self._heap[0][0] <= lsn:
+            waiting = heapq.heappop(self._heap)[2]
+            if waiting.cancelled():
+                self._cancelled -= 1
+            else:
+                waiting.set_result(None)
+
+    def end(self, error: Callable[[], HeadwaterError]) -> None:
+        for _, _, waiting in self._heap:
+            if not waiting.done():
+                waiting.set_exception(error())
+
+
+class CommitWaiter:
+    """Those who wait, by policy and LSN."""
+
+    def __init__(self, replicated_lsn: ReplicatedLsn) -> None:
+        self._replicated_lsn = replicated_lsn
+        self._waiting: dict[CommitPolicy, _WaitQueue] = {}
+        self._turn = itertools.count()
+        self._ending: Callable[[], HeadwaterError] | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    async def wait(self, lsn: int, policy: CommitPolicy, *, timeout_s: float) -> bool:
+        """Whether the record was replicated in time."""
+        if self._ending is not None:
+            # Also under a policy that would be met: an overtaken leader's log is nobody's any more.
+            raise self._ending()
+        if self._replicated_lsn(policy) >= lsn:
+            return True
+        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        line = self._waiting.setdefault(policy, _WaitQueue())
+        line.enter((lsn, next(self._turn), reached))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await reached
+        except TimeoutError:
+            # The last acknowledgement may have come in the same moment as the time-out.
+            return self._replicated_lsn(policy) >= lsn
+        finally:
+            if reached.cancelled():
+                line.gave_up()
+            if not line and self._waiting.get(policy) is line:
+                del self._waiting[policy]
+        return True
+
+    def evaluate(self) -> None:
+        """Look again: somebody acknowledged, registered, left or lost something."""
+        for policy, line in self._waiting.items():
+            line.reached(self._replicated_lsn(policy))
+
+    def end(self, error: Callable[[], HeadwaterError]) -> None:
+        """Nothing more is replicated: tell everybody who waits, and who will."""
+        self._ending = error
+        for line in self._waiting.values():
+            line.end(error)
+        self._waiting.clear()
 
 
 class Committed(msgspec.Struct, frozen=True):

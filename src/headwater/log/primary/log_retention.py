@@ -4,7 +4,7 @@ Always holds:
 
 - nothing above the stored position of a valid slot is pruned, whatever is registered meanwhile;
 - what an invalid or dropped slot needed is freed only once that is stored;
-- a replica is told to go on only where the log has the very next record.
+- a replica resumes only where the log has the very next record.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+import msgspec
+
 from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown, Refused, Unavailable
-from headwater.log.primary.metrics import ReplicationMetrics
-from headwater.log.primary.slot_view import SlotView, slot_view
+from headwater.log.primary.config import ReplicationMetrics
 from headwater.log.slots import (
     BootstrapPlan,
     FullRebootstrap,
@@ -27,12 +28,60 @@ from headwater.log.slots import (
     Slot,
     SlotKeeper,
     SlotLag,
-    breach,
+    SlotStatus,
+    exceeded_limit,
     is_comparable,
     plan_bootstrap,
     plan_resume,
+    slot_status,
 )
 from headwater.log.wal import Wal
+
+
+class SlotView(msgspec.Struct, frozen=True):
+    """What one slot holds, and for whom."""
+
+    name: str
+    status: SlotStatus
+    restart_lsn: int
+    confirmed_lsn: int
+    lag_lsn: int
+    """Records that its replica does not have on disk; while it bootstraps, all that its copy is to
+    be given, also what is no longer in the log."""
+    lag_bytes: int
+    lag_s: float
+    inactive_since_ms: int | None
+    """When its replica was last heard of, if it is away; None while it is there."""
+    bootstrapping: bool
+    cause: InvalidationCause | None
+    """Why it was given up."""
+
+
+def slot_view(
+    slot: Slot,
+    lag: SlotLag,
+    held: SlotLag,
+    bounds: RetentionLimits,
+    *,
+    oldest_lsn: int,
+    archived_lsn: int,
+    is_active: bool,
+) -> SlotView:
+    """The view of a slot at this moment: what its replica lacks, and what is held for it alone."""
+    not_in_log = slot.restart_lsn - slot.confirmed_lsn if slot.bootstrapping else 0
+    return SlotView(
+        slot.name,
+        slot_status(slot, held, bounds, oldest_lsn=oldest_lsn, archived_lsn=archived_lsn),
+        slot.restart_lsn,
+        slot.confirmed_lsn,
+        lag.lsn + max(0, not_in_log),
+        lag.bytes,
+        lag.seconds,
+        None if is_active else slot.last_seen_ms,
+        slot.bootstrapping,
+        None if slot.invalidation is None else slot.invalidation.cause,
+    )
+
 
 _log: Final = logging.getLogger("headwater")
 
@@ -92,7 +141,7 @@ class LogRetention:
         self._lag_clock.note(runtime.monotonic_s(), self.wal.current_lsn())
         given_up = []
         for slot in self.book.slots():
-            cause = breach(self._held(slot), self._bounds) if slot.is_valid else None
+            cause = exceeded_limit(self._held(slot), self._bounds) if slot.is_valid else None
             if cause is not None:
                 self._invalidate(slot.name, cause)
                 given_up.append((slot.name, cause))

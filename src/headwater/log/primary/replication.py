@@ -1,4 +1,4 @@
-"""The leader's side of replication: who replicates, how far they are, what the log is kept for.
+"""The leader's side of replication: its replicas, their progress, what the log is kept for.
 
     replication = await PrimaryReplication.open(wal, register, leader_epoch=7)
     replication.start()
@@ -6,11 +6,12 @@
     await replication.prune_retained_wal_through(tiered_lsn)
     await replication.close()
 
-What changes state is plain and synchronous, and asks neither a store nor a disk; what waits is a
-coroutine. Replicas come in through `PrimaryService`.
+Methods that change state are synchronous and use neither store nor disk; methods that wait are
+coroutines. Replicas connect through `PrimaryService`.
 
-Always holds: a replica counts towards a commit with what it acknowledged since it registered, and
-no more; whoever waits is answered; nothing that a valid slot needs is pruned (see `log_retention`).
+Always holds: a replica counts towards a commit only with what it acknowledged since it registered;
+every waiting writer gets an answer; nothing that a valid slot needs is pruned (see
+`log_retention`).
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ import logging
 from typing import Final, Self
 
 from headwater.buffer.layout import check_group_name
+from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
 from headwater.core.errors import Fenced, HeadwaterError, Refused, Unavailable
-from headwater.log.primary.commit_policy import CommitPolicy
 from headwater.log.primary.commits import Commits, Committed
-from headwater.log.primary.config import ReplicationConfig
-from headwater.log.primary.log_retention import LogRetention
-from headwater.log.primary.metrics import ReplicationMetrics
-from headwater.log.primary.position import position
-from headwater.log.primary.registry import Registration, ReplicaRegistry
-from headwater.log.primary.replica_state import ReplicaState, ReplicationProgress
-from headwater.log.primary.slot_view import SlotView
+from headwater.log.primary.config import CommitPolicy, ReplicationConfig, ReplicationMetrics
+from headwater.log.primary.log_retention import LogRetention, SlotView
+from headwater.log.primary.registry import (
+    Registration,
+    ReplicaRegistry,
+    ReplicaState,
+    ReplicationProgress,
+)
 from headwater.log.slots import (
     BootstrapPlan,
     InvalidationCause,
@@ -40,6 +42,15 @@ from headwater.log.slots import (
     SlotRegister,
 )
 from headwater.log.wal import Wal
+
+
+def check_position(what: str, given: int) -> int:
+    """A place in the log, or a count, from 0 on; `Refused` if it is none."""
+    number = whole_number(what, given)
+    if number < 0:
+        raise Refused(f"{what} is {number}: the first LSN is 1, and 0 is before it")
+    return number
+
 
 _log: Final = logging.getLogger("headwater")
 
@@ -177,7 +188,7 @@ class PrimaryReplication:
         self.check_leading()
         check_group_name(name)
         if position_lsn is not None:
-            position_lsn = position("position_lsn", position_lsn)
+            position_lsn = check_position("position_lsn", position_lsn)
         slot = self.retention.hold(name, position_lsn)
         state = self._registry.register(
             name,
@@ -228,10 +239,10 @@ class PrimaryReplication:
 
         `Refused` beyond what it can have: it would count for records that nobody has written yet.
         """
-        applied_lsn = position("applied_lsn", applied_lsn)
-        durable_lsn = position("durable_lsn", durable_lsn)
-        apply_error_count = position("apply_error_count", apply_error_count)
-        divergence_count = position("divergence_count", divergence_count)
+        applied_lsn = check_position("applied_lsn", applied_lsn)
+        durable_lsn = check_position("durable_lsn", durable_lsn)
+        apply_error_count = check_position("apply_error_count", apply_error_count)
+        divergence_count = check_position("divergence_count", divergence_count)
         self.check_known(name, max(applied_lsn, durable_lsn))
         state = self._registry.acknowledge(
             name,
@@ -297,7 +308,7 @@ class PrimaryReplication:
         If slots cannot be stored it is pruned only as far as what is stored allows. A newer
         leader, or damaged slots, raise, and nothing is pruned.
         """
-        return await self.retention.prune_through(position("archived_lsn", archived_lsn))
+        return await self.retention.prune_through(check_position("archived_lsn", archived_lsn))
 
     def slot_rebootstrap_reason(
         self, name: str, position_lsn: int | None = None
@@ -317,7 +328,7 @@ class PrimaryReplication:
         self.check_leading()
         self._registry.get(name)
         if image_lsn is not None:
-            image_lsn = position("image_lsn", image_lsn)
+            image_lsn = check_position("image_lsn", image_lsn)
         plan = self.retention.begin_bootstrap(name, image_lsn)
         self.set_replica_rebootstrapping(name, True)
         return plan
@@ -325,7 +336,7 @@ class PrimaryReplication:
     def complete_rebootstrap(self, name: str, lsn: int) -> Slot:
         """The fresh copy is there, through this LSN and on disk: its slot is valid again."""
         self.check_leading()
-        lsn = position("lsn", lsn)
+        lsn = check_position("lsn", lsn)
         self.check_known(name, lsn)
         slot = self.retention.complete_bootstrap(name, lsn)
         self._registry.renew(name, lsn)

@@ -1,34 +1,149 @@
-"""The leader's door for replicas, in this process. The node puts HTTP in front of it.
+"""The interface between replicas and their leader, and its implementation in this process.
 
-Always holds:
+Requests name the replica and its session. Answers carry the leader's term, so that a replica can
+refuse an older leader. Everything but `PullResponse.groups` is plain data.
 
-- what is sent follows what was asked for without a gap, also if the log is pruned meanwhile;
-- what is sent is synced: were it not, a replica could have what this leader loses with its power,
-  and other records would come after it under the same LSNs;
-- nobody goes on beyond the end of the log: what a longer copy has there is to be compared first;
-- a replica that waits for records is never taken for a silent one: a pull waits for half of the
-  time after which it would be;
-- whoever was told that its slot is there finds it at the next leader, too.
+Always holds, for `PrimaryService`:
+
+- what is sent follows the requested LSN without a gap, also if the log is pruned meanwhile;
+- what is sent is synced: otherwise a replica could have records that this leader loses in a power
+  loss, and other records would follow under the same LSNs;
+- no replica resumes beyond the end of the log: what a longer copy has there is compared first;
+- a replica that waits for records is never taken for a silent one: a pull waits for half of
+  `health_timeout_s` at most;
+- a slot that a replica was told about is stored, so the next leader has it, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
 
 from headwater.buffer.whole_number import whole_number
 from headwater.core import limits
 from headwater.core.errors import Refused
-from headwater.log.primary.position import position
-from headwater.log.primary.replication import PrimaryReplication
-from headwater.log.primary.source import (
-    Acknowledged,
-    Acknowledgement,
-    Bootstrap,
-    Pulled,
-    Registered,
-)
+from headwater.log.primary.replication import PrimaryReplication, check_position
 from headwater.log.record.group import Group
-from headwater.log.slots import FullRebootstrap, Slot
+from headwater.log.slots import BootstrapPlan, FullRebootstrap, InvalidationCause, ResumeMode, Slot
+
+
+class RegisterResponse(msgspec.Struct, frozen=True):
+    """The answer to `register`."""
+
+    term: int
+    session: str
+    """Goes with every further request to this leader. The next one gives another."""
+    resume: ResumeMode
+    """How to go on."""
+    topology_epoch: int
+    restart_lsn: int = 0
+    """Where the slot stands: while it is valid, the log above this is kept."""
+    confirmed_lsn: int = 0
+    """What the slot knows the replica to have applied of this log. What it has beyond is to be
+    compared before anything is taken after it."""
+    oldest_lsn: int = 1
+    """From here on the log can be pulled, also what the replica has already and compares."""
+    current_lsn: int = 0
+    """Where the log ends at this moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullResponse:
+    """The answer to `pull`: records that follow without a gap, or none for the time being."""
+
+    term: int
+    groups: Sequence[Group]
+    through_lsn: int
+    """Everything through this one was sent, or passed over on purpose: apply, then acknowledge it,
+    also where no records came."""
+    current_lsn: int
+    topology_epoch: int
+    rebootstrap: FullRebootstrap | None = None
+    """The log cannot be gone on with: load a fresh copy first. No groups then."""
+
+
+class Acknowledgement(msgspec.Struct, frozen=True):
+    """How far a replica has come, and what its present copy met since it was made."""
+
+    applied_lsn: int
+    durable_lsn: int
+    apply_error_count: int = 0
+    divergence_count: int = 0
+
+
+class AcknowledgeResponse(msgspec.Struct, frozen=True):
+    """The answer to `acknowledge`."""
+
+    term: int
+    restart_lsn: int
+    """The log is kept above this one."""
+    topology_epoch: int
+    invalidation: InvalidationCause | None = None
+    """The slot was given up: finish what was pulled, then bootstrap."""
+
+
+class BootstrapResponse(msgspec.Struct, frozen=True):
+    """The answer to `begin_bootstrap`."""
+
+    term: int
+    plan: BootstrapPlan
+
+
+class ReplicationSource(Protocol):
+    """Where a replica gets the log from.
+
+    All raise `NotFound` if the replica has to register (again), as when the leader has changed,
+    `Fenced` if its name was registered by another since, or if a newer leader took over, and
+    `Unavailable` if later may work. Who was registered says its session with every request:
+    without it, that is `Refused`.
+    """
+
+    async def register(
+        self, name: str, position_lsn: int, *, region: str | None = None
+    ) -> RegisterResponse:
+        """Come, or come back, with everything through `position_lsn`; 0 is nothing at all.
+
+        The slot is stored when this returns: the log is kept for it, whoever leads.
+        """
+
+    async def pull(
+        self,
+        name: str,
+        since_lsn: int,
+        *,
+        session: str | None = None,
+        max_records: int = limits.PULL_MAX_RECORDS,
+        max_bytes: int = limits.PULL_MAX_BYTES,
+        wait_s: float = 0.0,
+    ) -> PullResponse:
+        """What follows `since_lsn`; where nothing does, wait for it for a while.
+
+        Without a session the replica is registered by its first pull.
+        """
+
+    async def acknowledge(
+        self, name: str, progress: Acknowledgement, *, session: str | None = None
+    ) -> AcknowledgeResponse:
+        """Say how far the replica has come."""
+
+    async def begin_bootstrap(
+        self, name: str, *, image_lsn: int | None = None, session: str | None = None
+    ) -> BootstrapResponse:
+        """Plan a fresh copy; the log after the image is kept when this returns.
+
+        `Refused` says why there is nothing to begin from.
+        """
+
+    async def complete_bootstrap(
+        self, name: str, lsn: int, *, session: str | None = None
+    ) -> AcknowledgeResponse:
+        """The fresh copy holds everything through this LSN, on disk, in place of the old one."""
+
+    async def unregister(self, name: str, *, session: str | None = None) -> None:
+        """Leave; the slot stays for when the replica comes again."""
 
 
 class PrimaryService:
@@ -39,10 +154,10 @@ class PrimaryService:
 
     async def register(
         self, name: str, position_lsn: int, *, region: str | None = None
-    ) -> Registered:
+    ) -> RegisterResponse:
         """See `ReplicationSource`."""
         primary = self._primary
-        position_lsn = position("position_lsn", position_lsn)
+        position_lsn = check_position("position_lsn", position_lsn)
         registration = primary.register_replica(name, region=region, position_lsn=position_lsn)
         resume = primary.plan_replica_resume(name, position_lsn)
         await primary.settle_slots()
@@ -52,7 +167,7 @@ class PrimaryService:
         cause = primary.slot_rebootstrap_reason(name, position_lsn)
         if cause is not None:
             resume = FullRebootstrap(cause)
-        return Registered(
+        return RegisterResponse(
             primary.term,
             registration.session,
             resume,
@@ -72,11 +187,11 @@ class PrimaryService:
         max_records: int = limits.PULL_MAX_RECORDS,
         max_bytes: int = limits.PULL_MAX_BYTES,
         wait_s: float = 0.0,
-    ) -> Pulled:
+    ) -> PullResponse:
         """See `ReplicationSource`."""
         primary = self._primary
         primary.check_leading()
-        since_lsn = position("since_lsn", since_lsn)
+        since_lsn = check_position("since_lsn", since_lsn)
         max_records = whole_number("max_records", max_records)
         max_bytes = whole_number("max_bytes", max_bytes)
         if max_records < 1 or max_bytes < 1:
@@ -109,7 +224,7 @@ class PrimaryService:
         primary.note_replica_pull(name, through_lsn)
         primary.metrics.pulls += 1
         primary.metrics.records_sent += through_lsn - since_lsn
-        return Pulled(
+        return PullResponse(
             primary.term,
             groups,
             through_lsn,
@@ -119,7 +234,7 @@ class PrimaryService:
 
     async def acknowledge(
         self, name: str, progress: Acknowledgement, *, session: str | None = None
-    ) -> Acknowledged:
+    ) -> AcknowledgeResponse:
         """See `ReplicationSource`."""
         self._primary.check_leading()
         self._registered(name, session)
@@ -134,17 +249,17 @@ class PrimaryService:
 
     async def begin_bootstrap(
         self, name: str, *, image_lsn: int | None = None, session: str | None = None
-    ) -> Bootstrap:
+    ) -> BootstrapResponse:
         """See `ReplicationSource`."""
         session = self._registered(name, session)
         plan = self._primary.begin_rebootstrap(name, image_lsn=image_lsn)
         await self._primary.settle_slots()
         self._primary.replica(name, session=session)
-        return Bootstrap(self._primary.term, plan)
+        return BootstrapResponse(self._primary.term, plan)
 
     async def complete_bootstrap(
         self, name: str, lsn: int, *, session: str | None = None
-    ) -> Acknowledged:
+    ) -> AcknowledgeResponse:
         """See `ReplicationSource`."""
         session = self._registered(name, session)
         slot = self._primary.complete_rebootstrap(name, lsn)
@@ -179,9 +294,9 @@ class PrimaryService:
         parts = (group.between(1, synced_lsn) for group in groups)
         return [part for part in parts if part is not None]
 
-    def _cannot(self, since_lsn: int, rebootstrap: FullRebootstrap) -> Pulled:
+    def _cannot(self, since_lsn: int, rebootstrap: FullRebootstrap) -> PullResponse:
         primary = self._primary
-        return Pulled(
+        return PullResponse(
             primary.term,
             (),
             since_lsn,
@@ -190,8 +305,8 @@ class PrimaryService:
             rebootstrap,
         )
 
-    def _acknowledged(self, slot: Slot) -> Acknowledged:
+    def _acknowledged(self, slot: Slot) -> AcknowledgeResponse:
         cause = None if slot.invalidation is None else slot.invalidation.cause
-        return Acknowledged(
+        return AcknowledgeResponse(
             self._primary.term, slot.restart_lsn, self._primary.topology_epoch, cause
         )

@@ -15,11 +15,9 @@ per_schema    what is known of a schema, worked out once
 views         columns that share their data, counted and cut
 """
 
-from headwater.log.record.change import ChangeRecord
-from headwater.log.record.columns import GROUP_SCHEMA, consumed_records
-from headwater.log.record.group import Group
-from headwater.log.record.hashing import range_hash, record_hashes
-from headwater.log.record.rows import changes_of, group_of
+from headwater.log.record.change import ChangeRecord, changes_of, group_of
+from headwater.log.record.group import GROUP_SCHEMA, Group, consumed_records
+from headwater.log.record.hashes import range_hash, record_hashes
 
 __all__ = [
     "ChangeRecord",

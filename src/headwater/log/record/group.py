@@ -1,18 +1,82 @@
-"""A group: records of one term and one schema that stand in the log one after the other.
+"""A group: records of one term and one schema with consecutive LSNs, and the columns it may have.
 
-Always holds: `first_lsn <= last_lsn`; record *i* has LSN `first_lsn + i`, so `records` has as many
-rows as there are LSNs, or none at all where the range is lost.
+| column | type | absent means |
+| --- | --- | --- |
+| `_commit_timestamp` | timestamp in µs, UTC | not known |
+| `_metadata` | binary | none |
+
+`_commit_timestamp` is the ingestion time of the record's produce call. The queue fixed it, and no
+leader changes it. `_timestamp` that is absent or null means the same time. A column that no record
+uses is absent. Record *i* has LSN `first_lsn + i`, so there is no column for it.
+
+Always holds: `first_lsn <= last_lsn`; `records` has one row per LSN, or no rows where the range is
+lost.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from headwater.core.errors import Bug
-from headwater.log.record.views import size_bytes
+from headwater.buffer.records import RESERVED, VALUE
+from headwater.core.errors import Bug, Refused
+from headwater.log.record.layout import records_size_bytes
+
+if TYPE_CHECKING:
+    from headwater.buffer.consumer.consumed_batch import ConsumedBatch
+
+
+COMMIT_TIMESTAMP: Final = "_commit_timestamp"
+METADATA: Final = "_metadata"
+COLLECTION: Final = "_collection"
+KIND: Final = "_kind"
+RID: Final = "_rid"
+REFRESH_RECORDS: Final = "_refresh_records"
+
+LOG_COLUMNS: Final[dict[str, pa.DataType]] = {
+    **RESERVED,
+    COMMIT_TIMESTAMP: pa.timestamp("us", "UTC"),
+    METADATA: pa.binary(),
+}
+"""Every column that is not the stream's own."""
+
+GROUP_SCHEMA: Final = pa.schema(list(LOG_COLUMNS.items()))
+"""The same as an Arrow schema. A group has those that somebody used, and the stream's own."""
+
+DEFAULT_KIND: Final = "entity"
+NO_RECORDS: Final = pa.record_batch([pa.array([], pa.binary())], names=[VALUE])
+"""The records of a range that is lost."""
+
+
+def check_columns(schema: pa.Schema) -> None:
+    """Refuse columns that a group does not carry."""
+    names = schema.names
+    if len(set(names)) < len(names):
+        doubled = next(name for name in names if names.count(name) > 1)
+        raise Refused(f"column {doubled!r} appears more than once")
+    for field in schema:
+        if not field.name.startswith("_"):
+            continue
+        if field.name not in LOG_COLUMNS:
+            raise Refused(
+                f"column {field.name!r}: names that begin with '_' are reserved; known are "
+                f"{', '.join(LOG_COLUMNS)}"
+            )
+        if field.type != LOG_COLUMNS[field.name]:
+            raise Refused(f"{field.name} is {field.type}, not {LOG_COLUMNS[field.name]}")
+
+
+def consumed_records(batch: ConsumedBatch) -> pa.RecordBatch:
+    """The records of a consumed batch with what their calls said, as a group carries them."""
+    records = batch.records
+    times, metadata = batch.calls.per_record(len(batch))
+    records = records.append_column(COMMIT_TIMESTAMP, times.cast(LOG_COLUMNS[COMMIT_TIMESTAMP]))
+    if metadata.null_count < len(metadata):
+        records = records.append_column(METADATA, metadata)
+    return records
+
 
 # Measured: what a group of one small record takes, beyond its records.
 _GROUP_COST_BYTES: Final = 1_700
@@ -27,7 +91,7 @@ class Group:
     first_lsn: int
     last_lsn: int
     records: pa.RecordBatch
-    """The record model's columns, and those of `headwater.log.record.columns`."""
+    """The record model's columns, and those of `headwater.log.record.group`."""
     timestamp_ms: int = 0
     """When the frame was written; it is no part of any record."""
     lost: str | None = None
@@ -48,7 +112,7 @@ class Group:
     @property
     def nbytes(self) -> int:
         """Bytes of its records, as far as this part of them goes."""
-        return size_bytes(self.records)
+        return records_size_bytes(self.records)
 
     @property
     def cost_bytes(self) -> int:

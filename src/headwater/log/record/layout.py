@@ -1,32 +1,44 @@
-"""The same memory under another type: for what a cast refuses, or would change."""
+"""Arrow types of a log's records: other types for the same memory, views, nulls, Python rows.
+
+Views share their data, so a slice of a view column holds the data of the whole column. Arrow counts
+and writes all of it with every slice. So views are converted to plain columns before records are
+cut into frames, and converted back one frame at a time.
+
+A null in a field that is not nullable is refused: Arrow ignores it and Parquet refuses it, so
+nothing after such a record could be copied to the tier. A log written by an earlier version may
+have such nulls; its readers get them under nullable fields.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
+from headwater.core.errors import Refused
 
-def retyped(column: pa.Array, kind: pa.DataType) -> pa.Array:
+
+def retype(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """The same memory under a type of the same layout.
 
     A cast would refuse nulls below a null, where the inner field by itself allows none.
     """
     if column.type.equals(kind, check_metadata=True):
         return column
-    return pa.array(_Retyped(column, kind))
+    return pa.array(_RetypedArray(column, kind))
 
 
-def loosened(
+def nullable_type(
     kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType] = lambda kind: kind
 ) -> pa.DataType:
     """The same shape with other leaves, if any, and with nulls allowed everywhere within."""
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(one.name, loosened(one.type, leaf)) for one in kind])
+        return pa.struct([pa.field(one.name, nullable_type(one.type, leaf)) for one in kind])
     if pa.types.is_map(kind):
-        return pa.map_(loosened(kind.key_type, leaf), loosened(kind.item_type, leaf))
+        return pa.map_(nullable_type(kind.key_type, leaf), nullable_type(kind.item_type, leaf))
     if is_list(kind):
-        return list_like(kind, pa.field("element", loosened(kind.value_type, leaf)))
+        return list_like(kind, pa.field("element", nullable_type(kind.value_type, leaf)))
     return leaf(kind)
 
 
@@ -44,7 +56,7 @@ def list_like(kind: pa.DataType, element: pa.Field) -> pa.DataType:
     return pa.large_list(element) if pa.types.is_large_list(kind) else pa.list_(element)
 
 
-class _Retyped:
+class _RetypedArray:
     """Hands out an array under another type, by Arrow's C data interface."""
 
     def __init__(self, column: pa.Array, kind: pa.DataType) -> None:
@@ -54,3 +66,187 @@ class _Retyped:
     def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
         _, array = self._column.__arrow_c_array__()
         return self._kind.__arrow_c_schema__(), array
+
+
+_Found = TypeVar("_Found")
+_REMEMBERED: Final = 16
+
+
+def per_schema(work_out: Callable[[pa.Schema], _Found]) -> Callable[[pa.Schema], _Found]:
+    """Remember the answers for the last few schemas.
+
+    Schemas are compared with all their metadata, which is cheap. To `lru_cache` those that differ
+    in metadata alone would be one, to hash them takes longer than to compare a few, and those with
+    extension types that were made in Python cannot be hashed at all.
+    """
+    known: tuple[tuple[pa.Schema, _Found], ...] = ()
+
+    def answer(schema: pa.Schema) -> _Found:
+        nonlocal known
+        for one, found in known:
+            if one.equals(schema, check_metadata=True):
+                return found
+        found = work_out(schema)
+        # One assignment: whoever looks meanwhile sees all of it or nothing.
+        known = ((schema, found), *known[: _REMEMBERED - 1])
+        return found
+
+    return answer
+
+
+@per_schema
+def _plain_types(schema: pa.Schema) -> dict[int, pa.DataType]:
+    """By its place, the plain type of each column that has views at any depth."""
+    kinds = {place: nullable_type(field.type, _plain_leaf) for place, field in enumerate(schema)}
+    return {
+        place: kind for place, kind in kinds.items() if kind != nullable_type(schema[place].type)
+    }
+
+
+def _plain_leaf(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    return pa.large_binary() if pa.types.is_binary_view(kind) else kind
+
+
+def without_views(records: pa.RecordBatch) -> pa.RecordBatch:
+    """The same values in plain columns; where there are no views, the same records."""
+    plain = _plain_types(records.schema)
+    for place, kind in plain.items():
+        field, column = records.schema[place], records.column(place)
+        # Joined with nothing, a slice leaves the elements of other lists behind.
+        column = pa.concat_arrays([retype(column, nullable_type(field.type))]).cast(kind)
+        records = records.set_column(place, field.with_type(kind), column)
+    return records
+
+
+def with_views(records: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """What `without_views` gave for records of this schema, or a part of it, as it was.
+
+    Views that are made of a slice refer to all that it was cut from, so it is copied before.
+    """
+    for place in _plain_types(schema):
+        field, column = schema[place], pa.concat_arrays([records.column(place)])
+        column = retype(column.cast(nullable_type(field.type)), field.type)
+        records = records.set_column(place, field, column)
+    return records
+
+
+def records_size_bytes(records: pa.RecordBatch) -> int:
+    """What records take by themselves, whatever they were cut from."""
+    return int(without_views(records).nbytes)
+
+
+def check_nulls(records: pa.RecordBatch) -> None:
+    """Refuse a null where none may be, naming the place."""
+    place = _first_misplaced(records)
+    if place is not None:
+        raise Refused(
+            f"column {place!r} holds a null, and says that it has none (nullable=False): fill it "
+            "in, or let the field be nullable"
+        )
+
+
+def with_nulls_allowed(records: pa.RecordBatch) -> pa.RecordBatch:
+    """The same records under fields that allow the nulls that are there."""
+    if _first_misplaced(records) is None:
+        return records
+    fields = [pa.field(field.name, nullable_type(field.type)) for field in records.schema]
+    columns = [
+        retype(column, field.type) for column, field in zip(records.columns, fields, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _first_misplaced(records: pa.RecordBatch) -> str | None:
+    for place, field, is_within in _strict_columns(records.schema):
+        column = records.column(place)
+        if not is_within:
+            if column.null_count:
+                return str(field.name)
+            continue
+        for found in _misplaced(field.name, field, column, 0):
+            return found
+    return None
+
+
+@per_schema
+def _strict_columns(schema: pa.Schema) -> list[tuple[int, pa.Field, bool]]:
+    """The columns that allow no nulls somewhere, with their places, and whether that is within."""
+    return [
+        (place, field, _is_strict_within(field.type))
+        for place, field in enumerate(schema)
+        if _is_strict(field)
+    ]
+
+
+def _is_strict(field: pa.Field) -> bool:
+    return not field.nullable or _is_strict_within(field.type)
+
+
+def _is_strict_within(kind: pa.DataType) -> bool:
+    return any(map(_is_strict, _within(kind)))
+
+
+def _within(kind: pa.DataType) -> list[pa.Field]:
+    if pa.types.is_struct(kind):
+        return list(kind)
+    if pa.types.is_map(kind):
+        # A key that is null is none to Arrow either.
+        return [kind.key_field.with_nullable(True), kind.item_field]
+    return [kind.value_field] if is_list(kind) else []
+
+
+def _misplaced(place: str, field: pa.Field, column: pa.Array, allowed: int) -> Iterator[str]:
+    """Where there are nulls that may not be; `allowed` are those that something above is null."""
+    if not field.nullable and column.null_count > allowed:
+        yield place
+    kind = field.type
+    if not _is_strict_within(kind):
+        return
+    if pa.types.is_struct(kind):
+        for inner, values in zip(kind, column.flatten(), strict=True):
+            yield from _misplaced(f"{place}.{inner.name}", inner, values, column.null_count)
+        return
+    if pa.types.is_map(kind):
+        # Arrow takes the elements of lists apart, and not those of maps, which are lists as well.
+        pair = pa.struct([kind.key_field, kind.item_field])
+        column = retype(column, pa.list_(pa.field("entries", pair, nullable=False)))
+    yield from _misplaced(f"{place}.element", column.type.value_field, column.flatten(), 0)
+
+
+_NO_WORD = (OverflowError, ValueError, LookupError)
+"""What Arrow raises for times outside of the years 1 to 9999, and of zones that nobody knows."""
+
+
+def python_rows(records: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Each record by the names of its columns.
+
+    A value with a time that Python cannot hold has numbers for times, in the unit of its column;
+    what other records hold changes nothing about it.
+    """
+    columns = [_values(column) for column in records.columns]
+    names = records.schema.names
+    if not columns:
+        return [{} for _ in range(records.num_rows)]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _values(column: pa.Array) -> list[Any]:
+    try:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    except _NO_WORD:
+        return [_value(column.slice(place, 1)) for place in range(len(column))]
+
+
+def _value(column: pa.Array) -> Any:
+    try:
+        return column.to_pylist()[0]
+    except _NO_WORD:
+        return retype(column, nullable_type(column.type, _numbered)).to_pylist()[0]
+
+
+def _numbered(kind: pa.DataType) -> pa.DataType:
+    if not pa.types.is_temporal(kind):
+        return kind
+    return pa.int32() if kind.bit_width == 32 else pa.int64()

@@ -25,17 +25,24 @@ what is acknowledged as durable survives; a fresh copy replaces the old one at o
 less.
 """
 
-from headwater.log.replica.archive import LogArchive
-from headwater.log.replica.bookmark import Bookmark
-from headwater.log.replica.config import ReplicaConfig
-from headwater.log.replica.errors import Diverged, GoElsewhere, LogGap
-from headwater.log.replica.image_store import ImageStore
+from headwater.log.replica.contract import (
+    Bookmark,
+    Diverged,
+    GoElsewhere,
+    Image,
+    LogArchive,
+    LogGap,
+    ReplicaConfig,
+    ReplicaPhase,
+    ReplicaStatus,
+    Target,
+    Targets,
+)
+from headwater.log.replica.image import ImageStore
 from headwater.log.replica.keyed_state import KeyedState, KeyedStates
+from headwater.log.replica.link import ReplicaMetrics
 from headwater.log.replica.log_copy import LogCopies, LogCopy
-from headwater.log.replica.metrics import ReplicaMetrics
 from headwater.log.replica.replica import Replica
-from headwater.log.replica.status import ReplicaPhase, ReplicaStatus
-from headwater.log.replica.target import Image, Target, Targets
 
 __all__ = [
     "Bookmark",

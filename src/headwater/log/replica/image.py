@@ -1,19 +1,24 @@
-"""An image of a keyed state: one Parquet file of the latest record of each key.
+"""Images of keyed states: Parquet files of the latest record of each key.
 
-Columns are those of the records, and `_lsn`, in types that Parquet keeps as they are. Records of
-one collection and one schema stand together, as a *part*; where a column is kept in another type in
-another part, it has another name in the file, and the file's metadata say which is which, and what
-the records' own types are. So every record comes back as it was. They also have the hashes of the
-last records that were applied: a leader's log can be compared with them. Pages have checksums, and
-the whole file's is in its name (see `image_store`).
+    …/snapshots/<stream id>/<of>/00000000000000000120-<xxh3-128 of the bytes>.parquet
 
-Always holds: an image that was made can be read. Whoever has written one lets the log before it go.
+The newest image is found by listing, and writing an image twice gives one object. A few of the
+newest are kept: a reader that loses one to that takes a newer one.
+
+Columns are those of the records and `_lsn`, in types that Parquet returns unchanged. Records of one
+collection and one schema form a *part*. Where a column is stored in another type in another part,
+it has another name in the file; the file's metadata have the names and the records' own types. So
+every record comes back as it was. The metadata also have the hashes of the last applied records, so
+that a leader's log can be compared with them. Pages have checksums.
+
+Always holds: an image that was written can be read: the log before it may be pruned.
 """
 
 from __future__ import annotations
 
 import io
 import itertools
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -21,20 +26,22 @@ from typing import Final, NamedTuple
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
-from headwater.core.errors import Corrupt, NotSupported, Refused
+from headwater.buffer.layout import check_group_name, images_prefix
+from headwater.core.errors import Corrupt, NotFound, NotSupported, Refused
 from headwater.log.record import Group, range_hash
-from headwater.log.record.kept_columns import kept_column, restored_column
-from headwater.log.record.kept_types import kept_type
-from headwater.log.record.layout import loosened
-from headwater.log.replica.keyed_table import LSN
-from headwater.log.replica.target import Image
+from headwater.log.record.layout import nullable_type
+from headwater.log.record.parquet_types import from_parquet_column, parquet_type, to_parquet_column
+from headwater.log.replica.contract import Image
+from headwater.log.replica.keyed_table import LSN_COLUMN
+from headwater.store import Store
 
-FORMAT: Final = 3
-_METADATA: Final = b"headwater.image"
+IMAGE_FORMAT: Final = 3
+_IMAGE_METADATA: Final = b"headwater.image"
 
 
-class _Part(msgspec.Struct, frozen=True):
+class _ImagePart(msgspec.Struct, frozen=True):
     collection: str
     rows: int
     columns: list[str]
@@ -43,18 +50,18 @@ class _Part(msgspec.Struct, frozen=True):
     """The records' own: an Arrow schema, serialised, in base64."""
 
 
-class _Format(msgspec.Struct, frozen=True):
+class _ImageFormat(msgspec.Struct, frozen=True):
     image_format: int
 
 
-class _Head(msgspec.Struct, frozen=True):
+class _ImageHead(msgspec.Struct, frozen=True):
     image_format: int
     lsn: int
     """Everything through this one is in it."""
     rows: int
     collections: list[str]
     """Also those that hold nothing."""
-    parts: list[_Part]
+    parts: list[_ImagePart]
     """In the order of their rows."""
     last_hashes: list[int]
     """Of the last records through `lsn`, whether or not they are still in it."""
@@ -88,19 +95,21 @@ def _encoded(
     collections: Mapping[str, Sequence[pa.Table]], lsn: int, last_hashes: Sequence[int]
 ) -> bytes:
     names = _FileNames()
-    parts: list[_Part] = []
-    tables = [pa.table({LSN: pa.array([], pa.int64())})]
+    parts: list[_ImagePart] = []
+    tables = [pa.table({LSN_COLUMN: pa.array([], pa.int64())})]
     for collection in sorted(collections):
         for table in collections[collection]:
-            kept = _kept(table)
+            kept = _parquet_table(table)
             columns = [names.of(field) for field in kept.schema]
-            parts.append(_Part(collection, table.num_rows, columns, _schema_text(table.schema)))
+            parts.append(
+                _ImagePart(collection, table.num_rows, columns, _schema_text(table.schema))
+            )
             tables.append(kept.rename_columns(columns))
     rows = sum(part.rows for part in parts)
-    head = _Head(FORMAT, lsn, rows, sorted(collections), parts, list(last_hashes))
+    head = _ImageHead(IMAGE_FORMAT, lsn, rows, sorted(collections), parts, list(last_hashes))
     sink = io.BytesIO()
     table = pa.concat_tables(tables, promote_options="default")
-    table = table.replace_schema_metadata({_METADATA: msgspec.json.encode(head)})
+    table = table.replace_schema_metadata({_IMAGE_METADATA: msgspec.json.encode(head)})
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return sink.getvalue()
 
@@ -109,14 +118,14 @@ def decode_image(data: bytes, image: Image) -> ImageContent:
     """What an image holds; `Corrupt` if it is not the one that its name says."""
     try:
         table = pq.read_table(io.BytesIO(data), page_checksum_verification=True)
-        written = (table.schema.metadata or {})[_METADATA]
-        found = msgspec.json.decode(written, type=_Format).image_format
-        if found != FORMAT:
+        written = (table.schema.metadata or {})[_IMAGE_METADATA]
+        found = msgspec.json.decode(written, type=_ImageFormat).image_format
+        if found != IMAGE_FORMAT:
             raise NotSupported(
-                f"{image.key} is an image of format {found}; this version reads {FORMAT}. "
-                + ("Upgrade Headwater." if found > FORMAT else "It is of no use any more.")
+                f"{image.key} is an image of format {found}; this version reads {IMAGE_FORMAT}. "
+                + ("Upgrade Headwater." if found > IMAGE_FORMAT else "It is of no use any more.")
             )
-        head = msgspec.json.decode(written, type=_Head)
+        head = msgspec.json.decode(written, type=_ImageHead)
         if (head.lsn, head.rows) != (image.lsn, table.num_rows):
             raise Corrupt(f"{image.key} holds {table.num_rows} rows through LSN {head.lsn}")
         return ImageContent(_collections(table, head), head.last_hashes)
@@ -124,7 +133,7 @@ def decode_image(data: bytes, image: Image) -> ImageContent:
         raise Corrupt(f"{image.key} is not an image of a keyed state: {error}") from error
 
 
-def _collections(table: pa.Table, head: _Head) -> dict[str, list[pa.Table]]:
+def _collections(table: pa.Table, head: _ImageHead) -> dict[str, list[pa.Table]]:
     found: dict[str, list[pa.Table]] = {name: [] for name in head.collections}
     begins = 0
     for part in head.parts:
@@ -132,7 +141,7 @@ def _collections(table: pa.Table, head: _Head) -> dict[str, list[pa.Table]]:
         schema = pa.ipc.read_schema(pa.py_buffer(b64decode(part.schema)))
         columns = [
             pa.chunked_array(
-                [restored_column(one, field.type) for one in column.chunks], field.type
+                [from_parquet_column(one, field.type) for one in column.chunks], field.type
             )
             for field, column in zip(schema, rows.columns, strict=True)
         ]
@@ -141,11 +150,11 @@ def _collections(table: pa.Table, head: _Head) -> dict[str, list[pa.Table]]:
     return found
 
 
-def _kept(table: pa.Table) -> pa.Table:
+def _parquet_table(table: pa.Table) -> pa.Table:
     columns = {}
     for field, column in zip(table.schema, table.columns, strict=True):
-        kept = loosened(kept_type(field.name, field.type))
-        chunks = [kept_column(one, kept) for one in column.chunks]
+        kept = nullable_type(parquet_type(field.name, field.type))
+        chunks = [to_parquet_column(one, kept) for one in column.chunks]
         columns[field.name] = pa.chunked_array(chunks, kept)
     return pa.table(columns)
 
@@ -197,3 +206,96 @@ class _FileNames:
             self._names[field.name, field.type] = known
             self._taken.add(known)
         return known
+
+
+ALL_RECORDS: Final = "all"
+_IMAGE_NAME: Final = re.compile(r"(\d{20})-([0-9a-f]{32})\.parquet")
+
+
+class ImageStore:
+    """The images of one partition."""
+
+    UNUSABLE: Final = (Corrupt, NotFound, NotSupported)
+    """What reading an image may raise that is no reason to wait."""
+
+    def __init__(
+        self, store: Store, stream: str, partition: int, stream_id: str, *, of: str = ALL_RECORDS
+    ) -> None:
+        """`of` names what a filtered replica is kept from, so that nobody else begins with it."""
+        self.prefix = f"{images_prefix(stream, partition, stream_id)}/{check_group_name(of)}"
+        self._store = store
+        self._of = of
+        self._passed_over: set[str] = set()
+        self._distrusted: set[str] = set()
+
+    def check_filtered(self) -> None:
+        """Refuse to be used by a filtered replica under the name that stands for everything."""
+        if self._of == ALL_RECORDS:
+            raise Refused(
+                "a filtered replica keeps its images under a name of its own: give ImageStore(of=…)"
+            )
+
+    async def newest(self, *, below_lsn: int | None = None) -> Image | None:
+        """The newest that nobody found unusable."""
+        unusable = self._passed_over | self._distrusted
+        images = [
+            image
+            for image in await self._list()
+            if image.key not in unusable and (below_lsn is None or image.lsn < below_lsn)
+        ]
+        return max(images, key=lambda image: (image.lsn, image.key), default=None)
+
+    async def read(self, image: Image) -> bytes:
+        """Its bytes, checked. One that cannot be used is passed over from then on."""
+        try:
+            data = bytes((await self._store.get(image.key)).data)
+        except NotFound:
+            self.pass_over(image)
+            raise
+        if image.key != self._key(image.lsn, data):
+            self.pass_over(image)
+            raise Corrupt(f"{image.key} is not what was written: its checksum is another")
+        return data
+
+    async def write(self, lsn: int, data: bytes) -> Image:
+        """Store an image of everything through this LSN."""
+        key = self._key(lsn, data)
+        await self._store.put(key, data)
+        # Byte for byte the same: what was distrusted is good after all.
+        self._distrusted.discard(key)
+        return Image(lsn, key)
+
+    def pass_over(self, image: Image) -> None:
+        """Do not name it as the newest any more."""
+        self._passed_over.add(image.key)
+
+    async def drop_older(self, keep: int, *, than: Image) -> None:
+        """Delete all but the newest few; `than`, and what is newer, stays.
+
+        Whoever wrote it counts on it: newer ones of others may turn out to be unreadable.
+        """
+        images = sorted(await self._list(), key=lambda image: image.lsn)
+        for image in images[:-keep]:
+            if image.lsn < than.lsn:
+                await self._store.delete(image.key)
+
+    async def distrust(self, from_lsn: int) -> None:
+        """Pass those over that are there and reach this LSN."""
+        self._distrusted |= {image.key for image in await self._list() if image.lsn >= from_lsn}
+
+    async def drop_distrusted(self) -> None:
+        """Delete them."""
+        for key in sorted(self._distrusted):
+            await self._store.delete(key)
+            self._distrusted.discard(key)
+
+    async def _list(self) -> list[Image]:
+        found = []
+        async for meta in self._store.list(f"{self.prefix}/"):
+            match = _IMAGE_NAME.fullmatch(meta.key.rpartition("/")[2])
+            if match is not None:
+                found.append(Image(int(match[1]), meta.key))
+        return found
+
+    def _key(self, lsn: int, data: bytes) -> str:
+        return f"{self.prefix}/{lsn:020d}-{xxhash.xxh3_128_hexdigest(data)}.parquet"

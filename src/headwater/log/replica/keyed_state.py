@@ -1,16 +1,16 @@
-"""A keyed state: for each key of each collection the latest record, and where it stood.
+"""A keyed state: the latest record of each key of each collection, with its LSN.
 
-It lives in memory. What survives a crash is its last image in the store: everything through that
-one is durable, and the slot keeps the log after it.
+It lives in memory. After a crash it is loaded from its last image in the store: everything through
+that LSN is durable, and the slot keeps the log after it.
 
-| operation | what it does |
+| operation | effect |
 | --- | --- |
 | insert, update | the record is the latest of its key |
-| delete | the key is gone |
-| refresh with `_refresh_records` | they are all that the collection holds |
+| delete | the key is removed |
+| refresh with `_refresh_records` | they replace the whole collection |
 | refresh without | the record is the latest of its key |
 
-A record's key is `_key`; where that is null, `_rid`. One with neither is passed over, and counted.
+A record's key is `_key`; where that is null, `_rid`. A record with neither is skipped and counted.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import contextlib
 import itertools
 import logging
 import threading
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -29,14 +30,52 @@ from headwater.buffer.records import OPERATION, Operation
 from headwater.core import limits, runtime
 from headwater.core.errors import NotSupported, OutcomeUnknown, Refused, Unavailable
 from headwater.log.record import Group
-from headwater.log.record.columns import COLLECTION, REFRESH_RECORDS
-from headwater.log.record.range_hashes import hashes_between
-from headwater.log.record.views import without_views
-from headwater.log.replica.image import decode_image, encode_image
-from headwater.log.replica.image_store import ImageStore
-from headwater.log.replica.keyed_table import LSN, Identity, KeyedTable
-from headwater.log.replica.recent import Recent
-from headwater.log.replica.target import Image, Target
+from headwater.log.record.group import COLLECTION, REFRESH_RECORDS
+from headwater.log.record.hashes import hashes_between
+from headwater.log.record.layout import without_views
+from headwater.log.replica.contract import Image, Target
+from headwater.log.replica.image import ImageStore, decode_image, encode_image
+from headwater.log.replica.keyed_table import LSN_COLUMN, Identity, KeyedTable
+
+
+class RecentGroups:
+    """Groups in the order of their LSNs, bounded by what they take in memory.
+
+    The last one stays, whatever it takes: an image says by it which log it is of.
+    """
+
+    def __init__(self, *, max_bytes: int = limits.REPLICA_RECENT_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._groups: list[Group] = []
+        self._lasts: list[int] = []
+        self._gone = 0
+        """Groups at the beginning of the list that are no longer known."""
+        self.size_bytes = 0
+
+    def add(self, group: Group) -> None:
+        """It was applied; what is too much goes at the other end."""
+        self._groups.append(group)
+        self._lasts.append(group.last_lsn)
+        self.size_bytes += group.cost_bytes
+        while self.size_bytes > self._max_bytes and self._gone < len(self._groups) - 1:
+            self.size_bytes -= self._groups[self._gone].cost_bytes
+            self._gone += 1
+        if 2 * self._gone > len(self._groups):
+            del self._groups[: self._gone], self._lasts[: self._gone]
+            self._gone = 0
+
+    def between(self, first_lsn: int, last_lsn: int) -> list[Group]:
+        """What is known of these LSNs."""
+        found: list[Group] = []
+        place = bisect_left(self._lasts, first_lsn, self._gone)
+        while place < len(self._groups):
+            part = self._groups[place].between(first_lsn, last_lsn)
+            if part is None:
+                break
+            found.append(part)
+            place += 1
+        return found
+
 
 _log: Final = logging.getLogger("headwater")
 
@@ -65,7 +104,7 @@ class KeyedState:
         self._image_records = image_records
         self._imaged_s = runtime.monotonic_s()
         self._next_image_s = 0.0
-        self._recent = Recent()
+        self._recent = RecentGroups()
         # Large groups are applied on a thread, and readers are not to see half of one.
         self._mutex = threading.Lock()
         self.records_without_key = 0
@@ -185,7 +224,7 @@ class KeyedState:
     def _apply(self, group: Group) -> None:
         lsns = pa.arange(group.first_lsn, group.last_lsn + 1)
         # Of views, Arrow cannot pick rows.
-        records = without_views(group.records).append_column(LSN, lsns)
+        records = without_views(group.records).append_column(LSN_COLUMN, lsns)
         with self._mutex:
             begins = 0
             for place in _refreshes(records):
@@ -204,7 +243,7 @@ class KeyedState:
     def _refresh(self, record: pa.RecordBatch) -> None:
         [(collection, _)] = _by_collection(record)
         values = record.column(REFRESH_RECORDS).flatten()
-        lsn = record.column(LSN)[0].as_py()
+        lsn = record.column(LSN_COLUMN)[0].as_py()
         self._tables[collection] = KeyedTable.of_refresh(values, lsn)
 
     def _encoded(self, lsn: int, last_hashes: list[int]) -> bytes:

@@ -20,11 +20,10 @@ import pyarrow.compute as pc
 from headwater.buffer.records import KEY, OPERATION, VALUE, Operation
 from headwater.core.errors import NotSupported
 from headwater.core.limits import KEYED_CHUNK_ROWS
-from headwater.log.record.columns import RID
-from headwater.log.record.layout import loosened
-from headwater.log.record.python_rows import python_rows
+from headwater.log.record.group import RID
+from headwater.log.record.layout import nullable_type, python_rows
 
-LSN: Final = "_lsn"
+LSN_COLUMN: Final = "_lsn"
 SMALL_CHUNKS: Final = 64
 SMALL_CHUNK_ROWS: Final = 64
 Identity = bytes | int
@@ -66,7 +65,7 @@ class KeyedTable:
         """The latest record of every key that was not deleted, in the order of the log."""
         parts = self.parts()
         if not parts:
-            return pa.table({LSN: pa.array([], pa.int64())})
+            return pa.table({LSN_COLUMN: pa.array([], pa.int64())})
         if len(parts) == 1:
             return parts[0]
         try:
@@ -77,7 +76,7 @@ class KeyedTable:
                 f"{_two_types(parts)}: no table holds both. Read scan_parts(), which gives one "
                 "for each schema"
             ) from error
-        return found.take(pc.sort_indices(found, sort_keys=[(LSN, "ascending")]))
+        return found.take(pc.sort_indices(found, sort_keys=[(LSN_COLUMN, "ascending")]))
 
     def parts(self) -> list[pa.Table]:
         """As `scan`, a table for each schema that the records came in."""
@@ -109,7 +108,7 @@ class KeyedTable:
     def of_refresh(cls, values: pa.Array, lsn: int) -> KeyedTable:
         """The table of these values: they have no keys, and are found by `scan` alone."""
         lsns = pa.repeat(pa.scalar(lsn, pa.int64()), len(values))
-        return cls.of([pa.record_batch({VALUE: values.cast(pa.binary()), LSN: lsns})])
+        return cls.of([pa.record_batch({VALUE: values.cast(pa.binary()), LSN_COLUMN: lsns})])
 
     def _append(self, records: pa.RecordBatch, names: list[Identity]) -> None:
         first = self._rows
@@ -205,7 +204,9 @@ def _column(records: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
 def _check_texts(parts: list[pa.Table]) -> None:
     """`pa.ArrowException` where text stands beside bytes, of which Arrow would make bytes."""
     told_apart = [
-        pa.schema([(field.name, loosened(field.type, _bytes_as_none)) for field in part.schema])
+        pa.schema(
+            [(field.name, nullable_type(field.type, _bytes_as_none)) for field in part.schema]
+        )
         for part in parts
     ]
     pa.unify_schemas(told_apart, promote_options="permissive")

@@ -26,10 +26,9 @@ from headwater.core.limits import (
     REPLICA_DISTRUST_S,
 )
 from headwater.log.record import Group
-from headwater.log.record.range_hashes import hashes_between
-from headwater.log.replica.archive import LogArchive
-from headwater.log.replica.target import Image, Target
-from headwater.log.spool import Draft, Spool, SpoolConfig, draft_of, draft_of_lost
+from headwater.log.record.hashes import hashes_between
+from headwater.log.replica.contract import Image, LogArchive, Target
+from headwater.log.spool import PreparedAppend, Spool, SpoolConfig, prepare_append, prepare_lost
 
 _log: Final = logging.getLogger("headwater")
 
@@ -60,12 +59,12 @@ class LogCopy:
 
     async def apply(self, groups: Sequence[Group], through_lsn: int) -> None:
         """See `Target`. Groups of one schema share a write and a sync."""
-        for run in _runs(groups):
+        for run in _append_runs(groups):
             size_bytes = sum(group.nbytes for group in run)
             if size_bytes <= DECODE_INLINE_BYTES:
-                draft = _draft(run, self.spool.config.group_bytes)
+                draft = _prepare(run, self.spool.config.group_bytes)
             else:
-                draft = await runtime.run_blocking(_draft, run, self.spool.config.group_bytes)
+                draft = await runtime.run_blocking(_prepare, run, self.spool.config.group_bytes)
             await self.spool.append(
                 draft,
                 term=max(self.spool.term, *(group.term for group in run)),
@@ -232,22 +231,22 @@ async def _archived(archive: LogArchive, lsns: range) -> AsyncGenerator[Group, N
         raise Unavailable(f"{archive.name} cannot be read, and is tried again: {error}") from error
 
 
-def _runs(groups: Sequence[Group]) -> Iterator[list[Group]]:
+def _append_runs(groups: Sequence[Group]) -> Iterator[list[Group]]:
     """Groups that one append may take: of one schema, or lost."""
     for _, run in itertools.groupby(groups, lambda group: (group.lost, group.records.schema)):
         yield list(run)
 
 
-def _draft(run: list[Group], group_bytes: int) -> Draft:
+def _prepare(run: list[Group], group_bytes: int) -> PreparedAppend:
     """The frames of several groups, as one append."""
-    return Draft(
+    return PreparedAppend(
         [
             body
             for group in run
             for body in (
-                draft_of(group.records, group_bytes=group_bytes)
+                prepare_append(group.records, group_bytes=group_bytes)
                 if group.lost is None
-                else draft_of_lost(len(group), group.lost)
+                else prepare_lost(len(group), group.lost)
             ).take()
         ]
     )

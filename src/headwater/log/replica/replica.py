@@ -1,4 +1,4 @@
-"""A replica: it pulls the log from its slot, applies it in order, and says how far it is.
+"""A replica: it pulls the log from its slot, applies it in order, and reports how far it is.
 
     replica = await Replica.open("standby", "/var/lib/headwater/standby", source, LogCopies())
     replica.start()
@@ -7,12 +7,13 @@
 
 Always holds:
 
-- a copy is a prefix of the log: what does not follow is not applied, nothing is before the copy's
-  last records were found in the leader's log (see `proof`), and what comes again is compared; with
-  another record under one LSN the replica stops, and says so after a restart, too;
-- an answer of a leader that was overtaken changes nothing, also after a restart;
+- a copy is a prefix of the log: what does not follow is not applied, nothing is applied before the
+  copy's last records were found in the leader's log (see `link`), and what comes again is compared;
+  with another record under one LSN the replica stops, and reports it after a restart, too;
+- an answer of an overtaken leader changes nothing, also after a restart;
 - what is acknowledged as durable is there after a crash;
-- a copy that is made anew takes the place of the old one at once, when it shows at least as much.
+- a fresh copy replaces the old one at once, when it shows at least as much;
+- a replica does one thing at a time, following or rebootstrapping, and nothing after `close`.
 """
 
 from __future__ import annotations
@@ -21,28 +22,112 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator
-from typing import Final, Self
+from collections.abc import AsyncIterator, Callable, Coroutine
+from enum import StrEnum
+from typing import Any, Final, Self
 
 from headwater.buffer.layout import check_group_name
-from headwater.core import runtime
+from headwater.core import limits, runtime
 from headwater.core.disk import Disk, OsDisk
-from headwater.core.errors import HeadwaterError, Refused
-from headwater.core.waiters import Waiters
+from headwater.core.errors import Fenced, HeadwaterError, Refused, Unavailable
+from headwater.core.runtime import Waiters
 from headwater.log.primary import ReplicationSource
-from headwater.log.replica.bookmark import Bookmark
-from headwater.log.replica.bootstrapper import Beginning, Bootstrapper
-from headwater.log.replica.config import ReplicaConfig
-from headwater.log.replica.errors import GoElsewhere, UnusableImage
-from headwater.log.replica.follower import TRY_AGAIN, Follower
-from headwater.log.replica.holdings import Holdings
-from headwater.log.replica.kept import KeptFile
-from headwater.log.replica.link import Link
-from headwater.log.replica.metrics import ReplicaMetrics
-from headwater.log.replica.retries import Retries
-from headwater.log.replica.sole_work import SoleWork, Work
-from headwater.log.replica.status import ReplicaPhase, ReplicaStatus
-from headwater.log.replica.target import Image, Target, Targets
+from headwater.log.replica.contract import (
+    Bookmark,
+    GoElsewhere,
+    Image,
+    LogGap,
+    ReplicaConfig,
+    ReplicaPhase,
+    ReplicaStatus,
+    Target,
+    Targets,
+    UnusableImage,
+)
+from headwater.log.replica.copies import ReplicaCopies, SavedStateFile
+from headwater.log.replica.follower import RETRIABLE, Bootstrapper, BootstrapStart, LogFollower
+from headwater.log.replica.link import LeaderSession, ReplicaMetrics
+
+
+class Retries:
+    """How often it failed in a row."""
+
+    def __init__(self, metrics: ReplicaMetrics, *, cap_s: float) -> None:
+        self.failures = 0
+        self._metrics = metrics
+        self._cap_s = cap_s
+
+    def count(self, error: HeadwaterError) -> bool:
+        """It failed again; whether it is the first time in a row."""
+        self.failures += 1
+        self._metrics.retries[type(error).__name__] += 1
+        self._metrics.fenced += isinstance(error, Fenced)
+        self._metrics.gaps += isinstance(error, LogGap)
+        return self.failures == 1
+
+    async def pause(self) -> None:
+        """Before the next try."""
+        longest_s = limits.REPLICA_RETRY_BASE_S * 2 ** min(self.failures - 1, 20)
+        await runtime.sleep(runtime.random().uniform(0.5, 1.0) * min(longest_s, self._cap_s))
+
+
+class TaskKind(StrEnum):
+    """What there is to do."""
+
+    FOLLOW = "follow"
+    MAKE_ANEW = "make anew"
+
+
+_BUSY_REASONS: Final = {
+    TaskKind.FOLLOW: "is running: close it, open it again, and make it anew before start()",
+    TaskKind.MAKE_ANEW: "is being made anew: wait until that is done",
+}
+
+
+class SingleTask:
+    """The one task of a replica."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._work = TaskKind.FOLLOW
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @property
+    def under_way(self) -> TaskKind | None:
+        """What is being done."""
+        return None if self._task is None or self._task.done() else self._work
+
+    def begin(
+        self, work: TaskKind, do: Callable[[], Coroutine[Any, Any, None]]
+    ) -> asyncio.Task[None]:
+        """Do this beside the caller; `Refused` where that is not possible."""
+        if self._is_closed:
+            raise Refused(f"replica {self._name!r} is closed: open it again")
+        if (busy := self.under_way) is not None:
+            raise Refused(f"replica {self._name!r} {_BUSY_REASONS[busy]}")
+        self._work = work
+        self._task = runtime.spawn(do(), name=f"replica-{self._name}")
+        return self._task
+
+    async def do(self, work: TaskKind, do: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do this; whoever is stopped while it waits stops it."""
+        task = self.begin(work, do)
+        try:
+            await task
+        except asyncio.CancelledError:
+            own = asyncio.current_task()
+            if self._is_closed and own is not None and not own.cancelling():
+                raise Unavailable(f"replica {self._name!r} was closed meanwhile") from None
+            raise
+
+    async def close(self) -> None:
+        """Begin nothing any more, and return once nothing is done."""
+        self._is_closed = True
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+
 
 _log: Final = logging.getLogger("headwater")
 
@@ -56,7 +141,7 @@ class Replica:
         source: ReplicationSource,
         targets: Targets,
         config: ReplicaConfig,
-        holdings: Holdings,
+        holdings: ReplicaCopies,
         held: contextlib.ExitStack,
     ) -> None:
         """Use `Replica.open`."""
@@ -67,9 +152,9 @@ class Replica:
         self.readers = Waiters()
         self._holdings = holdings
         self._held = held
-        self._link = Link(name, source, config, self._heed)
+        self._link = LeaderSession(name, source, config, self._heed)
         self._targets = targets
-        self._follower = Follower(
+        self._follower = LogFollower(
             name, self._link, holdings, config, self.metrics, self.readers.tell
         )
         self._bootstrapper = Bootstrapper(
@@ -77,7 +162,7 @@ class Replica:
         )
         self._phase = ReplicaPhase.STOPPED
         self._retries = Retries(self.metrics, cap_s=config.retry_cap_s)
-        self._work = SoleWork(name)
+        self._work = SingleTask(name)
         self._closing = asyncio.Lock()
 
     @classmethod
@@ -101,12 +186,12 @@ class Replica:
         chosen = config or ReplicaConfig()
         if chosen.filtered:
             targets.check_filtered()
-        files = KeptFile(disk or OsDisk(), os.path.abspath(path))  # noqa: ASYNC240  it asks no disk
+        files = SavedStateFile(disk or OsDisk(), os.path.abspath(path))  # noqa: ASYNC240  it asks no disk
         await runtime.run_blocking(files.folder.make)
         with contextlib.ExitStack() as held:
             lock = files.folder.disk.lock(files.folder.file("lock"))
             await runtime.run_blocking(held.enter_context, lock)
-            holdings = await Holdings.load(files, targets)
+            holdings = await ReplicaCopies.load(files, targets)
             return cls(name, source, targets, chosen, holdings, held.pop_all())
 
     # What it is, and how far
@@ -207,13 +292,13 @@ class Replica:
 
     def start(self) -> None:
         """Follow the log until `close`; one that does already goes on."""
-        if self._work.under_way is not Work.FOLLOW:
-            self._work.begin(Work.FOLLOW, self._run).add_done_callback(_have_told)
+        if self._work.under_way is not TaskKind.FOLLOW:
+            self._work.begin(TaskKind.FOLLOW, self._run).add_done_callback(_retrieve_exception)
             self._set_phase(ReplicaPhase.CONNECTING)
 
     async def run(self) -> None:
         """Follow the log for ever; raises what no further try would mend, as `Diverged`."""
-        await self._work.do(Work.FOLLOW, self._run)
+        await self._work.do(TaskKind.FOLLOW, self._run)
 
     async def close(self) -> None:
         """Stop, and give everything back. The copy stays for the next time."""
@@ -229,7 +314,7 @@ class Replica:
         For a replica that is not running: one that diverged, above all. `Refused` says why there is
         nothing to begin from; the copy is as it was then.
         """
-        await self._work.do(Work.MAKE_ANEW, self._make_anew)
+        await self._work.do(TaskKind.MAKE_ANEW, self._make_anew)
 
     async def _run(self) -> None:
         try:
@@ -237,7 +322,7 @@ class Replica:
                 self._set_phase(ReplicaPhase.CONNECTING)
                 try:
                     await self._follow()
-                except TRY_AGAIN as error:
+                except RETRIABLE as error:
                     await self._pause_after(error)
         except Exception as error:
             self.problem = str(error) if isinstance(error, HeadwaterError) else repr(error)
@@ -287,7 +372,7 @@ class Replica:
         await self._follower.complete_bootstrap()
         self.metrics.bootstraps[beginning.kind] += 1
 
-    async def _begin(self, own: Target | None) -> Beginning:
+    async def _begin(self, own: Target | None) -> BootstrapStart:
         """Go on with what is there, or make a copy from the best beginning that turns out good."""
         unusable: dict[Image | None, UnusableImage] = {}
         while True:
@@ -306,7 +391,7 @@ class Replica:
                 _log.warning("replica %s tries another beginning: %s", self.name, error)
                 unusable[beginning.image] = error
 
-    async def _replace_copy(self, beginning: Beginning) -> None:
+    async def _replace_copy(self, beginning: BootstrapStart) -> None:
         async def begin(path: str) -> Target:
             return await self._bootstrapper.open(path, beginning)
 
@@ -329,7 +414,7 @@ class Replica:
         self.readers.tell()
 
 
-def _have_told(task: asyncio.Task[None]) -> None:
+def _retrieve_exception(task: asyncio.Task[None]) -> None:
     # Why it stopped is logged, told by `problem`, and by whatever is asked of the leader: asyncio
     # need not say once more that nobody has asked the task.
     if not task.cancelled():

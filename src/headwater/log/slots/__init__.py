@@ -22,29 +22,28 @@ from typing import TYPE_CHECKING
 from headwater.front import exports
 
 if TYPE_CHECKING:
-    from headwater.log.slots.book import SlotBook
-    from headwater.log.slots.keeper import SlotKeeper
-    from headwater.log.slots.lag_clock import LagClock
-    from headwater.log.slots.resume import (
+    from headwater.log.slots.slot import (
         BootstrapPlan,
         FullRebootstrap,
+        Invalidation,
+        InvalidationCause,
+        LagClock,
         NoBootstrap,
         PartialResync,
         ResumeMode,
+        RetentionLimits,
+        Slot,
+        SlotLag,
+        SlotStatus,
+        exceeded_limit,
         is_comparable,
         plan_bootstrap,
         plan_resume,
-    )
-    from headwater.log.slots.retention import (
-        RetentionLimits,
-        SlotLag,
-        breach,
         retention_floor,
         slot_status,
     )
-    from headwater.log.slots.slot import Invalidation, InvalidationCause, Slot, SlotStatus
-    from headwater.log.slots.slot_register import SlotRegister
-    from headwater.log.slots.table import SlotTable
+    from headwater.log.slots.slot_register import SlotRegister, SlotTable
+    from headwater.log.slots.slot_writer import SlotBook, SlotKeeper
 
 __all__ = [
     "BootstrapPlan",
@@ -63,7 +62,7 @@ __all__ = [
     "SlotRegister",
     "SlotStatus",
     "SlotTable",
-    "breach",
+    "exceeded_limit",
     "is_comparable",
     "plan_bootstrap",
     "plan_resume",
@@ -74,14 +73,10 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "book": "SlotBook",
-        "keeper": "SlotKeeper",
-        "lag_clock": "LagClock",
-        "resume": "BootstrapPlan FullRebootstrap NoBootstrap PartialResync ResumeMode "
-        "is_comparable plan_bootstrap plan_resume",
-        "retention": "RetentionLimits SlotLag breach retention_floor slot_status",
-        "slot": "Invalidation InvalidationCause Slot SlotStatus",
-        "slot_register": "SlotRegister",
-        "table": "SlotTable",
+        "slot": "BootstrapPlan FullRebootstrap Invalidation InvalidationCause LagClock NoBootstrap "
+        "PartialResync ResumeMode RetentionLimits Slot SlotLag SlotStatus exceeded_limit "
+        "is_comparable plan_bootstrap plan_resume retention_floor slot_status",
+        "slot_register": "SlotRegister SlotTable",
+        "slot_writer": "SlotBook SlotKeeper",
     },
 )

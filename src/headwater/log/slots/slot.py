@@ -1,15 +1,30 @@
-"""A replication slot: how far one replica has come, and so what the log keeps for it.
+"""A replication slot: how far one replica is, what the log keeps for it, and how it resumes.
 
-Positions of one generation only rise, and its invalidation stays. A slot that is renewed after a
-re-bootstrap, or made again after it was dropped, is a new generation and begins anew: without that
-number, "lower than before" would have two meanings.
+Positions of one generation only rise, and an invalidation is final. A slot that is renewed after a
+bootstrap, or recreated after it was dropped, is a new generation and may begin lower.
+
+Two positions count when a replica resumes: the slot's, for which the log is kept, and the replica's
+own, which is what it has. They differ when a replica went on after its last acknowledgement was
+stored, or lost data that it had acknowledged. The replica's own position decides what it is sent.
+
+Nothing here reads a clock or a store.
+
+Always holds: the log above the floor is kept; a slot for which more is kept than a limit allows is
+given up. Log that would be kept without a slot does not count against it.
 """
 
 from __future__ import annotations
 
+import bisect
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from typing import Final, NamedTuple
 
 import msgspec
+
+from headwater.core import limits
+from headwater.core.errors import Refused
 
 
 class InvalidationCause(StrEnum):
@@ -104,3 +119,194 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
         """With a completed bootstrap that ended here: it can be resumed from."""
         done = msgspec.structs.replace(self, bootstrapping=False)
         return done.advanced(applied_lsn=lsn, durable_lsn=lsn)
+
+
+MARKS_MAX: Final = 512
+
+
+class LagClock:
+    """Marks of (time, LSN), both rising."""
+
+    def __init__(self, *, spacing_s: float = 1.0) -> None:
+        self._spacing_s = spacing_s
+        self._times_s: list[float] = []
+        self._lsns: list[int] = []
+
+    def note(self, now_s: float, current_lsn: int) -> None:
+        """The log is here at this time; called as often as one likes."""
+        if self._lsns and (
+            current_lsn <= self._lsns[-1] or now_s < self._times_s[-1] + self._spacing_s
+        ):
+            return
+        if len(self._lsns) == MARKS_MAX:
+            self._times_s, self._lsns = self._times_s[::2], self._lsns[::2]
+            self._spacing_s *= 2
+        self._times_s.append(now_s)
+        self._lsns.append(current_lsn)
+
+    def behind_s(self, now_s: float, lsn: int) -> float:
+        """For how long, at least, the log has had something after this LSN."""
+        past = bisect.bisect_right(self._lsns, lsn)
+        return now_s - self._times_s[past] if past < len(self._lsns) else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionLimits:
+    """Beyond any of these a slot is given up. None is no limit.
+
+    Counted is what the log keeps for the slot alone: what is archived elsewhere.
+    """
+
+    max_lag_lsn: int | None = limits.SLOT_MAX_LAG_LSN
+    """Archived records that the log keeps for one slot."""
+    max_lag_bytes: int | None = limits.SLOT_MAX_LAG_BYTES
+    max_lag_s: float | None = limits.SLOT_MAX_LAG_S
+    """For how long the first record that a slot still needs has been in the log, if it is kept
+    for the slot alone."""
+    idle_timeout_s: float | None = limits.SLOT_IDLE_TIMEOUT_S
+    """For how long nothing was heard of the replica. A new leader counts from its own start."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            given = getattr(self, field.name)
+            if given is not None and not given > 0:
+                raise Refused(
+                    f"{field.name} is {given}: it must be above 0, or None for no such limit"
+                )
+
+
+class SlotLag(NamedTuple):
+    """How far a slot is behind, or what of that is kept for it alone, and for how long its replica
+    has been silent."""
+
+    lsn: int
+    bytes: int
+    seconds: float
+    idle_s: float
+
+
+def exceeded_limit(held: SlotLag, bounds: RetentionLimits) -> InvalidationCause | None:
+    """The cause for which a slot that holds so much is given up; None if it is within limits."""
+    if (
+        _is_above(held.lsn, bounds.max_lag_lsn)
+        or _is_above(held.bytes, bounds.max_lag_bytes)
+        or _is_above(held.seconds, bounds.max_lag_s)
+    ):
+        return InvalidationCause.HORIZON
+    if _is_above(held.idle_s, bounds.idle_timeout_s):
+        return InvalidationCause.IDLE_TIMEOUT
+    return None
+
+
+def retention_floor(slots: Iterable[Slot]) -> int | None:
+    """The log is kept above this LSN; None where no slot asks for anything."""
+    return min((slot.floor_lsn for slot in slots if slot.is_valid), default=None)
+
+
+def slot_status(
+    slot: Slot, held: SlotLag, bounds: RetentionLimits, *, oldest_lsn: int, archived_lsn: int
+) -> SlotStatus:
+    """What becomes of the log that a slot needs.
+
+    `oldest_lsn` is the first that can be read, `archived_lsn` the last that nobody but slots needs.
+    """
+    if not slot.is_valid or oldest_lsn > slot.restart_lsn + 1:
+        return SlotStatus.LOST
+    if exceeded_limit(held, bounds) is not None:
+        return SlotStatus.UNRESERVED
+    if slot.restart_lsn < archived_lsn:
+        return SlotStatus.EXTENDED
+    return SlotStatus.RESERVED
+
+
+def _is_above(measured: float, limit: float | None) -> bool:
+    return limit is not None and measured > limit
+
+
+class PartialResync(msgspec.Struct, frozen=True, tag="partial"):
+    """The log still has what follows: go on after `resume_lsn`."""
+
+    resume_lsn: int
+    """Where the replica is, or the end of the log where that is lower: what the replica has beyond
+    it may turn out to be other records than those that come."""
+
+
+class FullRebootstrap(msgspec.Struct, frozen=True, tag="rebootstrap"):
+    """Load a fresh copy first."""
+
+    cause: InvalidationCause
+
+
+ResumeMode = PartialResync | FullRebootstrap
+
+
+def plan_resume(
+    slot: Slot | None, position_lsn: int | None, *, oldest_lsn: int, current_lsn: int
+) -> ResumeMode:
+    """Decide how a replica goes on.
+
+    `position_lsn` is the last record that the replica has; None for "wherever my slot is".
+    `oldest_lsn` is the first record that can be read. An empty log has one, too: the record that
+    will come next. Were an empty log no reason to bootstrap, a replica at 500 would go on silently
+    at 1,001 after the leader lost its disk. And none is told to go on beyond `current_lsn`, the
+    end of the log: a leader that lost its last records would go on over the replica's.
+    """
+    if slot is not None and slot.invalidation is not None:
+        return FullRebootstrap(slot.invalidation.cause)
+    if slot is not None and slot.bootstrapping:
+        return FullRebootstrap(InvalidationCause.NOT_BOOTSTRAPPED)
+    resume_lsn = position_lsn
+    if resume_lsn is None:
+        resume_lsn = 0 if slot is None else slot.restart_lsn
+    confirmed_lsn = 0 if slot is None else slot.confirmed_lsn
+    if not is_comparable(resume_lsn, confirmed_lsn=confirmed_lsn, oldest_lsn=oldest_lsn):
+        return FullRebootstrap(InvalidationCause.WAL_REMOVED)
+    return PartialResync(min(resume_lsn, current_lsn))
+
+
+def is_comparable(lsn: int, *, confirmed_lsn: int, oldest_lsn: int) -> bool:
+    """Whether a log that begins at `oldest_lsn` can go on after a copy that ends at `lsn`.
+
+    It has the copy's last record, to compare it with. Or it has the very next one, and the slot
+    knows the copy to be acknowledged that far: an earlier leader's log was compared with it then.
+    """
+    return oldest_lsn <= lsn or (oldest_lsn == lsn + 1 and confirmed_lsn >= lsn)
+
+
+class BootstrapPlan(msgspec.Struct, frozen=True):
+    """Where a bootstrap begins; the log from there on is kept until it is done."""
+
+    after_lsn: int
+    """Everything through this one comes from the image, the rest from the log; 0: all of it."""
+    current_lsn: int
+
+
+class NoBootstrap(msgspec.Struct, frozen=True):
+    """Nothing to begin from."""
+
+    why: str
+
+
+def plan_bootstrap(
+    image_lsn: int | None, *, oldest_lsn: int, current_lsn: int
+) -> BootstrapPlan | NoBootstrap:
+    """Where a replica with this image of everything through `image_lsn`, or with none, begins."""
+    if image_lsn is not None and image_lsn > current_lsn:
+        return NoBootstrap(
+            f"the log ends at LSN {current_lsn}, and what it would begin from at {image_lsn}: it "
+            "waits until the log is there, and compares"
+        )
+    if image_lsn is not None and oldest_lsn <= image_lsn + 1:
+        return BootstrapPlan(image_lsn, current_lsn)
+    if oldest_lsn <= 1:
+        return BootstrapPlan(0, current_lsn)
+    if image_lsn is None:
+        return NoBootstrap(
+            f"the log begins at LSN {oldest_lsn}, and without an image of what came before it "
+            "nothing complete can be made"
+        )
+    return NoBootstrap(
+        f"the log begins at LSN {oldest_lsn}, and the image ends at {image_lsn}: records "
+        f"{image_lsn + 1} to {oldest_lsn - 1} are in neither. It is tried again: a keyed replica "
+        "that is further on writes a newer one, and a tier goes on"
+    )

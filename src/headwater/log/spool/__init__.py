@@ -27,35 +27,33 @@ from typing import TYPE_CHECKING
 from headwater.front import exports
 
 if TYPE_CHECKING:
+    from headwater.log.spool.codec import PreparedAppend, prepare_append, prepare_lost
     from headwater.log.spool.commit import Appended
-    from headwater.log.spool.config import SpoolConfig
-    from headwater.log.spool.draft import Draft, draft_of, draft_of_lost
-    from headwater.log.spool.errors import SpoolCorrupt
-    from headwater.log.spool.metrics import SpoolMetrics
+    from headwater.log.spool.frame import SpoolCorrupt
+    from headwater.log.spool.recovery import TornTail
     from headwater.log.spool.spool import Spool
-    from headwater.log.spool.torn import TornTail
+    from headwater.log.spool.state import SpoolConfig, SpoolMetrics
 
 __all__ = [
     "Appended",
-    "Draft",
+    "PreparedAppend",
     "Spool",
     "SpoolConfig",
     "SpoolCorrupt",
     "SpoolMetrics",
     "TornTail",
-    "draft_of",
-    "draft_of_lost",
+    "prepare_append",
+    "prepare_lost",
 ]
 
 __getattr__, __dir__ = exports(
     __name__,
     {
+        "codec": "PreparedAppend prepare_append prepare_lost",
         "commit": "Appended",
-        "config": "SpoolConfig",
-        "draft": "Draft draft_of draft_of_lost",
-        "errors": "SpoolCorrupt",
-        "metrics": "SpoolMetrics",
+        "frame": "SpoolCorrupt",
+        "recovery": "TornTail",
         "spool": "Spool",
-        "torn": "TornTail",
+        "state": "SpoolConfig SpoolMetrics",
     },
 )

@@ -1,12 +1,9 @@
 """Group commit: appends that wait while others are written share the next write and its sync.
 
-Whoever finds nobody writing leads: it takes all that waits, and writes it. A thread that leads
-hands over to one of those who came meanwhile, once its own append is done; tasks of an event loop
-never lead themselves, a thread does it for them. So nobody works for others for ever, and a
-cancelled task, or a loop that ends, leaves nothing undone.
-
-Always holds: appends are taken and written in the order in which they were handed in, and tasks of
-one event loop hand theirs in as they called (`CallOrder`); each is settled once.
+Always holds: appends are taken and written in the order in which they arrive, and tasks of one
+event loop hand theirs in as they called (`CallOrder`); each is settled once. A batch takes an
+append wholly or not at all, so a refused append leaves no trace in what is written next. No column
+that a caller passed is dropped.
 """
 
 from __future__ import annotations
@@ -17,8 +14,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
-from headwater.core import runtime, signals
+import pyarrow as pa
+
+from headwater.core import portal, runtime
 from headwater.core.errors import (
+    Bug,
     Conflict,
     Fenced,
     HeadwaterError,
@@ -27,8 +27,9 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.limits import LOG_FLUSH_BYTES
-from headwater.log.spool.body import Body
-from headwater.log.spool.wake import wake
+from headwater.log.record.group import Group
+from headwater.log.spool.codec import GroupFrame, filled, frames_of, join_schemas
+from headwater.log.spool.state import wake_future
 
 _CHANGED_NOTHING: Final = (Unavailable, Refused, Conflict, Fenced)
 """What an append is refused with before any of it is written, or after that was cut off again."""
@@ -41,17 +42,17 @@ class Appended(NamedTuple):
     last_lsn: int
 
 
-class Ticket:
+class PendingAppend:
     """One append on its way."""
 
     def __init__(
         self,
-        bodies: list[Body],
+        bodies: list[GroupFrame],
         *,
         term: int,
         first_lsn: int | None,
         timestamp_ms: int,
-        give_back: Callable[[list[Body]], None] = lambda bodies: None,
+        give_back: Callable[[list[GroupFrame]], None] = lambda bodies: None,
     ) -> None:
         """`give_back` gets the frames of an append that changed nothing."""
         self.bodies = bodies
@@ -98,15 +99,15 @@ class Ticket:
         if self.turn is not None:
             self.turn.set()
         if self.heard is not None:
-            wake(self.heard)
+            wake_future(self.heard)
 
 
-class Committer:
+class GroupCommit:
     """The line in which appends wait."""
 
     def __init__(
         self,
-        flush: Callable[[list[Ticket]], None],
+        flush: Callable[[list[PendingAppend]], None],
         *,
         queue_bytes: int,
         on_broken: Callable[[HeadwaterError], None] = lambda error: None,
@@ -118,8 +119,8 @@ class Committer:
         self._mutex = threading.Lock()
         self._flushing = threading.Lock()
         """Held from taking a batch until it is written: two may lead for a moment, in order."""
-        self._waiting: list[Ticket] = []
-        self._batch: list[Ticket] = []
+        self._waiting: list[PendingAppend] = []
+        self._batch: list[PendingAppend] = []
         self._waiting_bytes = 0
         self._led = False
         self._appointed: asyncio.AbstractEventLoop | None = None
@@ -130,29 +131,29 @@ class Committer:
         """Take no more; returns when what waits is written."""
         with self._mutex:
             self._closed = why
-        with signals.held():
+        with portal.signals_deferred():
             self._lead(None)
 
-    def append_from_thread(self, ticket: Ticket) -> Appended:
+    def append_from_thread(self, ticket: PendingAppend) -> Appended:
         """Wait until it is settled, and write for others if it comes to that.
 
         Ctrl-C ends the waiting and not the writing: the log is everybody's.
         """
         turn = ticket.turn = threading.Event()
         try:
-            with signals.held():
+            with portal.signals_deferred():
                 if self._enter(ticket):
                     self._lead(ticket)
             while not ticket.is_settled:
                 turn.wait()
-                with signals.held():
+                with portal.signals_deferred():
                     if not ticket.is_settled:
                         turn.clear()
                         self._lead(ticket)
         except BaseException:
             # Interrupted: nobody may appoint this thread any more, and if somebody just has, the
             # others wait for it. It leads as long as it would have, and no longer.
-            with signals.held():
+            with portal.signals_deferred():
                 with self._mutex:
                     ticket.turn = None
                 if turn.is_set() and not ticket.is_settled:
@@ -160,13 +161,13 @@ class Committer:
             raise
         return ticket.result()
 
-    def enter_from_task(self, ticket: Ticket) -> Awaitable[Appended]:
+    def enter_from_task(self, ticket: PendingAppend) -> Awaitable[Appended]:
         """Get in line at once; what is returned waits until it is settled.
 
         To be cancelled ends the waiting, not the append.
         """
         heard = ticket.heard = asyncio.get_running_loop().create_future()
-        with signals.held():
+        with portal.signals_deferred():
             if self._enter(ticket):
                 self._lead_beside()
 
@@ -176,7 +177,7 @@ class Committer:
 
         return settled()
 
-    def _enter(self, ticket: Ticket) -> bool:
+    def _enter(self, ticket: PendingAppend) -> bool:
         """Get in line; True if nobody leads."""
         with self._mutex:
             refusal = self._refusal(ticket)
@@ -190,7 +191,7 @@ class Committer:
             leads, self._led = gone or not self._led, True
             return leads
 
-    def _refusal(self, ticket: Ticket) -> HeadwaterError | None:
+    def _refusal(self, ticket: PendingAppend) -> HeadwaterError | None:
         if self._closed is not None:
             return Refused(self._closed)
         if self._waiting and self._waiting_bytes + ticket.size_bytes > self._queue_bytes:
@@ -207,7 +208,7 @@ class Committer:
         def lead() -> None:
             # The loop's own thread comes here as well, where it cannot have another.
             nonlocal begun
-            with signals.held():
+            with portal.signals_deferred():
                 begun = True
                 self._lead(None)
 
@@ -217,19 +218,19 @@ class Committer:
             if not begun:
                 lead()
 
-        with signals.held():
+        with portal.signals_deferred():
             with self._mutex:
                 self._appointed = asyncio.get_running_loop()
             flushing = runtime.spawn(runtime.run_blocking(lead), name="log flush")
             flushing.add_done_callback(lead_if_nobody_has)
 
-    def _lead(self, own: Ticket | None) -> None:
+    def _lead(self, own: PendingAppend | None) -> None:
         with self._mutex:
             self._appointed = None
         while self._flush_next(own):
             pass
 
-    def _flush_next(self, own: Ticket | None) -> bool:
+    def _flush_next(self, own: PendingAppend | None) -> bool:
         """Write what waits; False once nothing does, or another leads."""
         with self._flushing:
             try:
@@ -244,7 +245,7 @@ class Committer:
                 self._abandon(error)
                 raise
 
-    def _flush_whole(self, batch: list[Ticket]) -> None:
+    def _flush_whole(self, batch: list[PendingAppend]) -> None:
         try:
             self._flush(batch)
         except _CHANGED_NOTHING as error:
@@ -253,7 +254,7 @@ class Committer:
                 f"the log broke off: {error!r}. Open it again, and look"
             ) from error
 
-    def _next_batch(self) -> list[Ticket]:
+    def _next_batch(self) -> list[PendingAppend]:
         """What is written next; with nothing in line nobody leads any more."""
         with self._mutex:
             size_bytes = count = 0
@@ -342,3 +343,95 @@ class CallOrder:
                 leave()
             else:
                 before.add_done_callback(leave)
+
+
+class WriteBatch:
+    """Appends that were given their LSNs and their places, and are not written yet."""
+
+    def __init__(
+        self,
+        *,
+        next_lsn: int,
+        size_bytes: int,
+        term: int,
+        schema: pa.Schema | None,
+        begins: bool,
+        synced_lsn: int,
+        group_bytes: int,
+    ) -> None:
+        """`schema` is the active segment's; of one that `begins`, a wish."""
+        self.next_lsn = next_lsn
+        self.size_bytes = size_bytes
+        self.term = term
+        self.schema = schema
+        self.tickets: list[tuple[PendingAppend, Appended]] = []
+        self.groups: list[tuple[Group, int]] = []
+        self.frames: list[bytearray] = []
+        self._begins = begins
+        self._synced_lsn = synced_lsn
+        self._group_bytes = group_bytes
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nothing stands in the segment, nor will before what is taken next."""
+        return self._begins and not self.tickets
+
+    def fits(self, ticket: PendingAppend) -> bool:
+        """Whether an append can go into the segment, with columns of its own or without."""
+        return self.schema is None or self.schema_with(ticket) is not None
+
+    def schema_with(self, ticket: PendingAppend) -> pa.Schema | None:
+        """What a segment has that holds this append as well; None if there should be none."""
+        given = ticket.given
+        if given is None:
+            return self.schema
+        if self.schema is None or ticket.schema == self.schema:
+            return self.schema or given
+        nbytes = sum(body.records.nbytes for body in ticket.bodies)
+        return join_schemas(self.schema, given, rows=ticket.lsns, nbytes=nbytes)
+
+    def take(self, ticket: PendingAppend) -> None:
+        """Give each frame its LSNs and its place in the file."""
+        schema = self.schema_with(ticket)
+        if self.is_first:
+            schema = schema or ticket.given
+        elif self.schema is not None and schema is None:
+            raise Bug(f"an append of {ticket.given} was to go into a segment of {self.schema}")
+        bodies = ticket.bodies
+        if ticket.given is not None and ticket.schema != schema:
+            bodies = self._conformed(bodies, schema)
+        first_lsn = self.next_lsn
+        for body in bodies:
+            group = body.place(
+                term=ticket.term,
+                first_lsn=self.next_lsn,
+                timestamp_ms=ticket.timestamp_ms,
+                synced_lsn=self._synced_lsn,
+                offset=self.size_bytes,
+            )
+            self.groups.append((group, self.size_bytes))
+            self.frames.append(body.frame)
+            self.size_bytes += len(body.frame)
+            self.next_lsn = group.last_lsn + 1
+        self.tickets.append((ticket, Appended(first_lsn, self.next_lsn - 1)))
+        self.term, self.schema = ticket.term, schema
+
+    def _conformed(self, bodies: list[GroupFrame], schema: pa.Schema) -> list[GroupFrame]:
+        """The same records with the columns of the segment."""
+        try:
+            return [part for body in bodies for part in self._parts(body, schema)]
+        except MemoryError as error:
+            raise Unavailable(
+                "there is no memory to give these records the columns of their segment: append "
+                f"them again, fewer at a time ({error})"
+            ) from error
+        except pa.ArrowException as error:
+            raise Refused(
+                f"these records do not take the columns that others have appended: {error}"
+            ) from error
+
+    def _parts(self, body: GroupFrame, schema: pa.Schema) -> list[GroupFrame]:
+        if body.given is None:
+            return [body]
+        records = filled(body.records, schema, given=body.given)
+        return frames_of(records, given=body.given, group_bytes=self._group_bytes)

@@ -1,14 +1,24 @@
-"""The files of a spool, and what their names say.
+"""The folder of a spool: its files, their names, the sparse indexes and the lock.
 
     00000000000000000001.wal                                      a segment, by its first LSN
     00000000000000000001.index                                    its sparse index
     …0001-…0000-…0042-…0003.marks                                 began, floor, synced, term
     lock
 
-The marks stand in a name, and are changed by renaming: that happens wholly or not at all, and needs
-no space, so a full disk can still be pruned. `began` is the first LSN that the spool ever had,
-`floor` the one through which it was pruned, `synced` one through which all bytes were synced, and
-`term` the highest that had written by then.
+The watermarks are stored in a file name and changed by renaming. A rename is atomic and needs no
+space, so a spool on a full disk can still be pruned. `began` is the first LSN that the spool ever
+had, `floor` the LSN through which it was pruned, `synced` an LSN through which all bytes were
+synced, and `term` the highest term that had written by then.
+
+An index has an entry for every LOG_INDEX_FRAMES frames or LOG_INDEX_BYTES, whichever comes first.
+It is built while frames are written, and can be rebuilt from the segment.
+
+    "HWX1" | u64 first lsn | u64 last lsn | u64 segment bytes | u64 entries | lsns | offsets
+         | u32 crc
+
+Always holds: a closed spool changes nothing; a forked child has to open the spool itself; if the
+lock file was removed or replaced, nothing more is written, since another process may have the
+spool open.
 """
 
 from __future__ import annotations
@@ -16,20 +26,27 @@ from __future__ import annotations
 import contextlib
 import posixpath
 import re
+import sys
+import zlib
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
+from struct import Struct
 from typing import Final, NamedTuple
 
 from headwater.core.disk import Disk, DiskFile
-from headwater.core.errors import Denied
+from headwater.core.errors import Denied, Fenced, NotFound, Refused
+from headwater.core.limits import LOG_INDEX_BYTES, LOG_INDEX_FRAMES
+from headwater.core.portal import call_in_child
 
 SEGMENT: Final = re.compile(r"(\d{20})\.wal")
-_MARKS: Final = re.compile(r"(\d{20})-(\d{20})-(\d{20})-(\d{20})\.marks")
+_WATERMARKS: Final = re.compile(r"(\d{20})-(\d{20})-(\d{20})-(\d{20})\.marks")
 _INDEX: Final = re.compile(r"(\d{20})\.index")
 _TEMPORARY: Final = ".new"
 PUBLISHED_SUFFIX: Final = ".logical.wal"
 
 
-class Marks(NamedTuple):
+class Watermarks(NamedTuple):
     """What is kept beside the segments."""
 
     began_lsn: int
@@ -43,15 +60,15 @@ class Marks(NamedTuple):
         return "-".join(f"{number:020d}" for number in self) + ".marks"
 
 
-class Listing(NamedTuple):
+class SpoolListing(NamedTuple):
     """What a folder holds."""
 
     segments: list[int]
     """First LSNs, rising."""
     indexes: list[int]
-    marks: Marks | None
+    marks: Watermarks | None
     """The highest of everything that any marks say."""
-    all_marks: list[Marks]
+    all_marks: list[Watermarks]
     published: list[str]
     """Names of spools of another implementation."""
     temporary: list[str]
@@ -94,9 +111,9 @@ class Folder:
                 if made:
                     raise
 
-    def listing(self) -> Listing:
+    def listing(self) -> SpoolListing:
         """What is there now."""
-        found = Listing([], [], None, [], [], [])
+        found = SpoolListing([], [], None, [], [], [])
         for name, is_dir in self.disk.list_dir(self.path):
             if is_dir:
                 continue
@@ -104,8 +121,8 @@ class Folder:
                 found.segments.append(int(match[1]))
             elif match := _INDEX.fullmatch(name):
                 found.indexes.append(int(match[1]))
-            elif match := _MARKS.fullmatch(name):
-                found.all_marks.append(Marks(*map(int, match.groups())))
+            elif match := _WATERMARKS.fullmatch(name):
+                found.all_marks.append(Watermarks(*map(int, match.groups())))
             elif name.endswith(PUBLISHED_SUFFIX):
                 found.published.append(name)
             elif name.endswith(_TEMPORARY):
@@ -113,12 +130,12 @@ class Folder:
         found.segments.sort()
         return found._replace(marks=_highest(found.all_marks))
 
-    def rename_marks(self, before: Marks, after: Marks) -> None:
+    def rename_marks(self, before: Watermarks, after: Watermarks) -> None:
         """Replace the marks; they are safe once the folder is synced."""
         if before != after:
             self.disk.rename(self.file(before.name), self.file(after.name))
 
-    def renew_marks(self, before: list[Marks], after: Marks) -> None:
+    def renew_marks(self, before: list[Watermarks], after: Watermarks) -> None:
         """Write the marks anew, and remove all others: a name whose sync once failed may be seen
         and not be safe, and no later sync of the folder makes it so."""
         with self.replacing(self.file(after.name)):
@@ -154,14 +171,157 @@ class Folder:
         self.disk.rename(temporary, path)
 
 
-def _highest(marks: list[Marks]) -> Marks | None:
+def _highest(marks: list[Watermarks]) -> Watermarks | None:
     """All of them only grow. A rename that was half undone leaves the older ones as well."""
     if not marks:
         return None
     newest = max(marks, key=lambda one: one.floor_lsn)
-    return Marks(
+    return Watermarks(
         newest.began_lsn,
         newest.floor_lsn,
         max(one.synced_lsn for one in marks),
         max(one.term for one in marks),
     )
+
+
+INDEX_MAGIC: Final = b"HWX1"
+_HEADER: Final = Struct("<4sQQQQ")
+_INDEX_CRC: Final = Struct("<I")
+
+
+class SparseIndex:
+    """LSNs, rising, and the offset of the frame that each of them begins."""
+
+    def __init__(self, first_lsn: int) -> None:
+        self.first_lsn = first_lsn
+        self._lsns = array("Q")
+        self._offsets = array("Q")
+        self._frames = 0
+        """Since the last place."""
+
+    def __len__(self) -> int:
+        return len(self._lsns)
+
+    def note(self, first_lsn: int, offset: int) -> None:
+        """A frame begins here."""
+        far = not self._offsets or offset - self._offsets[-1] >= LOG_INDEX_BYTES
+        if far or self._frames >= LOG_INDEX_FRAMES:
+            # Offsets first: a reader beside looks for an LSN and takes the offset that is there.
+            self._offsets.append(offset)
+            self._lsns.append(first_lsn)
+            self._frames = 0
+        self._frames += 1
+
+    def offset_for(self, lsn: int) -> int:
+        """A frame's offset at or before the one that holds `lsn`."""
+        place = bisect_right(self._lsns, lsn)
+        return self._offsets[place - 1] if place else 0
+
+    def encode(self, *, last_lsn: int, segment_bytes: int) -> bytes:
+        """The bytes to keep beside the segment."""
+        head = _HEADER.pack(INDEX_MAGIC, self.first_lsn, last_lsn, segment_bytes, len(self))
+        body = b"".join((head, _little(self._lsns), _little(self._offsets)))
+        return body + _INDEX_CRC.pack(zlib.crc32(body))
+
+
+def decode_index(
+    data: bytes, *, first_lsn: int, segment_bytes: int
+) -> tuple[SparseIndex, int] | None:
+    """The index of exactly this segment, and its last LSN; None if these bytes are not that."""
+    if len(data) < _HEADER.size + _INDEX_CRC.size or data[:4] != INDEX_MAGIC:
+        return None
+    (crc,) = _INDEX_CRC.unpack(data[-_INDEX_CRC.size :])
+    _, first, last_lsn, size, places = _HEADER.unpack_from(data)
+    if zlib.crc32(data[: -_INDEX_CRC.size]) != crc or (first, size) != (first_lsn, segment_bytes):
+        return None
+    if len(data) != _HEADER.size + 16 * places + _INDEX_CRC.size:
+        return None
+    found = SparseIndex(first_lsn)
+    middle = _HEADER.size + 8 * places
+    found._lsns = _from_little(data[_HEADER.size : middle])
+    found._offsets = _from_little(data[middle : -_INDEX_CRC.size])
+    return found, last_lsn
+
+
+def _little(values: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        values = values[:]
+        values.byteswap()
+    return values.tobytes()
+
+
+def _from_little(data: bytes) -> array[int]:
+    values = array("Q")
+    values.frombytes(data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+class SpoolLock:
+    """The lock of a log's folder, and whether it still means anything."""
+
+    def __init__(self, folder: Folder) -> None:
+        """Waits for whoever has it."""
+        self._folder = folder
+        self._path = folder.file("lock")
+        self._forked = False
+        self._closed = False
+        with contextlib.ExitStack() as held:
+            held.enter_context(folder.disk.lock(self._path))
+            self._inode = folder.disk.stat(self._path).inode
+            self._held = held.pop_all()
+        call_in_child(self._begin_in_child)
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is the copy that a child has."""
+        return self._forked
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether whoever opened it is done with it."""
+        return self._closed
+
+    def check_open(self) -> None:
+        """`Refused` where the log is not this object's any more."""
+        self.check_not_forked()
+        if self._closed:
+            raise Refused(f"{self._folder.path} is closed: open it again")
+
+    def check_not_forked(self) -> None:
+        """`Refused` in a child. Takes no lock, and is asked before any is taken: a child might wait
+        for ever for one that a thread of its parent held."""
+        if self._forked:
+            raise Refused(
+                f"{self._folder.path} was opened before the process forked, and is its parent's: "
+                "open it in the child once the parent has closed it"
+            )
+
+    def check_held(self) -> None:
+        """`Fenced` where the lock that is held is not the one whoever opens the log takes.
+
+        Asked before and after each write: if it holds afterwards, whoever comes in later finds
+        the bytes.
+        """
+        try:
+            held = self._folder.disk.stat(self._path).inode == self._inode
+        except NotFound:
+            held = False
+        if not held:
+            raise Fenced(
+                f"{self._path} was removed while this log was open, so another process may write "
+                "to it. Nothing more is written here: see who else has it, then open it again"
+            )
+
+    def end(self) -> bool:
+        """Nothing more is done by this object; False if that was so before."""
+        ended, self._closed = not self._closed, True
+        return ended
+
+    def release(self) -> None:
+        """Let the next one in."""
+        self._held.close()
+
+    def _begin_in_child(self) -> None:
+        self._forked = True

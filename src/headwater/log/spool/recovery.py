@@ -1,7 +1,12 @@
-"""Opening a spool: what is there, what is cut off, and what stops it.
+"""Opening a spool: what is there, what is cut off, and what prevents opening it.
 
-Always holds: nothing that was acknowledged is cut off; what is cut off is told, with its LSNs; what
-is damaged below what was synced stops the opening and changes nothing.
+Frames of a process that died may be in the kernel's memory only. Syncing the file is not enough: if
+a sync of that process failed, the kernel takes the pages for clean, and the next sync succeeds
+without writing anything. The same holds for names. So frames above what is known to be synced are
+copied to a new file, which then takes their place.
+
+Always holds: nothing that was acknowledged is cut off; what is cut off is reported with its LSNs;
+damage below what was synced stops the opening and changes nothing.
 """
 
 from __future__ import annotations
@@ -15,27 +20,138 @@ import pyarrow as pa
 
 from headwater.core import runtime
 from headwater.core.disk import DiskFile
-from headwater.core.errors import Corrupt, NotFound
-from headwater.log.spool.adopt import adopt, is_foreign
-from headwater.log.spool.body import decode_group
-from headwater.log.spool.errors import SpoolCorrupt
-from headwater.log.spool.folder import Folder, Listing, Marks
-from headwater.log.spool.index import SparseIndex, decode_index
-from headwater.log.spool.renew import renew
-from headwater.log.spool.scan import Scan, scan
-from headwater.log.spool.state import Segment
-from headwater.log.spool.torn import TornTail, mend
-from headwater.log.spool.window import Window
+from headwater.core.errors import Corrupt, NoSpace, NotFound
+from headwater.log.spool.codec import decode_group
+from headwater.log.spool.folder import Folder, SparseIndex, SpoolListing, Watermarks, decode_index
+from headwater.log.spool.frame import SpoolCorrupt, Window, frames_after, move_frame
+from headwater.log.spool.scan import FileEnd, SegmentScan, adopt, is_foreign, scan
+from headwater.log.spool.state import SpoolSegment
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TornTail:
+    """An end that was never acknowledged, or cannot be told from one: it was cut off."""
+
+    path: str
+    offset: int
+    size_bytes: int
+    first_lsn: int
+    """The first LSN that was cut off; it is the next to be written."""
+    last_lsn: int | None
+    """The last one that anything in the end told of; None if nothing readable did."""
+
+    def __str__(self) -> str:
+        through = f" to {self.last_lsn}" if self.last_lsn else ""
+        return (
+            f"{self.path}: {self.size_bytes:,} bytes from offset {self.offset:,} on were no whole "
+            f"frames, and nothing says that they were synced: cut off. LSN {self.first_lsn}"
+            f"{through} will be written again"
+        )
+
+
+def cut_torn_end(
+    file: DiskFile, path: str, found: SegmentScan, *, floor_lsn: int = 0
+) -> TornTail | None:
+    """Cut off a torn end; refuse a corrupt one. What was pruned cannot be corrupt."""
+    if found.ending is FileEnd.CLEAN:
+        return None
+    if found.gave_up and found.why is None:
+        raise SpoolCorrupt(
+            "these bytes are no whole frame, and too much after them looks like frames to tell "
+            "whether they were synced",
+            path=path,
+            offset=found.valid_bytes,
+            lsn=found.last_lsn + 1,
+            advice="look at it with: headwater inspect wal FILE. If nothing from there on is "
+            "needed, cut the file off at this offset by hand",
+        )
+    if found.ending is FileEnd.CORRUPT and (found.why or found.synced_lsn > floor_lsn):
+        synced = f"these bytes were synced (through LSN {found.synced_lsn}) and are no whole frame"
+        raise SpoolCorrupt(
+            found.why or synced,
+            path=path,
+            offset=found.valid_bytes,
+            lsn=found.last_lsn + 1,
+        )
+    told = [peeked.header.lsn for peeked in found.later]
+    if found.said_lsn is not None:
+        told.append(found.said_lsn)
+    torn = TornTail(
+        path,
+        found.valid_bytes,
+        found.size_bytes - found.valid_bytes,
+        found.last_lsn + 1,
+        max(told, default=None),
+    )
+    _log.warning("%s", torn)
+    file.truncate(found.valid_bytes)
+    return torn
+
+
+def rewrite_unsynced(
+    folder: Folder, window: Window, active: SpoolSegment, *, synced_lsn: int, seal: bool = False
+) -> tuple[DiskFile, SpoolSegment] | None:
+    """Move the unproven end of the active segment into a new one, and cut it off there.
+
+    None where all is proven, or where there is no room for it: a full disk must still open, so
+    that it can be pruned. With `seal` there is a new one though all is proven.
+    """
+    proven_lsn = max(synced_lsn, active.first_lsn - 1)
+    if proven_lsn >= active.last_lsn and not active.is_empty and not seal:
+        folder.disk.sync_dir(folder.path)
+        return None
+    try:
+        segment, begins = _copy_unsynced(folder, window, active, proven_lsn)
+    except NoSpace as error:
+        if seal:
+            raise
+        _log.warning(
+            "the end of the log could not be written anew, and is used as it is: %s", error
+        )
+        folder.disk.sync_dir(folder.path)
+        return None
+    folder.disk.sync_dir(folder.path)
+    if segment.first_lsn > active.first_lsn:
+        with folder.disk.open(window.path, write=True) as file:
+            file.truncate(begins)
+            file.sync()
+    active.size_bytes, active.last_lsn = begins, segment.first_lsn - 1
+    active.index = None
+    return folder.disk.open(folder.segment(segment.first_lsn), write=True), segment
+
+
+def _copy_unsynced(
+    folder: Folder, window: Window, active: SpoolSegment, proven_lsn: int
+) -> tuple[SpoolSegment, int]:
+    """A segment of the frames above `proven_lsn`, and where they begin in the old one."""
+    first_lsn = proven_lsn + 1
+    segment = SpoolSegment(first_lsn, active.last_lsn, 0, SparseIndex(first_lsn))
+    assert active.index is not None
+    assert segment.index is not None
+    offset = active.index.offset_for(first_lsn)
+    begins = active.size_bytes
+    path = folder.segment(first_lsn)
+    window.end = active.size_bytes
+    frames = frames_after(window, offset=offset, lsn=proven_lsn, last_lsn=active.last_lsn)
+    with folder.replacing(path) as file:
+        for peeked, _ in frames:
+            begins = min(begins, peeked.offset)
+            old = window.view(peeked.offset, peeked.header.frame_bytes)
+            file.append(move_frame(old, synced_lsn=proven_lsn, offset=segment.size_bytes))
+            segment.index.note(peeked.first_lsn, segment.size_bytes)
+            segment.size_bytes += peeked.header.frame_bytes
+        file.sync()
+    return segment, begins
 
 
 @dataclass(slots=True)
 class Recovered:
     """A spool that can go on."""
 
-    segments: list[Segment]
-    marks: Marks
+    segments: list[SpoolSegment]
+    marks: Watermarks
     last_lsn: int
     file: DiskFile
     """The active segment, synced."""
@@ -58,7 +174,7 @@ def recover(folder: Folder, *, first_lsn: int | None) -> Recovered:
         _check_nothing_is_gone(folder, marks)
         return _begin(folder, listing, 1 if first_lsn is None else first_lsn)
     if marks is None:
-        marks = Marks(listing.segments[0], listing.segments[0] - 1, 0)
+        marks = Watermarks(listing.segments[0], listing.segments[0] - 1, 0)
     _check_first(folder, listing, marks)
     folder.renew_marks(listing.all_marks, marks)
     _drop_pruned(folder, listing, marks)
@@ -70,7 +186,7 @@ def recover(folder: Folder, *, first_lsn: int | None) -> Recovered:
     return found
 
 
-def _check_nothing_is_gone(folder: Folder, marks: Marks | None) -> None:
+def _check_nothing_is_gone(folder: Folder, marks: Watermarks | None) -> None:
     if marks is not None and max(marks.floor_lsn, marks.synced_lsn) >= marks.began_lsn:
         raise SpoolCorrupt(
             "every segment is gone",
@@ -80,9 +196,9 @@ def _check_nothing_is_gone(folder: Folder, marks: Marks | None) -> None:
         )
 
 
-def _begin(folder: Folder, listing: Listing, first_lsn: int) -> Recovered:
+def _begin(folder: Folder, listing: SpoolListing, first_lsn: int) -> Recovered:
     """The marks first: until there is a segment, they may say any beginning."""
-    fresh = Marks(first_lsn, first_lsn - 1, 0, listing.marks.term if listing.marks else 0)
+    fresh = Watermarks(first_lsn, first_lsn - 1, 0, listing.marks.term if listing.marks else 0)
     folder.renew_marks(listing.all_marks, fresh)
     file = folder.disk.create(folder.segment(first_lsn))
     folder.disk.sync_dir(folder.path)
@@ -115,14 +231,14 @@ def _begin_above_floor(folder: Folder, found: Recovered) -> Recovered:
     return began
 
 
-def _at_beginning(file: DiskFile, marks: Marks) -> Recovered:
+def _at_beginning(file: DiskFile, marks: Watermarks) -> Recovered:
     first_lsn = marks.floor_lsn + 1
     index = SparseIndex(first_lsn)
-    segment = Segment(first_lsn, first_lsn - 1, 0, index)
+    segment = SpoolSegment(first_lsn, first_lsn - 1, 0, index)
     return Recovered([segment], marks, first_lsn - 1, file, index, marks.term)
 
 
-def _check_first(folder: Folder, listing: Listing, marks: Marks) -> None:
+def _check_first(folder: Folder, listing: SpoolListing, marks: Watermarks) -> None:
     if listing.segments[0] > marks.floor_lsn + 1:
         raise SpoolCorrupt(
             f"the segment is gone; the first one left begins at LSN {listing.segments[0]}",
@@ -132,7 +248,7 @@ def _check_first(folder: Folder, listing: Listing, marks: Marks) -> None:
         )
 
 
-def _drop_pruned(folder: Folder, listing: Listing, marks: Marks) -> None:
+def _drop_pruned(folder: Folder, listing: SpoolListing, marks: Watermarks) -> None:
     """Remove what an interrupted prune left."""
     firsts = listing.segments
     while len(firsts) > 1 and firsts[1] - 1 <= marks.floor_lsn:
@@ -142,7 +258,7 @@ def _drop_pruned(folder: Folder, listing: Listing, marks: Marks) -> None:
             folder.disk.unlink(folder.index(first))
 
 
-def _open_active(folder: Folder, listing: Listing, marks: Marks) -> Recovered:
+def _open_active(folder: Folder, listing: SpoolListing, marks: Watermarks) -> Recovered:
     firsts = listing.segments
     sealed = [
         _sealed(folder, first, following - 1) for first, following in itertools.pairwise(firsts)
@@ -153,16 +269,16 @@ def _open_active(folder: Folder, listing: Listing, marks: Marks) -> Recovered:
         window = Window(file, path, end=file.stat().size_bytes)
         foreign = is_foreign(window)
         found = scan(window, first_lsn=firsts[-1], synced_lsn=marks.synced_lsn, native=not foreign)
-        torn = mend(file, path, found, floor_lsn=marks.floor_lsn)
+        torn = cut_torn_end(file, path, found, floor_lsn=marks.floor_lsn)
         file.sync()
         recovered = Recovered(sealed, marks, found.last_lsn, file, found.index, marks.term)
         recovered.torn = torn
         _remember(recovered, window, found)
         if found.last is None and sealed:
             recovered.term = max(recovered.term, _last_term(folder, sealed[-1]))
-        active = Segment(firsts[-1], found.last_lsn, found.valid_bytes, found.index)
+        active = SpoolSegment(firsts[-1], found.last_lsn, found.valid_bytes, found.index)
         proven_lsn = found.last_lsn if foreign else found.synced_lsn
-        renewed = renew(folder, window, active, synced_lsn=proven_lsn, seal=foreign)
+        renewed = rewrite_unsynced(folder, window, active, synced_lsn=proven_lsn, seal=foreign)
     except BaseException:
         file.close()
         raise
@@ -179,7 +295,7 @@ def _open_active(folder: Folder, listing: Listing, marks: Marks) -> Recovered:
     return recovered
 
 
-def _remember(recovered: Recovered, window: Window, found: Scan) -> None:
+def _remember(recovered: Recovered, window: Window, found: SegmentScan) -> None:
     """Term, schema and age of the active segment, as its frames tell them."""
     if found.last is not None:
         recovered.term = max(recovered.term, found.last.header.term or 0)
@@ -196,7 +312,7 @@ def _remember(recovered: Recovered, window: Window, found: Scan) -> None:
             _log.warning("%s: the last frame cannot be read: %s", window.path, error)
 
 
-def _last_term(folder: Folder, segment: Segment) -> int:
+def _last_term(folder: Folder, segment: SpoolSegment) -> int:
     path, term = folder.segment(segment.first_lsn), 0
     offset = load_index(folder, segment).offset_for(segment.last_lsn)
     with folder.disk.open(path) as file:
@@ -206,14 +322,14 @@ def _last_term(folder: Folder, segment: Segment) -> int:
     return term
 
 
-def _sealed(folder: Folder, first_lsn: int, last_lsn: int) -> Segment:
+def _sealed(folder: Folder, first_lsn: int, last_lsn: int) -> SpoolSegment:
     size_bytes = folder.disk.stat(folder.segment(first_lsn)).size_bytes
-    return Segment(first_lsn, last_lsn, size_bytes)
+    return SpoolSegment(first_lsn, last_lsn, size_bytes)
 
 
-def load_index(folder: Folder, segment: Segment) -> SparseIndex:
+def load_index(folder: Folder, segment: SpoolSegment) -> SparseIndex:
     """The index of a sealed segment: kept beside it, or made again from its frames' heads."""
-    kept = _kept_index(folder, segment)
+    kept = _stored_index(folder, segment)
     if kept is not None:
         return kept
     path = folder.segment(segment.first_lsn)
@@ -227,7 +343,7 @@ def load_index(folder: Folder, segment: Segment) -> SparseIndex:
     return index
 
 
-def _kept_index(folder: Folder, segment: Segment) -> SparseIndex | None:
+def _stored_index(folder: Folder, segment: SpoolSegment) -> SparseIndex | None:
     path = folder.index(segment.first_lsn)
     try:
         with folder.disk.open(path) as file:

@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import Refused
-from headwater.log.spool.envelope import moved_frame
-from headwater.log.spool.folder import Folder, Listing, Marks
-from headwater.log.spool.likeness import Likeness
-from headwater.log.spool.repair_source import RepairSource
-from headwater.log.spool.survey import Missing, Survey, survey_segment
-from headwater.log.spool.window import Peeked, Window
+from headwater.log.spool.folder import Folder, SpoolListing, Watermarks
+from headwater.log.spool.frame import FrameHead, Window, move_frame
+from headwater.log.spool.repair_source import CopyCheck, RepairSource
+from headwater.log.spool.scan import MissingRange, Survey, survey_segment
 
 if TYPE_CHECKING:
     from headwater.log.record.group import Group
@@ -33,7 +31,7 @@ _PRUNED_CAUSE = "pruned before a repair"
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
+class RepairedRange:
     """A stretch that was missing, and where it came from."""
 
     first_lsn: int
@@ -42,12 +40,12 @@ class Mended:
 
 
 @dataclass(slots=True)
-class Repaired:
+class RepairReport:
     """What a repair found and did."""
 
     segments: int = 0
-    mended: list[Mended] = field(default_factory=list)
-    missing: list[Missing] = field(default_factory=list)
+    mended: list[RepairedRange] = field(default_factory=list)
+    missing: list[MissingRange] = field(default_factory=list)
     """What nobody had: those segments are as they were."""
     kept: list[str] = field(default_factory=list)
     """Damaged files, set aside."""
@@ -62,7 +60,7 @@ def repair(
     *,
     give_up: bool = False,
     disk: Disk | None = None,
-) -> Repaired:
+) -> RepairReport:
     """Look at every frame of a closed spool, and mend what can be mended.
 
     With `give_up`, LSNs that nobody has are written as lost: readers are told so, and go on.
@@ -75,10 +73,10 @@ def repair(
         return _Repair(folder, sources, give_up=give_up).run(folder.listing())
 
 
-class _Part(NamedTuple):
+class _RepairPart(NamedTuple):
     """LSNs that follow each other, with where they come from; without groups nobody has them."""
 
-    missing: Missing
+    missing: MissingRange
     source: str
     groups: list[Group]
 
@@ -88,26 +86,26 @@ class _Repair:
         self._folder = folder
         self._sources = sources
         self._give_up = give_up
-        self._report = Repaired()
+        self._report = RepairReport()
         self._floor_lsn = 0
         self._term = 1
         """The highest that was met: a lost range must not hide who may write."""
-        self._likeness = Likeness(folder)
+        self._likeness = CopyCheck(folder)
 
-    def run(self, listing: Listing) -> Repaired:
-        marks = listing.marks or Marks(1, 0, 0)
+    def run(self, listing: SpoolListing) -> RepairReport:
+        marks = listing.marks or Watermarks(1, 0, 0)
         synced_lsn, next_lsn = marks.synced_lsn, marks.floor_lsn + 1
         self._floor_lsn, self._term = marks.floor_lsn, max(self._term, marks.term)
         firsts = self._likeness.firsts = listing.segments
         for place, first in enumerate(firsts):
             if first > next_lsn and (listing.marks or place):
-                self._restore(Missing(next_lsn, first - 1))
+                self._restore(MissingRange(next_lsn, first - 1))
             is_last = place + 1 == len(firsts)
             last_lsn = synced_lsn if is_last else firsts[place + 1] - 1
             self._report.segments += 1
             next_lsn = self._mend(first, last_lsn) + 1
         if next_lsn <= synced_lsn:
-            self._restore(Missing(next_lsn, synced_lsn))
+            self._restore(MissingRange(next_lsn, synced_lsn))
         return self._report
 
     def _mend(self, first_lsn: int, last_lsn: int) -> int:
@@ -120,21 +118,21 @@ class _Repair:
         wanting = [part.missing for part in parts if not part.groups]
         self._report.missing += wanting
         if parts and not wanting:
-            self._report.mended += map(_mended, parts)
+            self._report.mended += map(_repaired_range, parts)
             gathered = [group for part in parts for group in part.groups]
             self._replace(first_lsn, reached, found, gathered)
         return max(reached, found.scan.last_lsn)
 
-    def _restore(self, gone: Missing) -> None:
+    def _restore(self, gone: MissingRange) -> None:
         """Make segments again whose files are gone, as far as anybody has their records."""
         for part in self._parts(gone):
             if part.groups:
                 self._replace(*part.missing, None, part.groups)
-                self._report.mended.append(_mended(part))
+                self._report.mended.append(_repaired_range(part))
             else:
                 self._report.missing.append(part.missing)
 
-    def _parts(self, gap: Missing) -> Iterator[_Part]:
+    def _parts(self, gap: MissingRange) -> Iterator[_RepairPart]:
         """A gap, part by part: from the first source that has the next LSN, or from nobody."""
         lsn = gap.first_lsn
         while lsn <= gap.last_lsn:
@@ -142,7 +140,7 @@ class _Repair:
             yield part
             lsn = part.missing.last_lsn + 1
 
-    def _next_part(self, lsn: int, last_lsn: int) -> _Part:
+    def _next_part(self, lsn: int, last_lsn: int) -> _RepairPart:
         later = last_lsn + 1
         for source in self._sources:
             groups: list[Group] = []
@@ -159,22 +157,21 @@ class _Repair:
             if groups:
                 if not self._likeness.check(source) and source.name not in self._report.uncompared:
                     self._report.uncompared.append(source.name)
-                return _Part(Missing(lsn, reached - 1), source.name, groups)
-        return self._unknown(Missing(lsn, later - 1))
+                return _RepairPart(MissingRange(lsn, reached - 1), source.name, groups)
+        return self._unknown(MissingRange(lsn, later - 1))
 
-    def _unknown(self, missing: Missing) -> _Part:
+    def _unknown(self, missing: MissingRange) -> _RepairPart:
         """What nobody has. Below the floor nobody needs it, either: there it only fills a place."""
         first_lsn, last_lsn = missing
         if first_lsn <= self._floor_lsn:
-            pruned = Missing(first_lsn, min(last_lsn, self._floor_lsn))
-            return _Part(pruned, _PRUNED_CAUSE, [self._lost(pruned, _PRUNED_CAUSE)])
+            pruned = MissingRange(first_lsn, min(last_lsn, self._floor_lsn))
+            return _RepairPart(pruned, _PRUNED_CAUSE, [self._lost(pruned, _PRUNED_CAUSE)])
         if self._give_up:
-            return _Part(missing, LOST_CAUSE, [self._lost(missing, LOST_CAUSE)])
-        return _Part(missing, "", [])
+            return _RepairPart(missing, LOST_CAUSE, [self._lost(missing, LOST_CAUSE)])
+        return _RepairPart(missing, "", [])
 
-    def _lost(self, missing: Missing, cause: str) -> Group:
-        from headwater.log.record.columns import NO_RECORDS
-        from headwater.log.record.group import Group
+    def _lost(self, missing: MissingRange, cause: str) -> Group:
+        from headwater.log.record.group import NO_RECORDS, Group
 
         return Group(self._term, *missing, NO_RECORDS, 0, cause)
 
@@ -191,7 +188,7 @@ class _Repair:
     ) -> None:
         """Write the segment anew, in order, and set the damaged one aside."""
         folder, path = self._folder, self._folder.segment(first_lsn)
-        pieces: list[Peeked | Group] = [*(found.frames if found else []), *gathered]
+        pieces: list[FrameHead | Group] = [*(found.frames if found else []), *gathered]
         pieces.sort(key=lambda piece: piece.first_lsn)
         with contextlib.ExitStack() as held:
             window = None
@@ -213,28 +210,28 @@ class _Repair:
         folder.disk.sync_dir(folder.path)
 
 
-def _mended(part: _Part) -> Mended:
-    return Mended(*part.missing, part.source)
+def _repaired_range(part: _RepairPart) -> RepairedRange:
+    return RepairedRange(*part.missing, part.source)
 
 
-def _placed(piece: Peeked | Group, window: Window | None, offset: int) -> bytes | bytearray:
+def _placed(piece: FrameHead | Group, window: Window | None, offset: int) -> bytes | bytearray:
     """The frame of a piece, for this place of the new segment."""
-    if not isinstance(piece, Peeked):
+    if not isinstance(piece, FrameHead):
         return _new_frame(piece, offset)
     assert window is not None
     frame = window.view(piece.offset, piece.header.frame_bytes)
     if piece.envelope is None:
         return bytes(frame)
-    return moved_frame(frame, synced_lsn=piece.first_lsn - 1, offset=offset)
+    return move_frame(frame, synced_lsn=piece.first_lsn - 1, offset=offset)
 
 
 def _new_frame(group: Group, offset: int) -> bytearray:
-    from headwater.log.spool.body import Body
+    from headwater.log.spool.codec import GroupFrame
 
     if group.lost is not None:
-        body = Body.of_lost(len(group), group.lost)
+        body = GroupFrame.of_lost(len(group), group.lost)
     else:
-        body = Body.of_records(group.records)
+        body = GroupFrame.of_records(group.records)
     body.place(
         term=group.term,
         first_lsn=group.first_lsn,

@@ -1,25 +1,33 @@
-"""Where a repair finds what a damaged log has not: another copy of it, or the buffer it came from.
+"""Where a repair finds missing records: another copy of the log, or the buffer it came from.
 
-A replica is a copy, and so is a folder that was saved. The buffer has what is retained there: its
-batches carry their LSNs, and a leader derives the same records from them.
+A replica is a copy, and so is a saved folder. The buffer has what is retained there: its batches
+carry their LSNs, and a leader derives the same records from them.
+
+`CopyCheck` compares the records that the log and a source both have. A folder does not say which
+stream it belongs to; records of another log would fit under the same LSNs, and could not be told
+apart afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import Uncounted
 from headwater.buffer.stream import Stream
 from headwater.core import portal
 from headwater.core.disk import Disk, OsDisk
-from headwater.core.errors import Refused, Trimmed
+from headwater.core.errors import HeadwaterError, Refused, Trimmed
 from headwater.core.limits import LOG_SEGMENT_BYTES
 from headwater.log.spool.folder import Folder
-from headwater.log.spool.survey import groups_between
+from headwater.log.spool.frame import FrameHead, Window
+from headwater.log.spool.scan import Survey, groups_between, survey_segment
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from headwater.log.record.group import Group
 
 
@@ -79,8 +87,7 @@ class BufferSource:
         return portal.shared().call(self._read(first_lsn, last_lsn))
 
     async def _read(self, first_lsn: int, last_lsn: int) -> list[Group]:
-        from headwater.log.record.columns import consumed_records
-        from headwater.log.record.group import Group
+        from headwater.log.record.group import Group, consumed_records
 
         state = await self._looker.state()
         found: list[Group] = []
@@ -106,3 +113,133 @@ class BufferSource:
         except (Trimmed, Uncounted):
             pass  # what goes meanwhile, and what has no LSNs, is not there
         return found
+
+
+_SEGMENTS_MAX: Final = 8
+"""Of so many, spread over the log, the first and the last frame are compared."""
+_BESIDE_MAX: Final = 64
+"""Frames next to what is missing in one segment."""
+
+
+class CopyCheck:
+    """Compares sources with what is whole in a log: with each segment that has gaps, and with a
+    sample of all, once."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.firsts: list[int] = []
+        """The segments of the log."""
+        self._folder = folder
+        self._sample: _FingerprintCheck | None = None
+        self._beside = _FingerprintCheck([])
+
+    def look_beside(self, found: Survey) -> None:
+        """From now on compare what stands next to the gaps of this segment as well."""
+        ends = {one.first_lsn - 1 for one in found.missing}
+        begins = {one.last_lsn + 1 for one in found.missing}
+        frames = [p for p in found.frames if p.header.lsn in ends or p.first_lsn in begins]
+        self._beside = _FingerprintCheck(_fingerprints(self._folder, found, frames[:_BESIDE_MAX]))
+
+    def check(self, source: RepairSource) -> bool:
+        """`Refused` if a source holds another record; whether there was anything to compare."""
+        if self._sample is None:
+            self._sample = _FingerprintCheck(self._sampled())
+        beside, sample = self._beside.with_source(source), self._sample.with_source(source)
+        return beside or sample
+
+    def _sampled(self) -> Iterator[_Fingerprint]:
+        step = max(1, -(-len(self.firsts) // _SEGMENTS_MAX))
+        for first_lsn in self.firsts[::step]:
+            found = survey_segment(self._folder, first_lsn, 0)
+            yield from _fingerprints(
+                self._folder, found, [*found.frames[:1], *found.frames[1:][-1:]]
+            )
+
+
+class _Fingerprint(NamedTuple):
+    """What is kept of a group to compare it: its hashes, and not its records."""
+
+    first_lsn: int
+    last_lsn: int
+    hashes: pa.Array
+    untimed: pa.Array
+    is_timed: bool
+
+
+class _FingerprintCheck:
+    """Prints that are compared once with each source: a source goes through a segment to find what
+    it is asked for."""
+
+    def __init__(self, prints: Iterable[_Fingerprint]) -> None:
+        self._fingerprints = list(prints)
+        self._known: dict[int, bool] = {}
+        """By source, whether there was anything that both hold."""
+
+    def with_source(self, source: RepairSource) -> bool:
+        """Whether both hold any of these LSNs; `Refused` if they hold different records there."""
+        if id(source) not in self._known:
+            compared = [_compare_fingerprint(one, source) for one in self._fingerprints]
+            self._known[id(source)] = any(compared)
+        return self._known[id(source)]
+
+
+def _fingerprints(folder: Folder, found: Survey, frames: list[FrameHead]) -> Iterator[_Fingerprint]:
+    if not frames:
+        return  # nothing is damaged, and Arrow is not loaded
+    from headwater.log.spool.codec import decode_group
+
+    with folder.disk.open(found.path) as file:
+        window = Window(file, found.path, end=found.scan.size_bytes)
+        for peeked in frames:
+            payload = window.payload(peeked)
+            try:
+                group = None if payload is None else decode_group(peeked.header, payload)
+            except HeadwaterError:
+                continue  # whole, and of a kind that this version does not know
+            if group is not None and group.lost is None:
+                yield _fingerprint(group)
+
+
+def _compare_fingerprint(ours: _Fingerprint, source: RepairSource) -> bool:
+    """Whether the source has any of these LSNs; `Refused` if it has another record there."""
+    compared = False
+    for found in source.read(ours.first_lsn, ours.last_lsn):
+        group = found.between(ours.first_lsn, ours.last_lsn)
+        if group is None or group.lost is not None:
+            continue
+        lsn = _first_difference(ours, _fingerprint(group))
+        if lsn is not None:
+            raise Refused(
+                f"{source.name} holds another record than this log under LSN {lsn}: it is no copy "
+                "of it. Name one that is"
+            )
+        compared = True
+    return compared
+
+
+def _first_difference(ours: _Fingerprint, theirs: _Fingerprint) -> int | None:
+    """The first LSN of theirs under which the two hold different records."""
+    first, count = theirs.first_lsn - ours.first_lsn, len(theirs.hashes)
+    place = _first_unequal(ours.hashes.slice(first, count), theirs.hashes)
+    if place is not None and ours.is_timed != theirs.is_timed:
+        # A log that was written without ingestion times cannot be told apart by them.
+        place = _first_unequal(ours.untimed.slice(first, count), theirs.untimed)
+    return None if place is None else theirs.first_lsn + place
+
+
+def _first_unequal(ours: pa.Array, theirs: pa.Array) -> int | None:
+    import pyarrow.compute as pc
+
+    place: int = pc.index(pc.not_equal(ours, theirs), True).as_py()
+    return None if place < 0 else place
+
+
+def _fingerprint(group: Group) -> _Fingerprint:
+    from headwater.log.record.group import COMMIT_TIMESTAMP
+    from headwater.log.record.hashes import record_hashes
+
+    hashes = untimed = record_hashes(group)
+    is_timed = COMMIT_TIMESTAMP in group.records.schema.names
+    if is_timed:
+        without = group.records.drop_columns([COMMIT_TIMESTAMP])
+        untimed = record_hashes(replace(group, records=without))
+    return _Fingerprint(group.first_lsn, group.last_lsn, hashes, untimed, is_timed)

@@ -1,18 +1,23 @@
-"""A look at every frame of one file, which tells *torn* from *corrupt*.
+"""Checking every frame of a segment file: clean, torn or corrupt, and which LSNs are missing.
 
-Always holds, for a scan that meets a bad frame after LSN L:
+When a scan meets a bad frame after LSN L:
 
-- something says that the log was synced beyond L (a frame before, a whole frame after, the marks,
-  or that a later segment exists): these bytes were safe once, so this is **corruption**;
-- nothing says so: nobody was promised what stands here, and a power loss may leave it cut, zeroed
-  or out of order. This is a **torn tail**, to be cut off at the bad offset.
+- if something proves that the log was synced beyond L (an earlier frame, a whole frame after the
+  bad one, the watermarks, or a later segment), the file is **corrupt**;
+- otherwise these bytes were never promised, and a power loss may leave them cut, zeroed or out of
+  order. The end is **torn**, and is cut off at the bad offset.
 
-What cannot be told: damage in what the last flush wrote, with nothing after it and no marks that
-cover it. It looks torn; whoever opens the log is told which LSNs were cut off.
+Damage in the last flush, with nothing after it and no watermarks that cover it, looks torn. The
+LSNs that are cut off are reported when the log is opened.
 
-In a file of another implementation, which syncs after each frame, a whole frame says that those
-before it were synced; and one whose LSN does not rise is no end that may be cut off, but a log
-whose order is broken. Nor is a file torn that begins, whole, with another LSN than its name says.
+Another implementation syncs after each frame, so in its files a whole frame proves that the frames
+before it were synced. There, an LSN that does not rise means a log whose order is broken, not an
+end that may be cut off. A file that begins, whole, with another LSN than its name is not torn
+either.
+
+`adopt` takes over a spool of another implementation (one file, any version of the format): the file
+becomes the first segment by a rename. Opening then seals it, because Headwater's frames go to a
+segment of their own.
 """
 
 from __future__ import annotations
@@ -20,13 +25,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from headwater.core.limits import LOG_READ_CHUNK_BYTES
-from headwater.log.spool.envelope import ENVELOPE_BYTES
-from headwater.log.spool.frame import HEADER_MAX_BYTES, MAGIC
-from headwater.log.spool.index import SparseIndex
-from headwater.log.spool.window import Peeked, Window
+from headwater.core.disk import Disk
+from headwater.core.errors import Refused
+from headwater.core.limits import LOG_READ_CHUNK_BYTES, LSN_MAX
+from headwater.log.spool.folder import PUBLISHED_SUFFIX, Folder, SparseIndex, SpoolListing
+from headwater.log.spool.frame import (
+    ENVELOPE_BYTES,
+    HEADER_MAX_BYTES,
+    MAGIC,
+    FrameHead,
+    SpoolCorrupt,
+    Window,
+    frames_after,
+    is_whole_as,
+    read_as,
+    read_header,
+)
+
+if TYPE_CHECKING:
+    from headwater.log.record.group import Group
+
 
 _SEARCH_BYTES: Final = 1 << 20
 # Looking for whole frames after a bad one checksums at most this many times the file's size; past
@@ -35,7 +55,7 @@ _SEARCH_BUDGET_FACTOR: Final = 4
 _PROOF_MIN_BYTES: Final = HEADER_MAX_BYTES + ENVELOPE_BYTES
 
 
-class Ending(Enum):
+class FileEnd(Enum):
     """How a file ends."""
 
     CLEAN = "clean"
@@ -44,11 +64,11 @@ class Ending(Enum):
 
 
 @dataclass(slots=True)
-class Scan:
+class SegmentScan:
     """What a file holds."""
 
     index: SparseIndex
-    ending: Ending = Ending.CLEAN
+    ending: FileEnd = FileEnd.CLEAN
     valid_bytes: int = 0
     """Up to here every frame is whole."""
     size_bytes: int = 0
@@ -56,13 +76,13 @@ class Scan:
     last_lsn: int = 0
     """Of the whole frames from the start; one below the first where there are none."""
     frames: int = 0
-    last: Peeked | None = None
-    last_records: Peeked | None = None
+    last: FrameHead | None = None
+    last_records: FrameHead | None = None
     """The last frame that holds records: it has the segment's schema."""
     first_timestamp_ms: int = 0
     synced_lsn: int = 0
     """The highest LSN that anything says was synced."""
-    later: list[Peeked] = field(default_factory=list)
+    later: list[FrameHead] = field(default_factory=list)
     """Whole frames after the bad place."""
     said_lsn: int | None = None
     """The last LSN of the bad frame, as its head says, which nothing proves."""
@@ -72,30 +92,32 @@ class Scan:
     """Too much looked like frames after the bad place to look at all of it."""
 
 
-def scan(window: Window, *, first_lsn: int, synced_lsn: int = 0, native: bool = True) -> Scan:
+def scan(
+    window: Window, *, first_lsn: int, synced_lsn: int = 0, native: bool = True
+) -> SegmentScan:
     """Check every frame. `synced_lsn` is what is known from beside the file."""
-    found = Scan(SparseIndex(first_lsn), size_bytes=window.end, first_lsn=first_lsn)
+    found = SegmentScan(SparseIndex(first_lsn), size_bytes=window.end, first_lsn=first_lsn)
     found.last_lsn, found.synced_lsn = first_lsn - 1, synced_lsn
     offset = 0
     while offset < window.end:
         peeked = _whole(window, offset, found.last_lsn, native=native)
         if peeked is None:
-            found.said_lsn = _said(window, offset, found.last_lsn)
+            found.said_lsn = _claimed_lsn(window, offset, found.last_lsn)
             found.why = _misplaced(window, offset, found, native=native)
             found.gave_up = _look_further(window, offset + 1, found, native=native)
             corrupt = found.synced_lsn > found.last_lsn or found.gave_up or found.why is not None
-            found.ending = Ending.CORRUPT if corrupt else Ending.TORN
+            found.ending = FileEnd.CORRUPT if corrupt else FileEnd.TORN
             break
-        _take(found, peeked, native=native)
+        _note_frame(found, peeked, native=native)
         offset = found.valid_bytes = peeked.end
     else:
         # A file that simply stops below what was synced has lost its end.
         if found.synced_lsn > found.last_lsn:
-            found.ending = Ending.CORRUPT
+            found.ending = FileEnd.CORRUPT
     return found
 
 
-def _take(found: Scan, peeked: Peeked, *, native: bool) -> None:
+def _note_frame(found: SegmentScan, peeked: FrameHead, *, native: bool) -> None:
     found.frames += 1
     if found.frames == 1:
         found.first_timestamp_ms = peeked.header.timestamp_ms
@@ -106,14 +128,14 @@ def _take(found: Scan, peeked: Peeked, *, native: bool) -> None:
         found.last_records = peeked
 
 
-def _proves(peeked: Peeked, previous_lsn: int, *, native: bool) -> int:
+def _proves(peeked: FrameHead, previous_lsn: int, *, native: bool) -> int:
     """Through which LSN this frame says that the log was synced."""
     if peeked.envelope is not None:
         return peeked.envelope.synced_lsn
     return 0 if native else previous_lsn
 
 
-def _whole(window: Window, offset: int, above: int, *, native: bool) -> Peeked | None:
+def _whole(window: Window, offset: int, above: int, *, native: bool) -> FrameHead | None:
     peeked = window.peek(offset)
     if peeked is None or peeked.header.lsn <= above or peeked.end > window.end:
         return None
@@ -126,12 +148,12 @@ def _whole(window: Window, offset: int, above: int, *, native: bool) -> Peeked |
     return peeked if right and window.payload(peeked) is not None else None
 
 
-def _said(window: Window, offset: int, above: int) -> int | None:
+def _claimed_lsn(window: Window, offset: int, above: int) -> int | None:
     peeked = window.peek(offset)
     return peeked.header.lsn if peeked is not None and peeked.header.lsn > above else None
 
 
-def _misplaced(window: Window, offset: int, found: Scan, *, native: bool) -> str | None:
+def _misplaced(window: Window, offset: int, found: SegmentScan, *, native: bool) -> str | None:
     """What is wrong with a frame that is whole, and stands where it cannot; None if it is not."""
     peeked = window.peek(offset)
     if peeked is None:
@@ -156,7 +178,7 @@ def _misplaced(window: Window, offset: int, found: Scan, *, native: bool) -> str
     return None
 
 
-def _is_followed(window: Window, peeked: Peeked) -> bool:
+def _is_followed(window: Window, peeked: FrameHead) -> bool:
     """Whether what comes after a frame can be the next one, or the rest of a write that was cut.
 
     Of version 1 nothing else says that its length is right.
@@ -171,11 +193,11 @@ def _is_followed(window: Window, peeked: Peeked) -> bool:
     )
 
 
-def _out_of_order(peeked: Peeked, above: int) -> str:
+def _out_of_order(peeked: FrameHead, above: int) -> str:
     return f"the whole frame of LSN {peeked.header.lsn} stands behind that of LSN {above}"
 
 
-def _look_further(window: Window, offset: int, found: Scan, *, native: bool) -> bool:
+def _look_further(window: Window, offset: int, found: SegmentScan, *, native: bool) -> bool:
     """Gather whole frames from `offset` on, and what they prove; True if the search gave up."""
     budget = _SEARCH_BUDGET_FACTOR * window.end + _PROOF_MIN_BYTES
     above = found.last_lsn
@@ -214,3 +236,196 @@ def _magics(window: Window, offset: int) -> Iterator[int]:
             yield offset + at
             at = data.find(MAGIC, at + 1)
         offset += len(data) - len(MAGIC) + 1
+
+
+_RESTORE: Final = "bring the file back from a copy"
+_BEGIN_ABOVE: Final = (
+    f"{_RESTORE}, or move it away and open the log with a first_lsn above every LSN that was given"
+)
+_REWRITE: Final = "write its whole frames to another file in the order of their LSNs, and open that"
+_LSN_END_BYTES: Final = {1: 13, 2: 13, 3: 21}
+"""So much of a head has the LSN, by version."""
+
+
+def adopt(folder: Folder, listing: SpoolListing, *, first_lsn: int | None) -> SpoolListing:
+    """Make the one published spool of a folder its first segment; what the folder holds then.
+
+    `first_lsn` says where a log without a whole frame begins.
+    """
+    if listing.segments or len(listing.published) > 1:
+        raise Refused(
+            f"{folder.path} holds {', '.join(sorted(listing.published))} beside another log: one "
+            f"*{PUBLISHED_SUFFIX} is taken over by a folder that has nothing else"
+        )
+    path = folder.file(listing.published[0])
+    with folder.disk.open(path) as file:
+        window = Window(file, path, end=file.stat().size_bytes)
+        begins_lsn = _first_lsn(window, asked_lsn=first_lsn or 1)
+    folder.disk.rename(path, folder.segment(begins_lsn))
+    folder.disk.sync_dir(folder.path)
+    return folder.listing()
+
+
+def _first_lsn(window: Window, *, asked_lsn: int) -> int:
+    """Where a published spool begins: 1 where it holds nothing.
+
+    Damage at the very beginning has to be told here. Once the file is a segment, only its first
+    frame says who wrote it; without that, whole frames behind it would count for nothing. And a
+    file that cannot be a segment is left under the name that it had.
+    """
+    head = window.peek(0)
+    whole = head is not None and window.payload(head) is not None
+    if head is not None and whole and head.header.lsn < 1:
+        raise Refused(f"{window.path} begins with LSN {head.header.lsn}: LSNs begin at 1")
+    first_lsn = head.first_lsn if whole and head is not None else 1
+    found = scan(window, first_lsn=first_lsn, native=False)
+    if found.last_lsn > LSN_MAX:
+        raise Refused(f"{window.path} ends with LSN {found.last_lsn}: the last one is {LSN_MAX}")
+    if found.why is not None:
+        raise SpoolCorrupt(
+            found.why,
+            path=window.path,
+            offset=found.valid_bytes,
+            lsn=found.last_lsn + 1,
+            advice=_REWRITE if found.frames or whole else _RESTORE,
+        )
+    if not whole and found.ending is FileEnd.CORRUPT:
+        raise SpoolCorrupt(
+            f"these bytes are no whole frame, and {len(found.later):,} whole ones follow",
+            path=window.path,
+            offset=0,
+            lsn=1,
+            advice=_RESTORE,
+        )
+    if not whole and not _may_begin_at(asked_lsn, window):
+        raise SpoolCorrupt(
+            "no frame of this file is whole, so that nothing says which LSNs were given",
+            path=window.path,
+            offset=0,
+            lsn=1,
+            advice=_BEGIN_ABOVE,
+        )
+    return first_lsn
+
+
+def _may_begin_at(first_lsn: int, window: Window) -> bool:
+    """Whether a log whose file has no whole frame can begin there without giving an LSN twice.
+
+    A first write that was cut short leaves a head that says no higher LSN, or a part of a head, or
+    zeros. Of anything else only a `first_lsn` above 1, which somebody knows, says what was given.
+    """
+    start = bytes(window.view(0, HEADER_MAX_BYTES))
+    for version in (3, 2):
+        header = read_as(version, start)
+        if header is not None and is_whole_as(header, window.view(0, header.frame_bytes)):
+            return header.lsn < first_lsn
+    head = read_header(start.ljust(HEADER_MAX_BYTES, b"\0"))
+    if head is not None and len(start) >= _LSN_END_BYTES[head.version]:
+        return 1 <= head.lsn <= first_lsn
+    is_cut = len(start) < HEADER_MAX_BYTES and start[:4] == MAGIC[: len(start)]
+    return first_lsn > 1 or is_cut or not any(start)
+
+
+def is_foreign(window: Window) -> bool:
+    """Whether another implementation wrote a segment: a whole frame without a group begins it."""
+    head = window.peek(0)
+    return head is not None and head.envelope is None and window.payload(head) is not None
+
+
+class MissingRange(NamedTuple):
+    """LSNs that no whole frame holds."""
+
+    first_lsn: int
+    last_lsn: int
+
+    def __str__(self) -> str:
+        return f"LSN {self.first_lsn} to {self.last_lsn}"
+
+
+@dataclass(slots=True)
+class Survey:
+    """One segment, looked at wholly."""
+
+    path: str
+    scan: SegmentScan
+    frames: list[FrameHead]
+    missing: list[MissingRange]
+
+
+def survey(window: Window, *, first_lsn: int | None = None, last_lsn: int = 0) -> Survey:
+    """Look at a segment that is known to begin at `first_lsn` and to have reached `last_lsn`."""
+    head = window.peek(0)
+    native = not _is_foreign_segment(window, head)
+    if first_lsn is None:
+        first_lsn = 1 if head is None else head.first_lsn
+    found = scan(window, first_lsn=first_lsn, synced_lsn=last_lsn, native=native)
+    frames = [*_prefix(window, found), *found.later]
+    until_lsn = max(found.synced_lsn, last_lsn)
+    missing = list(_gaps(frames, first_lsn, until_lsn, dense=native))
+    return Survey(window.path, found, frames, missing)
+
+
+def survey_segment(folder: Folder, first_lsn: int, last_lsn: int) -> Survey:
+    """The same, of a segment of a spool."""
+    path = folder.segment(first_lsn)
+    with folder.disk.open(path) as file:
+        window = Window(file, path, end=file.stat().size_bytes)
+        return survey(window, first_lsn=first_lsn, last_lsn=last_lsn)
+
+
+def groups_between(disk: Disk, path: str, first_lsn: int, last_lsn: int) -> Iterator[Group]:
+    """The groups of a segment's whole frames, as far as they lie between these LSNs.
+
+    The heads of frames lead there; every byte is looked at only where they do not.
+    """
+    with disk.open(path) as file:
+        window = Window(file, path, end=file.stat().size_bytes)
+        reached = first_lsn - 1
+        try:
+            for peeked, payload in frames_after(window, offset=0, lsn=reached, last_lsn=last_lsn):
+                yield from _groups_of_frame(peeked, payload, first_lsn, last_lsn)
+                reached = peeked.header.lsn
+        except SpoolCorrupt:
+            for peeked in survey(window).frames:
+                whole = window.payload(peeked) if peeked.header.lsn > reached else None
+                if whole is not None:
+                    yield from _groups_of_frame(peeked, whole, first_lsn, last_lsn)
+
+
+def _groups_of_frame(
+    peeked: FrameHead, payload: memoryview, first_lsn: int, last_lsn: int
+) -> Iterator[Group]:
+    from headwater.log.spool.codec import decode_group
+
+    if peeked.first_lsn <= last_lsn:
+        part = decode_group(peeked.header, payload).between(first_lsn, last_lsn)
+        if part is not None:
+            yield part
+
+
+def _is_foreign_segment(window: Window, head: FrameHead | None) -> bool:
+    """Whether another implementation wrote a segment, of which the first frame may be damaged: it
+    may have lost the mark of a group alone, and then the frames behind it tell."""
+    if head is None or head.envelope is not None:
+        return False
+    return is_foreign(window) or not scan(window, first_lsn=1).later
+
+
+def _prefix(window: Window, found: SegmentScan) -> Iterator[FrameHead]:
+    offset = 0
+    while offset < found.valid_bytes and (peeked := window.peek(offset)) is not None:
+        yield peeked
+        offset = peeked.end
+
+
+def _gaps(
+    frames: list[FrameHead], first_lsn: int, last_lsn: int, *, dense: bool
+) -> Iterator[MissingRange]:
+    reached = first_lsn - 1
+    for peeked in frames:
+        # Numbers that another implementation left out were never there.
+        if dense and reached + 1 < peeked.first_lsn <= last_lsn + 1:
+            yield MissingRange(reached + 1, peeked.first_lsn - 1)
+        reached = peeked.header.lsn
+    if reached < last_lsn:
+        yield MissingRange(reached + 1, last_lsn)

@@ -22,7 +22,7 @@ from typing import Final
 import pyarrow as pa
 
 from headwater.buffer.whole_number import whole_number
-from headwater.core import runtime, signals
+from headwater.core import portal, runtime
 from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace, Refused, Unavailable
 from headwater.core.limits import (
@@ -33,16 +33,12 @@ from headwater.core.limits import (
     TERM_MAX,
 )
 from headwater.log.record.group import Group
-from headwater.log.spool.commit import Appended, CallOrder, Committer, Ticket
-from headwater.log.spool.config import SpoolConfig
-from headwater.log.spool.draft import Draft, draft_of
-from headwater.log.spool.folder import Folder, Marks
-from headwater.log.spool.metrics import SpoolMetrics
-from headwater.log.spool.ownership import Ownership
-from headwater.log.spool.reader import SpoolReader
+from headwater.log.spool.codec import PreparedAppend, prepare_append
+from headwater.log.spool.commit import Appended, CallOrder, GroupCommit, PendingAppend
+from headwater.log.spool.folder import Folder, SpoolLock, Watermarks
+from headwater.log.spool.reader import LogTail, SpoolReader
 from headwater.log.spool.recovery import Recovered, recover
-from headwater.log.spool.state import Segment, SpoolState
-from headwater.log.spool.tail import Tail
+from headwater.log.spool.state import SpoolConfig, SpoolMetrics, SpoolSegment, SpoolState
 from headwater.log.spool.writer import SegmentWriter
 from headwater.log.wal import Pruned, SealedRange
 
@@ -54,7 +50,7 @@ class Spool:
     """A `Wal` on a local disk. One process at a time has it open."""
 
     def __init__(
-        self, folder: Folder, config: SpoolConfig, recovered: Recovered, ownership: Ownership
+        self, folder: Folder, config: SpoolConfig, recovered: Recovered, ownership: SpoolLock
     ) -> None:
         self.config = config
         self.metrics = SpoolMetrics()
@@ -73,11 +69,11 @@ class Spool:
             current_lsn=last_lsn,
             synced_lsn=last_lsn,
         )
-        self._tail = Tail(last_lsn + 1, max_bytes=config.tail_bytes)
+        self._tail = LogTail(last_lsn + 1, max_bytes=config.tail_bytes)
         shared = (self._state, self._tail, self.metrics)
         self._reader = SpoolReader(folder, *shared)
         self._writer = SegmentWriter(folder, config, recovered, *shared, ownership)
-        self._committer = Committer(
+        self._committer = GroupCommit(
             self._writer.flush, queue_bytes=config.queue_bytes, on_broken=self._state.end
         )
         self._calls = CallOrder()
@@ -99,10 +95,10 @@ class Spool:
         `SpoolCorrupt`, and changes nothing.
         """
         if first_lsn is not None:
-            first_lsn = _number("first_lsn", first_lsn, 1, LSN_MAX)
+            first_lsn = _check_number("first_lsn", first_lsn, 1, LSN_MAX)
         folder = Folder(disk or OsDisk(), os.path.abspath(path))
         folder.make()
-        ownership = Ownership(folder)
+        ownership = SpoolLock(folder)
         try:
             recovered = recover(folder, first_lsn=first_lsn)
             return cls(folder, config or SpoolConfig(), recovered, ownership)
@@ -119,7 +115,7 @@ class Spool:
         """
         folder = Folder(disk or OsDisk(), os.path.abspath(path))
         folder.make()
-        with signals.held(), folder.disk.lock(folder.file("lock")):
+        with portal.signals_deferred(), folder.disk.lock(folder.file("lock")):
             folder.clear()
 
     def __enter__(self) -> Spool:
@@ -173,7 +169,7 @@ class Spool:
         place = self._state.after(lsn)
         return 0 if place is None else self._reader.index(place.segment).offset_for(lsn + 1)
 
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[SpoolSegment]:
         """The segments, oldest first; the last one is being written."""
         self._ownership.check_not_forked()
         return self._state.segments()
@@ -186,13 +182,13 @@ class Spool:
             if not one.is_empty
         ]
 
-    def segment_path(self, segment: Segment) -> str:
+    def segment_path(self, segment: SpoolSegment) -> str:
         """The file of a segment."""
         return self._folder.segment(segment.first_lsn)
 
     async def append(
         self,
-        records: pa.RecordBatch | Draft,
+        records: pa.RecordBatch | PreparedAppend,
         *,
         term: int,
         first_lsn: int | None = None,
@@ -206,7 +202,9 @@ class Spool:
         `DiskFailed` the outcome is not known, and the spool has to be opened again.
         """
         self._ownership.check_open()
-        is_small = isinstance(records, Draft) or _checked(records).nbytes <= DECODE_INLINE_BYTES
+        is_small = (
+            isinstance(records, PreparedAppend) or _checked(records).nbytes <= DECODE_INLINE_BYTES
+        )
         if is_small and self._calls.is_free():
             ticket = _ticket(self._drafted(records), term, first_lsn, timestamp_ms)
             settled = self._committer.enter_from_task(ticket)
@@ -223,7 +221,7 @@ class Spool:
 
     def append_blocking(
         self,
-        records: pa.RecordBatch | Draft,
+        records: pa.RecordBatch | PreparedAppend,
         *,
         term: int,
         first_lsn: int | None = None,
@@ -234,11 +232,11 @@ class Spool:
         ticket = _ticket(self._drafted(records), term, first_lsn, timestamp_ms)
         return self._committer.append_from_thread(ticket)
 
-    def _drafted(self, records: pa.RecordBatch | Draft) -> Draft:
-        if isinstance(records, Draft):
+    def _drafted(self, records: pa.RecordBatch | PreparedAppend) -> PreparedAppend:
+        if isinstance(records, PreparedAppend):
             return records
         group_bytes, schema = self.config.group_bytes, self._writer.schema
-        return draft_of(_checked(records), group_bytes=group_bytes, schema=schema)
+        return prepare_append(_checked(records), group_bytes=group_bytes, schema=schema)
 
     async def read_since(
         self, lsn: int, *, max_records: int | None = None, max_bytes: int = LOG_READ_BYTES
@@ -295,7 +293,7 @@ class Spool:
 
     def start_over_blocking(self, first_lsn: int) -> Pruned:
         """As `start_over`, from a thread."""
-        first_lsn = _number("first_lsn", first_lsn, 1, LSN_MAX)
+        first_lsn = _check_number("first_lsn", first_lsn, 1, LSN_MAX)
         with self._touching():
             if first_lsn <= self._state.current_lsn + 1:
                 raise Refused(
@@ -315,7 +313,7 @@ class Spool:
     def sync_blocking(self) -> None:
         """As `sync`, from a thread."""
         self._ownership.check_open()
-        with signals.held():
+        with portal.signals_deferred():
             self._writer.sync()
 
     async def seal(self) -> None:
@@ -325,13 +323,13 @@ class Spool:
     def seal_blocking(self) -> None:
         """As `seal`, from a thread."""
         self._ownership.check_open()
-        with signals.held():
+        with portal.signals_deferred():
             self._writer.seal("hand-over")
 
     def tend_blocking(self) -> None:
         """Do what is due though nobody appends: sync by interval, seal by age, renew the marks."""
         self._ownership.check_open()
-        with signals.held():
+        with portal.signals_deferred():
             self._writer.tend()
         with self._touching():
             if self._state.synced_lsn > self._marks.synced_lsn:
@@ -354,7 +352,7 @@ class Spool:
     def close_blocking(self) -> None:
         """Sync, mark how far, and let the next one in. What was appended before is written."""
         if not self._ownership.is_forked:
-            with signals.held():
+            with portal.signals_deferred():
                 self._close()
 
     def _close(self) -> None:
@@ -388,7 +386,7 @@ class Spool:
     def _touching(self) -> Iterator[None]:
         """Within this the names in the folder are changed, by nobody else."""
         self._ownership.check_open()
-        with signals.held(), self._marking:
+        with portal.signals_deferred(), self._marking:
             # Closed meanwhile, perhaps: whoever closes it waits for those who are in here.
             self._ownership.check_open()
             self._ownership.check_held()
@@ -397,7 +395,7 @@ class Spool:
     def _mark(self, *, floor_lsn: int | None = None) -> None:
         """Keep beside the segments how far the log was pruned and synced."""
         floor_lsn = self._state.floor_lsn if floor_lsn is None else floor_lsn
-        marks = Marks(self._marks.began_lsn, floor_lsn, self._state.synced_lsn, self.term)
+        marks = Watermarks(self._marks.began_lsn, floor_lsn, self._state.synced_lsn, self.term)
         try:
             self._folder.rename_marks(self._marks, marks)
             self._marks = marks  # the name they have, though the next step may fail
@@ -406,7 +404,7 @@ class Spool:
             self._state.fail(error)
             raise
 
-    def _removed(self, gone: list[Segment]) -> Pruned:
+    def _removed(self, gone: list[SpoolSegment]) -> Pruned:
         for segment in gone:
             self._folder.disk.unlink(self._folder.index(segment.first_lsn))
             self._folder.disk.unlink(self._folder.segment(segment.first_lsn))
@@ -416,18 +414,22 @@ class Spool:
         return Pruned(self._state.floor_lsn, len(gone), size_bytes)
 
 
-def _ticket(draft: Draft, term: int, first_lsn: int | None, timestamp_ms: int | None) -> Ticket:
+def _ticket(
+    draft: PreparedAppend, term: int, first_lsn: int | None, timestamp_ms: int | None
+) -> PendingAppend:
     """One append, of which everything fits into a frame: what does not must harm nobody else."""
-    term = _number("term", term, 1, TERM_MAX)
+    term = _check_number("term", term, 1, TERM_MAX)
     if first_lsn is not None:
-        first_lsn = _number("first_lsn", first_lsn, 0, _U64_MAX)
+        first_lsn = _check_number("first_lsn", first_lsn, 0, _U64_MAX)
     now_ms = max(0, runtime.wall_ms()) if timestamp_ms is None else timestamp_ms
-    now_ms = _number("timestamp_ms", now_ms, 0, _U64_MAX)
+    now_ms = _check_number("timestamp_ms", now_ms, 0, _U64_MAX)
     back = draft.give_back
-    return Ticket(draft.take(), term=term, first_lsn=first_lsn, timestamp_ms=now_ms, give_back=back)
+    return PendingAppend(
+        draft.take(), term=term, first_lsn=first_lsn, timestamp_ms=now_ms, give_back=back
+    )
 
 
-def _number(name: str, value: object, lowest: int, highest: int) -> int:
+def _check_number(name: str, value: object, lowest: int, highest: int) -> int:
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:

@@ -1,23 +1,119 @@
-"""What a spool shows: its segments, its floor, how far it is written, and who waits for more.
+"""What readers and writers of a spool share: settings, metrics, segments, positions, waiters.
 
-Always holds: `floor_lsn <= current_lsn`; `synced_lsn <= current_lsn` unless appends wait for their
+Always holds: `floor_lsn <= current_lsn`; `synced_lsn <= current_lsn`, unless appends wait for their
 sync, and then they are equal; segments are dense and rising, and the last one is being written.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+from collections import Counter
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from headwater.core.errors import HeadwaterError
-from headwater.log.spool.index import SparseIndex
-from headwater.log.spool.wake import wake
+from headwater.core import limits
+from headwater.core.errors import HeadwaterError, Refused
+from headwater.core.metrics import Histogram
+from headwater.log.spool.folder import SparseIndex
+
+Sync = Literal["always", "none"] | float
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolConfig:
+    """When to sync, when to seal, and how much to hold."""
+
+    sync: Sync = "always"
+    """`always`: an append returns when its bytes are synced. A number: it returns when they are
+    written, and they are synced by the first append, or the first look of `keep`, so many seconds
+    later. `none`: synced when a segment is sealed, and when the spool is closed."""
+    segment_bytes: int = limits.LOG_SEGMENT_BYTES
+    """A segment of this size is sealed."""
+    segment_age_s: float = limits.LOG_SEGMENT_AGE_S
+    """A segment whose first frame is so old is sealed, also when nothing more comes."""
+    group_bytes: int = limits.LOG_GROUP_BYTES
+    """Records of one frame."""
+    tail_bytes: int = limits.LOG_TAIL_BYTES
+    """Records that are held in memory for those who read the end."""
+    queue_bytes: int = limits.LOG_QUEUE_BYTES
+    """What may wait to be written; beyond it appends are turned away."""
+
+    def __post_init__(self) -> None:
+        # True would be an interval of a second, which is not what anybody means by it.
+        given: object = self.sync
+        known = given in ("always", "none")
+        if isinstance(given, bool) or (isinstance(given, str) and not known):
+            raise Refused(f"sync is {self.sync!r}: always, none, or a number of seconds")
+        if not isinstance(self.sync, str) and not self.sync > 0:
+            raise Refused(f"sync is {self.sync}: an interval is above 0")
+        for name in ("segment_bytes", "segment_age_s", "group_bytes", "tail_bytes", "queue_bytes"):
+            if not getattr(self, name) > 0:
+                raise Refused(f"{name} is {getattr(self, name)}: it must be above 0")
+
+    @property
+    def sync_always(self) -> bool:
+        """Whether an append waits for its sync."""
+        return self.sync == "always"
+
+    @property
+    def sync_interval_s(self) -> float | None:
+        """How long written bytes may stay unsynced, if that is bounded by time."""
+        return None if isinstance(self.sync, str) else self.sync
+
+
+class SpoolMetrics:
+    """Counts and durations of one spool."""
+
+    def __init__(self) -> None:
+        self.appends = 0
+        self.records_written = 0
+        self.frames_written = 0
+        self.bytes_written = 0
+        self.flushes = 0
+        """Writes; each serves all appends that waited for it."""
+        self.syncs = 0
+        self.appends_refused: Counter[str] = Counter()
+        """By reason: space, order, fenced."""
+        self.segments_sealed: Counter[str] = Counter()
+        """By reason: size, age, schema, hand-over."""
+        self.segments_pruned = 0
+        self.bytes_pruned = 0
+        self.tail_reads = 0
+        """Reads that were served from memory."""
+        self.disk_reads = 0
+        self.torn_bytes = 0
+        """Cut off when the spool was opened."""
+        self.flush_seconds = Histogram()
+        self.sync_seconds = Histogram()
+
+
+def wake_future(future: asyncio.Future[None]) -> None:
+    """Resolve a future on its own loop; one whose loop is gone waits no more."""
+    loop = future.get_loop()
+    if loop is _running_loop():
+        _resolve_future(future)
+    else:
+        # Closed, perhaps in this very moment: whoever waited there was cancelled.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_resolve_future, future)
+
+
+def _resolve_future(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 @dataclass(slots=True, eq=False)
-class Segment:
+class SpoolSegment:
     """One file of the log, as far as it is published."""
 
     first_lsn: int
@@ -33,10 +129,10 @@ class Segment:
         return self.last_lsn < self.first_lsn
 
 
-class Place(NamedTuple):
+class ReadPosition(NamedTuple):
     """A segment to read, as it was published at one moment."""
 
-    segment: Segment
+    segment: SpoolSegment
     lsn: int
     """Above this: what was asked for, or the floor where that is higher."""
     end: int
@@ -47,7 +143,7 @@ class SpoolState:
     """Positions and segments, for readers and writers on any thread."""
 
     def __init__(
-        self, segments: list[Segment], *, floor_lsn: int, current_lsn: int, synced_lsn: int
+        self, segments: list[SpoolSegment], *, floor_lsn: int, current_lsn: int, synced_lsn: int
     ) -> None:
         self.mutex = threading.Lock()
         self._segments = segments
@@ -59,16 +155,16 @@ class SpoolState:
         """Who waits, and for more than which LSN."""
 
     @property
-    def active(self) -> Segment:
+    def active(self) -> SpoolSegment:
         """The segment that is being written."""
         return self._segments[-1]
 
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[SpoolSegment]:
         """All of them, as they are now."""
         with self.mutex:
             return list(self._segments)
 
-    def after(self, lsn: int) -> Place | None:
+    def after(self, lsn: int) -> ReadPosition | None:
         """Where the first LSN above `lsn` and above the floor stands."""
         with self.mutex:
             lsn = max(lsn, self.floor_lsn)
@@ -84,9 +180,9 @@ class SpoolState:
             found = self._segments[low]
             if found.last_lsn <= lsn:
                 return None
-            return Place(found, lsn, found.size_bytes, found.last_lsn)
+            return ReadPosition(found, lsn, found.size_bytes, found.last_lsn)
 
-    def holds(self, segment: Segment) -> bool:
+    def holds(self, segment: SpoolSegment) -> bool:
         """Whether a segment is still among them."""
         with self.mutex:
             return segment in self._segments
@@ -99,12 +195,12 @@ class SpoolState:
             self.current_lsn = last_lsn
         self._tell()
 
-    def begin_segment(self, segment: Segment) -> None:
+    def begin_segment(self, segment: SpoolSegment) -> None:
         """The active segment is sealed, and this one follows."""
         with self.mutex:
             self._segments.append(segment)
 
-    def raise_floor(self, lsn: int) -> list[Segment]:
+    def raise_floor(self, lsn: int) -> list[SpoolSegment]:
         """Read nothing at or below `lsn` any more; the segments that are now needless."""
         with self.mutex:
             self.floor_lsn = max(self.floor_lsn, lsn)
@@ -113,7 +209,7 @@ class SpoolState:
             del self._segments[: len(gone)]
             return gone
 
-    def restart(self, segment: Segment) -> list[Segment]:
+    def restart(self, segment: SpoolSegment) -> list[SpoolSegment]:
         """Go on with one empty segment; those that were there."""
         with self.mutex:
             gone, self._segments = self._segments, [segment]
@@ -161,4 +257,4 @@ class SpoolState:
             for future in due:
                 del self._waiters[future]
         for future in due:
-            wake(future)
+            wake_future(future)

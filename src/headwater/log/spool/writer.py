@@ -30,16 +30,11 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.limits import KIB, LOG_TEND_EVERY_S, LSN_MAX
-from headwater.log.spool.commit import Ticket
-from headwater.log.spool.config import SpoolConfig
-from headwater.log.spool.folder import Folder
-from headwater.log.spool.index import SparseIndex
-from headwater.log.spool.metrics import SpoolMetrics
-from headwater.log.spool.ownership import Ownership
+from headwater.log.spool.commit import PendingAppend, WriteBatch
+from headwater.log.spool.folder import Folder, SparseIndex, SpoolLock
+from headwater.log.spool.reader import LogTail
 from headwater.log.spool.recovery import Recovered
-from headwater.log.spool.run import Run
-from headwater.log.spool.state import Segment, SpoolState
-from headwater.log.spool.tail import Tail
+from headwater.log.spool.state import SpoolConfig, SpoolMetrics, SpoolSegment, SpoolState
 
 _log = logging.getLogger(__name__)
 # Frames up to this size are written together; of larger ones a copy costs more than a call.
@@ -55,9 +50,9 @@ class SegmentWriter:
         config: SpoolConfig,
         recovered: Recovered,
         state: SpoolState,
-        tail: Tail,
+        tail: LogTail,
         metrics: SpoolMetrics,
-        ownership: Ownership,
+        ownership: SpoolLock,
     ) -> None:
         self._folder = folder
         self._config = config
@@ -88,7 +83,7 @@ class SegmentWriter:
         None where nothing says so yet."""
         return self._wish if self._state.active.is_empty else self._schema
 
-    def flush(self, tickets: list[Ticket]) -> None:
+    def flush(self, tickets: list[PendingAppend]) -> None:
         """Write what waits, in order, and settle all of it."""
         started_s = runtime.monotonic_s()
         with self.lock:
@@ -141,7 +136,7 @@ class SegmentWriter:
             self._old_from_s = runtime.monotonic_s() + LOG_TEND_EVERY_S
             _log.warning("%s is old, and was not sealed: %s", self._where, error)
 
-    def restart(self, first_lsn: int) -> list[Segment]:
+    def restart(self, first_lsn: int) -> list[SpoolSegment]:
         """Begin anew at another LSN; the segments that were there, which may be removed."""
         with self.lock:
             self._check_usable()
@@ -163,10 +158,10 @@ class SegmentWriter:
             finally:
                 self._file.close()
 
-    def _run(self) -> Run:
+    def _run(self) -> WriteBatch:
         """Nothing yet, after all that is published."""
         begins = self._state.active.is_empty
-        return Run(
+        return WriteBatch(
             next_lsn=self._state.current_lsn + 1,
             size_bytes=self._size_bytes,
             term=self.term,
@@ -196,7 +191,7 @@ class SegmentWriter:
         except Fenced as error:
             raise OutcomeUnknown(f"{error}. What was just written may be in it, or not") from error
 
-    def _check(self, ticket: Ticket, run: Run) -> None:
+    def _check(self, ticket: PendingAppend, run: WriteBatch) -> None:
         self._check_usable()
         if ticket.term < run.term:
             self._metrics.appends_refused["fenced"] += 1
@@ -213,7 +208,7 @@ class SegmentWriter:
             self._metrics.appends_refused["order"] += 1
             raise LimitExceeded(f"LSN {last_lsn} is beyond the last one, {LSN_MAX}")
 
-    def _seal_reason(self, ticket: Ticket, run: Run) -> str | None:
+    def _seal_reason(self, ticket: PendingAppend, run: WriteBatch) -> str | None:
         if run.is_first:
             return None
         if ticket.term != run.term:
@@ -224,7 +219,7 @@ class SegmentWriter:
             return "size"
         return "age" if self._is_old() else None
 
-    def _sealed_for(self, ticket: Ticket, run: Run) -> Run:
+    def _sealed_for(self, ticket: PendingAppend, run: WriteBatch) -> WriteBatch:
         """What takes an append, once the active segment is sealed if that has to be."""
         reason = self._seal_reason(ticket, run)
         if reason is None:
@@ -238,7 +233,7 @@ class SegmentWriter:
     def _is_old(self) -> bool:
         return runtime.monotonic_s() >= self._old_from_s
 
-    def _commit(self, run: Run) -> Run:
+    def _commit(self, run: WriteBatch) -> WriteBatch:
         """Write a run, sync it where that is promised, publish it, and settle its tickets."""
         if run.tickets:
             try:
@@ -254,7 +249,7 @@ class SegmentWriter:
                 self._publish(run)
         return self._run()
 
-    def _write(self, run: Run) -> None:
+    def _write(self, run: WriteBatch) -> None:
         try:
             for data in _joined(run.frames):
                 self._file.append(data)
@@ -322,7 +317,7 @@ class SegmentWriter:
     def _where(self) -> str:
         return self._folder.segment(self._state.active.first_lsn)
 
-    def _publish(self, run: Run) -> None:
+    def _publish(self, run: WriteBatch) -> None:
         for group, offset in run.groups:
             self._index.note(group.first_lsn, offset)
         if self._state.active.is_empty:
@@ -361,7 +356,7 @@ class SegmentWriter:
             return None
         return pa.schema([field for field in self._schema if field.name in self._used])
 
-    def _create(self, first_lsn: int) -> tuple[Segment, DiskFile]:
+    def _create(self, first_lsn: int) -> tuple[SpoolSegment, DiskFile]:
         path = self._folder.segment(first_lsn)
         file = self._folder.disk.create(path)
         try:
@@ -373,16 +368,16 @@ class SegmentWriter:
             file.close()
             self._folder.disk.unlink(path)
             raise
-        return Segment(first_lsn, first_lsn - 1, 0, SparseIndex(first_lsn)), file
+        return SpoolSegment(first_lsn, first_lsn - 1, 0, SparseIndex(first_lsn)), file
 
-    def _use(self, segment: Segment, file: DiskFile) -> None:
+    def _use(self, segment: SpoolSegment, file: DiskFile) -> None:
         self._file.close()
         self._file, self._size_bytes, self._synced_bytes = file, 0, 0
         self._used = set()
         assert segment.index is not None
         self._index = segment.index
 
-    def _keep_index(self, sealed: Segment) -> None:
+    def _keep_index(self, sealed: SpoolSegment) -> None:
         data = self._index.encode(last_lsn=sealed.last_lsn, segment_bytes=sealed.size_bytes)
         try:
             with self._folder.replacing(self._folder.index(sealed.first_lsn)) as file:

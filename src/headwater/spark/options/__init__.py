@@ -6,12 +6,9 @@ Always holds: an option that is not in the table, or not for what is being done,
 says what was meant; nothing is asked of any store to find that out.
 """
 
-from headwater.spark.options.mode import Mode
-from headwater.spark.options.offsets import Offsets
-from headwater.spark.options.parse import parse_options, reading_mode
-from headwater.spark.options.read import ReadOptions, TimeBound
-from headwater.spark.options.table import OPTIONS, Option
-from headwater.spark.options.write import WriteOptions
+from headwater.spark.options.read_write import ReadOptions, TimeBound, WriteOptions
+from headwater.spark.options.table import OPTIONS, Option, parse_options, reading_mode
+from headwater.spark.options.values import Mode, Offsets
 
 __all__ = [
     "Mode",

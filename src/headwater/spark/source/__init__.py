@@ -15,8 +15,6 @@ Always holds:
 - planning reads no batch; what executors get is small and names no credential.
 """
 
-from headwater.spark.source.batch_reader import BatchReader
-from headwater.spark.source.refused_reader import RefusedReader
-from headwater.spark.source.stream_reader import StreamReader
+from headwater.spark.source.readers import BatchReader, RefusedReader, StreamReader
 
 __all__ = ["BatchReader", "RefusedReader", "StreamReader"]

@@ -1,4 +1,4 @@
-"""Which checkpoint a group's position belongs to.
+"""Which query owns a group's position: ownership of streams, and the checkpoint it belongs to.
 
 Spark tells a source neither the query's id nor the number of a micro-batch. So every offset carries
 a token, drawn when a query without a checkpoint asks where it begins, and counts the micro-batches
@@ -9,24 +9,159 @@ Always holds:
 - a new checkpoint claims every partition that it reads before Spark writes its first micro-batch
   down; from then on what any other checkpoint of the group plans or commits is refused;
 - a micro-batch is counted after Spark has written it down and before it is read, with rows or
-  without: a checkpoint that is behind the count is an older copy. From one, micro-batches would be
-  cut again, with other rows under the same numbers, and a sink that knows them by their numbers
-  would take those rows for written.
+  without: a checkpoint that is behind the count is an older copy. From an older copy, micro-batches
+  would be planned again with other rows under the same numbers, and a sink that identifies them by
+  their numbers would take those rows for written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+import asyncio
+from collections.abc import Awaitable, Iterable, Mapping
+from typing import Any, Final
 
-from headwater.buffer.consumer.group import OtherQuery, Step
+from headwater.buffer.consumer import QueuePosition, TakenOver
+from headwater.buffer.consumer.group import OtherQuery, QueryStep
 from headwater.core import runtime
-from headwater.core.errors import Fenced, Refused
-from headwater.spark.source.feed import Claim, Feed
-from headwater.spark.source.membership import at_once
-from headwater.spark.source.offset import Offset, Part
+from headwater.core.errors import Fenced, Refused, Trimmed
+from headwater.spark.source.feed import Feed, PositionClaim
+from headwater.spark.source.offset import Offset, StreamPartition
 
-BEFORE_ALL: Final = Step(0, closed=True)
+CONCURRENT_REQUESTS_MAX: Final = 16
+"""Partitions that are asked at the same time."""
+
+
+class Membership:
+    """One group in all the partitions of a query."""
+
+    def __init__(self, group: str, *, take_over: bool) -> None:
+        self._group = group
+        self._take_over = take_over
+        self._owns: dict[str, bool] = {}
+        self._joined: set[StreamPartition] = set()
+
+    def owns(self, stream: str) -> bool:
+        """Whether this group acknowledges."""
+        return self._owns.get(stream, False)
+
+    async def join(
+        self, feeds: Iterable[Feed], start: Mapping[StreamPartition, QueuePosition], query: str
+    ) -> None:
+        """Own or follow what was not joined before.
+
+        `OtherQuery` if the group goes on with another checkpoint than that of this query.
+        """
+        by_stream: dict[str, list[Feed]] = {}
+        for feed in feeds:
+            if feed.part not in self._joined:
+                by_stream.setdefault(feed.part.stream, []).append(feed)
+        for stream, several in sorted(by_stream.items()):
+            if stream not in self._owns:
+                self._owns[stream] = await self._may_own(several)
+            if self._owns[stream]:
+                self._owns[stream] = await self._own(several, start, query)
+            self._joined |= {feed.part for feed in several}
+
+    async def check(self, feeds: Iterable[Feed]) -> None:
+        """Raise `Fenced` if the ownership is gone, and say what to do."""
+        try:
+            await gather_limited(feed.check() for feed in feeds if self.owns(feed.part.stream))
+        except Fenced as error:
+            raise self._explained(error) from error
+
+    async def commit(
+        self, feed: Feed, place: QueuePosition, *, query: str, step: QueryStep
+    ) -> None:
+        """Acknowledge, or keep the position."""
+        try:
+            await feed.commit(self._group, place, query=query, step=step)
+        except Fenced as error:
+            raise self._explained(error) from error
+
+    async def _may_own(self, feeds: list[Feed]) -> bool:
+        owners = await gather_limited(feed.owner() for feed in feeds)
+        others = sorted({owner.group for owner in owners} - {"", self._group})
+        if not others or self._take_over:
+            return True
+        if any(owner.group == self._group for owner in owners):
+            raise Refused(
+                f"stream {feeds[0].part.stream!r}: group {self._group!r} owns some of its "
+                f"partitions and {', '.join(map(repr, others))} others. A query owns all that it "
+                "reads or none: takeOver=true takes them all"
+            )
+        return False
+
+    async def _own(
+        self, feeds: list[Feed], start: Mapping[StreamPartition, QueuePosition], query: str
+    ) -> bool:
+        """Open the consumers: the first one alone, because it decides between two that race."""
+        first, *rest = sorted(feeds, key=lambda feed: feed.part)
+        try:
+            await self._own_one(first, start[first.part], query)
+        except (Refused, Fenced):
+            owner = await first.owner()
+            if owner.group not in ("", self._group) and not self._take_over:
+                return False  # another group was faster: follow it
+            raise
+        await gather_limited(self._own_one(feed, start[feed.part], query) for feed in rest)
+        return True
+
+    async def _own_one(self, feed: Feed, start: QueuePosition, query: str) -> None:
+        try:
+            await feed.own(self._group, start, query=query, take_over=self._take_over)
+        except OtherQuery:
+            raise
+        except (Fenced, Trimmed) as error:
+            # Another one was opened; or it acknowledged what follows the start, which has expired.
+            raise self._raced(feed) from error
+
+    def _raced(self, feed: Feed) -> Fenced:
+        return Fenced(
+            f"{feed.part}: another query opened the consumer at the same moment. Start this "
+            "query again, unless both are of one group: then stop one of them"
+        )
+
+    def _explained(self, error: Fenced) -> Fenced:
+        if not isinstance(error, TakenOver):
+            return error
+        if error.by == self._group:
+            cure = (
+                "Another run of this query was started: stop one of them. If one query reads the "
+                "stream twice, give the second read a groupId of its own"
+            )
+        elif not error.by:
+            cure = (
+                "Start this query again, unless another run of it was started: then stop one of "
+                "them"
+            )
+        else:
+            cure = (
+                f"Group {error.by!r} took the ownership over. Start this query again to follow "
+                "behind it, or with takeOver=true to take it back"
+            )
+        return TakenOver(f"{error}. {cure}.", group=error.group, by=error.by)
+
+
+async def gather_limited(questions: Iterable[Awaitable[Any]]) -> list[Any]:
+    """The answers in order, asking a few at a time.
+
+    Where one fails the others come to their end before that is told: what went on by itself would
+    meet whoever asks again, an opening that comes late its own successor.
+    """
+    gate = asyncio.Semaphore(CONCURRENT_REQUESTS_MAX)
+
+    async def one(question: Awaitable[Any]) -> Any:
+        async with gate:
+            return await question
+
+    answers = await asyncio.gather(*map(one, questions), return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return answers
+
+
+BEFORE_ALL: Final = QueryStep(0, closed=True)
 CURE: Final = (
     "To go on where the group stands, give the query a new checkpoint; to read again, a new "
     "checkpoint, a groupId of its own and startingOffsets"
@@ -50,7 +185,7 @@ class CheckpointGuard:
             self._own = runtime.new_token().hex()
         return self._own
 
-    async def stored(self, feeds: Mapping[Part, Feed]) -> Claim:
+    async def stored(self, feeds: Mapping[StreamPartition, Feed]) -> PositionClaim:
         """The checkpoint that was started last, and how far it has come; this one if none was.
 
         For Spark 4.1, which does not say where a micro-batch begins: what it goes on with is the
@@ -59,12 +194,12 @@ class CheckpointGuard:
         claims = await self._claims(feeds)
         first = claims[min(claims)].query if claims else ""
         if not first:
-            return Claim(self.token(), BEFORE_ALL)
+            return PositionClaim(self.token(), BEFORE_ALL)
         self._own = first
         step = max(one.step for one in claims.values() if one.query == first)
-        return Claim(first, step if step.number else BEFORE_ALL)
+        return PositionClaim(first, step if step.number else BEFORE_ALL)
 
-    async def enter(self, start: Offset, feeds: Mapping[Part, Feed]) -> None:
+    async def enter(self, start: Offset, feeds: Mapping[StreamPartition, Feed]) -> None:
         """Before the first micro-batch from here on: claim what is new, check what was kept."""
         if start.query == self._entered:
             return
@@ -72,7 +207,7 @@ class CheckpointGuard:
             await self.check(start, feeds)
             return
         here = {part: place for part, place in start.places.items() if part in feeds}
-        await at_once(self.claim(feeds[part], start) for part in sorted(here))
+        await gather_limited(self.claim(feeds[part], start) for part in sorted(here))
         self._entered = start.query
 
     async def claim(self, feed: Feed, offset: Offset) -> None:
@@ -87,13 +222,13 @@ class CheckpointGuard:
                 "to go on where the group stands; if both are to run, give one a groupId of its own"
             ) from error
 
-    async def check(self, offset: Offset, feeds: Mapping[Part, Feed]) -> None:
+    async def check(self, offset: Offset, feeds: Mapping[StreamPartition, Feed]) -> None:
         """Refuse the offset of another checkpoint, or of an older copy of this one, once."""
         if offset.query != self._entered:
             await self.check_again(offset, feeds)
             self._entered = offset.query
 
-    async def check_again(self, offset: Offset, feeds: Mapping[Part, Feed]) -> None:
+    async def check_again(self, offset: Offset, feeds: Mapping[StreamPartition, Feed]) -> None:
         """The same, whatever was found before: another query may have started since."""
         claims = await self._claims(feeds)
         for part, claim in claims.items():
@@ -103,7 +238,7 @@ class CheckpointGuard:
             if claim.query == offset.query and claim.step.number > offset.step:
                 raise self._older(part)
         known = [feed for part, feed in feeds.items() if part in offset.places]
-        stood = await at_once(feed.place_of(self._group) for feed in known)
+        stood = await gather_limited(feed.place_of(self._group) for feed in known)
         for feed, place in zip(known, stood, strict=True):
             if place is not None and place > offset.places[feed.part]:
                 raise self._older(feed.part)
@@ -129,7 +264,7 @@ class CheckpointGuard:
                 raise self._gone(start, end)
             raise Refused(self._by_another(min(end.places, default=None)))
 
-    async def count(self, end: Offset, feeds: Mapping[Part, Feed]) -> None:
+    async def count(self, end: Offset, feeds: Mapping[StreamPartition, Feed]) -> None:
         """A micro-batch is in the checkpoint, and is about to be read."""
         counting = self.counting(end, feeds)
         if counting is None or (end.query, end.step) == self._counted:
@@ -142,7 +277,9 @@ class CheckpointGuard:
             raise self.fenced(counting) from error
         self.counted(end)
 
-    def counting(self, offset: Offset, feeds: Mapping[Part, Feed]) -> Part | None:
+    def counting(
+        self, offset: Offset, feeds: Mapping[StreamPartition, Feed]
+    ) -> StreamPartition | None:
         """The partition that counts: the first one of the offset."""
         return min((part for part in offset.places if part in feeds), default=None)
 
@@ -150,15 +287,17 @@ class CheckpointGuard:
         """The count of this offset is kept."""
         self._counted = offset.query, offset.step
 
-    def fenced(self, part: Part) -> Fenced:
+    def fenced(self, part: StreamPartition) -> Fenced:
         """The error of a query whose position another one has claimed."""
         return Fenced(self._by_another(part))
 
-    async def _claims(self, feeds: Mapping[Part, Feed]) -> dict[Part, Claim]:
-        found = await at_once(feed.claim_of(self._group) for feed in feeds.values())
+    async def _claims(
+        self, feeds: Mapping[StreamPartition, Feed]
+    ) -> dict[StreamPartition, PositionClaim]:
+        found = await gather_limited(feed.claim_of(self._group) for feed in feeds.values())
         return dict(zip(feeds, found, strict=True))
 
-    def _by_another(self, part: Part | None) -> str:
+    def _by_another(self, part: StreamPartition | None) -> str:
         return (
             f"{part or 'no stream yet'}: group {self._group!r} goes on with another checkpoint, "
             f"which was started after this one, or with a consumer in Python. {CURE}. If one query "
@@ -174,7 +313,7 @@ class CheckpointGuard:
             f"Spark 4.1 it cannot go on with other streams. {CURE}"
         )
 
-    def _older(self, part: Part | None) -> Refused:
+    def _older(self, part: StreamPartition | None) -> Refused:
         return Refused(
             f"{part or 'no stream yet'}: group {self._group!r} has come further than the "
             "checkpoint, which is an older copy. From it, micro-batches would get other rows under "

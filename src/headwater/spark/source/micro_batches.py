@@ -16,25 +16,32 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from headwater.buffer.consumer import Place
+from headwater.buffer.consumer import QueuePosition
 from headwater.buffer.consumer.group import NO_STEP, OtherQuery
 from headwater.core import runtime
 from headwater.core.errors import Refused, Trimmed
+from headwater.core.limits import FOLLOW_POLL_BASE_S, FOLLOW_POLL_CAP_S
 from headwater.spark.options import ReadOptions
-from headwater.spark.options.offsets import LATEST
-from headwater.spark.source import asked, limits
-from headwater.spark.source.buffer_feed import BufferFeed
-from headwater.spark.source.checkpoint import CURE, NOT_READ, CheckpointGuard
-from headwater.spark.source.feed import Feed
-from headwater.spark.source.known import Known
-from headwater.spark.source.limits import Limits
-from headwater.spark.source.loss import beyond_the_end, lost_before
-from headwater.spark.source.membership import Membership, at_once
-from headwater.spark.source.offset import Offset, Part
-from headwater.spark.source.plan import tasks
-from headwater.spark.source.polling import Polling
-from headwater.spark.source.slices import Slice, SlicePartition
-from headwater.spark.source.subscription import parts_of, subscribed_streams
+from headwater.spark.options.values import LATEST
+from headwater.spark.source import bounds
+from headwater.spark.source.bounds import beyond_the_end, data_loss_before
+from headwater.spark.source.checkpoint import (
+    CURE,
+    NOT_READ,
+    CheckpointGuard,
+    Membership,
+    gather_limited,
+)
+from headwater.spark.source.feed import BufferFeed, Feed, PendingBatches
+from headwater.spark.source.offset import Offset, StreamPartition
+from headwater.spark.source.slices import (
+    Limits,
+    Slice,
+    SlicePartition,
+    micro_batch_ends,
+    plan_tasks,
+)
+from headwater.spark.source.streams import parts_of, subscribed_streams
 from headwater.store import Store
 
 LOG: Final = logging.getLogger("headwater.spark")
@@ -54,18 +61,18 @@ class MicroBatches:
         self._options = options
         self._membership = Membership(options.group_id, take_over=options.take_over)
         self._polling = Polling(is_local=store.is_local)
-        self._feeds: dict[Part, Feed] = {}
-        self._known: dict[Part, Known] = {}
+        self._feeds: dict[StreamPartition, Feed] = {}
+        self._known: dict[StreamPartition, PendingBatches] = {}
         self._ids: dict[str, str] = {}
         self._refreshed_s: float | None = None
         self._initial: Offset | None = None
-        self._fixed: dict[Part, Place] | None = None
-        self._committed: dict[Part, Place] = {}
+        self._fixed: dict[StreamPartition, QueuePosition] | None = None
+        self._committed: dict[StreamPartition, QueuePosition] = {}
         self._guard = CheckpointGuard(options.group_id)
         self._told: Offset | None = None
         self._planned: Offset | None = None
         self._quiet_since_s = runtime.monotonic_s()
-        self._ends: tuple[float, dict[Part, Place]] | None = None
+        self._ends: tuple[float, dict[StreamPartition, QueuePosition]] | None = None
         self._turn = 0
 
     async def initial(self) -> Offset:
@@ -124,7 +131,7 @@ class MicroBatches:
         if ends:
             self._quiet_since_s = runtime.monotonic_s()
             found = start.moved(ends, self._ids)
-            await at_once(self._guard.claim(feed, found) for feed in added)
+            await gather_limited(self._guard.claim(feed, found) for feed in added)
             return found
         quiet = runtime.monotonic_s() - self._quiet_since_s >= CLOSE_AFTER_S
         if start.closed or not (quiet or self._fixed is not None):
@@ -166,7 +173,7 @@ class MicroBatches:
         told = end if self._told is None or self._told.query != end.query else self._told
         counting = self._guard.counting(end, self._feeds)
 
-        async def one(part: Part, place: Place) -> None:
+        async def one(part: StreamPartition, place: QueuePosition) -> None:
             if self._committed.get(part) == place:
                 return
             step = told.last_step if part == counting else NO_STEP
@@ -178,7 +185,9 @@ class MicroBatches:
             if part == counting:
                 self._guard.counted(told)
 
-        await at_once(one(part, place) for part, place in end.places.items() if part in self._feeds)
+        await gather_limited(
+            one(part, place) for part, place in end.places.items() if part in self._feeds
+        )
 
     async def report(self) -> Offset:
         """The end of everything, for the query's progress: from memory, or nearly."""
@@ -227,18 +236,22 @@ class MicroBatches:
                     "or a new checkpoint and a groupId of its own"
                 )
 
-    async def _check_ends(self, places: Mapping[Part, Place], whose: str) -> None:
+    async def _check_ends(
+        self, places: Mapping[StreamPartition, QueuePosition], whose: str
+    ) -> None:
         """Refuse places beyond the end, before anything is changed by them."""
         parts = sorted(places)
-        bounds = await at_once(self._feeds[part].bounds() for part in parts)
+        bounds = await gather_limited(self._feeds[part].bounds() for part in parts)
         for part, found in zip(parts, bounds, strict=True):
             if places[part] > found.latest:
                 raise beyond_the_end(part, places[part], found.latest, whose)
 
-    async def _begin(self, feeds: list[Feed], *, is_new: bool = True) -> dict[Part, Place]:
+    async def _begin(
+        self, feeds: list[Feed], *, is_new: bool = True
+    ) -> dict[StreamPartition, QueuePosition]:
         """Where the group stands in each partition; a partition that came later: its oldest."""
         group = self._options.group_id
-        kept = await at_once(feed.place_of(group) for feed in feeds)
+        kept = await gather_limited(feed.place_of(group) for feed in feeds)
         places = {feed.part: place for feed, place in zip(feeds, kept, strict=True) if place}
         await self._check_ends(places, f"group {group!r}")
         missing = [feed for feed in feeds if feed.part not in places]
@@ -257,7 +270,7 @@ class MicroBatches:
                 places[feed.part] = await feed.begin(group, first)
         return places
 
-    async def _resolve(self, known: list[Feed], missing: list[Feed]) -> dict[str, Place]:
+    async def _resolve(self, known: list[Feed], missing: list[Feed]) -> dict[str, QueuePosition]:
         """Where the group begins in the partitions that it began with; nothing of later ones.
 
         All of it is kept in the first register that is written. Whoever dies before the others are
@@ -265,48 +278,50 @@ class MicroBatches:
         """
         group = self._options.group_id
         if not known:
-            asked.check_named(self._options, self._feeds)
-            found = await at_once(self._first_place(feed) for feed in missing)
+            bounds.check_named(self._options, self._feeds)
+            found = await gather_limited(self._first_place(feed) for feed in missing)
             together = {feed.key: place for feed, place in zip(missing, found, strict=True)}
             await missing[0].begin(group, found[0], together=together)
             known = missing[:1]
-        resolved: dict[str, Place] = {}
-        for told in await at_once(feed.begun_together(group) for feed in known):
+        resolved: dict[str, QueuePosition] = {}
+        for told in await gather_limited(feed.begun_together(group) for feed in known):
             resolved |= told
         return resolved
 
-    async def _first_place(self, feed: Feed) -> Place:
+    async def _first_place(self, feed: Feed) -> QueuePosition:
         options = self._options
         if options.take_over and options.starting_option is None:
             owner = await feed.owner()
             if owner.group:
                 return owner.acked  # to take over is to go on where the other one stood
-        return await asked.starting_place(feed, options, LATEST)
+        return await bounds.starting_place(feed, options, LATEST)
 
-    async def _begin_added(self, feed: Feed) -> Place:
+    async def _begin_added(self, feed: Feed) -> QueuePosition:
         kept = await feed.place_of(self._options.group_id)
         if kept is not None:
             return kept
         return await feed.begin(self._options.group_id, (await feed.bounds()).oldest)
 
-    async def _latest_places(self) -> dict[Part, Place]:
+    async def _latest_places(self) -> dict[StreamPartition, QueuePosition]:
         feeds = list(self._feeds.values())
-        bounds = await at_once(feed.bounds() for feed in feeds)
+        bounds = await gather_limited(feed.bounds() for feed in feeds)
         return {feed.part: found.latest for feed, found in zip(feeds, bounds, strict=True)}
 
     # What comes next
 
-    async def _look(self, start: Offset, here: dict[Part, Place], limits: Limits) -> None:
+    async def _look(
+        self, start: Offset, here: dict[StreamPartition, QueuePosition], limits: Limits
+    ) -> None:
         """Ask the queues for more, and whether this is still their owner."""
         await self._membership.check(self._feeds[part] for part in here)
-        found = await at_once(self._learn(start, part, limits) for part in here)
+        found = await gather_limited(self._learn(start, part, limits) for part in here)
         self._polling.found(any(found))
 
-    async def _learn(self, start: Offset, part: Part, limits: Limits) -> bool:
+    async def _learn(self, start: Offset, part: StreamPartition, limits: Limits) -> bool:
         place = start.places[part]
         known = self._known.get(part)
         if known is None:
-            known = self._known[part] = Known(self._feeds[part], place)
+            known = self._known[part] = PendingBatches(self._feeds[part], place)
         known.begin_at(place)
         if self._fixed is not None and known.end >= self._fixed.get(part, place):
             return False
@@ -318,7 +333,9 @@ class MicroBatches:
                 oldest = await self._after_loss(start, part, place, trimmed)
                 known.begin_at(oldest, instead_of=place)
 
-    def _ends_of(self, here: dict[Part, Place], asked_for: Limits) -> dict[Part, Place]:
+    def _ends_of(
+        self, here: dict[StreamPartition, QueuePosition], asked_for: Limits
+    ) -> dict[StreamPartition, QueuePosition]:
         """Where each partition's part of the next micro-batch ends, if it has one."""
         parts = [part for part in here if part in self._known]
         waiting = []
@@ -328,34 +345,36 @@ class MicroBatches:
             until = None if self._fixed is None else self._fixed.get(part, here[part])
             waiting.append(known.until(until))
         self._turn += 1
-        found = limits.ends(waiting, asked_for, turn=self._turn)
+        found = micro_batch_ends(waiting, asked_for, turn=self._turn)
         return {
             part: end
             for part, end in zip(parts, found, strict=True)
             if end is not None and end > here[part]
         }
 
-    async def _slices(self, end: Offset, part: Part, since: Place) -> list[Slice]:
+    async def _slices(
+        self, end: Offset, part: StreamPartition, since: QueuePosition
+    ) -> list[Slice]:
         until = end.places[part]
         known = self._known.get(part)
         if known is None or not known.begins_at(since):
-            known = Known(self._feeds[part], since)
+            known = PendingBatches(self._feeds[part], since)
         while True:
             try:
                 return await known.all_until(until)
             except Trimmed as trimmed:
                 # Once more, if more of it goes meanwhile.
                 oldest = await self._after_loss(end, part, since, trimmed)
-                known = Known(self._feeds[part], oldest)
+                known = PendingBatches(self._feeds[part], oldest)
 
     async def _after_loss(
-        self, offset: Offset, part: Part, wanted: Place, trimmed: Trimmed
-    ) -> Place:
+        self, offset: Offset, part: StreamPartition, wanted: QueuePosition, trimmed: Trimmed
+    ) -> QueuePosition:
         """The oldest place, where it may be gone on with."""
         # What another query of this group has read and let expire is not lost.
         await self._guard.check_again(offset, self._feeds)
         oldest = (await self._feeds[part].bounds()).oldest
-        loss = lost_before(part, wanted, oldest, self._store.url)
+        loss = data_loss_before(part, wanted, oldest, self._store.url)
         if self._options.fail_on_data_loss:
             raise loss from trimmed
         LOG.warning("%s", loss)
@@ -365,7 +384,7 @@ class MicroBatches:
 def pack(planned: Iterable[tuple[Feed, list[Slice]]], options: ReadOptions) -> list[SlicePartition]:
     """Tasks for slices, by their size."""
     several = list(planned)
-    found = tasks(
+    found = plan_tasks(
         [slices for _, slices in several],
         target_bytes=options.max_partition_bytes,
         min_tasks=options.min_partitions,
@@ -375,3 +394,34 @@ def pack(planned: Iterable[tuple[Feed, list[Slice]]], options: ReadOptions) -> l
         for (feed, _), of_part in zip(several, found, strict=True)
         for slices in of_part
     ]
+
+
+# When to ask the store again: Spark asks every 10 ms, and a store charges for each question.
+
+
+LOCAL_BASE_S: Final = 0.01
+LOCAL_CAP_S: Final = 0.5
+
+
+class Polling:
+    """Ever longer waits while nothing comes, none when something did."""
+
+    def __init__(self, *, is_local: bool) -> None:
+        self._base_s = LOCAL_BASE_S if is_local else FOLLOW_POLL_BASE_S
+        self._cap_s = LOCAL_CAP_S if is_local else FOLLOW_POLL_CAP_S
+        self._wait_s = self._base_s
+        self._due_s = runtime.monotonic_s()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time."""
+        return runtime.monotonic_s() >= self._due_s
+
+    def found(self, anything: bool) -> None:
+        """What the last question brought."""
+        if anything:
+            self._wait_s = self._base_s
+            self._due_s = runtime.monotonic_s()
+            return
+        self._due_s = runtime.monotonic_s() + self._wait_s
+        self._wait_s = min(2 * self._wait_s, self._cap_s)

@@ -22,14 +22,14 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.buffer.consumer import Place
-from headwater.buffer.consumer.group import Step
+from headwater.buffer.consumer import QueuePosition
+from headwater.buffer.consumer.group import QueryStep
 from headwater.core.errors import Refused
 
 FORMAT: Final = 2
 
 
-class Part(NamedTuple):
+class StreamPartition(NamedTuple):
     """One partition of one stream."""
 
     stream: str
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 class Offset(msgspec.Struct, frozen=True):
     """A place in each partition."""
 
-    places: Mapping[Part, Place]
+    places: Mapping[StreamPartition, QueuePosition]
     ids: Mapping[str, str]
     """The id of each stream: another of the same name has other records at the same places."""
     closed: bool = False
@@ -52,9 +52,9 @@ class Offset(msgspec.Struct, frozen=True):
     """How many micro-batches led here."""
 
     @property
-    def last_step(self) -> Step:
+    def last_step(self) -> QueryStep:
         """The micro-batch that led here."""
-        return Step(self.step, self.closed)
+        return QueryStep(self.step, self.closed)
 
     def to_json(self) -> dict[str, Any]:
         """What Spark is given: always in the same order."""
@@ -77,21 +77,23 @@ class Offset(msgspec.Struct, frozen=True):
         """What Spark kept; `Refused` if it is not ours."""
         _check_format(given)
         try:
-            kept = msgspec.convert(given, _Kept, str_keys=True)
+            kept = msgspec.convert(given, _StoredOffset, str_keys=True)
         except msgspec.ValidationError as error:
             raise Refused(
                 f"the checkpoint has an offset that is not of this source ({error}): give the "
                 "query a checkpoint of its own"
             ) from error
         places = {
-            Part(name, partition): Place(place.sequence, place.lsn)
+            StreamPartition(name, partition): QueuePosition(place.sequence, place.lsn)
             for name, stream in kept.streams.items()
             for partition, place in stream.partitions.items()
         }
         ids = {name: stream.id for name, stream in kept.streams.items()}
         return cls(places, ids, bool(kept.closed), kept.query, kept.step)
 
-    def moved(self, places: Mapping[Part, Place], ids: Mapping[str, str]) -> Offset:
+    def moved(
+        self, places: Mapping[StreamPartition, QueuePosition], ids: Mapping[str, str]
+    ) -> Offset:
         """One micro-batch further, with these places instead or in addition."""
         return Offset(
             {**self.places, **places}, {**self.ids, **ids}, False, self.query, self.step + 1
@@ -116,18 +118,18 @@ def _check_format(given: object) -> None:
         )
 
 
-class _KeptPlace(msgspec.Struct, frozen=True):
+class _StoredPlace(msgspec.Struct, frozen=True):
     lsn: int
     sequence: int
 
 
-class _KeptStream(msgspec.Struct, frozen=True):
+class _StoredStream(msgspec.Struct, frozen=True):
     id: str
-    partitions: dict[int, _KeptPlace]
+    partitions: dict[int, _StoredPlace]
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _StoredOffset(msgspec.Struct, frozen=True):
     query: str
     step: int
-    streams: dict[str, _KeptStream]
+    streams: dict[str, _StoredStream]
     closed: int = 0

@@ -1,21 +1,27 @@
-"""What an executor reads: parts of batches, named in few bytes.
+"""Slices: which rows of which batches a micro-batch and each of its tasks read.
 
 A slice says where a batch is and which of its rows are meant; the batch itself never passes through
-the driver. `kind` says who reads it, so that other feeds can bring slices of their own.
+the driver.
+
+Partitions share the limit of a micro-batch in proportion to what waits in them (each at most the
+limit itself), so that a small one is not starved by one that is far behind. At least one record
+always advances. Each task gets consecutive slices of one partition, about as many bytes as every
+other.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from typing import Final, NamedTuple
 
 import msgspec
 from pyspark.sql.datasource import InputPartition
 
-from headwater.buffer.consumer import Place
+from headwater.buffer.consumer import QueuePosition
 from headwater.buffer.queue import Descriptor
-from headwater.spark.source.offset import Part
+from headwater.spark.source.offset import StreamPartition
 
 BATCH: Final = "batch"
 _FAST: Final = 1
@@ -56,10 +62,10 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
         rows = self.descriptor.rows
         return self.descriptor.size_bytes * self.take // rows if rows else 0
 
-    def place_at(self, lsn: int) -> Place:
+    def place_at(self, lsn: int) -> QueuePosition:
         """The place before a record of this batch, or after its last one: in the next batch."""
         is_over = lsn > self.descriptor.last_lsn
-        return Place(self.sequence + 1 if is_over else self.sequence, lsn)
+        return QueuePosition(self.sequence + 1 if is_over else self.sequence, lsn)
 
     def cut(self, first_lsn: int, end_lsn: int) -> Slice:
         """The rows of this slice that lie between two LSNs."""
@@ -74,7 +80,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
 class SlicePartition(InputPartition):
     """One task: slices of one partition of a stream, in order."""
 
-    def __init__(self, part: Part, origin: bytes, slices: Sequence[Slice]) -> None:
+    def __init__(self, part: StreamPartition, origin: bytes, slices: Sequence[Slice]) -> None:
         self.stream = part.stream
         self.partition = part.partition
         self.origin = origin
@@ -88,3 +94,170 @@ class SlicePartition(InputPartition):
     def slices(self) -> list[Slice]:
         """What is to be read."""
         return msgspec.msgpack.decode(zlib.decompress(self._packed), type=list[Slice])
+
+
+class Limits(NamedTuple):
+    """How much a micro-batch may hold."""
+
+    rows: int | None = None
+    size_bytes: int | None = None
+
+
+def share_limit(limit: int, waiting: Sequence[int], *, turn: int = 0) -> list[int]:
+    """The limit shared out in proportion, but one at least to each in which anything waits.
+
+    Where there is not even that, and among equal remainders, `turn` decides, so that not always
+    the same ones go without.
+    """
+    bounded = [min(limit, amount) for amount in waiting]
+    if sum(bounded) <= limit:
+        return bounded
+    count = len(bounded)
+    order = sorted(range(count), key=lambda index: (index - turn) % count)
+    firsts = [index for index in order if bounded[index]][:limit]
+    given = [int(index in firsts) for index in range(count)]
+    rest, left = [max(0, amount - 1) for amount in bounded], limit - len(firsts)
+    if not left:
+        return given
+    total = sum(rest)
+    for index in firsts:
+        given[index] += left * rest[index] // total
+    order = [index for index in order if given[index] < bounded[index]]
+    order.sort(key=lambda index: -(left * rest[index] % total))
+    for index in order[: limit - sum(given)]:
+        given[index] += 1
+    return given
+
+
+def end_by_rows(slices: Sequence[Slice], rows: int) -> QueuePosition | None:
+    """The place after so many rows; None if that is before the first."""
+    end: QueuePosition | None = None
+    for one in slices:
+        if one.take > rows:
+            return one.place_at(one.first_lsn + rows) if rows else end
+        rows -= one.take
+        end = one.place_at(one.end_lsn)
+    return end
+
+
+def ends_by_bytes(
+    waiting: Sequence[Sequence[Slice]], size_bytes: int, *, turn: int = 0
+) -> list[QueuePosition | None]:
+    """The places after whole batches that fit; within one, if it alone is more than that.
+
+    Batches stay whole because each micro-batch that has a part of one fetches all of it.
+    """
+    sizes = [sum(one.size_bytes for one in slices) for slices in waiting]
+    given = share_limit(size_bytes, sizes, turn=turn)
+    counts = [_that_fit(slices, share) for slices, share in zip(waiting, given, strict=True)]
+    left = size_bytes - sum(
+        one.size_bytes for s, count in zip(waiting, counts, strict=True) for one in s[:count]
+    )
+    order = sorted(range(len(waiting)), key=lambda index: (index - turn) % len(waiting))
+    for index in order:
+        more = _that_fit(waiting[index][counts[index] :], left)
+        left -= sum(one.size_bytes for one in waiting[index][counts[index] :][:more])
+        counts[index] += more
+    found = [_after(slices[:count]) for slices, count in zip(waiting, counts, strict=True)]
+    if not any(one.take for s, count in zip(waiting, counts, strict=True) for one in s[:count]):
+        for index in order:
+            if counts[index] < len(waiting[index]):
+                one = waiting[index][counts[index]]
+                rows = max(1, one.take * size_bytes // max(1, one.size_bytes))
+                found[index] = one.place_at(one.first_lsn + rows)
+                break
+    return found
+
+
+def _that_fit(slices: Sequence[Slice], size_bytes: int) -> int:
+    """How many of the first slices have so many bytes together."""
+    for count, one in enumerate(slices):
+        size_bytes -= one.size_bytes
+        if size_bytes < 0:
+            return count
+    return len(slices)
+
+
+def _after(slices: Sequence[Slice]) -> QueuePosition | None:
+    return slices[-1].place_at(slices[-1].end_lsn) if slices else None
+
+
+def micro_batch_ends(
+    waiting: Sequence[Sequence[Slice]], limits: Limits, *, turn: int = 0
+) -> list[QueuePosition | None]:
+    """Where each partition's part of a micro-batch ends; None where nothing is taken."""
+    if limits.rows is not None:
+        rows = share_limit(limits.rows, [sum(one.take for one in s) for s in waiting], turn=turn)
+        by_rows = [end_by_rows(s, share) for s, share in zip(waiting, rows, strict=True)]
+        if limits.size_bytes is None:
+            return by_rows
+        # One after the other, and not the lesser of both: that may be nothing in each partition.
+        waiting = [slices_until(s, end) for s, end in zip(waiting, by_rows, strict=True)]
+    if limits.size_bytes is not None:
+        return ends_by_bytes(waiting, limits.size_bytes, turn=turn)
+    return [_after(slices) for slices in waiting]
+
+
+def slices_until(slices: Iterable[Slice], end: QueuePosition | None) -> list[Slice]:
+    """The slices up to a place; none up to None."""
+    if end is None:
+        return []
+    before = takewhile(lambda one: (one.sequence, one.first_lsn) < end, slices)
+    return [one if one.sequence < end.sequence else one.cut(0, end.lsn) for one in before]
+
+
+def plan_tasks(
+    waiting: Sequence[Sequence[Slice]], *, target_bytes: int, min_tasks: int | None = None
+) -> list[list[list[Slice]]]:
+    """For each partition the slices of each of its tasks, in order.
+
+    Batches stay whole, unless it takes their parts to come to `min_tasks`: a batch in two tasks
+    is fetched twice.
+    """
+    rows = [sum(one.take for one in slices) for slices in waiting]
+    sizes = [sum(one.size_bytes for one in slices) for slices in waiting]
+    counts = [
+        -(-size // target_bytes) if count else 0 for size, count in zip(sizes, rows, strict=True)
+    ]
+    counts = [max(1, number) if count else 0 for number, count in zip(counts, rows, strict=True)]
+    planned = [_by_bytes(slices, n) if n else [] for slices, n in zip(waiting, counts, strict=True)]
+    if min_tasks is None or sum(map(len, planned)) >= min_tasks:
+        return planned
+    wanted = share_limit(min(min_tasks, sum(rows)), rows)
+    return [
+        _by_rows(slices, max(1, number)) if count else []
+        for slices, number, count in zip(waiting, wanted, rows, strict=True)
+    ]
+
+
+def _by_bytes(slices: Sequence[Slice], count: int) -> list[list[Slice]]:
+    """Whole slices, each to the task in whose share its middle lies."""
+    total = max(1, sum(one.size_bytes for one in slices))
+    found: list[list[Slice]] = [[] for _ in range(count)]
+    before = 0
+    for one in slices:
+        middle = before + one.size_bytes // 2
+        found[min(count - 1, middle * count // total)].append(one)
+        before += one.size_bytes
+    return [part for part in found if any(one.take for one in part)]
+
+
+def _by_rows(slices: Sequence[Slice], count: int) -> list[list[Slice]]:
+    """As many rows for each task, cutting batches where that falls within them."""
+    total = sum(one.take for one in slices)
+    found: list[list[Slice]] = []
+    for number in range(count):
+        first, end = total * number // count, total * (number + 1) // count
+        found.append(_rows_between(slices, first, end))
+    return [part for part in found if part]
+
+
+def _rows_between(slices: Sequence[Slice], first: int, end: int) -> list[Slice]:
+    found, before = [], 0
+    for one in slices:
+        start = one.first_lsn - before
+        part = one.cut(start + first, start + end)
+        if part.take and before < end and before + one.take > first:
+            found.append(part)
+        before += one.take
+    return found

@@ -35,25 +35,25 @@ from typing import TYPE_CHECKING
 from headwater.front import exports
 
 if TYPE_CHECKING:
-    from headwater.tier.jobs.config import TierConfig, Tiering
-    from headwater.tier.jobs.contract import (
-        LocalLog,
-        PartitionMetadata,
-        SegmentStorage,
-    )
+    from headwater.tier.jobs.config import TierConfig, Tiering, TierMetrics
+    from headwater.tier.jobs.deletion import publish_deletion
+    from headwater.tier.jobs.interfaces import LocalLog, PartitionMetadata, SegmentStorage
     from headwater.tier.jobs.led_partition import Leader, LedPartition
     from headwater.tier.jobs.log_start import LogStart, LogStartRegister
     from headwater.tier.jobs.managed_partition import ManagedPartition
-    from headwater.tier.jobs.metrics import TierMetrics
     from headwater.tier.jobs.parquet_segments import ParquetSegments
-    from headwater.tier.jobs.repairing import remove_orphans, repair
-    from headwater.tier.jobs.scrub import Finding, Kind, Scrubbed, look
-    from headwater.tier.jobs.stream_deletion import tell_deletion
+    from headwater.tier.jobs.scrub import (
+        Flaw,
+        ScrubFinding,
+        ScrubResult,
+        remove_orphans,
+        repair,
+        scrub_partition,
+    )
     from headwater.tier.jobs.tier_manager import TierManager
 
 __all__ = [
-    "Finding",
-    "Kind",
+    "Flaw",
     "Leader",
     "LedPartition",
     "LocalLog",
@@ -62,31 +62,30 @@ __all__ = [
     "ManagedPartition",
     "ParquetSegments",
     "PartitionMetadata",
-    "Scrubbed",
+    "ScrubFinding",
+    "ScrubResult",
     "SegmentStorage",
     "TierConfig",
     "TierManager",
     "TierMetrics",
     "Tiering",
-    "look",
+    "publish_deletion",
     "remove_orphans",
     "repair",
-    "tell_deletion",
+    "scrub_partition",
 ]
 
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "config": "TierConfig Tiering",
-        "contract": "LocalLog PartitionMetadata SegmentStorage",
+        "config": "TierConfig TierMetrics Tiering",
+        "deletion": "publish_deletion",
+        "interfaces": "LocalLog PartitionMetadata SegmentStorage",
         "led_partition": "Leader LedPartition",
         "log_start": "LogStart LogStartRegister",
         "managed_partition": "ManagedPartition",
-        "metrics": "TierMetrics",
         "parquet_segments": "ParquetSegments",
-        "repairing": "remove_orphans repair",
-        "scrub": "Finding Kind Scrubbed look",
-        "stream_deletion": "tell_deletion",
+        "scrub": "Flaw ScrubFinding ScrubResult remove_orphans repair scrub_partition",
         "tier_manager": "TierManager",
     },
 )

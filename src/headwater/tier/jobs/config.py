@@ -1,25 +1,26 @@
-"""What the jobs of the tier may be told."""
+"""Settings and metrics of the tier's jobs."""
 
 from __future__ import annotations
 
 import difflib
 import math
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, cast
 
 from headwater.core import limits
-from headwater.core.backoff import pause_s
 from headwater.core.errors import Refused
+from headwater.core.retry import pause_s
 
-FOR_EVER: Final = -1
+UNLIMITED: Final = -1
 NO_LIMIT: Final = -1
 _MIB: Final = 1 << 20
 _DAY_MS: Final = 24 * 3600 * 1000
 _LARGEST: Final = (1 << 63) - 1
 _LEAST: Final = {
-    "retention_ms": FOR_EVER,
-    "retention_bytes": FOR_EVER,
+    "retention_ms": UNLIMITED,
+    "retention_bytes": UNLIMITED,
     "delete_delay_ms": 0,
     "local_retention_ms": 0,
     "local_retention_bytes": 0,
@@ -53,9 +54,9 @@ class TierConfig:
     """How long segments stay, and how the jobs go about it."""
 
     tiering: Tiering = Tiering.ON
-    retention_ms: int = FOR_EVER
+    retention_ms: int = UNLIMITED
     """Remote segments whose newest record is older may go."""
-    retention_bytes: int = FOR_EVER
+    retention_bytes: int = UNLIMITED
     """The oldest remote segments beyond so many bytes may go."""
     delete_delay_ms: int = _DAY_MS
     """How long an object stays after its segment was unlisted, for those who are reading it."""
@@ -125,3 +126,27 @@ def _tiering(word: object) -> Tiering:
         f"tiering is {word!r}{hint}: {Tiering.ON.value!r}, or to stop it {Tiering.KEEP.value!r}, "
         f"which deletes nothing, or {Tiering.DELETE.value!r}, which gives up what is remote"
     )
+
+
+@dataclass(slots=True, eq=False)
+class TierMetrics:
+    """Of one leader, since it began."""
+
+    copied_segments: int = 0
+    copied_bytes: int = 0
+    """Of objects made from the local log."""
+    merged_segments: int = 0
+    """Made by merging."""
+    merged_bytes: int = 0
+    unlisted_segments: int = 0
+    removed_objects: int = 0
+    dropped_lsns: int = 0
+    """From the local log, because they are remote."""
+    lag_lsns: int = 0
+    """LSNs of the local log that are not remote, when a round last came to its end."""
+    missing_lsns: int = 0
+    """LSNs at or above the log start that are neither remote nor local."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """By job."""
+    succeeded_ms: dict[str, int] = field(default_factory=dict)
+    """By job: when it last came to its end, by this process's clock."""

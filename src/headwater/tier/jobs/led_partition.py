@@ -1,32 +1,72 @@
-"""A partition as its leader's jobs see it: what is remote, what is local, and how far each goes."""
+"""The state that the jobs of one leader share: what is remote and what is local."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 
 from headwater.core import runtime
-from headwater.core.errors import Damaged, Fenced, Refused
+from headwater.core.errors import (
+    Bug,
+    Damaged,
+    Fenced,
+    HeadwaterError,
+    OutcomeUnknown,
+    Refused,
+    Unavailable,
+)
 from headwater.core.limits import TERM_MAX
 from headwater.log.record.group import Group
 from headwater.tier.errors import LocalLogDamaged
-from headwater.tier.events import SegmentMetadata
-from headwater.tier.identity import SegmentId, TopicIdPartition
-from headwater.tier.jobs.byte_budget import COPY_MEMORY, ByteBudget
-from headwater.tier.jobs.byte_rate import ByteRate
-from headwater.tier.jobs.config import TierConfig, check_whole
-from headwater.tier.jobs.contract import LocalLog, PartitionMetadata, SegmentStorage
-from headwater.tier.jobs.leader_voice import LeaderVoice
+from headwater.tier.events import SegmentId, SegmentMetadata, TopicIdPartition
+from headwater.tier.jobs.config import TierConfig, TierMetrics, check_whole
+from headwater.tier.jobs.interfaces import LocalLog, PartitionMetadata, SegmentStorage
+from headwater.tier.jobs.leader_publisher import LeaderPublisher
 from headwater.tier.jobs.log_start import FORMAT, LogStart, LogStartRegister
-from headwater.tier.jobs.metrics import TierMetrics
-from headwater.tier.segment_cover import CoverPiece, gaps
+from headwater.tier.jobs.throttle import COPY_MEMORY, ByteBudget, ByteRate
+from headwater.tier.segment_cover import END_LSN, CoverPiece, gaps, walk_cover
 from headwater.tier.segments import log_range
-from headwater.tier.walking import END_LSN, walk_cover
+
+UNAVAILABLE_MOST: Final = 3
+"""So many times nobody may answer before a job gives up for this round: the others fail as well,
+and each takes as long."""
+
+
+class ItemFailures:
+    """Keeps the first error of a job's round. It is raised when all else is done."""
+
+    def __init__(self) -> None:
+        self.first: HeadwaterError | None = None
+        self._unavailable = 0
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Go on after what is done within, as `note` says."""
+        try:
+            yield
+        except HeadwaterError as error:
+            self.note(error)
+
+    def note(self, error: HeadwaterError) -> None:
+        """One more went wrong; raises it if nothing else could be done either."""
+        if isinstance(error, Bug | Fenced | OutcomeUnknown):
+            raise error
+        self.first = self.first or error
+        if isinstance(error, Unavailable):
+            self._unavailable += 1
+            if self._unavailable == UNAVAILABLE_MOST:
+                raise error
+
+    def tell(self) -> None:
+        """Raise what went wrong first, if anything did."""
+        if self.first is not None:
+            raise self.first
+
 
 _log: Final = logging.getLogger("headwater")
 TIERED_AT_ONCE: Final = 16
@@ -83,7 +123,7 @@ class LedPartition:
         self.metrics = TierMetrics()
         self.rate = ByteRate(-1)
         self.configure(config)
-        self.voice = LeaderVoice(
+        self.voice = LeaderPublisher(
             leader.partition, metadata, epoch=leader.epoch, broker_id=leader.broker_id
         )
         self.log_start = LogStart(FORMAT, 0, 0)

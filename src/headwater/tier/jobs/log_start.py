@@ -1,11 +1,12 @@
-"""The log start: the oldest LSN that can still be read, wherever it is. One register a partition.
+"""The log start of a partition: the oldest LSN that can still be read. One register per partition.
 
-Always holds: it only rises; only the leader with the highest epoch moves it, and an older one is
-`Fenced`; it is moved before anything below it is deleted. An epoch that no leader reaches is taken
-back (`lower`) only together with the log of events, while nobody leads.
+Always holds: it only rises; only the leader with the highest epoch moves it, and an older leader
+is `Fenced`; it moves before anything below it is deleted. An epoch that no leader can reach is
+removed (`lower`) only together with the log of events, while no leader runs.
 
-Beside it stands when the last leaders began. What an older leader published landed before the next
-one began, however long it was under way: its own time says when it was written, and not more.
+The register also has the times at which the last leaders began. Events of an older leader were
+appended before the next leader began, however long that took; their own timestamps only say when
+they were created.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import Final
 import msgspec
 
 from headwater.buffer.layout import log_start_key
+from headwater.buffer.stream.config import StreamRegister
 from headwater.core.errors import Fenced, NotFound, NotSupported, RolledBack
 from headwater.store import Register, Store
-from headwater.tier.identity import TopicIdPartition
-from headwater.tier.jobs.stream_watch import StreamWatch
+from headwater.tier.errors import StreamGone
+from headwater.tier.events import TopicIdPartition
 
 FORMAT: Final = 1
 LEADERS_KEPT: Final = 32
@@ -130,3 +132,33 @@ def _checked(stored: LogStart) -> LogStart:
             "Upgrade Headwater."
         )
     return stored
+
+
+class StreamWatch:
+    """Looks at the register of one stream."""
+
+    def __init__(self, store: Store, partition: TopicIdPartition) -> None:
+        self._store = store
+        self._partition = partition
+
+    async def check(self) -> None:
+        """Raise `StreamGone` if the stream was deleted; one request."""
+        name, topic_id = self._partition.name, str(self._partition.topic_id)
+        try:
+            now = await StreamRegister(self._store, name).read(writing=False)
+        except NotFound:
+            return
+        if now.id == topic_id and now.is_live:
+            return
+        if now.id == topic_id:
+            how = "was deleted"
+            left = f"headwater stream delete URL {name} removes when it is called once more"
+        else:
+            # No advice to delete by name: that would be the other one.
+            how = f"is another one by now ({now.id})"
+            left = f"stands in folders of that id, which nobody reads: {topic_id}"
+        raise StreamGone(
+            f"stream {name!r} ({topic_id}) {how}: nothing more of partition "
+            f"{self._partition.partition} is copied. Stop its leader; what that copied in the "
+            f"meantime {left}"
+        )

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from headwater.core.errors import Refused
-from headwater.tier.cache import Outcome
+from headwater.tier.cache import EventOutcome
 from headwater.tier.errors import NotReady
-from headwater.tier.events import MetadataEvent, PartitionDeleteState, SegmentMetadata
-from headwater.tier.identity import SegmentId, TopicIdPartition
+from headwater.tier.events import (
+    MetadataEvent,
+    PartitionDeleteState,
+    SegmentId,
+    SegmentMetadata,
+    TopicIdPartition,
+)
 from headwater.tier.manager import TopicMetadataManager
 from headwater.tier.segment_cover import CoverPiece
 
@@ -30,7 +35,7 @@ class ManagedPartition:
             self._following()  # says so if it is not assigned, or was taken away meanwhile
             raise
 
-    async def publish(self, event: MetadataEvent, *, publisher_epoch: int) -> Outcome:
+    async def publish(self, event: MetadataEvent, *, publisher_epoch: int) -> EventOutcome:
         """See `PartitionMetadata`."""
         return await self._following().publish(event, publisher_epoch=publisher_epoch)
 

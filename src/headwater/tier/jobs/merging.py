@@ -15,17 +15,21 @@ from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, Unavailable
 from headwater.log.record.group import Group
 from headwater.tier.errors import NotOneSegment, SourceUnreadable
-from headwater.tier.events import SegmentMetadata, SegmentState
-from headwater.tier.identity import SegmentId
+from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState
 from headwater.tier.jobs.copying import copy_range
-from headwater.tier.jobs.led_partition import LedPartition
-from headwater.tier.jobs.setbacks import Setbacks
-from headwater.tier.segment_cover import CoverPiece, epoch_at, share_bytes
-from headwater.tier.walking import END_LSN, SEGMENTS_AT_ONCE, walk_cover
+from headwater.tier.jobs.led_partition import ItemFailures, LedPartition
+from headwater.tier.segment_cover import (
+    END_LSN,
+    SEGMENTS_AT_ONCE,
+    CoverPiece,
+    epoch_at,
+    share_bytes,
+    walk_cover,
+)
 
 _log: Final = logging.getLogger("headwater")
 
-Run = list[CoverPiece]
+MergeRun = list[CoverPiece]
 MERGES_A_ROUND: Final = 8
 """Then the other jobs have their turn."""
 
@@ -33,7 +37,7 @@ MERGES_A_ROUND: Final = 8
 async def merge_small(led: LedPartition) -> None:
     """Merge what is due, and unlist what was replaced."""
     await unlist_replaced(led)
-    setbacks = Setbacks()
+    setbacks = ItemFailures()
     aside: set[SegmentId] = set()
     again_lsn = END_LSN
     try:
@@ -55,7 +59,7 @@ async def merge_small(led: LedPartition) -> None:
     setbacks.tell()
 
 
-async def merge(led: LedPartition, run: Run) -> None:
+async def merge(led: LedPartition, run: MergeRun) -> None:
     """Make one segment of these pieces, or know from where on they do not fit together."""
     lsns = range(run[0].lsns.start, run[-1].lsns.stop)
     about_bytes = sum(map(share_bytes, run))
@@ -78,7 +82,7 @@ async def merge(led: LedPartition, run: Run) -> None:
     led.metrics.merged_bytes += merged_bytes
 
 
-def _to_blame(error: HeadwaterError, run: Run) -> set[SegmentId]:
+def _to_blame(error: HeadwaterError, run: MergeRun) -> set[SegmentId]:
     if isinstance(error, SourceUnreadable):
         return {error.segment_id}
     return {piece.segment.segment_id for piece in run}
@@ -113,7 +117,7 @@ def _is_read(led: LedPartition, segment: SegmentMetadata) -> bool:
     return any(piece.segment.segment_id == segment.segment_id for piece in pieces)
 
 
-async def groups_of(led: LedPartition, run: Run) -> AsyncIterator[Group]:
+async def groups_of(led: LedPartition, run: MergeRun) -> AsyncIterator[Group]:
     """The records of these pieces; `SourceUnreadable` says which of them cannot be read."""
     for piece in run:
         try:
@@ -125,13 +129,13 @@ async def groups_of(led: LedPartition, run: Run) -> AsyncIterator[Group]:
             raise SourceUnreadable(str(error), segment_id=piece.segment.segment_id) from error
 
 
-async def next_run(led: LedPartition, aside: Set[SegmentId] = frozenset()) -> Run | None:
+async def next_run(led: LedPartition, aside: Set[SegmentId] = frozenset()) -> MergeRun | None:
     """The first pieces that are worth merging, without those that are set aside.
 
     Looked for from where the last look found nothing, up to what may still grow.
     """
     config = led.config
-    run: Run = []
+    run: MergeRun = []
     run_bytes = 0
     first_lsn = max(led.first_lsn, led.merge_looked_lsn + 1)
     async with aclosing(walk_cover(led.metadata, first_lsn, led.tiered_lsn() + 1)) as pieces:
@@ -154,7 +158,7 @@ async def next_run(led: LedPartition, aside: Set[SegmentId] = frozenset()) -> Ru
     return _worth_merging(run, config.merge_segments, may_grow=True)
 
 
-def _worth_merging(run: Run, most: int, *, may_grow: bool) -> Run | None:
+def _worth_merging(run: MergeRun, most: int, *, may_grow: bool) -> MergeRun | None:
     """So many pieces of a run as are merged at once, the first of them no larger than the rest.
 
     A large piece before a few small ones would be written again and again for little: so it is

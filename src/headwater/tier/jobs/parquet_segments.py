@@ -12,8 +12,7 @@ from headwater.core.errors import HeadwaterError, Refused, Unavailable
 from headwater.log.record.group import Group
 from headwater.store import ObjectMeta, Store
 from headwater.tier.errors import NotOneSegment, SourceUnreadable
-from headwater.tier.events import SegmentMetadata
-from headwater.tier.identity import SegmentId, TopicIdPartition
+from headwater.tier.events import SegmentId, SegmentMetadata, TopicIdPartition
 from headwater.tier.segments import (
     EncodedSegment,
     ObjectStorage,
@@ -24,9 +23,8 @@ from headwater.tier.segments import (
     receipt_of,
 )
 from headwater.tier.segments.columns import ColumnUnion
-from headwater.tier.segments.decoder import lost_groups
-from headwater.tier.segments.object_ranges import open_index
 from headwater.tier.segments.object_storage import CLOCK, segment_key
+from headwater.tier.segments.reading import lost_groups, open_index
 
 Sequences = tuple[int, int]
 

@@ -1,7 +1,7 @@
-"""Removes objects whose segments are unlisted, and what was begun and never ended.
+"""Removes the objects of unlisted segments, and copies that were started and did not finish.
 
-Always holds: an object is removed only after everybody who follows the events may know that its
-segment is read no longer, and one that was ever in a cover only `delete_delay_ms` later.
+Always holds: an object is removed only after its segment was unlisted, and one that was ever in a
+cover only `delete_delay_ms` later, so that readers can finish.
 """
 
 from __future__ import annotations
@@ -9,20 +9,18 @@ from __future__ import annotations
 from headwater.core import runtime
 from headwater.core.errors import Corrupt, HeadwaterError, NotFound
 from headwater.tier.errors import LastCopy
-from headwater.tier.events import SegmentMetadata, SegmentState, unstamp
-from headwater.tier.identity import SegmentId
-from headwater.tier.jobs.led_partition import LedPartition
-from headwater.tier.jobs.setbacks import Setbacks
+from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState, unstamp
+from headwater.tier.jobs.led_partition import ItemFailures, LedPartition
 from headwater.tier.segment_cover import gaps
 
 
-async def abandon(led: LedPartition, segment_id: SegmentId) -> None:
+async def abandon_copy(led: LedPartition, segment_id: SegmentId) -> None:
     """Clean up after a copy that never was in a cover: nobody reads it, so it goes at once."""
     await led.voice.unlist_copy(segment_id)
-    await remove(led, segment_id)
+    await remove_object(led, segment_id)
 
 
-async def remove(led: LedPartition, segment_id: SegmentId) -> None:
+async def remove_object(led: LedPartition, segment_id: SegmentId) -> None:
     """Remove the object of an unlisted segment."""
     await led.storage.delete(segment_id)
     await led.voice.deleted(segment_id)
@@ -30,25 +28,25 @@ async def remove(led: LedPartition, segment_id: SegmentId) -> None:
     led.metrics.removed_objects += 1
 
 
-async def clean_up(led: LedPartition) -> None:
+async def remove_due(led: LedPartition) -> None:
     """Remove all that is due; one that cannot be removed keeps no other.
 
     Copies of older leaders that began and never ended are among it: their epochs are over, so they
     never will.
     """
-    setbacks, leads = Setbacks(), False
+    setbacks, leads = ItemFailures(), False
     unsound: dict[SegmentId, HeadwaterError] = {}
     for segment in led.metadata.unfinished():
         with setbacks.kept():
             if segment.state is SegmentState.COPY_STARTED:
-                await abandon(led, segment.segment_id)
+                await abandon_copy(led, segment.segment_id)
             elif is_due(led, segment):
                 if not leads:
                     # By the store, too: a newer leader may speak in a log that goes on elsewhere.
                     await led.check_leads()
                     leads = True
                 await _check_replaced(led, segment, unsound)
-                await remove(led, segment.segment_id)
+                await remove_object(led, segment.segment_id)
     setbacks.tell()
 
 

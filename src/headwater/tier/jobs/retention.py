@@ -1,7 +1,7 @@
-"""Lets the oldest remote segments go, if a retention is set; and the local log, when it is remote.
+"""Retention: expires the oldest remote segments, and drops LSNs of the local log that are remote.
 
-Always holds: the log start never moves past what a valid slot still needs, nor past what is remote
-without a gap, unless the gap is lost for good; it moves before anything below it is unlisted.
+Always holds: the log start never moves past an LSN that a valid slot needs, nor past the remote
+LSNs without a gap, unless the gap is lost for good; it moves before anything below it is unlisted.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 from contextlib import aclosing
 
 from headwater.tier.events import SegmentState
-from headwater.tier.jobs.config import FOR_EVER
-from headwater.tier.jobs.copying import is_missing, newest_ms_of
+from headwater.tier.jobs.config import UNLIMITED
+from headwater.tier.jobs.copying import has_missing, newest_ms_of
 from headwater.tier.jobs.led_partition import LedPartition
-from headwater.tier.segment_cover import share_bytes
-from headwater.tier.walking import END_LSN, walk_cover
+from headwater.tier.segment_cover import END_LSN, share_bytes, walk_cover
 
 
 async def expire_remote(led: LedPartition) -> None:
     """Move the log start as retention says, and unlist what lies wholly below it."""
     config = led.config
-    if (config.retention_ms, config.retention_bytes) != (FOR_EVER, FOR_EVER):
+    if (config.retention_ms, config.retention_bytes) != (UNLIMITED, UNLIMITED):
         wanted = min(await expired_end(led), led.leader.slot_floor_lsn() + 1)
         if wanted > led.first_lsn:
             await led.move_log_start(wanted)
@@ -51,16 +50,16 @@ async def expired_end(led: LedPartition) -> int:
     """
     config, now_ms = led.config, led.store_ms()
     # What is lost is no older than what comes after it, and goes with that.
-    end_lsn = END_LSN if is_missing(led) else led.tiered_lsn() + 1
-    left_bytes = await _cover_bytes(led, end_lsn) if config.retention_bytes != FOR_EVER else 0
+    end_lsn = END_LSN if has_missing(led) else led.tiered_lsn() + 1
+    left_bytes = await _cover_bytes(led, end_lsn) if config.retention_bytes != UNLIMITED else 0
     at = led.first_lsn
     async with aclosing(walk_cover(led.metadata, at, end_lsn)) as pieces:
         async for piece in pieces:
             segment = piece.segment
             oldest_ms = now_ms - config.retention_ms
-            too_old = config.retention_ms != FOR_EVER and newest_ms_of(segment) < oldest_ms
+            too_old = config.retention_ms != UNLIMITED and newest_ms_of(segment) < oldest_ms
             left_bytes -= share_bytes(piece)
-            too_much = config.retention_bytes != FOR_EVER and left_bytes >= config.retention_bytes
+            too_much = config.retention_bytes != UNLIMITED and left_bytes >= config.retention_bytes
             if not (too_old or too_much):
                 break
             at = piece.lsns.stop

@@ -21,32 +21,29 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.tier.errors import StreamGone
-from headwater.tier.jobs.comparing import compare
 from headwater.tier.jobs.config import TierConfig, Tiering
-from headwater.tier.jobs.copying import copy_sealed, missing
-from headwater.tier.jobs.deletion import delete_partition
+from headwater.tier.jobs.copying import compare, copy_sealed, missing_ranges
+from headwater.tier.jobs.deletion import delete_partition, drop_remote
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.merging import merge_small
-from headwater.tier.jobs.removal import clean_up
-from headwater.tier.jobs.repairing import repair
+from headwater.tier.jobs.removal import remove_due
 from headwater.tier.jobs.retention import expire_local, expire_remote
-from headwater.tier.jobs.scrub import Scrubbed, look
-from headwater.tier.jobs.stopping import give_up_remote
+from headwater.tier.jobs.scrub import ScrubResult, repair, scrub_partition
 
 _log: Final = logging.getLogger("headwater")
 
 Job = Callable[[LedPartition], Awaitable[None]]
 _JOBS: Final[dict[Tiering, dict[str, Job]]] = {
     Tiering.ON: {
-        "clean up": clean_up,
+        "clean up": remove_due,
         "compare": compare,
         "copy": copy_sealed,
         "expire remote": expire_remote,
         "merge": merge_small,
         "expire local": expire_local,
     },
-    Tiering.KEEP: {"clean up": clean_up, "compare": compare, "expire local": expire_local},
-    Tiering.DELETE: {"clean up": clean_up, "give up remote": give_up_remote},
+    Tiering.KEEP: {"clean up": remove_due, "compare": compare, "expire local": expire_local},
+    Tiering.DELETE: {"clean up": remove_due, "give up remote": drop_remote},
 }
 
 
@@ -153,7 +150,7 @@ class TierManager:
         await self.run_once()
         return self._deleted
 
-    async def scrub(self, *, mend: bool) -> Scrubbed:
+    async def scrub(self, *, mend: bool) -> ScrubResult:
         """Look whether the tier has what it says, beside the jobs; and mend it between two rounds.
 
         Reading all of a tier takes hours, in which the log goes on being copied.
@@ -163,7 +160,7 @@ class TierManager:
             await self._look_at_stream()
             await self._begin()
             await led.voice.settle()
-        seen = await look(
+        seen = await scrub_partition(
             led.metadata,
             led.storage,
             led.register,
@@ -242,7 +239,7 @@ class TierManager:
         self._retries.pop(name, None)
 
     async def _note_loss(self) -> None:
-        lost, local = await missing(self.led), self.led.local
+        lost, local = await missing_ranges(self.led), self.led.local
         self.metrics.missing_lsns = sum(map(len, lost))
         self.metrics.lag_lsns = max(0, local.current_lsn() - self.led.tiered_lsn())
         if lost and lost != self._told_lost:

@@ -16,10 +16,13 @@ Always holds: every question is answered by all events or not at all; an event t
 is not passed; nobody waits without a deadline.
 """
 
-from headwater.tier.manager.config import ManagerConfig
 from headwater.tier.manager.manager import TopicMetadataManager
-from headwater.tier.manager.metrics import ManagerMetrics
-from headwater.tier.manager.status import ManagerStatus, PartitionStatus
+from headwater.tier.manager.status import (
+    ManagerConfig,
+    ManagerMetrics,
+    ManagerStatus,
+    PartitionStatus,
+)
 
 __all__ = [
     "ManagerConfig",

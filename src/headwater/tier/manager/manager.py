@@ -28,27 +28,23 @@ from typing import Any, Final
 from headwater.core import runtime
 from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import Bug, HeadwaterError, Refused, Unavailable
-from headwater.core.waiters import Waiters
-from headwater.tier.cache import Outcome, PartitionCache, TierCache
+from headwater.core.runtime import Waiters
+from headwater.tier.cache import EventOutcome, PartitionCache, TierCache
 from headwater.tier.errors import NotReady
+from headwater.tier.event_codec import metadata_partition_for
 from headwater.tier.eventlog import MetadataEventLog
 from headwater.tier.events import (
     MetadataEvent,
     PartitionDeleteState,
     SegmentMetadata,
-    metadata_partition_for,
+    TopicIdPartition,
     partition_of,
 )
-from headwater.tier.identity import TopicIdPartition
-from headwater.tier.manager.config import ManagerConfig
-from headwater.tier.manager.followed import FollowedPartition
-from headwater.tier.manager.metrics import ManagerMetrics
+from headwater.tier.manager.following import EventPump, FollowedPartition
 from headwater.tier.manager.publishing import check_event, publish_and_wait
-from headwater.tier.manager.pump import Pump
-from headwater.tier.manager.saving import Saving
-from headwater.tier.manager.status import ManagerStatus
+from headwater.tier.manager.snapshots import SnapshotFolder, SnapshotSaver
+from headwater.tier.manager.status import ManagerConfig, ManagerMetrics, ManagerStatus
 from headwater.tier.segment_cover import CoverPiece
-from headwater.tier.snapshot import SnapshotFolder
 
 _log: Final = logging.getLogger("headwater")
 
@@ -70,8 +66,8 @@ class TopicMetadataManager:
             )
             for partition in range(log.partition_count)
         }
-        self._pump = Pump(log, self._followed, config, self.metrics)
-        self._saving = Saving(log.log_id, folder, self._followed, self.metrics)
+        self._pump = EventPump(log, self._followed, config, self.metrics)
+        self._saving = SnapshotSaver(log.log_id, folder, self._followed, self.metrics)
         self._reconciling = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._over: HeadwaterError | None = None
@@ -204,7 +200,7 @@ class TopicMetadataManager:
         *,
         publisher_epoch: int | None = None,
         timeout_s: float | None = None,
-    ) -> Outcome:
+    ) -> EventOutcome:
         """Publish an event, and wait until it is applied here; what it changed.
 
         The epoch stands beside the event, for a `PartitionDelete`; others carry their own. Raises

@@ -13,21 +13,21 @@ from typing import Final
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Fenced, HeadwaterError, OutcomeUnknown, Refused
-from headwater.core.waiters import Waiters
-from headwater.tier.cache import Outcome
+from headwater.core.runtime import Waiters
+from headwater.tier.cache import EventOutcome
 from headwater.tier.errors import EventRejected
+from headwater.tier.event_codec import encode_event
 from headwater.tier.eventlog import MetadataEventLog
 from headwater.tier.events import (
     MetadataEvent,
     PartitionDelete,
     SegmentMetadata,
     SegmentState,
-    encode_event,
+    check_epoch,
     partition_of,
     publisher_epoch_of,
 )
-from headwater.tier.events.publisher_epoch import check_epoch
-from headwater.tier.manager.followed import FollowedPartition
+from headwater.tier.manager.following import FollowedPartition
 
 LEADER_EPOCH_MAX: Final = (1 << 31) - 1
 """A segment has no room for a leader's epoch above it."""
@@ -42,7 +42,7 @@ async def publish_and_wait(
     publisher_epoch: int | None,
     timeout_s: float,
     why_vain: Callable[[], HeadwaterError | None],
-) -> Outcome:
+) -> EventOutcome:
     """What an event changed, once it is published and applied; see the manager for the errors."""
     check_before(followed, event, publisher_epoch)
     payload, place = encode_event(event), followed.partition
@@ -65,7 +65,7 @@ async def publish_and_wait(
         raise OutcomeUnknown(_unknown(followed, offset, why_vain(), timeout_s))
     if isinstance(verdict, EventRejected):
         raise EventRejected(str(verdict), current=verdict.current)
-    if verdict is Outcome.STALE:
+    if verdict is EventOutcome.STALE:
         raise _fenced(followed, event)
     return verdict
 

@@ -27,17 +27,28 @@ from typing import TYPE_CHECKING
 from headwater.front import exports
 
 if TYPE_CHECKING:
-    from headwater.tier.segments.columns import can_share
-    from headwater.tier.segments.description import Description
-    from headwater.tier.segments.encoder import EncodedSegment, SegmentEncoder
-    from headwater.tier.segments.field_ids import FieldIds
-    from headwater.tier.segments.from_log import encode_segment, log_range
-    from headwater.tier.segments.index import SegmentIndex, read_index
-    from headwater.tier.segments.object_cache import ObjectCache
-    from headwater.tier.segments.object_storage import ObjectStorage, segment_key
-    from headwater.tier.segments.plan import SegmentConfig, SegmentPlan, new_segment_id
-    from headwater.tier.segments.receipt import Receipt, receipt_of
-    from headwater.tier.segments.storage import PreparedSegment, RemoteStorage
+    from headwater.tier.segments.columns import FieldIds, can_share
+    from headwater.tier.segments.encoder import (
+        EncodedSegment,
+        SegmentEncoder,
+        encode_segment,
+        log_range,
+    )
+    from headwater.tier.segments.footer import (
+        Description,
+        Receipt,
+        SegmentIndex,
+        read_index,
+        receipt_of,
+    )
+    from headwater.tier.segments.object_storage import (
+        ObjectStorage,
+        PreparedSegment,
+        RemoteStorage,
+        segment_key,
+    )
+    from headwater.tier.segments.parquet_writer import SegmentConfig, SegmentPlan, new_segment_id
+    from headwater.tier.segments.reading import ObjectCache
 
 __all__ = [
     "Description",
@@ -64,16 +75,11 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "columns": "can_share",
-        "description": "Description",
-        "encoder": "EncodedSegment SegmentEncoder",
-        "field_ids": "FieldIds",
-        "from_log": "encode_segment log_range",
-        "index": "SegmentIndex read_index",
-        "object_cache": "ObjectCache",
-        "object_storage": "ObjectStorage segment_key",
-        "plan": "SegmentConfig SegmentPlan new_segment_id",
-        "receipt": "Receipt receipt_of",
-        "storage": "PreparedSegment RemoteStorage",
+        "columns": "FieldIds can_share",
+        "encoder": "EncodedSegment SegmentEncoder encode_segment log_range",
+        "footer": "Description Receipt SegmentIndex read_index receipt_of",
+        "object_storage": "ObjectStorage PreparedSegment RemoteStorage segment_key",
+        "parquet_writer": "SegmentConfig SegmentPlan new_segment_id",
+        "reading": "ObjectCache",
     },
 )

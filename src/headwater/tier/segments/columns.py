@@ -1,28 +1,126 @@
-"""The columns of a segment: those of its records, in types that Parquet keeps as they are.
+"""The columns of a segment: their types in Parquet, and the field ids that Iceberg uses.
 
-Always holds: a type that Parquet would bend is kept in another one that holds the same, and comes
-back as it was; a column that has one type in some records and another in others is refused before
-anything is written.
+Always holds: a type that Parquet would change is stored as another type with the same values, and
+is restored when it is read; a column that has different types in different records is refused
+before anything is written.
 
-Records of one segment may have different columns, since a column that nobody uses is absent: the
-segment has all of them, null where a record has none, and says which records had which.
+The records of one segment may have different columns, since an unused column is absent. The
+segment has all of them, null where a record has none, and its description says which records had
+which.
+
+Field ids are those of an Iceberg table that is created with the columns that every record has,
+and to which each version of the stream's schema is added by name (`union_by_name`). So segments
+can be added to such a table as they are. A path keeps its id: later versions only add paths, and
+a column that a segment lacks changes no other id. For a stream without a declared schema, the
+columns of each segment are added to those of every record: the ids stay the same as long as the
+columns do.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 
 from headwater.core.errors import Refused
-from headwater.log.record.columns import LOG_COLUMNS, check_columns
-from headwater.log.record.group import Group
-from headwater.log.record.kept_columns import kept_column, restored_column
-from headwater.log.record.kept_types import kept_type
+from headwater.log.record.group import LOG_COLUMNS, Group, check_columns
+from headwater.log.record.parquet_types import from_parquet_column, parquet_type, to_parquet_column
 from headwater.tier.errors import NotOneSegment
-from headwater.tier.segments.field_ids import PLACE_FIELDS, FieldIds, children
+
+LSN: Final = "_lsn"
+TERM: Final = "_term"
+ID_KEY: Final = b"PARQUET:field_id"
+PLACE_FIELDS: Final = (
+    pa.field(LSN, pa.int64(), nullable=False),
+    pa.field(TERM, pa.int64(), nullable=False),
+)
+"""What a segment knows of every record beyond the columns of the log."""
+EVERY_RECORD: Final = pa.schema(
+    [*PLACE_FIELDS, *(pa.field(name, kind) for name, kind in LOG_COLUMNS.items())]
+)
+
+Path: TypeAlias = tuple[str, ...]
+
+
+class FieldIds:
+    """The ids of a stream's columns."""
+
+    def __init__(self, declared: Sequence[pa.Schema] = ()) -> None:
+        """`declared`: every version of the stream's schema, the first one first."""
+        self._ids: dict[Path, int] = {}
+        self._numbers = itertools.count(1)
+        self._fresh_struct((), EVERY_RECORD)
+        for version in declared:
+            self._add((), version)
+
+    def of(self, schema: pa.Schema) -> pa.Schema:
+        """The same columns, each with its id in its metadata, and in no other metadata.
+
+        Columns that no version declares have the ids that come next.
+        """
+        self._add((), schema)
+        return pa.schema([self._numbered((), field) for field in schema])
+
+    def _add(self, above: Path, fields: Iterable[pa.Field]) -> None:
+        """As Iceberg does: what is missing deeper down first, then what is missing here."""
+        fields = list(fields)
+        for field in fields:
+            if (*above, field.name) in self._ids:
+                self._add_within((*above, field.name), field.type)
+        for field in fields:
+            path = (*above, field.name)
+            if path not in self._ids:
+                self._ids[path] = next(self._numbers)
+                self._fresh(path, field.type)
+
+    def _add_within(self, path: Path, kind: pa.DataType) -> None:
+        if pa.types.is_struct(kind):
+            self._add(path, kind)
+        else:
+            for field in children(kind):
+                # One that has another type here than it had is a list or a map for the first time.
+                if (*path, field.name) not in self._ids:
+                    self._fresh(path, kind)
+                    return
+                self._add_within((*path, field.name), field.type)
+
+    def _fresh(self, path: Path, kind: pa.DataType) -> None:
+        self._fresh_struct(path, children(kind))
+
+    def _fresh_struct(self, above: Path, fields: Iterable[pa.Field]) -> None:
+        """Those of one level first, then those within each."""
+        fields = list(fields)
+        for field in fields:
+            self._ids[(*above, field.name)] = next(self._numbers)
+        for field in fields:
+            self._fresh((*above, field.name), field.type)
+
+    def _numbered(self, above: Path, field: pa.Field) -> pa.Field:
+        path = (*above, field.name)
+        kind = field.type
+        if pa.types.is_struct(kind):
+            kind = pa.struct([self._numbered(path, inner) for inner in kind])
+        elif pa.types.is_list(kind):
+            kind = pa.list_(self._numbered(path, children(kind)[0]))
+        elif pa.types.is_map(kind):
+            key, value = children(kind)
+            kind = pa.map_(self._numbered(path, key), self._numbered(path, value))
+        return pa.field(field.name, kind, field.nullable, {ID_KEY: str(self._ids[path]).encode()})
+
+
+def children(kind: pa.DataType) -> list[pa.Field]:
+    """The fields within a type, by the names that Iceberg and Parquet have for them."""
+    if pa.types.is_struct(kind):
+        return list(kind)
+    if pa.types.is_list(kind):
+        return [kind.value_field.with_name("element")]
+    if pa.types.is_map(kind):
+        return [kind.key_field.with_name("key"), kind.item_field.with_name("value")]
+    return []
+
 
 _PLACES: Final = len(PLACE_FIELDS)
 
@@ -43,7 +141,7 @@ class ColumnUnion:
         for field in schema:
             _check_same(field, self.kinds.setdefault(field.name, field.type))
             nullable = field.nullable or self._fields.get(field.name, field).nullable
-            kept = kept_type(field.name, field.type)
+            kept = parquet_type(field.name, field.type)
             self._fields[field.name] = pa.field(field.name, kept, nullable)
         self._seen.update(schema.names)
         self._schemas += 1
@@ -90,7 +188,7 @@ class SegmentColumns:
                 column = pa.nulls(rows, field.type)
             elif _has_decimals(field.type):
                 _check_digits(field.name, column)
-            arrays.append(kept_column(column, field.type))
+            arrays.append(to_parquet_column(column, field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self._plain)
 
     def _check_fitting(self, schema: pa.Schema) -> None:
@@ -132,7 +230,7 @@ def restored(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Rows of a segment as the records that they were."""
     if not schema.names:  # of arrays that are none, there would be no rows
         return rows.select([]).replace_schema_metadata(schema.metadata)
-    columns = [restored_column(rows.column(field.name), field.type) for field in schema]
+    columns = [from_parquet_column(rows.column(field.name), field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

@@ -1,12 +1,13 @@
-"""Groups of the log to the bytes of one segment. Computes only; runs best on a thread.
+"""Encodes groups of the log as one segment. CPU-bound: run it on a thread.
 
-Always holds: what does not fit a segment is refused before there is an object; the same plan and
-the same groups give the same records, whatever the groups' borders are.
+Always holds: records that do not fit into a segment are refused before an object is written; the
+same plan and the same records give the same segment, however the records are grouped.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,31 +16,34 @@ import pyarrow.compute as pc
 import xxhash
 
 from headwater.buffer.records import TIMESTAMP
-from headwater.core import limits
-from headwater.core.errors import Refused
+from headwater.core import limits, runtime
+from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import TERM_MAX
-from headwater.log.record.columns import COMMIT_TIMESTAMP
-from headwater.log.record.group import Group
-from headwater.log.spool.conform import filled, merged
+from headwater.log.record.group import COMMIT_TIMESTAMP, Group
+from headwater.log.spool.codec import filled, merge_schemas
+from headwater.log.wal import Wal
 from headwater.tier.errors import NotOneSegment
-from headwater.tier.events import SegmentMetadata, SegmentState, SegmentUpdate
-from headwater.tier.identity import SegmentId
-from headwater.tier.segments.columns import SegmentColumns
-from headwater.tier.segments.description import (
+from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState, SegmentUpdate
+from headwater.tier.segments.columns import LSN, SegmentColumns
+from headwater.tier.segments.footer import (
+    FOOTER_END_BYTES,
     FORMAT,
     METADATA_KEY,
     Description,
+    Receipt,
     RowGroup,
-    Run,
+    SegmentRun,
     encode_description,
+    footer_bytes,
     schema_text,
+    seal,
 )
-from headwater.tier.segments.field_ids import LSN
-from headwater.tier.segments.parquet_writer import open_writer
-from headwater.tier.segments.plan import SegmentConfig, SegmentPlan
-from headwater.tier.segments.receipt import Receipt
-from headwater.tier.segments.seal import FOOTER_END_BYTES, footer_bytes, seal
-from headwater.tier.segments.sink import HashingSink
+from headwater.tier.segments.parquet_writer import (
+    HashingSink,
+    SegmentConfig,
+    SegmentPlan,
+    open_writer,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,7 @@ class SegmentEncoder:
         self._sink = HashingSink()
         self._writer: Any = None
         self._next_lsn = plan.first_lsn
-        self._runs: list[Run] = []
+        self._runs: list[SegmentRun] = []
         self._row_groups: list[RowGroup] = []
         self._schemas: list[pa.Schema] = []
         self._waiting: list[pa.RecordBatch] = []
@@ -161,7 +165,7 @@ class SegmentEncoder:
         columns, given = self._plan.columns, group.records.schema
         if columns is None or group.lost is not None or given == columns:
             return group
-        if merged(columns, given) != columns:
+        if merge_schemas(columns, given) != columns:
             return group
         return replace(group, records=filled(group.records, columns, given=given))
 
@@ -250,14 +254,18 @@ class SegmentEncoder:
             schema,
             group.lost,
         ):
-            self._runs[-1] = Run(last.first_lsn, group.last_lsn, last.term, schema, last.lost)
+            self._runs[-1] = SegmentRun(
+                last.first_lsn, group.last_lsn, last.term, schema, last.lost
+            )
             return
         if len(self._runs) == limits.TIER_SEGMENT_RUNS:
             raise NotOneSegment(
                 f"term or columns change more than {limits.TIER_SEGMENT_RUNS:,} times "
                 "(TIER_SEGMENT_RUNS): make the segment smaller"
             )
-        self._runs.append(Run(group.first_lsn, group.last_lsn, group.term, schema, group.lost))
+        self._runs.append(
+            SegmentRun(group.first_lsn, group.last_lsn, group.term, schema, group.lost)
+        )
 
     def _schema_number(self, schema: pa.Schema) -> int:
         for number, known in enumerate(self._schemas):
@@ -284,3 +292,45 @@ def _check_size(size_bytes: int) -> None:
             f"a segment of more than {limits.TIER_SEGMENT_MAX_BYTES:,} bytes "
             "(TIER_SEGMENT_MAX_BYTES): copy fewer LSNs at once"
         )
+
+
+async def log_range(wal: Wal, first_lsn: int, last_lsn: int) -> AsyncIterator[Group]:
+    """The groups of a log from one LSN to another; `Trimmed` if some were pruned."""
+    at = first_lsn - 1
+    while at < last_lsn:
+        groups = await wal.read_since(
+            at, max_records=last_lsn - at, max_bytes=limits.LOG_READ_BYTES
+        )
+        # A log that was pruned to its end has nothing to hand out, and is not one that ends there.
+        if (groups[0].first_lsn if groups else wal.oldest_lsn()) > at + 1:
+            raise Trimmed(
+                f"LSN {at + 1} is no longer in the log, which begins at {wal.oldest_lsn()}",
+                floor=wal.oldest_lsn(),
+            )
+        if not groups:
+            raise Refused(f"the log ends at LSN {wal.current_lsn()}; {last_lsn} is not written yet")
+        for group in groups:
+            yield group
+        at = groups[-1].last_lsn
+
+
+async def encode_segment(
+    plan: SegmentPlan, groups: AsyncIterable[Group], config: SegmentConfig | None = None
+) -> EncodedSegment:
+    """The segment of these groups, which are those of the plan's LSNs in order."""
+    encoder = await runtime.run_blocking(SegmentEncoder, plan, config)
+    waiting: list[Group] = []
+    waiting_bytes = 0
+    async for group in groups:
+        waiting.append(group)
+        waiting_bytes += group.nbytes
+        if waiting_bytes >= limits.TIER_ROW_GROUP_BYTES:
+            await runtime.run_blocking(_add, encoder, waiting)
+            waiting, waiting_bytes = [], 0
+    await runtime.run_blocking(_add, encoder, waiting)
+    return await runtime.run_blocking(encoder.finish)
+
+
+def _add(encoder: SegmentEncoder, groups: list[Group]) -> None:
+    for group in groups:
+        encoder.add(group)

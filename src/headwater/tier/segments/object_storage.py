@@ -1,7 +1,7 @@
 """Segments in object storage: one Parquet object each, written once and never changed.
 
 streams/<stream>/<partition>/segments/<stream id>/<segment id>.parquet
-streams/<stream>/<partition>/segments/<stream id>/clock                   the store's time, asked
+streams/<stream>/<partition>/segments/<stream id>/clock        written to read the store's time
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Final
+from typing import Final, Protocol
 
 import xxhash
 
@@ -20,19 +20,69 @@ from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt
 from headwater.log.record.group import Group
 from headwater.store import ObjectMeta, Store
-from headwater.tier.events import SegmentMetadata
-from headwater.tier.identity import SegmentId, TopicIdPartition
-from headwater.tier.segments.decoder import decode_row_group, lost_groups
-from headwater.tier.segments.index import SegmentIndex
-from headwater.tier.segments.object_cache import ObjectCache
-from headwater.tier.segments.object_ranges import (
+from headwater.store.objects import Buffer
+from headwater.tier.events import SegmentId, SegmentMetadata, SegmentUpdate, TopicIdPartition
+from headwater.tier.segments.footer import UNKNOWN_XXH3, Receipt, SegmentIndex, receipt_of
+from headwater.tier.segments.reading import (
+    ObjectCache,
     ObjectRanges,
-    RowGroupParts,
+    RowGroupSplitter,
+    decode_row_group,
+    lost_groups,
     open_index,
     row_group_bytes,
 )
-from headwater.tier.segments.receipt import UNKNOWN_XXH3, Receipt, receipt_of
-from headwater.tier.segments.storage import PreparedSegment
+
+
+class PreparedSegment(Protocol):
+    """A segment that is ready to be stored, under an id that no other attempt has."""
+
+    @property
+    def segment_id(self) -> SegmentId:
+        """Which."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the object."""
+
+    @property
+    def data(self) -> Buffer:
+        """The object."""
+
+    def started(
+        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
+    ) -> SegmentMetadata:
+        """The event that its copy begins."""
+
+    def finished(
+        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
+    ) -> SegmentUpdate:
+        """The event that its copy is there."""
+
+
+class RemoteStorage(Protocol):
+    """Stores segments. Every attempt to copy has a segment id of its own."""
+
+    async def copy(self, segment: PreparedSegment) -> None:
+        """Store a segment under its id.
+
+        `OutcomeUnknown`: it may be there or come yet; `Unavailable`, `Refused`: it is not. In each
+        case the next attempt takes another id, and this one is deleted. `AlreadyExists`: the id was
+        used before.
+        """
+
+    def fetch(self, segment: SegmentMetadata, first_lsn: int, end_lsn: int) -> AsyncIterator[Group]:
+        """The groups of [first_lsn, end_lsn) that a segment holds, in order and without gaps.
+
+        A range of which it holds nothing gives nothing. Memory is bounded by a few row groups.
+        """
+
+    async def fetch_index(self, segment: SegmentMetadata) -> SegmentIndex:
+        """Where the records of a segment stand, its terms, its schemas and what is lost in it."""
+
+    async def delete(self, segment_id: SegmentId) -> None:
+        """Remove a segment; removing one that is not there succeeds."""
+
 
 CLOCK: Final = "clock"
 """Written to learn the time by the clock that the objects' times come from."""
@@ -96,7 +146,7 @@ class ObjectStorage:
         _, index = await open_index(self._store, key, receipt)
         _check_identity(segment, index, receipt)
         whole, body, left = xxhash.xxh3_128(), xxhash.xxh3_128(), index.seal.body_bytes
-        parts, end_lsn = RowGroupParts(index.description.row_groups), segment.end_offset + 1
+        parts, end_lsn = RowGroupSplitter(index.description.row_groups), segment.end_offset + 1
         async for chunk in self._store.get_stream(key):
             whole.update(chunk)
             body.update(chunk[:left])

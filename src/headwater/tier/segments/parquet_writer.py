@@ -1,25 +1,114 @@
-"""How segments are written as Parquet: for readers that skip what they need not read.
+"""How segments are written as Parquet: the plan of a segment, settings, and the writer.
 
-Sorted by LSN, with an index of pages and their checksums, and a bloom filter on the key. A column
-has a dictionary where the first records say that its values come again: to try one for every row
-group and give it up again costs more than it saves. Whole numbers and times that are close to each
-other (ids that are counted up, quantities) are kept by their differences.
+Rows are sorted by LSN, with a page index, page checksums and a bloom filter on the key, so that
+readers can skip data. A column gets a dictionary if its values repeat in the first records: trying
+and dropping a dictionary in every row group costs more than it saves. Integers and timestamps close
+to each other (counters, quantities) are delta-encoded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import xxhash
 
 from headwater.buffer.records import HEADERS, KEY, VALUE
-from headwater.log.record.columns import METADATA, REFRESH_RECORDS
-from headwater.tier.segments.field_ids import LSN, children
-from headwater.tier.segments.plan import SegmentConfig
-from headwater.tier.segments.sink import HashingSink
+from headwater.core import limits, runtime
+from headwater.core.errors import Refused
+from headwater.core.runtime import decode_ulid
+from headwater.log.record.group import METADATA, REFRESH_RECORDS
+from headwater.tier.events import SegmentId, TopicIdPartition
+from headwater.tier.segments.columns import LSN, children
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlan:
+    """The LSNs of a segment, and what is known of them beforehand."""
+
+    segment_id: SegmentId
+    first_lsn: int
+    last_lsn: int
+    schemas: Sequence[pa.Schema] = ()
+    """Every schema that the records have; without any, that of the first ones is the only one."""
+    declared: Sequence[pa.Schema] = ()
+    """Every version of the schema that the stream declares, the first one first."""
+    sequences: tuple[int, int] | None = None
+    """The first and the last entry of the queue that the records come from."""
+    undated_ms: int = 0
+    """What records without a time count as; 0 if nothing is known of that."""
+    columns: pa.Schema | None = None
+    """What all records are given: the columns that they lack are nulls, which means the same.
+    Records that have another column, or one of another type, stay as they are."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.first_lsn <= self.last_lsn:
+            raise Refused(f"LSNs {self.first_lsn} to {self.last_lsn} are no range of a segment")
+        if self.sequences is not None and not 0 <= self.sequences[0] <= self.sequences[1]:
+            raise Refused(f"{self.sequences} is no range of sequences")
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentConfig:
+    """How segments are written."""
+
+    row_group_bytes: int = limits.TIER_ROW_GROUP_BYTES
+    row_group_rows: int = limits.TIER_ROW_GROUP_ROWS
+    compression: str = "zstd"
+    compression_level: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.row_group_bytes < 1 or self.row_group_rows < 1:
+            raise Refused("a row group has at least one byte and one row")
+
+
+def new_segment_id(partition: TopicIdPartition) -> SegmentId:
+    """One for a single attempt to copy. Later ones sort behind earlier ones (UUID, version 7)."""
+    number = decode_ulid(runtime.new_ulid())
+    number = number & ~(0xF << 76) | 7 << 76
+    number = number & ~(3 << 62) | 2 << 62
+    return SegmentId(partition, uuid.UUID(int=number))
+
+
+class HashingSink:
+    """A file to write to, as Arrow wants one."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.data = bytearray()
+        """All that was written: it grows in place, so that it is in memory once."""
+        self._hasher = xxhash.xxh3_64()
+
+    def write(self, data: bytes | pa.Buffer) -> None:
+        """Keep it."""
+        self.data += memoryview(data)
+        self._hasher.update(data)
+
+    def tell(self) -> int:
+        """How much was written."""
+        return len(self.data)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """Nothing more is written."""
+        self.closed = True
+
+    def begin_part(self) -> int:
+        """Begin a stretch here, and say where that is."""
+        self._hasher.reset()
+        return len(self.data)
+
+    def part_xxh3(self) -> str:
+        """The checksum of what was written since."""
+        return str(self._hasher.hexdigest())
+
 
 KEY_FALSE_POSITIVES: Final = 0.01
 SAMPLE_ROWS: Final = 8192

@@ -24,14 +24,14 @@ from typing import Final, NamedTuple
 from headwater.buffer.batch import Batch, encode_parts
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.contract import (
+    AppendedBatch,
     Appender,
     BelowFloor,
     Counters,
-    Encoded,
+    EncodedBytes,
     NewBatch,
     OlderSchema,
-    Placed,
-    Resumed,
+    ProducerState,
 )
 from headwater.buffer.queue.native.chunk import Chunk, check_group, entry_bytes
 from headwater.buffer.queue.native.chunks import Chunks, Held
@@ -39,7 +39,6 @@ from headwater.buffer.queue.native.marks import Marks
 from headwater.buffer.queue.native.records import Mark, consumer_register, read_consumer
 from headwater.buffer.queue.native.tail import Dead, LostRace, Tail, write_note
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     Bug,
     Contended,
@@ -49,6 +48,7 @@ from headwater.core.errors import (
     RolledBack,
     Unavailable,
 )
+from headwater.core.retry import RetryPolicy
 from headwater.store import Parts, Store, Version
 
 # A mark is renewed after so many appends or so long, so that a successor need not search further.
@@ -85,7 +85,7 @@ class NativeAppender(Appender):
         self._pace_s = pace_s
         self._policy = RetryPolicy()
         self._landed = 0
-        self._places: dict[int, Placed] = {}
+        self._places: dict[int, AppendedBatch] = {}
         self._doubt: Doubt | None = None
         self._openings = 0
         self._last: Mark | None = None
@@ -99,19 +99,19 @@ class NativeAppender(Appender):
     def encode(self, batch: Batch, compression: Compression) -> Parts:
         return encode_parts(batch, compression)
 
-    async def upload(self, batch_id: str, data: Encoded) -> None:
+    async def upload(self, batch_id: str, data: EncodedBytes) -> None:
         await self._chunks.store.put(self._chunks.batch_key(batch_id), data)
 
     async def discard(self, batch_id: str) -> None:
         await self._chunks.store.delete(self._chunks.batch_key(batch_id))
 
-    async def open(self) -> Resumed:
+    async def open(self) -> ProducerState:
         resumed = await self._open()
         self._is_open = True
         self._keeping = runtime.spawn(_stay_known(weakref.ref(self)), name="headwater-known")
         return resumed
 
-    async def _open(self) -> Resumed:
+    async def _open(self) -> ProducerState:
         end = await self._tail.find()
         while end.number < (await self._chunks.floors()).chunk_floor:
             end = await self._tail.find()
@@ -132,7 +132,7 @@ class NativeAppender(Appender):
         if before.is_first:
             await self._check_unused(self._tail.chunk)
             self._openings = end.openings
-            return Resumed(0, None, is_known=False)
+            return ProducerState(0, None, is_known=False)
         opening = await write_note(
             self._tail,
             lambda last: last.written(runtime.new_token(), opened=[self._marks.owner]),
@@ -148,9 +148,9 @@ class NativeAppender(Appender):
                 "queue went back"
             )
         if mark is None:
-            return Resumed(0, None)
+            return ProducerState(0, None)
         self._landed, self._last = mark.producer_sequence, mark
-        return Resumed(mark.producer_sequence, mark.metadata, mark.sequence)
+        return ProducerState(mark.producer_sequence, mark.metadata, mark.sequence)
 
     async def _check_unused(self, last: Chunk) -> None:
         """`RolledBack` if there is no record of this producer, and yet batches of it are kept.
@@ -170,7 +170,7 @@ class NativeAppender(Appender):
                 "not known. Restore the record from a backup, or take another producer id."
             )
 
-    async def append(self, batches: Sequence[NewBatch]) -> list[Placed]:
+    async def append(self, batches: Sequence[NewBatch]) -> list[AppendedBatch]:
         before = self._landed
         try:
             return await self._append(batches)
@@ -185,7 +185,7 @@ class NativeAppender(Appender):
                 f"would tell cannot be read: append the same ones again: {error}"
             ) from error
 
-    async def _append(self, batches: Sequence[NewBatch]) -> list[Placed]:
+    async def _append(self, batches: Sequence[NewBatch]) -> list[AppendedBatch]:
         if not self._is_open:
             raise Bug("append before open")
         known = [batch for batch in batches if batch.producer_sequence <= self._landed]
@@ -362,7 +362,7 @@ class NativeAppender(Appender):
                 continue
             if batch.producer_sequence < mark.producer_sequence:
                 sequence, lsn = sequence - 1, lsn - batch.rows
-            self._places[batch.producer_sequence] = Placed(sequence, lsn)
+            self._places[batch.producer_sequence] = AppendedBatch(sequence, lsn)
         self._landed, self._last = mark.producer_sequence, mark
 
     def _forget_before(self, producer_sequence: int) -> None:

@@ -20,10 +20,10 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 import xxhash
 
-from headwater.buffer.queue.contract import NewBatch, Placed, TimeBy, micros
+from headwater.buffer.queue.contract import AppendedBatch, NewBatch, TimeBy, micros
 from headwater.core import limits
 from headwater.core.errors import Bug, Corrupt, LimitExceeded, NotSupported
-from headwater.core.ids import decode_ulid, encode_ulid
+from headwater.core.runtime import decode_ulid, encode_ulid
 
 MAGIC: Final = b"HWC2"
 _OLDER: Final = (b"HWC1",)
@@ -196,11 +196,11 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
         """About how many bytes its entries take."""
         return sum(entry.stored_bytes for entry in self.entries)
 
-    def places(self) -> list[Placed]:
+    def places(self) -> list[AppendedBatch]:
         """Sequence and first LSN of each entry."""
         places, lsn = [], self.first_lsn
         for offset, entry in enumerate(self.entries):
-            places.append(Placed(self.first_sequence + offset, lsn))
+            places.append(AppendedBatch(self.first_sequence + offset, lsn))
             lsn += entry.rows
         return places
 

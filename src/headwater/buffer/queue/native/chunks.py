@@ -29,8 +29,8 @@ from headwater.buffer.queue.native.records import (
     no_queue,
 )
 from headwater.core import limits
-from headwater.core.elapsed import Moment
 from headwater.core.errors import Corrupt, NotFound, NotSupported, RolledBack, Trimmed
+from headwater.core.lease import Lease
 from headwater.store import Object, Register, Store, Version
 
 _NUMBER: Final = re.compile(r"[0-9]{20}")
@@ -60,11 +60,11 @@ class Chunks:
         self.ends = Ends(store, prefix)
         self.known_floor = 0
         """No number from here on was dead when that was last known."""
-        self._looked: Moment | None = None
+        self._looked: Lease | None = None
         """When the floor was last read."""
         self.known_floor_sequence = 0
         """No batch below it is kept, as of the last look."""
-        self._asked: Moment | None = None
+        self._asked: Lease | None = None
         """As of when `known_floor` is known."""
 
     def key(self, number: int) -> str:
@@ -90,7 +90,7 @@ class Chunks:
 
     async def floors(self) -> Queue:
         """What is dead by now."""
-        asked = Moment()
+        asked = Lease()
         try:
             queue = (await self.register.read()).value
         except NotFound as error:
@@ -113,7 +113,7 @@ class Chunks:
             return False
         return number < (await self.floors()).chunk_floor
 
-    def grown(self, number: int, *, met: Moment, began: Moment) -> None:
+    def grown(self, number: int, *, met: Lease, began: Lease) -> None:
         """A write that began at this time was added to an open chunk, first met then.
 
         If no chunk can have been deleted since the floor was last known, this was the real one and

@@ -37,8 +37,8 @@ from headwater.buffer.queue.native.records import (
     read_consumer,
 )
 from headwater.core import limits, runtime
-from headwater.core.elapsed import Standing, StandingClock
 from headwater.core.errors import RolledBack, Trimmed
+from headwater.core.lease import FloorAge, FloorClock
 from headwater.store import Register, Store
 
 
@@ -51,7 +51,7 @@ class NativeCollector(Collector):
         self._chunks = Chunks(store, prefix, queue_id)
         self._consumer = consumer_register(store, prefix)
         self._scanned = Register(store, f"{prefix}/gc.json", Scanned)
-        self._standing = StandingClock()
+        self._standing = FloorClock()
 
     async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
         try:
@@ -159,7 +159,7 @@ class NativeCollector(Collector):
         if settling.is_settled(limits.FLOOR_SETTLE_S):
             settled = max(settled, settling.floor)
         if settling.floor <= settled < chunk_floor:
-            settling = Standing(chunk_floor)
+            settling = FloorAge(chunk_floor)
         return msgspec.structs.replace(now, settled_chunk=settled, settling=settling)
 
     async def _settle(self, chunk_floor: int) -> None:

@@ -27,8 +27,8 @@ from headwater.buffer.queue.native.marks import CLOSED, shard_register, with_rec
 from headwater.buffer.queue.native.records import ProducerRecord, Queue, Scanned, Shard
 from headwater.buffer.queue.native.tail import Tail, write_note
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import NotFound
+from headwater.core.retry import RetryPolicy
 from headwater.store import Register
 
 # A producer is closed after so many looks, which lie PRODUCER_EXPIRY_MS apart together.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 
-from headwater.buffer.queue.contract import Descriptor, Looker, QueueState, TimeBy
+from headwater.buffer.queue.contract import Descriptor, QueueReader, QueueState, TimeBy
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.reading import Reading
 from headwater.buffer.queue.native.records import Queue, consumer_register, read_consumer
@@ -16,7 +16,7 @@ from headwater.core.errors import RolledBack, Trimmed
 from headwater.store import Store
 
 
-class NativeLooker(Looker):
+class NativeLooker(QueueReader):
     """Reads a partition's queue."""
 
     def __init__(self, store: Store, prefix: str, queue_id: str) -> None:

@@ -18,9 +18,9 @@ from headwater.buffer.queue.native.records import Queue, Scanned, no_queue
 from headwater.buffer.queue.native.referenced import Referenced
 from headwater.buffer.queue.native.tail import Tail, write_note
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import NotFound, Refused
-from headwater.core.ids import decode_ulid, encode_ulid
+from headwater.core.retry import RetryPolicy
+from headwater.core.runtime import decode_ulid, encode_ulid
 from headwater.store import Register
 
 

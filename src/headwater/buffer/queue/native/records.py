@@ -18,8 +18,8 @@ import msgspec
 
 from headwater.buffer.queue.native.chunk import NO_BATCH_FLOOR
 from headwater.core import limits
-from headwater.core.elapsed import Standing
 from headwater.core.errors import NotFound, Refused, RolledBack
+from headwater.core.lease import FloorAge
 from headwater.store import Register, Store
 
 
@@ -120,7 +120,7 @@ class Scanned(msgspec.Struct, frozen=True):
     """Counts passes that asked the store for the time."""
     settled_chunk: int = 0
     """The floor of the chunks has been here for FLOOR_SETTLE_S: what is below may be deleted."""
-    settling: Standing = Standing()
+    settling: FloorAge = FloorAge()
     """The floor of the chunks that is waited for next."""
 
 

@@ -27,8 +27,6 @@ from headwater.buffer.queue.native.chunk import Chunk, encode_chunk
 from headwater.buffer.queue.native.chunks import Chunks, Held
 from headwater.buffer.queue.native.turns import Turns
 from headwater.core import runtime
-from headwater.core.backoff import Budget
-from headwater.core.elapsed import Moment
 from headwater.core.errors import (
     Bug,
     Conflict,
@@ -39,6 +37,8 @@ from headwater.core.errors import (
     Unavailable,
     staying_unknown,
 )
+from headwater.core.lease import Lease
+from headwater.core.retry import Budget
 
 # A writer that saw somebody else's write within this time looks before it writes.
 COMPANY_S: Final = 10.0
@@ -64,7 +64,7 @@ class Tail:
         self.turns = Turns(producer)
         self._held: Held | None = None
         self._company_s: float | None = None
-        self._met = Moment()
+        self._met = Lease()
         """When the last chunk was first known here."""
         self.changed_s = runtime.monotonic_s()
         """When the last chunk was written, at the latest."""
@@ -123,7 +123,7 @@ class Tail:
 
     def _hold(self, held: Held) -> None:
         if self._held is None or held.chunk.number != self.chunk.number:
-            self._met = Moment()
+            self._met = Lease()
         self._held = held
 
     async def write(self, chunk: Chunk) -> None:
@@ -134,7 +134,7 @@ class Tail:
         it has not and will not.
         """
         held = self.held
-        began, began_s = Moment(), runtime.monotonic_s()
+        began, began_s = Lease(), runtime.monotonic_s()
         self.counters.writes += 1
         key, data = self.chunks.key(chunk.number), encode_chunk(chunk)
         try:

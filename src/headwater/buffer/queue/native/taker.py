@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from headwater.buffer.queue.contract import Counters, Descriptor, Taker
+from headwater.buffer.queue.contract import Counters, Descriptor, QueueConsumer
 from headwater.buffer.queue.native.chunks import Chunks
 from headwater.buffer.queue.native.reading import Reached, Reading, moved
 from headwater.buffer.queue.native.records import (
@@ -24,7 +24,7 @@ from headwater.core.errors import Bug, Fenced, Refused, RolledBack, Trimmed
 from headwater.store import Store
 
 
-class NativeTaker(Taker):
+class NativeTaker(QueueConsumer):
     """One life of a partition's owning consumer."""
 
     def __init__(self, store: Store, prefix: str, queue_id: str) -> None:

@@ -26,15 +26,13 @@ from typing import TYPE_CHECKING
 from headwater.front import exports
 
 if TYPE_CHECKING:
-    from headwater.buffer.queue.v1.adopt import Adopted, adopt_v1_queue
-    from headwater.buffer.queue.v1.appender import V1Appender
+    from headwater.buffer.queue.v1.adopt import Adopted, adopt_v1_queue, create_v1_queue
+    from headwater.buffer.queue.v1.appender import UNKNOWN_LSN, V1Appender
     from headwater.buffer.queue.v1.collector import V1Collector
-    from headwater.buffer.queue.v1.create import create_v1_queue
-    from headwater.buffer.queue.v1.items import pack_calls
-    from headwater.buffer.queue.v1.looker import V1Looker
-    from headwater.buffer.queue.v1.numbering import UNKNOWN_LSN
-    from headwater.buffer.queue.v1.taker import V1Taker
-    from headwater.buffer.queue.v1.view import ConsumedElsewhere
+    from headwater.buffer.queue.v1.consumer import V1Consumer
+    from headwater.buffer.queue.v1.manifest_format import pack_calls
+    from headwater.buffer.queue.v1.reader import V1Reader
+    from headwater.buffer.queue.v1.side_object import ConsumedElsewhere
 
 __all__ = [
     "Adopted",
@@ -42,8 +40,8 @@ __all__ = [
     "UNKNOWN_LSN",
     "V1Appender",
     "V1Collector",
-    "V1Looker",
-    "V1Taker",
+    "V1Consumer",
+    "V1Reader",
     "adopt_v1_queue",
     "create_v1_queue",
     "pack_calls",
@@ -52,14 +50,12 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "adopt": "Adopted adopt_v1_queue",
-        "appender": "V1Appender",
+        "adopt": "Adopted adopt_v1_queue create_v1_queue",
+        "appender": "UNKNOWN_LSN V1Appender",
         "collector": "V1Collector",
-        "create": "create_v1_queue",
-        "items": "pack_calls",
-        "looker": "V1Looker",
-        "numbering": "UNKNOWN_LSN",
-        "taker": "V1Taker",
-        "view": "ConsumedElsewhere",
+        "consumer": "V1Consumer",
+        "manifest_format": "pack_calls",
+        "reader": "V1Reader",
+        "side_object": "ConsumedElsewhere",
     },
 )

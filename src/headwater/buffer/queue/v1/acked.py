@@ -11,28 +11,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
+import struct
+import zlib
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from typing import Final
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from typing import Final, NamedTuple
 
 from headwater.buffer.queue.contract import Descriptor
-from headwater.buffer.queue.v1.cover import Stretch, cover
-from headwater.buffer.queue.v1.items import items_of
-from headwater.buffer.queue.v1.ledger import Counted, Ledger
-from headwater.buffer.queue.v1.manifest_object import Found
-from headwater.buffer.queue.v1.names import Names, SegmentName
-from headwater.buffer.queue.v1.segment import (
-    HEADER_BYTES,
-    Header,
-    Segment,
-    decode_segment,
-    encode_segment,
-    read_header,
+from headwater.buffer.queue.v1.ledger import Ledger, NumberedEntry, entry_descriptor
+from headwater.buffer.queue.v1.manifest_format import (
+    Manifest,
+    ManifestEntry,
+    decode_manifest,
+    encode_manifest,
+    items_of,
 )
-from headwater.buffer.queue.v1.side import Side
-from headwater.buffer.v1_manifest import Entry
+from headwater.buffer.queue.v1.manifest_object import StoredManifest
+from headwater.buffer.queue.v1.side_object import RANKS, SegmentName, SideState, V1Names
 from headwater.core import limits, runtime
-from headwater.core.errors import AlreadyExists, NotFound, OutcomeUnknown, staying_unknown
+from headwater.core.errors import (
+    AlreadyExists,
+    Corrupt,
+    NotFound,
+    NotSupported,
+    OutcomeUnknown,
+    staying_unknown,
+)
 from headwater.store import ByteRange, Store
 
 _CACHED: Final = 4
@@ -40,18 +45,20 @@ _OUTRANKS: Final = 0xFFFF_FFFF
 """More than any consumer discards under one epoch."""
 
 
-class Acked:
+class AckedSegments:
     """The segments of one queue."""
 
-    def __init__(self, store: Store, names: Names) -> None:
+    def __init__(self, store: Store, names: V1Names) -> None:
         self._store = store
         self._names = names
-        self._cache: OrderedDict[str, Segment] = OrderedDict()
+        self._cache: OrderedDict[str, AckedSegment] = OrderedDict()
         self._writer = ""
         """In the names of what is written here: nobody else's, and no other's after a discard."""
         self._discards = 0
 
-    async def write(self, found: Found, ledger: Ledger, sequences: range, newest_ms: int) -> int:
+    async def write(
+        self, found: StoredManifest, ledger: Ledger, sequences: range, newest_ms: int
+    ) -> int:
         """Keep what these pending, counted entries were. Returns the newest time among all."""
         self._writer = self._writer or runtime.new_token().hex()
         for part in _parts(found, sequences):
@@ -65,7 +72,7 @@ class Acked:
         return newest_ms
 
     async def write_taken(
-        self, taken: range, epoch: int, side: Side, lsn: int, location: str
+        self, taken: range, epoch: int, side: SideState, lsn: int, location: str
     ) -> None:
         """Keep of these entries that somebody else took them, and that they have no records here.
 
@@ -76,8 +83,8 @@ class Acked:
         newest_ms = max(side.newest_ms, 0)
         for start in range(taken.start, taken.stop, limits.V1_SEGMENT_ENTRIES):
             part = range(start, min(start + limits.V1_SEGMENT_ENTRIES, taken.stop))
-            entries = [Entry(sequence, location, ()) for sequence in part]
-            counted = Counted(lsn, 0, 0, newest_ms, newest_ms, duplicate=True)
+            entries = [ManifestEntry(sequence, location, ()) for sequence in part]
+            counted = NumberedEntry(lsn, 0, 0, newest_ms, newest_ms, duplicate=True)
             token = runtime.new_token()
             data = encode_segment(token, entries, [counted] * len(part), side.newest_ms)
             await self._put(self._names.segment(part, epoch, _OUTRANKS, writer), data, token)
@@ -129,7 +136,7 @@ class Acked:
     async def search(
         self,
         sequences: range,
-        reached: Callable[[Header], bool],
+        reached: Callable[[SegmentHeader], bool],
         holds: Callable[[Descriptor], bool],
     ) -> int | None:
         """The first of these for which `holds`.
@@ -149,7 +156,9 @@ class Acked:
                         return batch.sequence
         return None
 
-    async def _first(self, sequences: range, reached: Callable[[Header], bool]) -> str | None:
+    async def _first(
+        self, sequences: range, reached: Callable[[SegmentHeader], bool]
+    ) -> str | None:
         low, high = sequences.start, sequences.stop
         best: str | None = None
         while low < high:
@@ -196,7 +205,7 @@ class Acked:
             if found is None:
                 raise
 
-    async def _cover(self, sequences: range) -> list[Stretch]:
+    async def _cover(self, sequences: range) -> list[SegmentRange]:
         """Which segment tells of each of these."""
         if not sequences:
             return []
@@ -222,7 +231,7 @@ class Acked:
             if name is not None:
                 yield name
 
-    async def _get(self, key: str) -> Segment | None:
+    async def _get(self, key: str) -> AckedSegment | None:
         cached = self._cache.get(key)
         if cached is not None:
             self._cache.move_to_end(key)
@@ -238,7 +247,7 @@ class Acked:
         return segment
 
 
-def _parts(found: Found, sequences: range) -> Sequence[range]:
+def _parts(found: StoredManifest, sequences: range) -> Sequence[range]:
     """Runs of entries that fit into one segment each."""
     parts, start, size_bytes = [], sequences.start, 0
     for sequence in sequences:
@@ -251,3 +260,153 @@ def _parts(found: Found, sequences: range) -> Sequence[range]:
             start, size_bytes = sequence, 0
         size_bytes += added
     return [*parts, range(start, sequences.stop)]
+
+
+# A segment: what some acknowledged entries were, written once, before they leave the manifest.
+#
+#     "HWA1" | u32 crc | token 16 | u64 first sequence | u64 first LSN | u64 next LSN
+#            | i64 newest ms | u32 entries | row* | manifest
+#
+#     row = u32 rows | u64 size bytes | i64 min ms | i64 max ms | u8 duplicate
+#
+# `manifest` is a published v1 manifest of the entries. `newest ms` is the latest ingestion time
+# of any record up to the end of this segment, those of earlier segments included: it never falls
+# from one segment to the next, so a time can be searched for by halving. The checksum (CRC-32)
+# covers everything after it.
+
+
+MAGIC: Final = b"HWA1"
+_SEAL: Final = struct.Struct("<4sI")
+_HEAD: Final = struct.Struct("<16sQQQqI")
+_ROW: Final = struct.Struct("<IQqqB")
+HEADER_BYTES: Final = _SEAL.size + _HEAD.size
+
+
+class SegmentHeader(NamedTuple):
+    """What the beginning of a segment tells without the rest."""
+
+    token: bytes
+    first_sequence: int
+    first_lsn: int
+    next_lsn: int
+    newest_ms: int
+    entries: int
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence after the last entry."""
+        return self.first_sequence + self.entries
+
+
+class AckedSegment(NamedTuple):
+    """A decoded segment."""
+
+    header: SegmentHeader
+    descriptors: list[Descriptor]
+
+
+def encode_segment(
+    token: bytes, entries: Sequence[ManifestEntry], counted: Sequence[NumberedEntry], newest_ms: int
+) -> bytes:
+    """The bytes of a segment of one or more adjacent entries."""
+    first, last = entries[0].sequence, entries[-1].sequence
+    next_lsn = counted[-1].first_lsn + counted[-1].rows
+    head = _HEAD.pack(token, first, counted[0].first_lsn, next_lsn, newest_ms, len(entries))
+    rows = b"".join(
+        _ROW.pack(one.rows, one.size_bytes, one.min_ms, one.max_ms, one.duplicate)
+        for one in counted
+    )
+    body = b"".join((head, rows, encode_manifest(Manifest(entries, last + 1))))
+    return _SEAL.pack(MAGIC, zlib.crc32(body)) + body
+
+
+def read_header(key: str, data: bytes | memoryview) -> SegmentHeader:
+    """The header from the first HEADER_BYTES of a segment. Its checksum is the whole segment's."""
+    if len(data) < HEADER_BYTES:
+        raise Corrupt(f"{key}: {len(data)} bytes, shorter than the header of a segment")
+    magic, _ = _SEAL.unpack_from(data)
+    if magic != MAGIC:
+        if magic[:3] == MAGIC[:3]:
+            raise NotSupported(f"{key} is a segment of format {magic!r}. Upgrade Headwater.")
+        raise Corrupt(f"{key} is no segment of acknowledged entries: it begins with {magic!r}")
+    return SegmentHeader._make(_HEAD.unpack_from(data, _SEAL.size))
+
+
+def decode_segment(names: V1Names, key: str, data: bytes | memoryview) -> AckedSegment:
+    """Read a segment, trusting nothing in it."""
+    header = read_header(key, data)
+    _, crc = _SEAL.unpack_from(data)
+    if zlib.crc32(data[_SEAL.size :]) != crc:
+        raise Corrupt(f"{key}: the checksum does not match")
+    end = HEADER_BYTES + header.entries * _ROW.size
+    try:
+        manifest = decode_manifest(data[end:])
+    except Corrupt as error:
+        raise Corrupt(f"{key}: {error}") from error
+    if len(manifest.entries) != header.entries:
+        raise Corrupt(f"{key}: {len(manifest.entries)} entries, not {header.entries}")
+    lsn, descriptors = header.first_lsn, []
+    rows = _ROW.iter_unpack(data[HEADER_BYTES:end])
+    for entry, (count, size_bytes, min_ms, max_ms, duplicate) in zip(
+        manifest.entries, rows, strict=True
+    ):
+        counted = NumberedEntry(lsn, count, size_bytes, min_ms, max_ms, bool(duplicate))
+        descriptors.append(entry_descriptor(names, entry, counted))
+        lsn += count
+    return AckedSegment(header, descriptors)
+
+
+# Which segment tells of each acknowledged entry, where several do.
+#
+# The one of the highest rank: of the consumer that opened last. Whoever acknowledged an entry
+# wrote it into a segment, and after that nobody writes of it any more; so of all who ever did, it
+# opened last. What a fenced one wrote before, or what arrives of it late, may have counted a
+# batch that was given up since.
+#
+# Epochs wrap. Of segments that are compared, none is older by more than a small part of all
+# epochs.
+
+
+class SegmentRange(NamedTuple):
+    """Entries that one segment tells of."""
+
+    key: str
+    sequences: range
+
+
+def cover(segments: Iterable[SegmentName], sequences: range) -> list[SegmentRange]:
+    """The segment for each of these sequences, in order; those that none holds are left out."""
+    waiting = sorted(_unwrapped(list(segments)), key=lambda one: one.first)
+    taken, at = 0, sequences.start
+    at_hand: list[tuple[int, int, str]] = []
+    found: list[SegmentRange] = []
+    while at < sequences.stop:
+        while taken < len(waiting) and waiting[taken].first <= at:
+            one = waiting[taken]
+            heapq.heappush(at_hand, (-one.rank, one.last, one.key))
+            taken += 1
+        while at_hand and at_hand[0][1] < at:
+            heapq.heappop(at_hand)
+        if at_hand:
+            _, last, key = at_hand[0]
+            end = min(last + 1, sequences.stop)
+            if taken < len(waiting):
+                end = min(end, waiting[taken].first)  # it may be of a higher rank
+            start = found.pop().sequences.start if found and found[-1].key == key else at
+            found.append(SegmentRange(key, range(start, end)))
+            at = end
+        elif taken < len(waiting):
+            at = waiting[taken].first
+        else:
+            break
+    return found
+
+
+def _unwrapped(segments: list[SegmentName]) -> list[SegmentName]:
+    """The segments with ranks that rise also where the epoch wrapped between two of them."""
+    part = RANKS // 4
+    if not any(one.rank >= RANKS - part for one in segments):
+        return segments
+    return [
+        one._replace(rank=one.rank + RANKS) if 0 <= one.rank < part else one for one in segments
+    ]

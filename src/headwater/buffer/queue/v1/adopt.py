@@ -22,15 +22,20 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from headwater.buffer.queue.v1.acked import Acked
-from headwater.buffer.queue.v1.manifest_object import Found, ManifestObject, raise_epoch
-from headwater.buffer.queue.v1.names import Names
-from headwater.buffer.queue.v1.side import Side, SideObject, remember
-from headwater.buffer.queue.v1.view import check_not_back
-from headwater.buffer.v1_manifest import Manifest
+from headwater.buffer.queue.v1.acked import AckedSegments
+from headwater.buffer.queue.v1.manifest_format import Manifest
+from headwater.buffer.queue.v1.manifest_object import ManifestObject, StoredManifest, raise_epoch
+from headwater.buffer.queue.v1.side_object import (
+    SideObject,
+    SideState,
+    V1Names,
+    check_front,
+    check_not_back,
+    remember_locations,
+)
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import Contended, LimitExceeded, OutcomeUnknown, Unavailable
+from headwater.core.retry import RetryPolicy
 from headwater.store import Store
 
 TAKEN: Final = "//taken by another consumer"
@@ -64,7 +69,7 @@ async def adopt_v1_queue(
     if Headwater never had the queue. What was retained from before stays, unless more than
     V1_TAKEN_MAX batches were taken since. Fences a consumer of ours.
     """
-    names = Names(prefix, queue_id)
+    names = V1Names(prefix, queue_id)
     manifest = ManifestObject(store, names.manifest, lenient=lenient)
     side = SideObject(store, names, queue_id)
     before = await side.look()
@@ -74,7 +79,7 @@ async def adopt_v1_queue(
     if before is not None:
         check_not_back(names.manifest, found, before)
     if found.front <= (0 if before is None else before.sequence):
-        there = await side.create(Side(queue_id))
+        there = await side.create(SideState(queue_id))
         return Adopted(there.sequence, there.lsn)
     claim = runtime.new_token().hex()
     if before is not None:
@@ -88,22 +93,22 @@ async def adopt_v1_queue(
         found = await raise_epoch(manifest, RetryPolicy(), _unchanged)
         if before is None:
             return await _adopt_new(side, queue_id, found)
-        return await _adopt_known(Acked(store, names), side, before, found)
+        return await _adopt_known(AckedSegments(store, names), side, before, found)
     except Unavailable as error:
         raise OutcomeUnknown(
             f"{names.manifest}: adopted by half: adopt it again. {error}"
         ) from error
 
 
-async def _unchanged(found: Found) -> Manifest:
+async def _unchanged(found: StoredManifest) -> Manifest:
     return found.manifest
 
 
-async def _adopt_new(side: SideObject, queue_id: str, found: Found) -> Adopted:
+async def _adopt_new(side: SideObject, queue_id: str, found: StoredManifest) -> Adopted:
     """Of a queue that Headwater never had: nobody was told an LSN."""
     front = found.front
     there = await side.create(
-        Side(
+        SideState(
             queue_id,
             epoch=found.epoch,
             sequence=front,
@@ -116,7 +121,9 @@ async def _adopt_new(side: SideObject, queue_id: str, found: Found) -> Adopted:
     return Adopted(there.sequence, there.lsn, front)
 
 
-async def _adopt_known(acked: Acked, side: SideObject, before: Side, found: Found) -> Adopted:
+async def _adopt_known(
+    acked: AckedSegments, side: SideObject, before: SideState, found: StoredManifest
+) -> Adopted:
     """`before` is the side object that was claimed, `found` the manifest with the epoch raised."""
     taken = range(before.sequence, found.front)
     retained = before.sequence - before.floor_sequence
@@ -130,7 +137,7 @@ async def _adopt_known(acked: Acked, side: SideObject, before: Side, found: Foun
     if keeps:
         await acked.write_taken(taken, found.epoch, before, lsn, TAKEN)
 
-    def adopted(now: Side) -> Side:
+    def adopted(now: SideState) -> SideState:
         if now.claim != before.claim:
             raise _contended(now.queue_id)
         past = _past(now, found.front, lsn, keeps=keeps)
@@ -148,7 +155,7 @@ def _contended(queue_id: str) -> Contended:
     )
 
 
-def _past(now: Side, front: int, lsn: int, *, keeps: bool) -> Side:
+def _past(now: SideState, front: int, lsn: int, *, keeps: bool) -> SideState:
     """The side object with everything before `front` acknowledged, and LSNs from `lsn` on."""
     past = msgspec.structs.replace(
         now,
@@ -163,7 +170,7 @@ def _past(now: Side, front: int, lsn: int, *, keeps: bool) -> Side:
     )
     if keeps:
         again = min(front - now.sequence, limits.V1_REMEMBERED)
-        return msgspec.structs.replace(past, recent=remember(now.recent, [TAKEN] * again))
+        return msgspec.structs.replace(past, recent=remember_locations(now.recent, [TAKEN] * again))
     return msgspec.structs.replace(
         past,
         recent=b"",
@@ -174,3 +181,28 @@ def _past(now: Side, front: int, lsn: int, *, keeps: bool) -> Side:
         # What is below the floor and not swept, the collector deletes.
         swept_sequence=front if now.swept_sequence == now.sequence else now.swept_sequence,
     )
+
+
+# Making a published v1 queue.
+
+
+async def create_v1_queue(
+    store: Store, prefix: str, queue_id: str, *, lenient: bool = False
+) -> None:
+    """Make the queue in the folder `prefix`, if it is not there; repeating it changes nothing.
+
+    A manifest that other producers made is taken as it is, if nothing was dequeued from it. The
+    manifest comes first: where a side object stands, a missing manifest is one that was deleted.
+    """
+    names = V1Names(prefix, queue_id)
+    manifest = ManifestObject(store, names.manifest, lenient=lenient)
+    side = SideObject(store, names, queue_id)
+    there = await side.look()
+    if there is None:
+        if await manifest.look() is None:
+            await manifest.create()
+        found = await manifest.read()
+        there = await side.look()  # after the manifest: see `read_view`
+        check_front(names.manifest, found, there)
+        there = await side.create(SideState(queue_id))
+    check_not_back(names.manifest, await manifest.read(), there)

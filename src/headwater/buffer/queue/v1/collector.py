@@ -22,17 +22,15 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from headwater.buffer.queue.contract import Collected, Collector, Descriptor, Retention
-from headwater.buffer.queue.v1.acked import Acked
-from headwater.buffer.queue.v1.manifest_object import Found, ManifestObject
-from headwater.buffer.queue.v1.names import Names
-from headwater.buffer.queue.v1.side import Side, SideObject
-from headwater.buffer.queue.v1.view import read_view
+from headwater.buffer.queue.v1.acked import AckedSegments
+from headwater.buffer.queue.v1.manifest_object import ManifestObject, StoredManifest
+from headwater.buffer.queue.v1.side_object import SideObject, SideState, V1Names, read_view
 from headwater.core import limits
 from headwater.core.errors import BadKey, NotFound, OutcomeUnknown, Refused, Unavailable
 from headwater.store import Register, Store
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ClockReads(msgspec.Struct, frozen=True):
     """How often the store was asked for the time."""
 
     times: int = 0
@@ -42,13 +40,13 @@ class V1Collector(Collector):
     """Deletes acknowledged batches past the retention, and never anything else."""
 
     def __init__(self, store: Store, prefix: str, queue_id: str, *, lenient: bool = False) -> None:
-        names = Names(prefix, queue_id)
+        names = V1Names(prefix, queue_id)
         self._store = store
         self._names = names
         self._manifest = ManifestObject(store, names.manifest, lenient=lenient)
         self._side = SideObject(store, names, queue_id)
-        self._acked = Acked(store, names)
-        self._clock = Register(store, names.clock, Asked)
+        self._acked = AckedSegments(store, names)
+        self._clock = Register(store, names.clock, ClockReads)
         self._now_ms: int | None = None
 
     async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
@@ -72,7 +70,9 @@ class V1Collector(Collector):
         done.floor_sequence, done.floor_lsn = side.floor_sequence, side.floor_lsn
         return done
 
-    async def _expired(self, found: Found, side: Side, retention: Retention) -> Side:
+    async def _expired(
+        self, found: StoredManifest, side: SideState, retention: Retention
+    ) -> SideState:
         """The side object with the floor where the retention puts it, as far as one pass goes.
 
         Not above the manifest's first entry: what was acknowledged and not yet dequeued would
@@ -122,10 +122,12 @@ class V1Collector(Collector):
 
     async def _store_time(self) -> int:
         """What time it is by the store's clock: that of an object it just wrote."""
-        await self._clock.update(lambda asked: Asked((asked or Asked()).times + 1))
+        await self._clock.update(lambda asked: ClockReads((asked or ClockReads()).times + 1))
         return await self._store.now_ms(self._clock.key)
 
-    async def _sweep(self, side: Side, found: Found, pending: set[str], done: Collected) -> Side:
+    async def _sweep(
+        self, side: SideState, found: StoredManifest, pending: set[str], done: Collected
+    ) -> SideState:
         """Delete what lies between swept and floor.
 
         Not above the manifest's first entry as it was read: another collector may have raised the
@@ -175,14 +177,14 @@ class V1Collector(Collector):
             done.bytes_expired += batch.size_bytes
 
 
-def _at(side: Side, floor: tuple[int, int, int]) -> Side:
+def _at(side: SideState, floor: tuple[int, int, int]) -> SideState:
     sequence, lsn, floor_bytes = floor
     return msgspec.structs.replace(
         side, floor_sequence=sequence, floor_lsn=lsn, floor_bytes=floor_bytes
     )
 
 
-def _raised(now: Side, to: Side) -> Side:
+def _raised(now: SideState, to: SideState) -> SideState:
     """The floor of `to` in what stands there, if that is higher."""
     if to.floor_sequence <= now.floor_sequence:
         return now

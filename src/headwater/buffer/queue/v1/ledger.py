@@ -16,12 +16,16 @@ import bisect
 from typing import NamedTuple
 
 from headwater.buffer.queue.contract import Descriptor, Uncounted
-from headwater.buffer.queue.v1.counts import Count, Counts
-from headwater.buffer.queue.v1.items import items_of, time_range_ms
-from headwater.buffer.queue.v1.manifest_object import Found
-from headwater.buffer.queue.v1.names import Names, time_of_name_ms
-from headwater.buffer.queue.v1.side import BEFORE_ALL_MS, Side, digest
-from headwater.buffer.v1_manifest import Entry
+from headwater.buffer.queue.v1.batch_format import BatchCount, BatchCounts
+from headwater.buffer.queue.v1.manifest_format import ManifestEntry, items_of, time_range_ms
+from headwater.buffer.queue.v1.manifest_object import StoredManifest
+from headwater.buffer.queue.v1.side_object import (
+    BEFORE_ALL_MS,
+    SideState,
+    V1Names,
+    location_digest,
+    time_of_name_ms,
+)
 from headwater.core import limits
 from headwater.core.errors import BadKey, Bug, Damaged, NotFound, NotSupported
 
@@ -29,7 +33,7 @@ _UNCOUNTABLE = (NotFound, Damaged, NotSupported, BadKey)
 """Errors that say something of the batch, and would say it again tomorrow."""
 
 
-class Counted(NamedTuple):
+class NumberedEntry(NamedTuple):
     """What is known of one entry beyond its manifest bytes."""
 
     first_lsn: int
@@ -43,7 +47,7 @@ class Counted(NamedTuple):
 class Ledger:
     """Counts of the entries from `start` up to `end`."""
 
-    def __init__(self, names: Names, counts: Counts) -> None:
+    def __init__(self, names: V1Names, counts: BatchCounts) -> None:
         self._names = names
         self._counts = counts
         self.start = self.end = -1
@@ -53,15 +57,15 @@ class Ledger:
         """Of all batches from `start` up to `end`."""
         self.newest_ms = BEFORE_ALL_MS
         """The latest ingestion time of any record up to `end`, acknowledged ones included."""
-        self._counted: dict[int, Counted] = {}
+        self._counted: dict[int, NumberedEntry] = {}
         self._last_at: dict[bytes, int] = {}
         self._given_up: dict[int, int] = {}
         """How many LSNs each keeps of those that nobody can count."""
 
-    def __getitem__(self, sequence: int) -> Counted:
+    def __getitem__(self, sequence: int) -> NumberedEntry:
         return self._counted[sequence]
 
-    def follow(self, side: Side) -> None:
+    def follow(self, side: SideState) -> None:
         """Begin at what is acknowledged: go on where possible, else begin anew."""
         given_up = dict.fromkeys(side.given_up, 0) | dict(side.given_up_rows)
         lost_since = any(s in self._counted for s in given_up.keys() - self._given_up.keys())
@@ -88,7 +92,7 @@ class Ledger:
             self.size_bytes -= self._counted.pop(sequence).size_bytes
         self.start = max(self.start, min(before, self.end))
 
-    async def extend(self, found: Found, end: int) -> None:
+    async def extend(self, found: StoredManifest, end: int) -> None:
         """Count on up to `end`; `Uncounted` at an entry whose rows cannot be told."""
         if self.end < found.front and self.end < end:
             raise Bug(f"counting from {self.end}, and the manifest begins at {found.front}")
@@ -100,7 +104,7 @@ class Ledger:
                 *(self._count(entry, again) for entry, again in zip(entries, repeated, strict=True))
             )
             for entry, again, count in zip(entries, repeated, counts, strict=True):
-                if not isinstance(count, Count):
+                if not isinstance(count, BatchCount):
                     raise self._uncounted(entry, count) from count
                 self._add(entry, count, duplicate=again)
 
@@ -111,31 +115,31 @@ class Ledger:
         # Entries without rows begin where the next one does: the last of them has the record.
         return counted[after - 1]
 
-    def describe(self, found: Found, sequence: int) -> Descriptor:
+    def describe(self, found: StoredManifest, sequence: int) -> Descriptor:
         """The descriptor of a counted entry."""
-        return describe(self._names, found.entry(sequence), self._counted[sequence])
+        return entry_descriptor(self._names, found.entry(sequence), self._counted[sequence])
 
-    def _repeated(self, entries: list[Entry]) -> list[bool]:
+    def _repeated(self, entries: list[ManifestEntry]) -> list[bool]:
         repeated = []
         within: dict[bytes, int] = {}
         for entry in entries:
-            mark = digest(entry.location)
+            mark = location_digest(entry.location)
             before = within.get(mark, self._last_at.get(mark))
             within[mark] = entry.sequence
             repeated.append(before is not None and entry.sequence - before <= limits.V1_REMEMBERED)
         return repeated
 
-    async def _count(self, entry: Entry, again: bool) -> Count | Exception:
+    async def _count(self, entry: ManifestEntry, again: bool) -> BatchCount | Exception:
         if again:
-            return Count(0, 0, 0)
+            return BatchCount(0, 0, 0)
         if entry.sequence in self._given_up:
-            return Count(self._given_up[entry.sequence], 0, 0)
+            return BatchCount(self._given_up[entry.sequence], 0, 0)
         try:
             return await self._counts.of(entry.location)
         except _UNCOUNTABLE as error:
             return error
 
-    def _add(self, entry: Entry, count: Count, *, duplicate: bool) -> None:
+    def _add(self, entry: ManifestEntry, count: BatchCount, *, duplicate: bool) -> None:
         counted = self._describing(entry, count, duplicate=duplicate)
         self._counted[entry.sequence] = counted
         if counted.rows:
@@ -143,12 +147,14 @@ class Ledger:
         self.end = entry.sequence + 1
         self.next_lsn += count.rows
         self.size_bytes += count.size_bytes
-        self._last_at[digest(entry.location)] = entry.sequence
+        self._last_at[location_digest(entry.location)] = entry.sequence
         if len(self._last_at) > 2 * limits.V1_REMEMBERED:
             oldest = self.end - limits.V1_REMEMBERED
             self._last_at = {mark: s for mark, s in self._last_at.items() if s >= oldest}
 
-    def _describing(self, entry: Entry, count: Count, *, duplicate: bool = False) -> Counted:
+    def _describing(
+        self, entry: ManifestEntry, count: BatchCount, *, duplicate: bool = False
+    ) -> NumberedEntry:
         """With the times when the records came in.
 
         Where nobody said, when the batch was named or written; and where nothing was read, when
@@ -159,19 +165,21 @@ class Ledger:
             written = count.modified_ms or max(self.newest_ms, 0)
             named = time_of_name_ms(entry.location)
             told = (written, written) if named is None else (named, named)
-        return Counted(self.next_lsn, count.rows, count.size_bytes, *told, duplicate)
+        return NumberedEntry(self.next_lsn, count.rows, count.size_bytes, *told, duplicate)
 
-    def _uncounted(self, entry: Entry, error: Exception) -> Uncounted:
+    def _uncounted(self, entry: ManifestEntry, error: Exception) -> Uncounted:
         return Uncounted(
             f"{self._names.manifest}: batch {entry.sequence:,} at {entry.location!r} cannot be "
             f"counted, and no record after LSN {self.next_lsn - 1:,} has a number until it is. "
             f"{type(error).__name__}: {error}. Restore the object, or give the batch up: it then "
             "has no records.",
-            descriptor=describe(self._names, entry, self._describing(entry, Count(0, 0, 0))),
+            descriptor=entry_descriptor(
+                self._names, entry, self._describing(entry, BatchCount(0, 0, 0))
+            ),
         )
 
 
-def describe(names: Names, entry: Entry, counted: Counted) -> Descriptor:
+def entry_descriptor(names: V1Names, entry: ManifestEntry, counted: NumberedEntry) -> Descriptor:
     """The descriptor of an entry and what is known of it."""
     last = entry.metadata[-1].payload if len(entry.metadata) else b""
     return Descriptor(

@@ -19,15 +19,14 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from headwater.buffer.queue.contract import Counters
-from headwater.buffer.v1_manifest import (
+from headwater.buffer.queue.v1.manifest_format import (
     FOOTER_BYTES,
-    Entry,
     Manifest,
+    ManifestEntry,
     decode_manifest,
     encode_manifest,
 )
 from headwater.core import limits
-from headwater.core.backoff import RetryPolicy
 from headwater.core.errors import (
     AlreadyExists,
     Conflict,
@@ -40,6 +39,7 @@ from headwater.core.errors import (
     RolledBack,
     staying_unknown,
 )
+from headwater.core.retry import RetryPolicy
 from headwater.store import Object, Store, Version
 
 _EPOCHS: Final = 1 << 64
@@ -57,7 +57,7 @@ def is_earlier_epoch(one: int, other: int) -> bool:
     return 0 < (other - one) % _EPOCHS < _EPOCHS // 2
 
 
-class Found(NamedTuple):
+class StoredManifest(NamedTuple):
     """A manifest as it stood in the store."""
 
     manifest: Manifest
@@ -75,7 +75,7 @@ class Found(NamedTuple):
         """Whose dequeues count."""
         return self.manifest.epoch
 
-    def entry(self, sequence: int) -> Entry:
+    def entry(self, sequence: int) -> ManifestEntry:
         """The pending entry with this sequence."""
         return self.manifest.entries[sequence - self.front]
 
@@ -93,7 +93,7 @@ class ManifestObject:
         self._counters = counters or Counters()
         self._seen: tuple[int, int, int] | None = None
 
-    async def look(self) -> Found | None:
+    async def look(self) -> StoredManifest | None:
         """The manifest; None if there is none."""
         seen = self._seen  # before the request: a slow answer may be older than a later one's
         try:
@@ -102,7 +102,7 @@ class ManifestObject:
             return None
         return self._decoded(found, seen)
 
-    async def read(self) -> Found:
+    async def read(self) -> StoredManifest:
         """The manifest, which has been made: `RolledBack` if it is gone."""
         found = await self.look()
         if found is None:
@@ -122,8 +122,13 @@ class ManifestObject:
                 raise
 
     async def replace(
-        self, base: Found, manifest: Manifest, *, token: bytes = b"", sole_writer: bool = False
-    ) -> Found:
+        self,
+        base: StoredManifest,
+        manifest: Manifest,
+        *,
+        token: bytes = b"",
+        sole_writer: bool = False,
+    ) -> StoredManifest:
         """Write `manifest` if `base` is still there.
 
         `Conflict`: something else is there, and this write may have been there before it.
@@ -147,22 +152,22 @@ class ManifestObject:
         except Conflict:
             self._counters.conflicts += 1
             raise
-        found = Found(manifest, version, _front(manifest))
+        found = StoredManifest(manifest, version, _front(manifest))
         self._see(found)
         return found
 
-    def taken(self, base: Found, conflict: Conflict) -> Found:
+    def taken(self, base: StoredManifest, conflict: Conflict) -> StoredManifest:
         """What was there instead of the base of a write that met a conflict."""
         if conflict.current is None:
             raise self._gone() from conflict
         return self._decoded(conflict.current, _heights(base))
 
-    def _decoded(self, found: Object, seen: tuple[int, int, int] | None) -> Found:
+    def _decoded(self, found: Object, seen: tuple[int, int, int] | None) -> StoredManifest:
         try:
             manifest = decode_manifest(found.data, lenient=self._lenient)
         except (Corrupt, NotSupported) as error:
             raise type(error)(f"{self.key}: {error}") from error
-        decoded = Found(manifest, found.version, _front(manifest))
+        decoded = StoredManifest(manifest, found.version, _front(manifest))
         if self._lenient:
             self._check_order(decoded)
         if seen is not None:
@@ -170,7 +175,7 @@ class ManifestObject:
         self._see(decoded)
         return decoded
 
-    def _check_order(self, found: Found) -> None:
+    def _check_order(self, found: StoredManifest) -> None:
         """What the strict reader checks of sequences; entries are found by them."""
         for number, entry in enumerate(found.manifest.entries):
             if entry.sequence != found.front + number:
@@ -195,7 +200,7 @@ class ManifestObject:
                     "was replaced by an older one. Restore the one that was there."
                 )
 
-    def _see(self, found: Found) -> None:
+    def _see(self, found: StoredManifest) -> None:
         now = _heights(found)
         epoch, following, front = self._seen or now
         epoch = now[0] if is_earlier_epoch(epoch, now[0]) else epoch
@@ -208,7 +213,7 @@ class ManifestObject:
         )
 
 
-class Race:
+class ManifestRetry:
     """One change of a manifest, tried until it wins: bounded by attempts and by time.
 
     Somebody wins every race, so nobody gains by waiting but those who never wait: others' producers
@@ -224,7 +229,7 @@ class Race:
         self.over = False
         """Whether to stop trying."""
 
-    async def lost(self, base: Found, error: Conflict | OutcomeUnknown) -> Found:
+    async def lost(self, base: StoredManifest, error: Conflict | OutcomeUnknown) -> StoredManifest:
         """What to decide on next."""
         self.losses += 1
         if self.losses >= limits.V1_ATTEMPTS or self._budget.remaining_s <= 0:
@@ -244,15 +249,15 @@ class Race:
 async def raise_epoch(
     manifest: ManifestObject,
     policy: RetryPolicy,
-    prepared: Callable[[Found], Awaitable[Manifest]],
-) -> Found:
+    prepared: Callable[[StoredManifest], Awaitable[Manifest]],
+) -> StoredManifest:
     """Give the manifest an epoch that nobody had, and return it as it stood then.
 
     `prepared` says what else to change. Only a write that is answered with success counts. Two who
     do this at once write the same bytes, so finding them there says nothing of who wrote them;
     going on to the next epoch is right in either case.
     """
-    race = Race(policy, manifest)
+    race = ManifestRetry(policy, manifest)
     found = await manifest.read()
     while True:
         raised = (await prepared(found)).with_epoch(next_epoch(found.epoch))
@@ -268,5 +273,5 @@ def _front(manifest: Manifest) -> int:
     return manifest.entries[0].sequence if len(manifest.entries) else manifest.next_sequence
 
 
-def _heights(found: Found) -> tuple[int, int, int]:
+def _heights(found: StoredManifest) -> tuple[int, int, int]:
     return found.epoch, found.next_sequence, found.front

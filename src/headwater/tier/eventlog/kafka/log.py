@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from headwater.core import runtime
 from headwater.core.errors import NotSupported, Refused
+from headwater.tier.event_codec import METADATA_PARTITIONS
 from headwater.tier.eventlog.kafka.settings import (
     Settings,
     admin_settings,
@@ -20,7 +21,6 @@ from headwater.tier.eventlog.kafka.settings import (
     producer_settings,
 )
 from headwater.tier.eventlog.partitioned import PartitionedLog
-from headwater.tier.events import METADATA_PARTITIONS
 
 if TYPE_CHECKING:
     from headwater.tier.eventlog.kafka.reader import Reader

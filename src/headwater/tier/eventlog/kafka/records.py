@@ -16,7 +16,7 @@ from headwater.tier.eventlog.items import (
     PartitionFailed,
     PositionReached,
 )
-from headwater.tier.events.publisher_epoch import check_epoch
+from headwater.tier.events import check_epoch
 
 Happening: TypeAlias = EventDelivered | EventUnreadable | PartitionFailed | PositionReached
 """What there is to tell of a topic, which has no snapshots."""

@@ -18,8 +18,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from headwater.core import RetryPolicy, runtime
 from headwater.core.errors import HeadwaterError, NotFound, NotSupported, Refused, Unavailable
+from headwater.tier.event_codec import METADATA_PARTITIONS
 from headwater.tier.eventlog.kafka.faults import error_of, fault
-from headwater.tier.events import METADATA_PARTITIONS
 
 LATEST: Final = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 REQUEST_TIMEOUT_S: Final = 10.0

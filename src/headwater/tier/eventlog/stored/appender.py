@@ -18,8 +18,6 @@ import contextlib
 from enum import Enum
 
 from headwater.core import limits, runtime
-from headwater.core.backoff import RetryPolicy
-from headwater.core.elapsed import Moment
 from headwater.core.errors import (
     AlreadyExists,
     Contended,
@@ -28,6 +26,8 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
+from headwater.core.lease import Lease
+from headwater.core.retry import RetryPolicy
 from headwater.tier.errors import LogRenewed
 from headwater.tier.eventlog.items import EventDelivered
 from headwater.tier.eventlog.stored.event_object import encode_event_object, is_by
@@ -68,7 +68,7 @@ class StoredAppender:
         while True:
             event = EventDelivered(events.partition, offset, payload, publisher_epoch)
             data = encode_event_object(events.log_id, event, token)
-            began = Moment()
+            began = Lease()
             attempt = await events.with_lease(offset, self._create(offset, data, token))
             floor = await self._floor_after(offset)
             if offset < floor.trimmed:
@@ -118,7 +118,7 @@ class StoredAppender:
                 f"tell cannot be read: {error}"
             ) from error
 
-    async def _leave_dead(self, offset: int, attempt: Attempt, began: Moment) -> None:
+    async def _leave_dead(self, offset: int, attempt: Attempt, began: Lease) -> None:
         if not began.is_within(limits.EVENT_LEASE_S):
             raise OutcomeUnknown(
                 f"{self._events.place.event(offset)} may have landed: it was compacted while the "

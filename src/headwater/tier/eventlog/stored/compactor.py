@@ -22,7 +22,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from headwater.core import limits, runtime
-from headwater.core.elapsed import StandingClock
 from headwater.core.errors import (
     Damaged,
     HeadwaterError,
@@ -31,13 +30,14 @@ from headwater.core.errors import (
     Refused,
     Trimmed,
 )
+from headwater.core.lease import FloorClock
 from headwater.tier.cache import TierCache
+from headwater.tier.event_codec import decode_event
 from headwater.tier.eventlog.items import EventDelivered, EventUnreadable
 from headwater.tier.eventlog.stored.events import StoredEvents
 from headwater.tier.eventlog.stored.floor import Floor
 from headwater.tier.eventlog.stored.log import StoredEventLog
 from headwater.tier.eventlog.stored.snapshots import load_snapshot, snapshot_key, store_snapshot
-from headwater.tier.events import decode_event
 
 DELETES_AT_ONCE = 16
 
@@ -77,7 +77,7 @@ class Compactor:
         self._log = log
         self._every_events = every_events
         self._grace_s = grace_s
-        self._standing: dict[int, StandingClock] = {}
+        self._standing: dict[int, FloorClock] = {}
         self._swept: set[int] = set()
         self.failures: dict[int, HeadwaterError] = {}
         """By partition, why its last pass failed or could not go on."""
@@ -110,7 +110,7 @@ class Compactor:
         With `every_events` other than the compactor's own for this pass.
         """
         events = self._log.events_of(partition)
-        clock = self._standing.setdefault(partition, StandingClock())
+        clock = self._standing.setdefault(partition, FloorClock())
         floor = await events.floors.look()
         clock.see(floor.settling)
         floor, deleted = await self._trim(events, floor, clock)
@@ -165,7 +165,7 @@ class Compactor:
         return position, None
 
     async def _trim(
-        self, events: StoredEvents, floor: Floor, clock: StandingClock
+        self, events: StoredEvents, floor: Floor, clock: FloorClock
     ) -> tuple[Floor, int]:
         """Give up what a snapshot has held for a grace. The floor, and how many objects went."""
         settling = clock.count(floor.settling)

@@ -19,7 +19,7 @@ import xxhash
 from headwater.core.errors import Corrupt, LimitExceeded, NotSupported
 from headwater.core.limits import EVENT_MAX_BYTES
 from headwater.tier.eventlog.items import EventDelivered
-from headwater.tier.events.publisher_epoch import check_epoch
+from headwater.tier.events import check_epoch
 
 MAGIC: Final = b"HWE1"
 FAMILY: Final = b"HWE"

@@ -26,8 +26,8 @@ from typing import Annotated
 import msgspec
 
 from headwater.core import limits
-from headwater.core.elapsed import Moment, Standing, StandingClock
 from headwater.core.errors import Corrupt, NotFound, NotSupported, RolledBack
+from headwater.core.lease import FloorAge, FloorClock, Lease
 from headwater.store import Register, Store
 from headwater.tier.errors import LogRenewed
 
@@ -54,7 +54,7 @@ class Floor(msgspec.Struct, frozen=True, omit_defaults=True):
     trimmed: int
     snapshot: SnapshotName | None
     """None while the floor is 0."""
-    settling: Standing = Standing()
+    settling: FloorAge = FloorAge()
     """The floor to which `trimmed` goes next; at or below `trimmed` while none is waited for."""
     renewed_to: str | None = None
     """The prefix of the log that goes on for this one: nobody follows or publishes here."""
@@ -68,7 +68,7 @@ class FloorKeeper:
         self._log_id = log_id
         self._partition_count = partition_count
         self._known: Floor | None = None
-        self._asked: Moment | None = None
+        self._asked: Lease | None = None
 
     @property
     def key(self) -> str:
@@ -82,7 +82,7 @@ class FloorKeeper:
 
     async def look(self) -> Floor:
         """The floor as it is."""
-        asked = Moment()
+        asked = Lease()
         try:
             value = (await self._register.read()).value
         except NotFound as error:
@@ -99,7 +99,7 @@ class FloorKeeper:
             raised = msgspec.structs.replace(found, floor=floor, snapshot=snapshot)
             return _settling_next(raised)
 
-        asked = Moment()
+        asked = Lease()
         return self._know((await self._register.update(change)).value, asked)
 
     async def trim(self, trimmed: int) -> Floor:
@@ -113,17 +113,17 @@ class FloorKeeper:
                 raise RolledBack(f"{self.key} is at {found.floor} and was above {trimmed}")
             return _settling_next(msgspec.structs.replace(found, trimmed=trimmed))
 
-        asked = Moment()
+        asked = Lease()
         return self._know((await self._register.update(change)).value, asked)
 
-    async def stand(self, clock: StandingClock) -> Floor:
+    async def stand(self, clock: FloorClock) -> Floor:
         """Add the time that was seen to pass while the floor stood that is waited for."""
 
         def change(now: Floor | None) -> Floor:
             found = _settling_next(self._checked(self._there(now)))
             return msgspec.structs.replace(found, settling=clock.count(found.settling))
 
-        asked = Moment()
+        asked = Lease()
         return self._know((await self._register.update(change)).value, asked)
 
     async def mark_renewed(self, renewed_to: str) -> None:
@@ -161,7 +161,7 @@ class FloorKeeper:
             return self._known
         return await self.look()
 
-    def _know(self, floor: Floor, asked: Moment) -> Floor:
+    def _know(self, floor: Floor, asked: Lease) -> Floor:
         if self._known is None or (floor.floor, floor.trimmed) >= (
             self._known.floor,
             self._known.trimmed,
@@ -201,4 +201,4 @@ def _settling_next(floor: Floor) -> Floor:
     """The same, and the floor is waited for if none is."""
     if floor.settling.floor > floor.trimmed or floor.floor == floor.trimmed:
         return floor
-    return msgspec.structs.replace(floor, settling=Standing(floor.floor))
+    return msgspec.structs.replace(floor, settling=FloorAge(floor.floor))

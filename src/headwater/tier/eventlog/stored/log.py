@@ -15,13 +15,13 @@ from headwater.core import limits
 from headwater.core.errors import Damaged, NotSupported, OutcomeUnknown, Refused, Unavailable
 from headwater.store import Store
 from headwater.tier.errors import LogRenewed
+from headwater.tier.event_codec import METADATA_PARTITIONS
 from headwater.tier.eventlog.partitioned import PartitionedLog
 from headwater.tier.eventlog.stored.appender import StoredAppender
 from headwater.tier.eventlog.stored.events import StoredEvents
 from headwater.tier.eventlog.stored.identity import LogRecord, mark_renewed, open_record
 from headwater.tier.eventlog.stored.layout import PREFIX
 from headwater.tier.eventlog.stored.subscription import StoredSubscription
-from headwater.tier.events import METADATA_PARTITIONS
 
 
 class StoredEventLog(PartitionedLog[StoredSubscription]):

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 import msgspec
 
 from headwater.core.errors import Damaged, Refused, Unavailable
-from headwater.tier.cache import TierCache, dump_all, restore_all
+from headwater.tier.cache import TierCache
+from headwater.tier.event_codec import decode_event
 from headwater.tier.eventlog.contract import MetadataEventLog
 from headwater.tier.eventlog.items import (
     EventUnreadable,
@@ -23,8 +24,8 @@ from headwater.tier.eventlog.items import (
 )
 from headwater.tier.eventlog.stored.log import StoredEventLog
 from headwater.tier.eventlog.stored.snapshots import store_snapshot
-from headwater.tier.events import decode_event
-from headwater.tier.identity import TopicIdPartition
+from headwater.tier.events import TopicIdPartition
+from headwater.tier.snapshot import dump_all, restore_all
 
 
 class Renewed(msgspec.Struct, frozen=True):

@@ -6,10 +6,16 @@ import xxhash
 
 from headwater.core import runtime
 from headwater.core.errors import Contended, Corrupt, NotFound, RolledBack
-from headwater.tier.cache import TierCache, dump_all, restore_all
+from headwater.tier.cache import TierCache
 from headwater.tier.eventlog.stored.events import StoredEvents
 from headwater.tier.eventlog.stored.floor import Floor, SnapshotName
-from headwater.tier.snapshot import Snapshot, decode_snapshot, encode_snapshot
+from headwater.tier.snapshot import (
+    Snapshot,
+    decode_snapshot,
+    dump_all,
+    encode_snapshot,
+    restore_all,
+)
 
 
 async def load_snapshot(events: StoredEvents, floor: Floor) -> tuple[Floor, TierCache]:

@@ -1,0 +1,338 @@
+"""The batch that a consumer gets, and the columns that readers see."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.buffer.batch import Call, Calls
+from headwater.buffer.conversion import Inexact, all_nullable, common_type, exact_cast
+from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.queue.v1.manifest_format import ManifestEntry, unpack_metadata
+from headwater.buffer.records import (
+    HEADERS,
+    INGESTED,
+    KEY,
+    OPERATION,
+    RESERVED,
+    TIMESTAMP,
+    VALUE,
+    Operation,
+    from_values,
+)
+from headwater.core.errors import Refused
+
+
+class CallMetadata(NamedTuple):
+    """What one produce call said, and from which record of its batch on it holds."""
+
+    start_index: int
+    ingestion_time_ms: int
+    payload: bytes | None
+
+
+class LostRecords(msgspec.Struct, frozen=True):
+    """Records that cannot be read any more. Their LSNs stay taken."""
+
+    first_lsn: int
+    last_lsn: int
+    cause: str
+    partition: int = 0
+
+
+def calls_of(descriptor: Descriptor, rows: int) -> Calls:
+    """The produce calls of a published v1 batch, which its descriptor knows."""
+    items = unpack_metadata(descriptor.calls)
+    runs = ManifestEntry(descriptor.sequence, descriptor.location, items).metadata_runs(rows)
+    calls = [Call(first, item.ingestion_time_ms, item.payload) for first, _, item in runs]
+    if rows and (not runs or runs[0][0] > 0):
+        # The published format obliges nobody to say anything of a record.
+        calls.insert(0, Call(0, descriptor.min_ms, None))
+    return Calls.of(calls)
+
+
+class ConsumedBatch:
+    """One batch of a partition, decoded.
+
+    `records` has the columns that the producer wrote and no others, in the types in which they were
+    written; `table()` has all columns of the stream, in its types, and the reserved ones. A batch
+    that was lost, and one that the queue holds twice, has no records: `lost` tells them apart.
+    """
+
+    def __init__(
+        self,
+        descriptor: Descriptor,
+        records: pa.RecordBatch,
+        calls: Calls | None = None,
+        *,
+        stream: str,
+        partition: int,
+        lost: LostRecords | None = None,
+        recorded: StreamColumns | None = None,
+    ) -> None:
+        self.descriptor: Descriptor = descriptor
+        self.records: pa.RecordBatch = records
+        self.stream: str = stream
+        self.partition: int = partition
+        self.lost = lost
+        self._calls = calls
+        self._recorded = recorded or StreamColumns()
+
+    @classmethod
+    def empty(
+        cls,
+        descriptor: Descriptor,
+        *,
+        stream: str,
+        partition: int,
+        lost: LostRecords | None = None,
+        recorded: StreamColumns | None = None,
+    ) -> ConsumedBatch:
+        """A batch that delivers nothing."""
+        return cls(
+            descriptor,
+            from_values([]),
+            stream=stream,
+            partition=partition,
+            lost=lost,
+            recorded=recorded,
+        )
+
+    def __len__(self) -> int:
+        return int(self.records.num_rows)
+
+    def __bool__(self) -> bool:
+        return True  # a batch without records is a batch; None says that there is none
+
+    def __repr__(self) -> str:
+        lost = ", lost" if self.lost else ""
+        return (
+            f"<batch {self.sequence} of {self.stream}/{self.partition}: {len(self):,} records, "
+            f"LSNs {self.first_lsn}–{self.last_lsn}{lost}>"
+        )
+
+    @property
+    def sequence(self) -> int:
+        """The batch's place in the queue: what is acknowledged."""
+        return self.descriptor.sequence
+
+    @property
+    def location(self) -> str:
+        """The key of the object that holds the batch."""
+        return self.descriptor.location
+
+    @property
+    def first_lsn(self) -> int:
+        """The number of the first record."""
+        return self.descriptor.first_lsn
+
+    @property
+    def last_lsn(self) -> int:
+        """The number of the last record, also of a lost batch; one below the first if none."""
+        return self.descriptor.last_lsn
+
+    @property
+    def lsns(self) -> pa.Array:
+        """The number of every record that is here."""
+        return pa.arange(self.first_lsn, self.first_lsn + len(self))
+
+    @property
+    def entries(self) -> list[bytes | None]:
+        """The values as Python's own bytes, for those who want them one by one."""
+        if not len(self):
+            return []
+        if VALUE not in self.records.schema.names:
+            raise Refused(
+                f"the records of {self.stream!r} have typed columns "
+                f"({', '.join(self.records.schema.names)}): take `records` or `table()`"
+            )
+        found: list[bytes | None] = self.records.column(VALUE).to_pylist()
+        return found
+
+    @property
+    def metadata(self) -> list[CallMetadata]:
+        """What each produce call said, as it was written."""
+        if self._calls is not None:
+            columns = (column.to_pylist() for column in self._calls.columns.columns)
+            return [CallMetadata(*row) for row in zip(*columns, strict=True)]
+        return [
+            CallMetadata(item.start_index, item.ingestion_time_ms, item.payload)
+            for item in unpack_metadata(self.descriptor.calls)
+        ]
+
+    @functools.cached_property
+    def calls(self) -> Calls:
+        """The produce calls, each with the records it covers."""
+        return calls_of(self.descriptor, len(self)) if self._calls is None else self._calls
+
+    def table(self) -> pa.Table:
+        """The records in the columns that `headwater.read` shows, defaults filled in.
+
+        In the types that are recorded of the stream by now, also where the batch was written in
+        narrower ones: tables of consecutive batches can be joined.
+        """
+        columns = ReaderColumns(self._recorded.with_those_of(self.records))
+        return pa.Table.from_batches([columns.of(self)], schema=columns.schema)
+
+
+# The columns that a reader sees: the same, in the same types, for every batch of a stream.
+#
+#     the typed columns of the stream, declared or inferred, or `_value`
+#     `_key`, `_headers`, `_timestamp`, `_operation`       as the record model has them, never
+#     absent
+#     `_lsn`, `_partition`, `_sequence`                    where the record stands
+#
+# Only when they are asked for: `_ingestion_timestamp` and `_metadata` (of the record's produce
+# call), `_collection`, `_kind`, `_rid`, `_refresh_records`.
+#
+# A batch that was written in narrower types is widened, and numbers are taken over where each of
+# them stays the number that it is (widening.py). Nothing else is cast: what does not fit is
+# refused.
+
+
+LSN: Final = "_lsn"
+PARTITION: Final = "_partition"
+SEQUENCE: Final = "_sequence"
+METADATA: Final = "_metadata"
+
+PLACED: Final[dict[str, pa.DataType]] = {
+    LSN: pa.int64(),
+    PARTITION: pa.int32(),
+    SEQUENCE: pa.int64(),
+}
+SHOWN: Final = (KEY, HEADERS, TIMESTAMP, OPERATION, *PLACED)
+ON_REQUEST: Final = (INGESTED, METADATA, "_collection", "_kind", "_rid", "_refresh_records")
+_TYPES: Final = {**RESERVED, **PLACED, INGESTED: RESERVED[TIMESTAMP], METADATA: pa.binary()}
+
+_DEFAULTS: Final[dict[str, Callable[[ConsumedBatch], pa.Array]]] = {
+    TIMESTAMP: lambda batch: batch.calls.per_record(len(batch))[0],
+    INGESTED: lambda batch: batch.calls.per_record(len(batch))[0],
+    OPERATION: lambda batch: pa.repeat(pa.scalar(int(Operation.INSERT), pa.int8()), len(batch)),
+    "_collection": lambda batch: pa.repeat(pa.scalar(batch.stream), len(batch)),
+    "_kind": lambda batch: pa.repeat(pa.scalar("entity"), len(batch)),
+    "_rid": lambda batch: pa.repeat(pa.scalar(0, pa.int64()), len(batch)),
+    METADATA: lambda batch: batch.calls.per_record(len(batch))[1],
+    LSN: lambda batch: batch.lsns,
+    PARTITION: lambda batch: pa.repeat(pa.scalar(batch.partition, pa.int32()), len(batch)),
+    SEQUENCE: lambda batch: pa.repeat(pa.scalar(batch.sequence, pa.int64()), len(batch)),
+}
+
+
+class StreamColumns:
+    """The stream's columns as whoever hands out its batches knows them; None of opaque values."""
+
+    def __init__(self, schema: pa.Schema | None = None) -> None:
+        self.schema = schema
+
+    def with_those_of(self, records: pa.RecordBatch) -> pa.Schema | None:
+        """They, in types that also hold those of a batch, which may have been written later."""
+        known = {} if self.schema is None else {field.name: field.type for field in self.schema}
+        for field in records.schema:
+            if not field.name.startswith("_"):
+                before = known.get(field.name, field.type)
+                # No type holds both where an inferred one was replaced: then as it was written.
+                known[field.name] = common_type(all_nullable(before), field.type) or field.type
+        return pa.schema(list(known.items())) if known else None
+
+
+class ReaderColumns:
+    """One fixed set of columns, and how a batch is brought into it."""
+
+    def __init__(
+        self,
+        typed: pa.Schema | None,
+        chosen: Sequence[str] | None = None,
+        *,
+        version: int = 0,
+        shows_all: bool | None = None,
+    ) -> None:
+        """`typed` is the stream's schema, None for opaque values; `chosen` picks and orders.
+
+        `version`: of that schema; columns of batches that were written under a later one are left
+        out. `shows_all`: a batch with any other values is refused; so it is where nothing is
+        chosen.
+        """
+        opaque = pa.field(VALUE, pa.binary())
+        value = list(typed) if typed else [opaque]
+        offered = {f.name: pa.field(f.name, f.type) for f in (*value, opaque)}
+        offered |= {name: pa.field(name, _TYPES[name]) for name in (*SHOWN, *ON_REQUEST)}
+        names = _listed(chosen) if chosen is not None else [*(f.name for f in value), *SHOWN]
+        unknown = [name for name in names if name not in offered]
+        if unknown:
+            raise Refused(f"no column {unknown[0]!r}; there are {', '.join(offered)}")
+        if len(set(names)) < len(names) or not names:
+            raise Refused(f"columns {', '.join(names) or '()'}: name one or more, each once")
+        self.schema = pa.schema([offered[name] for name in names])
+        self._shows_all = chosen is None if shows_all is None else shows_all
+        self._asks_opaque = VALUE in names
+        self._asks_typed = any(name not in _TYPES for name in names)
+        self._version = version
+
+    def of(self, batch: ConsumedBatch) -> pa.RecordBatch:
+        """The records of a batch in these columns."""
+        present = set(batch.records.schema.names)
+        if len(batch):
+            self._check_nothing_vanishes(batch, present)
+        arrays = [self._column(batch, field, field.name in present) for field in self.schema]
+        return pa.record_batch(arrays, schema=self.schema)
+
+    def _column(self, batch: ConsumedBatch, field: pa.Field, present: bool) -> pa.Array:
+        default = _DEFAULTS.get(field.name)
+        if not present:
+            return default(batch) if default else pa.nulls(len(batch), field.type)
+        column = batch.records.column(field.name)
+        if default is not None and column.null_count:
+            column = pc.coalesce(column, default(batch))
+        if column.type == field.type:
+            return column
+        try:
+            return exact_cast(column, field.type)
+        except Inexact as error:
+            raise Refused(
+                f"column {field.name!r} of batch {batch.sequence} is {column.type}, which does not "
+                f"fit {field.type}, the type of the column when this reader was opened; if the "
+                f"stream has another by now, open it again ({error})"
+            ) from error
+
+    def _check_nothing_vanishes(self, batch: ConsumedBatch, present: set[str]) -> None:
+        """Values must not be left out because a batch carries them in another shape."""
+        shown = set(self.schema.names)
+        values = {name for name in present if name == VALUE or not name.startswith("_")}
+        hidden = sorted(values - shown)
+        if not self._shows_all and not self._is_null_instead(hidden):
+            return
+        known = sorted(shown - _TYPES.keys())
+        # The stream's columns are recorded before they are written: these came later.
+        is_later = batch.descriptor.schema_version > self._version
+        if not hidden or (known and is_later and VALUE not in hidden):
+            return
+        if not self._shows_all:
+            why = "null would be shown. Open it again, or name the columns that the stream has"
+        elif is_later or not known:
+            why = "open it again, the stream carried nothing when it was opened"
+        else:
+            why = "they are not among the stream's columns. Name the columns to be read"
+        raise Refused(
+            f"batch {batch.sequence} of {batch.stream!r} has {', '.join(hidden)}, and its reader "
+            f"shows {', '.join(known or [VALUE])}: {why}"
+        )
+
+    def _is_null_instead(self, hidden: list[str]) -> bool:
+        """Whether null would be shown for values that are there in the other shape."""
+        is_opaque = VALUE in hidden
+        return self._asks_typed if is_opaque else self._asks_opaque and bool(hidden)
+
+
+def _listed(chosen: Any) -> list[str]:
+    """The names of columns; a single one may stand for itself."""
+    if isinstance(chosen, str):
+        return [chosen]
+    names: list[Any] = list(chosen) if isinstance(chosen, Iterable) else [chosen]
+    if not all(isinstance(name, str) for name in names):
+        raise Refused(f"columns are given by their names, in a list, not as {chosen!r}")
+    return names

@@ -1,0 +1,250 @@
+"""Fetching: from the descriptor of a batch to its decoded records.
+
+Small batches are stored inside a chunk of the queue. `compact_descriptor` removes their bytes
+from a descriptor that is sent to another process; the fetcher then reads the chunk, once for
+all the batches in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from headwater.buffer import arrow_stream
+from headwater.buffer.batch import FOOTER_BYTES, Calls, decode_batch, read_footer
+from headwater.buffer.batch import SCHEMA as CALLS_SCHEMA
+from headwater.buffer.consumer.consumed_batch import ConsumedBatch, StreamColumns, calls_of
+from headwater.buffer.consumer.metrics import ConsumerMetrics
+from headwater.buffer.consumer.unreadable import UnreadableBatch, unreadable
+from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.queue.native.chunk import decode_chunk
+from headwater.buffer.queue.v1 import batch_format
+from headwater.buffer.records import from_values
+from headwater.buffer.stream import Stream
+from headwater.core import portal, runtime
+from headwater.core.errors import BadKey, Corrupt, LimitExceeded, NotFound, NotSupported
+from headwater.core.limits import DECODE_INLINE_BYTES
+from headwater.store import ByteRange, Store
+
+Decoded = tuple[pa.RecordBatch, Calls | None]
+
+
+class FetchHandle:
+    """Turns descriptors of one partition into batches. May be pickled, without credentials."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        stream: str,
+        partition: int,
+        metrics: ConsumerMetrics | None = None,
+        lenient: bool = False,
+        recorded: StreamColumns | None = None,
+    ) -> None:
+        """`lenient` reads published v1 batches as the reference does; `recorded` are the columns
+        of the stream. `of` asks the stream for both."""
+        self._store = store
+        self._stream = stream
+        self._partition = partition
+        self._metrics = metrics or ConsumerMetrics()
+        self._riding = ChunkCache(store)
+        self._lenient = lenient
+        self.recorded = recorded or StreamColumns()
+
+    @classmethod
+    def of(
+        cls, stream: Stream, partition: int, metrics: ConsumerMetrics | None = None
+    ) -> FetchHandle:
+        """A handle that reads as the stream asks for."""
+        return cls(
+            stream.store,
+            stream=stream.name,
+            partition=partition,
+            metrics=metrics,
+            lenient=stream.config.is_lenient,
+            recorded=StreamColumns(stream.schema),
+        )
+
+    def __repr__(self) -> str:
+        return f"<fetches batches of {self._stream}/{self._partition} from {self._store.url}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _handle, (
+            self._store,
+            self._stream,
+            self._partition,
+            self._lenient,
+            self.recorded,
+        )
+
+    async def fetch(self, descriptor: Descriptor) -> ConsumedBatch:
+        """Fetch and decode one batch; `UnreadableBatch` if it is missing or damaged."""
+        if not descriptor.rows and not _holds_bytes(descriptor):
+            return self._empty(descriptor)
+        started_s = runtime.monotonic_s()
+        # What the store says of the store is not what the decoder says of the batch: the same kind
+        # of error (NotSupported) from the first is for the caller, from the second of bad data.
+        try:
+            data = await self._read(descriptor)
+        except (NotFound, BadKey, Corrupt) as error:
+            if not descriptor.rows and isinstance(error, NotFound):
+                # It was counted while it was there, and had none: nothing is lost with it.
+                return self._empty(descriptor)
+            raise unreadable(self._stream, self._partition, descriptor, error) from error
+        try:
+            if len(data) <= DECODE_INLINE_BYTES:
+                records, calls = _decode(descriptor, data, self._lenient)
+            else:
+                records, calls = await runtime.run_blocking(
+                    _decode, descriptor, data, self._lenient
+                )
+        except (Corrupt, NotSupported, LimitExceeded) as error:
+            raise unreadable(self._stream, self._partition, descriptor, error) from error
+        self._metrics.fetched(len(records), len(data), runtime.monotonic_s() - started_s)
+        return ConsumedBatch(
+            descriptor,
+            records,
+            calls,
+            stream=self._stream,
+            partition=self._partition,
+            recorded=self.recorded,
+        )
+
+    def _empty(self, descriptor: Descriptor) -> ConsumedBatch:
+        return ConsumedBatch.empty(
+            descriptor, stream=self._stream, partition=self._partition, recorded=self.recorded
+        )
+
+    async def fetch_calls(self, descriptor: Descriptor) -> Calls:
+        """The produce calls of a batch, without its records: when each was ingested.
+
+        Not covered by the checksum, which is over the whole batch: for searching, not for keeping.
+        """
+        if descriptor.format == "v1" or not descriptor.rows:
+            return calls_of(descriptor, descriptor.rows)
+        if descriptor.inline is not None:
+            return (await self.fetch(descriptor)).calls
+        try:
+            tail = (await self._store.get(descriptor.location, ByteRange(-FOOTER_BYTES))).data
+            footer = read_footer(tail)
+            end = descriptor.size_bytes - FOOTER_BYTES
+            part = ByteRange(max(0, end - footer.calls_bytes), end)
+            calls = Calls(
+                arrow_stream.read((await self._store.get(descriptor.location, part)).data)
+            )
+            if calls.columns.schema != CALLS_SCHEMA:
+                raise Corrupt("the batch's calls have other columns")
+            calls.check(descriptor.rows)
+        except (NotFound, BadKey, Corrupt, NotSupported) as error:
+            raise unreadable(self._stream, self._partition, descriptor, error) from error
+        return calls
+
+    def bad_times(self, descriptor: Descriptor) -> UnreadableBatch:
+        """What is said of a batch without a record of the times that its entry says."""
+        error = Corrupt("the batch's times are not those that the queue says")
+        return unreadable(self._stream, self._partition, descriptor, error)
+
+    def fetch_blocking(self, descriptor: Descriptor) -> ConsumedBatch:
+        """Fetch and decode one batch from code that has no event loop."""
+        return portal.shared().call(self.fetch(descriptor))
+
+    async def _read(self, descriptor: Descriptor) -> bytes | memoryview:
+        if descriptor.inline == IN_CHUNK:
+            return await self._riding.batch(descriptor)
+        if descriptor.inline is not None:
+            return descriptor.inline
+        foreign = descriptor.format == "v1"  # other software may have chosen the name
+        return (await self._store.get(descriptor.location, foreign=foreign)).data
+
+
+def _handle(
+    store: Store, stream: str, partition: int, lenient: bool, recorded: StreamColumns
+) -> FetchHandle:
+    return FetchHandle(
+        store, stream=stream, partition=partition, lenient=lenient, recorded=recorded
+    )
+
+
+def _holds_bytes(descriptor: Descriptor) -> bool:
+    """Whether a batch without records is an object that may be damaged, or a compressed nothing.
+
+    One that was given up or appended before has no size. A footer alone is damage, too, if it says
+    that what is before it is compressed.
+    """
+    return descriptor.format == "v1" and descriptor.size_bytes > 0
+
+
+def _decode(descriptor: Descriptor, data: bytes | memoryview, lenient: bool) -> Decoded:
+    calls = None
+    if descriptor.format == "v1":
+        records = from_values(batch_format.decode_batch(data, lenient=lenient))
+    else:
+        batch = decode_batch(data, expected_id=descriptor.batch_id)
+        records, calls = batch.records, batch.calls
+    if records.num_rows != descriptor.rows:
+        raise Corrupt(
+            f"the batch holds {records.num_rows:,} records, and the queue says {descriptor.rows:,}"
+        )
+    return records, calls
+
+
+# Batches that ride in a chunk of the queue, fetched by descriptors without their bytes.
+#
+# A descriptor that goes far (from a planner to executors) leaves the batch behind:
+# `compact_descriptor` makes it small, and whoever fetches reads the chunk, once for all the
+# batches that ride in it.
+
+
+IN_CHUNK: Final = b""
+"""Stands in a descriptor for a batch that rides in the chunk at its location; none is empty."""
+CHUNKS_KEPT: Final = 4
+
+InlineBatches = dict[str, bytes]
+
+
+def compact_descriptor(descriptor: Descriptor) -> Descriptor:
+    """The same batch in as few bytes as it takes to fetch it."""
+    inline = None if descriptor.inline is None else IN_CHUNK
+    return msgspec.structs.replace(
+        descriptor, inline=inline, metadata=None, producer="", producer_sequence=0
+    )
+
+
+class ChunkCache:
+    """The last chunks that were read, each asked for once however many want it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._chunks: OrderedDict[str, asyncio.Task[InlineBatches]] = OrderedDict()
+
+    async def batch(self, descriptor: Descriptor) -> bytes:
+        """The bytes of one batch; `NotFound` if it is not there, or not any more."""
+        riders = await self._riders(descriptor.location)
+        if descriptor.batch_id not in riders:
+            # The chunk may have been read before the batch was added to it.
+            self._chunks.pop(descriptor.location, None)
+            riders = await self._riders(descriptor.location)
+        found = riders.get(descriptor.batch_id)
+        if found is None:
+            raise NotFound(f"batch {descriptor.batch_id} is not in {descriptor.location}")
+        return found
+
+    async def _riders(self, key: str) -> InlineBatches:
+        task = self._chunks.get(key)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = runtime.spawn(self._read(key), name=f"read {key}")
+            self._chunks[key] = task
+            while len(self._chunks) > CHUNKS_KEPT:
+                self._chunks.popitem(last=False)
+        # Shielded: whoever is called off must not take the chunk from the others.
+        return await asyncio.shield(task)
+
+    async def _read(self, key: str) -> InlineBatches:
+        data = (await self._store.get(key)).data
+        entries = decode_chunk(data, queue_id=None, number=None).entries
+        return {entry.batch_id: entry.inline for entry in entries if entry.inline is not None}

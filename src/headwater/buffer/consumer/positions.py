@@ -1,0 +1,257 @@
+"""Where a reading begins and ends, in LSNs.
+
+A position is an LSN, "earliest", "latest", or a time. A time becomes the LSN of the first retained
+record whose timestamp is this one or later, or with `time_by="ingestion"` the first one ingested
+then or later. Times need not rise with LSNs, so earlier ones may follow. Records are never
+reordered or left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+from headwater.buffer.consumer.group import QueuePosition
+from headwater.buffer.consumer.unreadable import UnreadableBatch
+from headwater.buffer.queue.contract import Descriptor, QueueState, TimeBy, Uncounted
+from headwater.buffer.stream import Stream
+from headwater.buffer.stream.streams import borrow_stream
+from headwater.buffer.whole_number import whole_number
+from headwater.core.errors import Refused, Trimmed
+from headwater.store import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headwater.buffer.consumer.fetcher import FetchHandle
+
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_US: Final = (1 << 63) - 1
+_FINER: Final = re.compile(r"[.,][0-9]{6}[0-9]*[1-9]")
+POSITIONS: Final = 'an LSN, "earliest", "latest", or a time such as 2026-01-31T08:00:00Z'
+
+ReadBound = int | str | date | None
+"""An LSN, "earliest", "latest", a time (ISO 8601 as text), or None for the default.
+
+A datetime is a date to Python; a date alone is its first moment.
+"""
+ReadBounds = ReadBound | Mapping[int, ReadBound]
+"""One bound, or one for each partition."""
+
+
+def check_bounds(stream: Stream, position: ReadBounds) -> None:
+    """Refuse a mapping that says something of a partition that the stream does not have."""
+    if not isinstance(position, Mapping):
+        return
+    known = range(stream.partitions)
+    unknown = [key for key in position if isinstance(key, bool) or key not in known]
+    if unknown:
+        raise Refused(
+            f"a position for {', '.join(map(repr, unknown))}: stream {stream.name!r} has "
+            f"partitions 0 to {stream.partitions - 1}"
+        )
+
+
+def partition_bound(position: ReadBounds, partition: int) -> ReadBound:
+    """What a position says of one partition."""
+    if isinstance(position, Mapping):
+        return position.get(partition)
+    return position
+
+
+async def resolve_start(
+    stream: Stream,
+    partition: int,
+    place: ReadBound,
+    state: QueueState,
+    *,
+    time_by: TimeBy = "timestamp",
+    skips: bool = False,
+) -> int:
+    """The first LSN to read. `Trimmed` if it was asked for by number and is gone; its floor is
+    the oldest LSN.
+
+    `skips`: a batch that cannot be read is passed over when its turn comes, and no obstacle here.
+    """
+    wanted = EARLIEST if place is None else place
+    found = await _resolve(stream, partition, wanted, state, time_by, skips)
+    if found < state.floor_lsn:
+        raise Trimmed(
+            f"stream {stream.name!r}, partition {partition}: LSN {found} is not retained any more; "
+            f'the oldest one is {state.floor_lsn} (start="earliest" begins there)',
+            floor=state.floor_lsn,
+        )
+    return found
+
+
+@asynccontextmanager
+async def trimmed_by_lsn(stream: Stream, partition: int) -> AsyncIterator[None]:
+    """Raises a queue's `Trimmed`, whose floor is a sequence, as a reader's: with an LSN."""
+    try:
+        yield
+    except Trimmed as error:
+        floor_lsn = (await stream.looker(partition).state()).floor_lsn
+        raise Trimmed(
+            f"stream {stream.name!r}, partition {partition}: what comes next went with the "
+            f"retention; the oldest LSN is {floor_lsn} (start={floor_lsn} goes on there)",
+            floor=floor_lsn,
+        ) from error
+
+
+async def resolve_end(
+    stream: Stream,
+    partition: int,
+    place: ReadBound,
+    state: QueueState,
+    *,
+    time_by: TimeBy = "timestamp",
+    skips: bool = False,
+) -> int:
+    """The first LSN not to read."""
+    wanted = LATEST if place is None else place
+    return await _resolve(stream, partition, wanted, state, time_by, skips)
+
+
+async def lsn_at_time(
+    source: str | Store | Stream,
+    name: str | None = None,
+    *,
+    time: int | str | date,
+    partition: int = 0,
+    time_by: TimeBy = "timestamp",
+) -> int | None:
+    """The LSN of the first retained record whose timestamp is a time or later; None if none is.
+
+    The time is a datetime or date, ISO 8601 as text, or milliseconds since 1970. With
+    `time_by="ingestion"` it goes by when records were ingested.
+    """
+    if isinstance(time, str | date):
+        time_us = time_us_of(time)
+    else:
+        time_us = whole_number("time", time) * 1000
+    check_time_by(time_by)
+    async with borrow_stream(source, name) as stream:
+        found = await position_at_time(stream, partition, time_us, time_by)
+    return None if found is None else found.lsn
+
+
+async def position_at_time(
+    stream: Stream, partition: int, time_us: int, by: TimeBy
+) -> QueuePosition | None:
+    """The place before the first retained record of a time or later; None if there is none.
+
+    Reads a number of chunks that grows with the logarithm of theirs, and of the one batch that has
+    the record: nothing if all of it is late enough, else its calls for ingestion times, and itself
+    for timestamps.
+    """
+    from headwater.buffer.consumer.fetcher import FetchHandle
+
+    if time_us > _LAST_US:
+        return None
+    time_us = max(time_us, -_LAST_US - 1)
+    looker, handle = stream.looker(partition), FetchHandle.of(stream, partition)
+    while (batch := await looker.batch_at_time(time_us, by)) is not None:
+        try:
+            skip = await _rows_before(handle, batch, time_us, by)
+        except UnreadableBatch:
+            if batch.sequence < await looker.floor():
+                continue  # deleted by retention meanwhile: another one is the first
+            raise
+        return QueuePosition(batch.sequence, batch.first_lsn + skip)
+    return None
+
+
+async def _rows_before(handle: FetchHandle, batch: Descriptor, time_us: int, by: TimeBy) -> int:
+    """How many records of a batch come before the first of a time or later."""
+    if batch.range_us(by)[0] >= time_us:
+        return 0
+    if by == "timestamp" and batch.min_timestamp_us is not None:
+        found = await handle.fetch(batch)
+        row = _first_late(found.calls.timestamps_of(found.records), time_us)
+        if row is None:
+            raise handle.bad_times(batch)
+        return row
+    calls = await handle.fetch_calls(batch)
+    call = _first_late(calls.times, time_us)
+    if call is None:
+        if batch.format == "native":
+            raise handle.bad_times(batch)
+        return 0  # the published format may have times for records that a batch does not have
+    return int(calls.columns.column("start_index")[call].as_py())
+
+
+def _first_late(times: pa.Array, time_us: int) -> int | None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    late = pc.greater_equal(times.cast(pa.int64()), time_us)
+    found = int(pc.index(late, pa.scalar(True)).as_py())
+    return None if found < 0 else found
+
+
+async def _resolve(
+    stream: Stream,
+    partition: int,
+    place: ReadBound,
+    state: QueueState,
+    time_by: TimeBy,
+    skips: bool,
+) -> int:
+    if not isinstance(place, str | date):
+        lsn = _lsn(place)
+        if lsn < 1:
+            raise Refused(f"LSN {lsn}: the first record of a partition has LSN 1")
+        return lsn
+    if place == EARLIEST:
+        return state.floor_lsn
+    if place == LATEST:
+        return state.next_lsn
+    try:
+        found = await position_at_time(stream, partition, time_us_of(place), time_by)
+    except (UnreadableBatch, Uncounted) as error:
+        if not skips:
+            raise
+        return error.descriptor.first_lsn
+    return state.next_lsn if found is None else found.lsn
+
+
+def _lsn(given: Any) -> int:
+    try:
+        return whole_number("LSN", given)
+    except Refused:
+        raise Refused(f"{given!r} is no position: {POSITIONS}") from None
+
+
+def check_time_by(time_by: str) -> None:
+    """Refuse what is no kind of time."""
+    if time_by not in get_args(TimeBy):
+        raise Refused(f'time_by is {time_by!r}: it is "timestamp" or "ingestion"')
+
+
+def time_us_of(time: str | date) -> int:
+    """Microseconds since 1970 of a time; without a zone it is UTC.
+
+    Between two microseconds it is the later one: records of the earlier one come before it.
+    """
+    between_us = 0
+    if isinstance(time, str):
+        between_us = 1 if is_finer_than_us(time) else 0
+        try:
+            time = datetime.fromisoformat(time)
+        except ValueError as error:
+            raise Refused(f"{time!r} is no position: {POSITIONS}") from error
+    if not isinstance(time, datetime):
+        time = datetime(time.year, time.month, time.day, tzinfo=UTC)
+    zoned = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    return between_us - (_EPOCH - zoned) // timedelta(microseconds=1)
+
+
+def is_finer_than_us(time: str) -> bool:
+    """Whether a time as text has digits below a microsecond, which Python does not read."""
+    return _FINER.search(time) is not None

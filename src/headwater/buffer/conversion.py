@@ -1,0 +1,328 @@
+"""Which type holds what another holds, and casts that change no value.
+
+| from | widens to |
+| --- | --- |
+| int8, int16, int32 | int16, int32, int64 |
+| float32 | float64 |
+| decimal(p, s) | decimal(more than p, s) |
+| list, map, struct | of wider elements; a struct also with more fields |
+
+These are the widenings that Spark and Iceberg both make without rewriting anything. A date is not
+widened to a timestamp, nor an integer to a float or a decimal: readers would see other values than
+were written.
+
+`exact_cast` also takes numbers from one type to another value by value, and refuses the first that
+would become another number. It never reads text, never writes it, and never drops a field.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.buffer.types import field_text
+from headwater.core.errors import Refused
+
+
+class Inexact(Refused):
+    """A value would become another one."""
+
+
+def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
+    """Whether every value of one plain type is a value of the other, wider one."""
+    if pa.types.is_signed_integer(narrow) and pa.types.is_signed_integer(wide):
+        return bool(narrow.bit_width < wide.bit_width)
+    if pa.types.is_floating(narrow) and pa.types.is_floating(wide):
+        return bool(narrow.bit_width < wide.bit_width)
+    if pa.types.is_decimal(narrow) and pa.types.is_decimal(wide):
+        return bool(narrow.scale == wide.scale and narrow.precision < wide.precision)
+    return False
+
+
+def accepts(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a column of one type can be carried as the other without any loss."""
+    if given == wanted or widens(given, wanted):
+        return True
+    if pa.types.is_list(given) and pa.types.is_list(wanted):
+        return accepts(given.value_type, wanted.value_type)
+    if pa.types.is_map(given) and pa.types.is_map(wanted):
+        return accepts(given.key_type, wanted.key_type) and accepts(
+            given.item_type, wanted.item_type
+        )
+    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
+        fields = {field.name: field for field in given}
+        for field in wanted:
+            found = fields.pop(field.name, None)
+            if found is None and not field.nullable:
+                return False
+            if found is not None and not accepts(found.type, field.type):
+                return False
+        return not fields
+    return False
+
+
+def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """The narrowest type that holds what both hold, all of it nullable; None if there is none.
+
+    Fields of a struct keep their place, and those that only the other has come last.
+    """
+    if one == other or widens(other, one):
+        return one
+    if widens(one, other):
+        return other
+    if pa.types.is_list(one) and pa.types.is_list(other):
+        kind = common_type(one.value_type, other.value_type)
+        return None if kind is None else pa.list_(pa.field("element", kind))
+    if pa.types.is_map(one) and pa.types.is_map(other):
+        key = common_type(one.key_type, other.key_type)
+        item = common_type(one.item_type, other.item_type)
+        return None if key is None or item is None else pa.map_(key, item)
+    if pa.types.is_struct(one) and pa.types.is_struct(other):
+        return _common_struct(one, other)
+    return None
+
+
+def _common_struct(one: pa.StructType, other: pa.StructType) -> pa.DataType | None:
+    given = {field.name: field for field in other}
+    fields = []
+    for field in one:
+        found = given.pop(field.name, None)
+        kind = field.type if found is None else common_type(field.type, found.type)
+        if kind is None:
+            return None
+        fields.append(pa.field(field.name, kind))
+    return pa.struct([*fields, *(pa.field(field.name, field.type) for field in given.values())])
+
+
+def extended_type(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
+    """The type with the fields that only `found` has, and wider where that is all it takes."""
+    if pa.types.is_struct(kind) and pa.types.is_struct(found):
+        given = {field.name: field.type for field in found}
+        fields = [
+            pa.field(field.name, extended_type(field.type, given.pop(field.name, field.type)))
+            for field in kind
+        ]
+        return pa.struct([*fields, *(pa.field(name, one) for name, one in given.items())])
+    if pa.types.is_list(kind) and pa.types.is_list(found):
+        return pa.list_(pa.field("element", extended_type(kind.value_type, found.value_type)))
+    return common_type(kind, found) or kind
+
+
+def fill_untyped(
+    kind: pa.DataType, known: pa.DataType | None, *, may_drop: bool = True
+) -> pa.DataType:
+    """The type, where the parts of it that have none (pa.null()) take that of the stream's column.
+
+    `[]`, `[null]` and `{"x": null}` say nothing of what may come there. A field of a struct that
+    has no type in the stream either is left out, if it may be: it is null all the same. An element
+    of a list or a map cannot be left out, and neither can the last field: that stays as it is.
+    """
+    if pa.types.is_null(kind):
+        return kind if known is None else all_nullable(known)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = known.value_type if known is not None and pa.types.is_list(known) else None
+        value = fill_untyped(kind.value_type, inner, may_drop=may_drop)
+        return kind if value == kind.value_type else pa.list_(pa.field("element", value))
+    if pa.types.is_map(kind):
+        inner = known.item_type if known is not None and pa.types.is_map(known) else None
+        item = fill_untyped(kind.item_type, inner, may_drop=may_drop)
+        return kind if item == kind.item_type else pa.map_(kind.key_type, item)
+    if pa.types.is_struct(kind):
+        return _typed_struct(kind, known, may_drop=may_drop)
+    return kind
+
+
+def _typed_struct(kind: pa.StructType, known: pa.DataType | None, *, may_drop: bool) -> pa.DataType:
+    inner = {} if known is None or not pa.types.is_struct(known) else {f.name: f for f in known}
+    if not kind.num_fields:
+        return kind if not inner else all_nullable(known)
+    fields = []
+    for field in kind:
+        found = inner.get(field.name)
+        told = fill_untyped(field.type, None if found is None else found.type, may_drop=may_drop)
+        fields.append(field if told == field.type else pa.field(field.name, told))
+    if may_drop:
+        typed = [field for field in fields if not pa.types.is_null(field.type)]
+        fields = (
+            typed
+            or [pa.field(one.name, all_nullable(one.type)) for one in inner.values()]
+            or fields
+        )
+    made = pa.struct(fields)
+    return kind if made == kind else made
+
+
+def all_nullable(kind: pa.DataType) -> pa.DataType:
+    """The type with everything inside it nullable: as it stands in batches."""
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field("element", all_nullable(kind.value_type)))
+    if pa.types.is_map(kind):
+        return pa.map_(all_nullable(kind.key_type), all_nullable(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, all_nullable(field.type)) for field in kind])
+    return kind
+
+
+def exact_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The same values in another type; `Inexact` if one of them is none of that type."""
+    given = column.type
+    if given == kind:
+        return column
+    if column.null_count == len(column):
+        return pa.nulls(len(column), kind)
+    if accepts(given, all_nullable(kind)):
+        # Only here: Arrow's own cast drops the fields of a struct that the other type lacks.
+        return column.cast(kind)
+    if _is_number(given) and _is_number(kind):
+        return _cast_numbers(column, kind)
+    if pa.types.is_large_list(given) and pa.types.is_list(kind):
+        try:
+            return exact_cast(column.cast(pa.list_(given.value_field)), kind)
+        except pa.ArrowException as error:
+            raise Inexact(str(error)) from error
+    if pa.types.is_list(given) and pa.types.is_list(kind):
+        values = exact_cast(column.flatten(), kind.value_type)
+        return pa.ListArray.from_arrays(_offsets(column), values, kind, mask=column.is_null())
+    if pa.types.is_map(given) and pa.types.is_map(kind):
+        keys, items = _entries(column)
+        return pa.MapArray.from_arrays(
+            _offsets(column),
+            exact_cast(keys, kind.key_type),
+            exact_cast(items, kind.item_type),
+            kind,
+            mask=column.is_null(),
+        )
+    if pa.types.is_struct(given) and pa.types.is_struct(kind):
+        return _cast_struct(column, kind)
+    raise Inexact(f"{given} holds other values than {kind}")
+
+
+def _cast_struct(column: pa.StructArray, kind: pa.StructType) -> pa.Array:
+    given = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
+    children = []
+    for field in kind:
+        child = given.pop(field.name, None)
+        if child is None:
+            children.append(pa.nulls(len(column), field.type))
+        else:
+            children.append(exact_cast(child, field.type))
+    for name, child in given.items():
+        if child.null_count < len(child):
+            raise Inexact(f"{kind} has no field {name!r}, which has values")
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
+
+
+def _cast_numbers(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_floating(column.type) and pa.types.is_decimal(kind):
+        raise Inexact(f"{column.type} holds other values than {kind}")
+    if pa.types.is_decimal(column.type) and pa.types.is_floating(kind):
+        raise Inexact(f"{column.type} holds other values than {kind}")
+    try:
+        found = _rounded(column, kind)
+        back = _rounded(found, column.type)
+    except pa.ArrowException as error:
+        raise Inexact(str(error)) from error
+    if pa.types.is_floating(column.type):
+        # By their bits, which tell 0.0 from -0.0; one NaN is as good as another.
+        bits = pa.int32() if column.type == pa.float32() else pa.int64()
+        same = pc.equal(column.view(bits), back.view(bits))
+        same = pc.or_(same, pc.and_(pc.is_nan(column), pc.is_nan(back)))
+    else:
+        same = pc.equal(column, back)
+    if not pc.all(same).as_py():
+        row = pc.index(same, False).as_py()
+        raise Inexact(f"{column[row].as_py()} is no {kind}")
+    return found
+
+
+def _rounded(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Arrow's own cast of numbers, which refuses some that would become other ones, and not all."""
+    if pa.types.is_decimal(kind) and pa.types.is_integer(column.type):
+        # Arrow asks for room for every integer of the type; here only those that occur count.
+        column = column.cast(pa.decimal256(76, kind.scale))
+    return column.cast(kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    )
+
+
+def _offsets(column: pa.Array) -> pa.Array:
+    """Where each row begins among the flattened values, and where the last one ends."""
+    if pa.types.is_map(column.type):
+        starts = column.offsets
+        lengths = pc.subtract(starts[1:], starts[:-1])
+        lengths = pc.if_else(column.is_null(), pa.scalar(0, pa.int32()), lengths)
+    else:
+        lengths = pc.fill_null(pc.list_value_length(column), 0)
+    ends = pc.cumulative_sum(lengths)
+    return pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
+
+
+def _entries(column: pa.MapArray) -> tuple[pa.Array, pa.Array]:
+    """The keys and the values of all rows that are not null."""
+    entry = pa.struct([column.type.key_field, column.type.item_field])
+    flat = pc.list_flatten(column.cast(pa.list_(pa.field("entries", entry, nullable=False))))
+    return pc.struct_field(flat, 0), pc.struct_field(flat, 1)
+
+
+# Nulls where a type allows none, at any depth.
+#
+# Arrow checks neither: whoever reads such a column as what it says finds a value that is not
+# there.
+
+
+def check_nulls(records: pa.RecordBatch) -> None:
+    """Refuse records that do not hold to what their own columns say."""
+    for field in records.schema:
+        if field.nullable and not is_strict(field.type):
+            continue
+        row = first_null(records.column(field.name), field, pa.repeat(False, records.num_rows))
+        if row is not None:
+            raise Refused(
+                f"column {field.name!r} is {field_text(field)}, and record {row} has null there: "
+                "give it a value, or make the column, or the field within it, nullable"
+            )
+
+
+def is_strict(kind: pa.DataType) -> bool:
+    """Whether something inside a type may not be null."""
+    if pa.types.is_list(kind):
+        return not kind.value_field.nullable or is_strict(kind.value_type)
+    if pa.types.is_map(kind):
+        return is_strict(kind.item_type)
+    if pa.types.is_struct(kind):
+        return any(not field.nullable or is_strict(field.type) for field in kind)
+    return False
+
+
+def first_null(column: pa.Array, field: pa.Field, excused: pa.Array) -> int | None:
+    """The first row with a null that `field` does not allow, at any depth; not of those excused."""
+    rows = [] if field.nullable else [first_true(pc.and_not(pc.is_null(column), excused))]
+    if is_strict(field.type):
+        rows += _nulls_within(column, field.type, pc.or_(excused, pc.is_null(column)))
+    return min((row for row in rows if row is not None), default=None)
+
+
+def first_true(mask: pa.Array) -> int | None:
+    """The first place where the mask holds."""
+    found = int(pc.index(mask, True).as_py())
+    return None if found < 0 else found
+
+
+def _nulls_within(column: pa.Array, kind: pa.DataType, excused: pa.Array) -> list[int | None]:
+    if pa.types.is_struct(kind):
+        children = zip(column.flatten(), kind, strict=True)
+        return [first_null(child, field, excused) for child, field in children]
+    # Lists and maps: what is inside has rows of its own, each belonging to one row outside.
+    if pa.types.is_map(kind):
+        entry = pa.struct([column.type.key_field, column.type.item_field])
+        column = column.cast(pa.list_(pa.field("entries", entry, nullable=False)))
+        inside, field = pc.struct_field(pc.list_flatten(column), 1), kind.item_field
+    else:
+        inside, field = pc.list_flatten(column), kind.value_field
+    parents = pc.list_parent_indices(column)
+    row = first_null(inside, field, excused.take(parents))
+    return [None if row is None else int(parents[row].as_py())]

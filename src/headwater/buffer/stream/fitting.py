@@ -1,0 +1,235 @@
+"""Fitting records to what their stream carries, column by column.
+
+What comes out has the reserved columns that were given, first, and then every column of the stream
+in its order and type. In the batch they stand as nullable, at every depth, whatever the schema
+says: a delete has a key and no columns, and one batch must not have another schema than the next
+because a delete is in it. That no other record lacks what may not be null is checked here.
+
+What is refused, whole, before anything of it is written:
+
+- a column that the stream does not have, or whose type is not the stream's nor narrower;
+- null where the schema does not allow it, but in a delete;
+- records without any declared column, but deletes;
+- opaque values among columns, and columns among opaque values.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.buffer.conversion import (
+    Inexact,
+    accepts,
+    all_nullable,
+    exact_cast,
+    first_null,
+    first_true,
+    is_strict,
+)
+from headwater.buffer.records import (
+    OPERATION,
+    RESERVED,
+    VALUE,
+    Operation,
+    from_arrow,
+    record_schema,
+)
+from headwater.buffer.stream.config import Origin
+from headwater.buffer.stream.schema import difference
+from headwater.buffer.types import field_text, type_text
+from headwater.core.errors import Refused
+
+
+class RowFitter(Protocol):
+    """Fits records to what a stream carries. Safe to share between threads."""
+
+    def fit(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """The records as the stream carries them; `Refused` shows where they do not fit."""
+
+    def refit(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """Records that were fitted before, to an older version of what the stream carries."""
+
+
+class OpaqueFitter:
+    """Fits records to a stream of opaque values, or to one that carries nothing yet."""
+
+    def __init__(self, stream: str, *, is_recorded: bool) -> None:
+        self._stream = stream
+        self._is_recorded = is_recorded
+
+    def fit(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """The records themselves."""
+        names = records.schema.names
+        columns = [name for name in names if name not in RESERVED]
+        if columns and self._is_recorded:
+            raise Refused(
+                f"stream {self._stream!r} carries opaque values, and these records have columns "
+                f"({', '.join(columns)}): produce them as values (produce), or write columns to "
+                "another stream"
+            )
+        if (columns or VALUE in names) and not self._is_recorded:
+            raise Refused(
+                f"of stream {self._stream!r} nothing is recorded yet: record what it is to carry "
+                "before that is written (Stream.recording)"
+            )
+        return records
+
+    def refit(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """The records themselves: opaque values have no versions."""
+        return records
+
+
+class SchemaFitter:
+    """Fits records to one version of a stream's schema."""
+
+    def __init__(
+        self, stream: str, version: int, schema: pa.Schema, origin: Origin, alter: str
+    ) -> None:
+        """`alter` is the command that declares a schema."""
+        self._stream = stream
+        self._version = version
+        self._origin = origin
+        self._alter = alter
+        self._declared = schema
+        self._typed = [pa.field(field.name, all_nullable(field.type)) for field in schema]
+        self._strict = [field for field in schema if not field.nullable or is_strict(field.type)]
+        self._matching: pa.Schema | None = None
+
+    def fit(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """The records under the declared schema; `Refused` shows where they do not fit."""
+        matching = self._matching
+        if matching is None or not records.schema.equals(matching):
+            records = self._arranged(records)
+            # Whatever comes in this arrangement needs none: nearly always the next batch.
+            self._matching = records.schema
+        for field in self._strict:
+            self._check_nulls(records, field)
+        return records
+
+    def refit(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """The records of an older version, each value as it is in the type of this one."""
+        reserved = [field for field in records.schema if field.name in RESERVED]
+        columns = [records.column(field.name) for field in reserved]
+        for field in self._typed:
+            if field.name not in records.schema.names:
+                columns.append(pa.nulls(records.num_rows, field.type))
+                continue
+            try:
+                columns.append(exact_cast(records.column(field.name), field.type))
+            except Inexact as error:
+                raise self._refused(
+                    f"column {field.name!r} was declared as {type_text(field.type)} while these "
+                    f"records were on their way, and they were not accepted: {error}"
+                ) from error
+        refitted = pa.record_batch(columns, schema=pa.schema([*reserved, *self._typed]))
+        for strict in self._strict:
+            self._check_nulls(refitted, strict)
+        return refitted
+
+    def _arranged(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        records = _carried(records)
+        names = records.schema.names
+        must_have = self._origin == "declared" or VALUE in names
+        if VALUE in names:
+            records = self._without_value(records)
+            names = records.schema.names
+        if must_have and all(name in RESERVED for name in names):
+            self._check_all_deletes(records)
+        self._check_columns(records)
+        rows = records.num_rows
+        reserved = [field for field in records.schema if field.name in RESERVED]
+        columns = [records.column(field.name) for field in reserved]
+        for field in self._typed:
+            if field.name in names:
+                columns.append(_as(records.column(field.name), field.type))
+            else:
+                columns.append(pa.nulls(rows, field.type))
+        return pa.record_batch(columns, schema=pa.schema([*reserved, *self._typed]))
+
+    def _without_value(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        if records.column(VALUE).null_count < records.num_rows:
+            raise self._refused(
+                f"these records carry opaque values; it has the columns "
+                f"{', '.join(self._declared.names)}. Produce them as columns (produce_arrow, "
+                "produce_rows), or write opaque values to another stream"
+            )
+        return records.drop_columns([VALUE])
+
+    def _check_all_deletes(self, records: pa.RecordBatch) -> None:
+        row = first_true(pc.invert(_deletes(records)))
+        if row is not None:
+            raise self._refused(
+                f"record {row} has none of its columns ({', '.join(self._declared.names)}); only a "
+                "delete may lack them (operations=['delete', …])"
+            )
+
+    def _check_columns(self, records: pa.RecordBatch) -> None:
+        given = {field.name: field for field in records.schema if field.name not in RESERVED}
+        wrong: list[tuple[str, str]] = []
+        for field in self._declared:
+            found = given.pop(field.name, None)
+            if found is None:
+                if not field.nullable and first_true(pc.invert(_deletes(records))) is not None:
+                    wrong.append((field.name, f"{field_text(field)} is declared, and is missing"))
+            elif not accepts(found.type, field.type):
+                told = f"{field_text(field)} is {self._origin}, {type_text(found.type)} is given"
+                wrong.append((field.name, told))
+        if not wrong or self._origin == "declared":
+            for name, found in given.items():
+                told = f"{type_text(found.type)} is given, and not {self._origin}"
+                wrong.append((name, f"{told}{self._near(name)}"))
+        if wrong:
+            raise self._refused(f"these records do not fit:{difference(wrong)}\n{self._cure()}")
+
+    def _cure(self) -> str:
+        if self._origin == "declared":
+            return f"Cast or leave out; or declare the next version of the schema: {self._alter}"
+        return (
+            "Cast what is given; or, if every retained value fits another type, declare that one: "
+            f"{self._alter}"
+        )
+
+    def _check_nulls(self, records: pa.RecordBatch, field: pa.Field) -> None:
+        column = records.column(field.name)
+        if not column.null_count and not is_strict(field.type):
+            return
+        row = first_null(column, field, _deletes(records))
+        if row is not None:
+            raise self._refused(
+                f"column {field.name!r} is {field_text(field)}, and record {row} has null there; "
+                "only a delete may"
+            )
+
+    def _near(self, name: str) -> str:
+        names = {field.name.lower(): field.name for field in self._declared}
+        found = difflib.get_close_matches(name.lower(), list(names), n=1)
+        return f" (did you mean {names[found[0]]!r}?)" if found else ""
+
+    def _refused(self, why: str) -> Refused:
+        return Refused(f"stream {self._stream!r} (schema version {self._version}): {why}")
+
+
+def _carried(records: pa.RecordBatch) -> pa.RecordBatch:
+    """The records in the types a stream carries, as whoever built them should have made them."""
+    schema = record_schema(records.schema)
+    if schema == records.schema:
+        return records
+    if not records.num_rows:
+        return pa.RecordBatch.from_pylist([], schema=schema)
+    return from_arrow(records)[0]
+
+
+def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return column if column.type == kind else column.cast(kind)
+
+
+def _deletes(records: pa.RecordBatch) -> pa.Array:
+    """Which records are deletes."""
+    if OPERATION not in records.schema.names:
+        return pa.repeat(False, records.num_rows)
+    codes = records.column(OPERATION)
+    return pc.fill_null(pc.equal(codes, pa.scalar(Operation.DELETE, codes.type)), False)

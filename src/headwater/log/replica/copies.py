@@ -1,0 +1,366 @@
+"""The copies of a replica: which one counts, who reads it, and the state stored beside it.
+
+    replica.json   {"crc32":"…","kept":{"copy":1,"diverged_lsn":null,"format":2,"kind":"log",…}}
+
+Always holds:
+
+- a term is stored before anything of it is applied or acknowledged, so an overtaken leader is
+  refused after a restart as well;
+- one rename switches from one copy to the next: opening the folder finds the old one or the new
+  one, and both whole;
+- a file that cannot be read, or is missing beside a copy, is an error: beginning with term 0 would
+  lift the fence;
+- a copy stays as long as it is read, even if another took its place; once it is closed, nothing of
+  it is removed any more, since the folder may be in use again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import posixpath
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
+
+import msgspec
+
+from headwater.core import runtime
+from headwater.core.disk import Disk
+from headwater.core.errors import (
+    Corrupt,
+    DiskFailed,
+    Fenced,
+    HeadwaterError,
+    NotFound,
+    NotSupported,
+    Refused,
+    Unavailable,
+)
+from headwater.log.replica.contract import Diverged, Target, Targets
+from headwater.log.spool.folder import SEGMENT, Folder
+
+STATE_FORMAT: Final = 2
+_READABLE_FORMATS: Final = (1, STATE_FORMAT)
+"""Format 1 had no kind."""
+STATE_NAME: Final = "replica.json"
+
+
+class SavedState(msgspec.Struct, frozen=True):
+    """What survives a restart."""
+
+    term: int = 0
+    """Answers of leaders with a lower one are refused."""
+    copy: int = 1
+    """The number of the copy that counts."""
+    diverged_lsn: int | None = None
+    """The first LSN under which that copy holds another record than the log."""
+    format: int = STATE_FORMAT
+    kind: str = ""
+    """What the copies are, in the word of their `Targets`; empty where nobody has said yet."""
+
+    def of_kind(self, kind: str, path: str) -> SavedState:
+        """The same, for targets of this kind; `Refused` if the copies are others."""
+        if self.kind not in ("", kind):
+            raise Refused(
+                f"the replica in {path} is of kind {self.kind!r}, and not {kind!r}: open it as "
+                "what it is, or give this one a folder of its own"
+            )
+        return msgspec.structs.replace(self, kind=kind, format=STATE_FORMAT)
+
+
+class _StateFile(msgspec.Struct, frozen=True):
+    crc32: str
+    kept: msgspec.Raw
+
+
+class SavedStateFile:
+    """The file, and its folder. Blocks."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self.folder = Folder(disk, path)
+
+    def copy_path(self, number: int) -> str:
+        """The folder of a copy."""
+        return posixpath.join(self.folder.path, f"copy-{number}")
+
+    def copy_numbers(self) -> list[int]:
+        """The copies that have a folder."""
+        names = (name for name, is_dir in self.folder.disk.list_dir(self.folder.path) if is_dir)
+        parts = (name.partition("-") for name in names)
+        return sorted(int(n) for word, _, n in parts if word == "copy" and n.isdigit())
+
+    def read(self) -> SavedState | None:
+        """What is kept; None if nothing ever was."""
+        path = self.folder.file(STATE_NAME)
+        try:
+            with self.folder.disk.open(path) as file:
+                data = file.read_at(0, file.stat().size_bytes)
+        except NotFound:
+            if any(map(self._holds_files, self.copy_numbers())):
+                raise Corrupt(f"{path} is gone, and copies are there. {_ADVICE}") from None
+            return None
+        return decode_state(data, path)
+
+    def refuse_log(self) -> None:
+        """Raise `Refused` if the folder is that of a log."""
+        names = self.folder.disk.list_dir(self.folder.path)
+        if any(not is_dir and SEGMENT.fullmatch(name) for name, is_dir in names):
+            raise Refused(
+                f"{self.folder.path} holds a log itself, and a replica would never read it: give "
+                "the replica a folder of its own, and keep the log until that has caught up"
+            )
+
+    def _holds_files(self, number: int) -> bool:
+        names = self.folder.disk.list_dir(self.copy_path(number))
+        return any(not is_dir for _, is_dir in names)
+
+    def write(self, kept: SavedState) -> None:
+        """Return once this is what a restart finds.
+
+        `DiskFailed` if that is not known: the disk has to be read again. After any other error a
+        restart finds what it would have found before.
+        """
+        path = self.folder.file(STATE_NAME)
+        with self.folder.replacing(path) as file:
+            file.append(encode_state(kept))
+            file.sync()
+        try:
+            self.folder.disk.sync_dir(self.folder.path)
+        except HeadwaterError as error:
+            raise DiskFailed(
+                f"{path} was replaced, and it is not known for how long: {error}"
+            ) from error
+
+
+def encode_state(kept: SavedState) -> bytes:
+    """The bytes of the file."""
+    body = msgspec.json.encode(kept, order="sorted")
+    return msgspec.json.encode(_StateFile(f"{zlib.crc32(body):08x}", msgspec.Raw(body))) + b"\n"
+
+
+def decode_state(data: bytes, path: str = STATE_NAME) -> SavedState:
+    """What such bytes say; `Corrupt` if they are not what was written."""
+    try:
+        file = msgspec.json.decode(data, type=_StateFile)
+        if file.crc32 != f"{zlib.crc32(file.kept):08x}":
+            raise Corrupt(f"{path} fails its checksum. {_ADVICE}")
+        kept = msgspec.json.decode(file.kept, type=SavedState)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Corrupt(f"{path} is not what a replica writes: {error}. {_ADVICE}") from error
+    if kept.format not in _READABLE_FORMATS:
+        raise NotSupported(
+            f"{path} is of format {kept.format}; this version reads formats up to {STATE_FORMAT}. "
+            "Upgrade Headwater."
+        )
+    return kept
+
+
+_ADVICE: Final = (
+    "Without it nobody can say which leader is too old for this replica: remove the whole folder, "
+    "and let the replica begin anew"
+)
+
+
+class OpenCopy:
+    """A target, its folder, and how many read it."""
+
+    def __init__(self, targets: Targets, target: Target, number: int, path: str) -> None:
+        self.target = target
+        self.number = number
+        self.is_gone = False
+        """Closed, and its folder may be used again."""
+        self._targets = targets
+        self._path = path
+        self._readers = 0
+        self._is_replaced = False
+        self._is_closed = False
+        self._removing: asyncio.Task[None] | None = None
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[Target]:
+        """The target, which is not closed meanwhile."""
+        self._readers += 1
+        try:
+            yield self.target
+        finally:
+            self._readers -= 1
+            await self._leave()
+
+    async def replace(self) -> None:
+        """Another one counts: close and remove this one, or leave that to its last reader."""
+        self._is_replaced = True
+        await self._leave()
+
+    async def close(self) -> None:
+        """The folder is given back: who still reads finds a closed copy, and removes nothing."""
+        self._is_closed = True
+        if self._removing is not None:
+            await asyncio.wait((self._removing,))
+        if not self.is_gone:
+            await self.target.close()
+
+    async def _leave(self) -> None:
+        if self._is_closed or not self._is_replaced or self._readers or self.is_gone:
+            return
+        if self._removing is None or self._removing.done():
+            # By itself: a reader that is stopped meanwhile would leave a thread behind that goes on
+            # removing files, and nobody could wait for it.
+            self._removing = runtime.spawn(self._remove(), name=f"remove copy {self.number}")
+        await asyncio.shield(self._removing)
+
+    async def _remove(self) -> None:
+        await self.target.close()
+        await self._targets.discard(self._path)
+        self.is_gone = True
+
+
+class ReplicaCopies:
+    """The copies of one replica, and its fence."""
+
+    def __init__(
+        self, files: SavedStateFile, targets: Targets, kept: SavedState, copy: OpenCopy
+    ) -> None:
+        """Use `ReplicaCopies.load`."""
+        self.copy = copy
+        self._files = files
+        self._targets = targets
+        self._kept = kept
+        self._replaced: OpenCopy | None = None
+        self._keeping = asyncio.Lock()
+        """An answer to a pull ahead may bring a newer term while something else is kept."""
+
+    @classmethod
+    async def load(cls, files: SavedStateFile, targets: Targets) -> ReplicaCopies:
+        """What was left here; leftovers of a copy that was never finished are removed."""
+        found = await runtime.run_blocking(files.read)
+        if found is None:
+            await runtime.run_blocking(files.refuse_log)
+        kept = (found or SavedState()).of_kind(targets.kind, files.folder.path)
+        # Again, also where it is there: whoever wrote it may have died before it was safe.
+        await runtime.run_blocking(files.write, kept)
+        for number in await runtime.run_blocking(files.copy_numbers):
+            if number != kept.copy:
+                await targets.discard(files.copy_path(number))
+        path = files.copy_path(kept.copy)
+        target = await targets.open(path)
+        return cls(files, targets, kept, OpenCopy(targets, target, kept.copy, path))
+
+    @property
+    def target(self) -> Target:
+        """The copy that counts."""
+        return self.copy.target
+
+    @property
+    def term(self) -> int:
+        """The highest that was heard of."""
+        return self._kept.term
+
+    @property
+    def diverged_lsn(self) -> int | None:
+        """The first LSN under which the copy holds another record than the log."""
+        return self._kept.diverged_lsn
+
+    async def heed(self, term: int) -> bool:
+        """Refuse an older leader; keep a newer one's term before anything of it counts.
+
+        Whether it is a newer one.
+        """
+        if term > self._kept.term:
+            async with self._keeping:
+                if term > self._kept.term:
+                    await self._keep(term=term)
+                    return True
+        if term < self._kept.term:
+            raise Fenced(
+                f"an answer of term {term} came from a leader that was overtaken: this replica has "
+                f"heard of term {self._kept.term}"
+            )
+        return False
+
+    async def close(self) -> None:
+        """Give the copies back."""
+        try:
+            if self._replaced is not None:
+                await self._replaced.close()
+        finally:
+            await self.copy.close()
+
+    def check_sound(self, name: str) -> None:
+        """Raise `Diverged` if the copy holds another record than the log."""
+        lsn = self._kept.diverged_lsn
+        if lsn is not None:
+            raise Diverged(
+                f"replica {name!r} holds another record under LSN {lsn} than the log: find out "
+                "which is right, then let it rebootstrap",
+                lsn=lsn,
+            )
+
+    async def mark_diverged(self, lsn: int) -> None:
+        """Say for good that the copy is not one."""
+        async with self._keeping:
+            await self._keep(diverged_lsn=lsn)
+
+    async def replace(
+        self,
+        begin: Callable[[str], Awaitable[Target]],
+        fill: Callable[[Target], Awaitable[None]],
+        counts: Callable[[], None],
+    ) -> None:
+        """Make a second copy, and let it take the place of the first, which is read meanwhile.
+
+        `counts` is called at the moment at which it does: what is said of the first one must not
+        be said of it.
+        """
+        if self._replaced is not None:
+            # Again: whoever was to remove it may have been stopped in the middle of it.
+            await self._replaced.replace()
+            if not self._replaced.is_gone:
+                raise Unavailable("the copy before this one is still read: the next waits for it")
+        number = 3 - self.copy.number
+        path = self._files.copy_path(number)
+        target = await begin(path)
+        fresh = OpenCopy(self._targets, target, number, path)
+        try:
+            await fill(target)
+            if self.diverged_lsn is not None:
+                # Other replicas may count on some of these: they stay until the fresh copy's own,
+                # which reaches further than any of the log's, is safe. And they are gone before the
+                # fresh copy counts: from then on nobody would know that they are not to be used.
+                await self._targets.drop_distrusted()
+        except BaseException:
+            await fresh.replace()
+            raise
+        await self._swap(fresh, counts)
+
+    async def _swap(self, fresh: OpenCopy, counts: Callable[[], None]) -> None:
+        try:
+            async with self._keeping:
+                await self._keep(copy=fresh.number, diverged_lsn=None)
+        except BaseException as error:
+            if self._kept.copy == fresh.number:
+                # It counts, though whoever waited for it was stopped meanwhile.
+                self._take(fresh, counts)
+            elif isinstance(error, HeadwaterError) and not isinstance(error, DiskFailed):
+                await fresh.replace()
+            else:
+                # Which of the two counts is known when the disk is read again: both stay.
+                await fresh.target.close()
+            raise
+        await self._take(fresh, counts).replace()
+
+    def _take(self, fresh: OpenCopy, counts: Callable[[], None]) -> OpenCopy:
+        replaced, self._replaced, self.copy = self.copy, self.copy, fresh
+        counts()
+        return replaced
+
+    async def _keep(self, **changes: int | None) -> None:
+        """Return, or be cancelled, only when it is known whether this is kept. One at a time."""
+        kept = msgspec.structs.replace(self._kept, **changes)
+        writing = runtime.spawn(runtime.run_blocking(self._files.write, kept), name="keep")
+        try:
+            await asyncio.shield(writing)
+        finally:
+            await asyncio.wait((writing,))
+            if not writing.cancelled() and writing.exception() is None:
+                self._kept = kept

@@ -1,0 +1,346 @@
+"""The leader's slots in memory, and writing them to the store at a bounded rate.
+
+    writer = await SlotKeeper.open(register, leader_epoch=7)
+    writer.book.advance("standby", applied_lsn=120, durable_lsn=100)
+    await writer.settle()          # or leave it to writer.start(), which writes every few seconds
+
+Always holds:
+
+- what is kept of the log follows what is *stored*: a position that moved, an invalidation or a drop
+  frees nothing before it would survive this leader. A slot that is not stored yet counts at once,
+  and so does one that a write with unknown outcome may have stored;
+- a pull changes nothing that needs a write, except for `last_seen_ms`, once a minute;
+- one write at a time, at least SLOT_WRITE_GAP_S apart, shared by all who wait;
+- while the store is away, writes are delayed and nothing is freed;
+- a newer leader, or a damaged table, ends the writer: it writes nothing more and raises why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from headwater.core import limits, runtime
+from headwater.core.errors import Bug, Damaged, Fenced, HeadwaterError, LimitExceeded, NotFound
+from headwater.log.slots.slot import InvalidationCause, Slot, retention_floor
+from headwater.log.slots.slot_register import SlotRegister, SlotTable, make_table
+
+
+class SlotBook:
+    """Slots by name, over what was stored last."""
+
+    def __init__(self, stored: SlotTable) -> None:
+        self._stored = stored
+        self._slots = {slot.name: slot for slot in stored.slots}
+        self._seen_stored_ms = _last_seen_ms(stored)
+        self._maybe_stored_floor: int | None = None
+        """The lowest floor of the tables sent since `_stored`: any of them may have landed."""
+        self._next_generation = stored.next_generation
+        now_s = runtime.monotonic_s()
+        self._heard_s = dict.fromkeys(self._slots, now_s)
+        self.changes = 0
+        """How many changes were made that are worth a write."""
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def leader_epoch(self) -> int:
+        """The epoch that stored tables are stamped with."""
+        return self._stored.leader_epoch
+
+    def slots(self) -> list[Slot]:
+        """All slots, by name."""
+        return sorted(self._slots.values(), key=lambda slot: slot.name)
+
+    def find(self, name: str) -> Slot | None:
+        """The slot of this name, if there is one."""
+        return self._slots.get(name)
+
+    def get(self, name: str) -> Slot:
+        """The slot of this name; `NotFound` if there is none."""
+        slot = self._slots.get(name)
+        if slot is None:
+            raise NotFound(f"there is no slot {name!r}: register the replica first")
+        return slot
+
+    def idle_s(self, name: str) -> float:
+        """For how long nothing was heard of a replica, counted from this leader's start at most.
+
+        By one clock that never goes back: two leaders' wall clocks may be days apart, and the
+        second would give up every slot at once.
+        """
+        return runtime.monotonic_s() - self._heard_s[name]
+
+    def floor_lsn(self) -> int | None:
+        """The log must be kept above this; None where no slot asks for anything."""
+        return _lowest(
+            retention_floor(self._slots.values()),
+            retention_floor(self._stored.slots),
+            self._maybe_stored_floor,
+        )
+
+    def wanted_floor_lsn(self) -> int | None:
+        """Where the floor would be if everything were stored."""
+        return retention_floor(self._slots.values())
+
+    def create(
+        self,
+        name: str,
+        at_lsn: int,
+        *,
+        bootstrapping: bool = False,
+        confirmed_lsn: int | None = None,
+        last_seen_ms: int | None = None,
+    ) -> Slot:
+        """A new slot at this position; one of the same name becomes a new generation.
+
+        `confirmed_lsn` is what its replica is known to have, if that is less than the slot keeps
+        the log for; `last_seen_ms` is for one that is made anew though nobody was heard of.
+        """
+        if name not in self._slots and len(self._slots) >= limits.SLOTS_MAX:
+            raise LimitExceeded(
+                f"there are {len(self._slots)} slots; SLOTS_MAX is {limits.SLOTS_MAX}. Drop those "
+                "that nobody uses: headwater group drop"
+            )
+        now_ms = runtime.wall_ms()
+        before = self._slots.get(name)
+        created_ms = now_ms if before is None else before.created_ms
+        confirmed_lsn = at_lsn if confirmed_lsn is None else confirmed_lsn
+        seen_ms = now_ms if last_seen_ms is None else last_seen_ms
+        slot = Slot(
+            name, self._next_generation, at_lsn, confirmed_lsn, created_ms, seen_ms, bootstrapping
+        )
+        self._next_generation += 1
+        self._put(slot)
+        self._heard_s[name] = runtime.monotonic_s()
+        return slot
+
+    def advance(self, name: str, *, applied_lsn: int, durable_lsn: int) -> Slot:
+        """The replica acknowledged so much."""
+        slot = self.get(name).advanced(applied_lsn=applied_lsn, durable_lsn=durable_lsn)
+        self._put(slot)
+        return self.touch(name)
+
+    def touch(self, name: str) -> Slot:
+        """The replica was heard of."""
+        slot = self.get(name)
+        self._heard_s[name] = runtime.monotonic_s()
+        seen = slot.seen(runtime.wall_ms())
+        stored_ms = self._seen_stored_ms.get(name, 0)
+        if seen.last_seen_ms - stored_ms >= limits.SLOT_SEEN_REFRESH_S * 1000:
+            self._put(seen)
+        else:
+            self._slots[name] = seen
+        return seen
+
+    def invalidate(self, name: str, cause: InvalidationCause) -> Slot:
+        """Give a slot up."""
+        slot = self.get(name).invalidated(cause, runtime.wall_ms())
+        self._put(slot)
+        return slot
+
+    def complete_bootstrap(self, name: str, lsn: int) -> Slot:
+        """The bootstrap that the slot was kept for is done, through this LSN."""
+        self._put(self.get(name).bootstrapped(lsn))
+        return self.touch(name)
+
+    def drop(self, name: str) -> bool:
+        """Forget a slot; whether there was one."""
+        if self._slots.pop(name, None) is None:
+            return False
+        self._heard_s.pop(name)
+        self.changes += 1
+        return True
+
+    def table(self) -> SlotTable:
+        """What is to be stored."""
+        return make_table(
+            self._slots.values(),
+            leader_epoch=self.leader_epoch,
+            next_generation=self._next_generation,
+            leader_token=self._stored.leader_token,
+        )
+
+    def sending(self, sent: SlotTable) -> None:
+        """This is about to be written; until a write is known to have landed, it may be stored."""
+        self._maybe_stored_floor = _lowest(self._maybe_stored_floor, retention_floor(sent.slots))
+
+    def stored(self, sent: SlotTable, found: SlotTable) -> list[str]:
+        """`sent` was written, and gave `found`; the names that somebody else had dropped.
+
+        Whatever was sent before it and had not landed by then never will: each names the version
+        that it replaces.
+        """
+        self._stored = found
+        self._seen_stored_ms = _last_seen_ms(found)
+        self._maybe_stored_floor = None
+        kept = {slot.name for slot in found.slots}
+        dropped = []
+        for slot in sent.slots:
+            present = self._slots.get(slot.name)
+            if slot.name in kept or present is None or present.generation != slot.generation:
+                continue  # a slot that was made again while this was written is not the dropped one
+            del self._slots[slot.name]
+            del self._heard_s[slot.name]
+            dropped.append(slot.name)
+        return dropped
+
+    def _put(self, slot: Slot) -> None:
+        if self._slots.get(slot.name) != slot:
+            self._slots[slot.name] = slot
+            self.changes += 1
+
+
+def _lowest(*floors: int | None) -> int | None:
+    return min((floor for floor in floors if floor is not None), default=None)
+
+
+def _last_seen_ms(table: SlotTable) -> dict[str, int]:
+    return {slot.name: slot.last_seen_ms for slot in table.slots}
+
+
+_log: Final = logging.getLogger("headwater")
+
+
+class SlotKeeper:
+    """The slots of one partition, in the hands of its leader."""
+
+    def __init__(self, register: SlotRegister, book: SlotBook, *, write_interval_s: float) -> None:
+        """Use `SlotKeeper.open`."""
+        self.book = book
+        self.failure: HeadwaterError | None = None
+        """What ended it: a newer leader, or damage."""
+        self.writes = 0
+        self.writes_failed = 0
+        """Writes that failed, or whose outcome is unknown: they are done again."""
+        self.on_dropped: Callable[[list[str]], None] = lambda names: None
+        """Called with the names of slots that somebody else dropped."""
+        self.on_failure: Callable[[HeadwaterError], None] = lambda failure: None
+        self._register = register
+        self._write_interval_s = write_interval_s
+        self._written = book.changes
+        self._last_write_s = runtime.monotonic_s()
+        self._attempts = 0
+        self._failed: tuple[int, HeadwaterError] | None = None
+        """The attempt that failed last, and why."""
+        self._writing = asyncio.Lock()
+        self._running: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        register: SlotRegister,
+        *,
+        leader_epoch: int,
+        must_exist: bool = False,
+        write_interval_s: float = limits.SLOT_WRITE_INTERVAL_S,
+    ) -> SlotKeeper:
+        """Take the slots over under this epoch; `Fenced` if a later leader has.
+
+        Slots that are there and cannot be read raise what is wrong with them. There is then nobody
+        who could let the log be pruned.
+        """
+        stored = await register.stamp(leader_epoch, must_exist=must_exist)
+        return cls(register, SlotBook(stored), write_interval_s=write_interval_s)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything that is worth it is stored."""
+        return self._written >= self.book.changes
+
+    def check(self) -> None:
+        """Raise what ended the keeper, if something did."""
+        if self.failure is not None:
+            raise _copy_of_error(self.failure)
+
+    def start(self) -> None:
+        """Write what changed, every few seconds, until `close`."""
+        if self._running is None:
+            self._running = runtime.spawn(self._run(), name="headwater-slots")
+
+    async def close(self) -> None:
+        """Write what is left to write, and end. An error is that of `settle`."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+            await asyncio.wait((running,))
+        if self.failure is None:
+            await self.settle()
+
+    async def settle(self) -> None:
+        """Return once everything that was changed until now is stored.
+
+        Raises what the store says; nothing is lost by that, and a later call tries again.
+        """
+        self.check()
+        wanted, arrived = self.book.changes, self._attempts
+        while self._written < wanted:
+            async with self._writing:
+                if self._failed is not None and self._failed[0] > arrived:
+                    # Everybody who waited for that write is told of it: were each to try by itself,
+                    # the last of many would wait for as many time-outs.
+                    raise _copy_of_error(self._failed[1])
+                if self._written < wanted:
+                    await self._write()
+        self.check()
+
+    async def refresh(self) -> None:
+        """Look what is stored, also if there is nothing to write.
+
+        A slot that somebody dropped holds the log until the leader hears of it, and where nothing
+        moves there is no write by which it would.
+        """
+        async with self._writing:
+            await self._write()
+
+    async def _write(self) -> None:
+        self.check()
+        wait_s = self._last_write_s + limits.SLOT_WRITE_GAP_S - runtime.monotonic_s()
+        if wait_s > 0:
+            await runtime.sleep(wait_s)
+        self._attempts += 1
+        changes, sent = self.book.changes, self.book.table()
+        self.book.sending(sent)
+        try:
+            found = await self._register.write(sent)
+        except HeadwaterError as error:
+            self.writes_failed += 1
+            self._failed = (self._attempts, error)
+            if isinstance(error, Fenced | Damaged | Bug):
+                self.failure = error
+                _log.error("slots are not written any more, and nothing is pruned: %s", error)
+                self.on_failure(error)
+            raise
+        finally:
+            self._last_write_s = runtime.monotonic_s()
+        self.writes += 1
+        self._written = max(self._written, changes)
+        dropped = self.book.stored(sent, found)
+        if dropped:
+            self.on_dropped(dropped)
+
+    async def _run(self) -> None:
+        while self.failure is None:
+            await runtime.sleep(self._write_interval_s)
+            try:
+                # What can pass is tried again at the next turn; what cannot is in `failure`.
+                with contextlib.suppress(HeadwaterError):
+                    await (self.refresh() if self._is_old() else self.settle())
+            except Exception:
+                # Were this to end, nothing would be stored any more, and so nothing pruned.
+                self.writes_failed += 1
+                _log.exception("slots were not written, and will be")
+
+    def _is_old(self) -> bool:
+        return runtime.monotonic_s() - self._last_write_s >= limits.SLOT_LOOK_S
+
+
+def _copy_of_error(error: HeadwaterError) -> HeadwaterError:
+    """An error of one's own for each who is told: a raised one gathers its raiser's frames."""
+    copy = type(error)(str(error))
+    copy.__cause__ = error
+    return copy

@@ -1,0 +1,154 @@
+"""Where a read begins and ends by its options, and the errors for records that are gone."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from headwater.buffer.consumer import QueuePosition, UnreadableBatch
+from headwater.buffer.queue import Descriptor
+from headwater.buffer.stream import Stream
+from headwater.buffer.stream.config import UNLIMITED
+from headwater.core.errors import Refused, RolledBack, Trimmed
+from headwater.spark.options import ReadOptions, TimeBound
+from headwater.spark.options.values import EARLIEST, LATEST, NEWEST_OFFSET, OLDEST_OFFSET
+from headwater.spark.source.feed import Bounds, Feed
+from headwater.spark.source.offset import StreamPartition
+
+LOG: Final = logging.getLogger("headwater.spark")
+
+
+def check_named(options: ReadOptions, parts: Iterable[StreamPartition]) -> None:
+    """Bounds for each partition, if any: those of all that are read, and of no other."""
+    named: dict[str, Any] = {
+        "startingOffsets": options.starting_offsets,
+        "endingOffsets": options.ending_offsets,
+    }
+    for bound in (options.starting_time, options.ending_time):
+        if bound is not None and bound.moments_us:
+            named[bound.option] = bound.moments_us
+    for name, bounds in named.items():
+        _check_named(name, bounds, parts)
+
+
+def _check_named(name: str, offsets: Any, parts: Iterable[StreamPartition]) -> None:
+    if not isinstance(offsets, Mapping):
+        return
+    wanted = set(parts)
+    given = {
+        StreamPartition(stream, number) for stream, numbers in offsets.items() for number in numbers
+    }
+    for missing in sorted(wanted - given):
+        cure = "" if name.endswith("ByTimestamp") else ", with -2 for the earliest"
+        raise Refused(f"{name} says nothing of {missing}: name all{cure}")
+    for other in sorted(given - wanted):
+        raise Refused(f"{name} names {other}, which is not read here")
+
+
+async def starting_place(feed: Feed, options: ReadOptions, default: str) -> QueuePosition:
+    """Where a reading begins that begins anew."""
+    bounds = await feed.bounds()
+    if options.starting_time is not None:
+        found = await _at_time(feed, options.starting_time, options)
+        if found is None and not options.starts_at_latest:
+            raise _nothing_so_late(feed, options.starting_time)
+        return bounds.latest if found is None else found
+    asked = options.starting_offsets
+    try:
+        return await _place(feed, bounds, default if asked is None else asked)
+    except Trimmed:
+        wanted = QueuePosition(-1, asked[feed.part.stream][feed.part.partition])
+        loss = data_loss_before(feed.part, wanted, bounds.oldest, options.url)
+        if options.fail_on_data_loss:
+            raise loss from None
+        LOG.warning("%s", loss)
+        return bounds.oldest
+
+
+async def ending_place(feed: Feed, options: ReadOptions) -> QueuePosition:
+    """Where a batch read ends."""
+    bounds = await feed.bounds()
+    if options.ending_time is not None:
+        found = await _at_time(feed, options.ending_time, options)
+        return bounds.latest if found is None else found
+    try:
+        return await _place(feed, bounds, options.ending_offsets)
+    except Trimmed:
+        return bounds.oldest  # everything that was asked for is gone; the start says so
+
+
+async def _at_time(feed: Feed, bound: TimeBound, options: ReadOptions) -> QueuePosition | None:
+    try:
+        return await feed.at_time(bound.of(*feed.part), bound.by)
+    except UnreadableBatch as error:
+        if options.on_bad_batch == "fail":
+            raise
+        # It is passed over when its turn comes, or noted; here it is no obstacle.
+        return QueuePosition(error.descriptor.sequence, error.descriptor.first_lsn)
+
+
+def _nothing_so_late(feed: Feed, bound: TimeBound) -> Refused:
+    late = "was ingested" if bound.by == "ingestion" else "has a timestamp"
+    return Refused(
+        f"{bound.option}: no retained record of {feed.part} {late} at "
+        f"{bound.of(*feed.part) / 1000:,.0f} ms since 1970 or later. To begin at the end of such "
+        "partitions: startingOffsetsByTimestampStrategy=latest"
+    )
+
+
+async def _place(feed: Feed, bounds: Bounds, offsets: Any) -> QueuePosition:
+    if offsets == EARLIEST:
+        return bounds.oldest
+    if offsets == LATEST:
+        return bounds.latest
+    lsn = offsets[feed.part.stream][feed.part.partition]
+    if lsn == OLDEST_OFFSET:
+        return bounds.oldest
+    return bounds.latest if lsn == NEWEST_OFFSET else await feed.at_lsn(lsn)
+
+
+def data_loss_before(
+    part: StreamPartition, wanted: QueuePosition, oldest: QueuePosition, url: str
+) -> Trimmed:
+    """A query wants to go on at a place that is gone."""
+    gone = oldest.lsn - wanted.lsn
+    return Trimmed(
+        f"{part}: data loss. Wanted from offset {wanted.lsn} on, and the oldest retained record is "
+        f"{oldest.lsn}: {gone:,} records were acknowledged by the owner of the stream, and went "
+        "with its retention, or were truncated, before this query read them. "
+        + _cure(url, part.stream),
+        floor=oldest.lsn,
+    )
+
+
+def data_loss_while_reading(stream: Stream, partition: int, lost: Descriptor) -> Trimmed:
+    """A batch went while a task was about to read it."""
+    kept_ms = stream.config.retention_ms
+    kept = "for ever" if kept_ms == UNLIMITED else f"for {kept_ms / 3_600_000:,.1f} h"
+    return Trimmed(
+        f"{StreamPartition(stream.name, partition)}: data loss. Wanted offsets {lost.first_lsn} to "
+        f"{lost.last_lsn}, which went with the retention (the stream keeps what is acknowledged "
+        f"{kept}) while they were to be read. " + _cure(stream.store.url, stream.name),
+        floor=lost.last_lsn + 1,
+    )
+
+
+def beyond_the_end(
+    part: StreamPartition, wanted: QueuePosition, end: QueuePosition, whose: str
+) -> RolledBack:
+    """A query wants to go on at a place that the stream has not come to."""
+    return RolledBack(
+        f"{part}: {whose} is at offset {wanted.lsn}, and the next record of the stream will be "
+        f"{end.lsn}: the stream was restored to an earlier state, or records that were accepted "
+        "are gone. Put back what is missing; or give the query a new checkpoint, a groupId of its "
+        "own, and the startingOffsets to read from"
+    )
+
+
+def _cure(url: str, stream: str) -> str:
+    return (
+        "To go on with what is left: failOnDataLoss=false. To keep more from here on: headwater "
+        f"stream alter {shlex.quote(url)} {stream} --set retention=30d"
+    )

@@ -1,0 +1,205 @@
+"""What Spark calls to read: a batch reader, a stream reader, and one for a query that cannot run.
+
+Making a reader opens nothing and sends no request. Spark makes stream readers in the process that
+it keeps for a query's source, and in its planning worker, only to send their `read` to the
+executors; what is sent has no connection.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from headwater.core import portal
+from headwater.core.errors import HeadwaterError, Refused, Trimmed
+from headwater.spark import versions
+from headwater.spark.errors import plain_errors
+from headwater.spark.options import ReadOptions
+from headwater.spark.options.values import EARLIEST
+from headwater.spark.source import bounds
+from headwater.spark.source.bounds import data_loss_before
+from headwater.spark.source.checkpoint import gather_limited
+from headwater.spark.source.executor import SliceReader
+from headwater.spark.source.feed import BufferFeed, Feed, PendingBatches
+from headwater.spark.source.micro_batches import MicroBatches, pack
+from headwater.spark.source.offset import Offset
+from headwater.spark.source.slices import Limits, Slice, SlicePartition
+from headwater.spark.source.streams import SourceSchema, parts_of, subscribed_streams
+from headwater.store.locations import shared_store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+LOG: Final = logging.getLogger("headwater.spark")
+
+
+class BatchReader(DataSourceReader):
+    """One bounded read."""
+
+    def __init__(
+        self, options: ReadOptions, schema: StructType, shape: SourceSchema | None
+    ) -> None:
+        """Opens nothing, asks nobody."""
+        self._options = options
+        self._executor = SliceReader(options, schema, shape)
+
+    @plain_errors
+    def partitions(self) -> list[InputPartition]:
+        """The tasks; never none, because Spark then makes up one of its own."""
+        found: list[InputPartition] = list(portal.shared().call(plan_batch(self._options)))
+        return found or [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task, on an executor."""
+        if not isinstance(partition, SlicePartition):
+            return iter(())
+        return self._executor.read(partition)
+
+
+async def plan_batch(options: ReadOptions) -> list[SlicePartition]:
+    """The tasks that read what was asked for, as it is retained at this moment."""
+    store = shared_store(options.url)
+    streams = await subscribed_streams(store, options)
+    feeds = [BufferFeed(stream, part.partition) for stream, part in parts_of(streams, options)]
+    parts = [feed.part for feed in feeds]
+    bounds.check_named(options, parts)
+    found = await gather_limited(_slices(feed, options) for feed in feeds)
+    return pack(zip(feeds, found, strict=True), options)
+
+
+async def _slices(feed: Feed, options: ReadOptions) -> list[Slice]:
+    start = await bounds.starting_place(feed, options, EARLIEST)
+    end = await bounds.ending_place(feed, options)
+    if start >= end:
+        if start > end and isinstance(options.starting_offsets, Mapping):
+            raise Refused(
+                f"{feed.part}: the read would begin at offset {start.lsn} and end before {end.lsn}"
+            )
+        return []
+    try:
+        return await PendingBatches(feed, start).all_until(end)
+    except Trimmed as trimmed:
+        oldest = (await feed.bounds()).oldest
+        # Whoever asked for whatever is retained gets that; whoever named records is told.
+        if isinstance(options.starting_offsets, Mapping):
+            loss = data_loss_before(feed.part, start, oldest, options.url)
+            if options.fail_on_data_loss:
+                raise loss from trimmed
+            LOG.warning("%s", loss)
+        return await PendingBatches(feed, oldest).all_until(end)
+
+
+class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow):  # type: ignore[misc]
+    """The source of one streaming query."""
+
+    def __init__(
+        self, options: ReadOptions, schema: StructType, shape: SourceSchema | None
+    ) -> None:
+        """Opens nothing, asks nobody."""
+        self._options = options
+        self._executor = SliceReader(options, schema, shape)
+        self._live: MicroBatches | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_live": None}
+
+    @plain_errors
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query without a checkpoint begins."""
+        return portal.shared().call(self._batches().initial()).to_json()
+
+    def getDefaultReadLimit(self) -> Any:
+        """The limit that the options ask for."""
+        options = self._options
+        return versions.default_limit(
+            options.max_offsets_per_trigger, options.max_bytes_per_trigger
+        )
+
+    @plain_errors
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Read up to where the streams end at this moment, and no further."""
+        portal.shared().call(self._batches().fix_end())
+
+    @plain_errors
+    def latestOffset(
+        self, start: dict[str, Any] | None = None, limit: object = None
+    ) -> dict[str, Any]:
+        """The end of the next micro-batch. Spark 4.1 does not say where it begins."""
+        if start is None:
+            return portal.shared().call(self._batches().latest_unasked()).to_json()
+        return self._latest(Offset.from_json(start), limit).to_json()
+
+    @plain_errors
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The end of the streams: with the end of a micro-batch, its lag."""
+        if self._live is None:
+            return None
+        return portal.shared().call(self._live.report()).to_json()
+
+    @plain_errors
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of a micro-batch, also of one that is run again."""
+        since, until = Offset.from_json(start), Offset.from_json(end)
+        return portal.shared().call(self._batches().plan(since, until))
+
+    @plain_errors
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark has written down that everything before `end` is done."""
+        portal.shared().call(self._batches().commit(Offset.from_json(end)))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task, on an executor."""
+        assert isinstance(partition, SlicePartition)
+        return self._executor.read(partition)
+
+    def _batches(self) -> MicroBatches:
+        if self._live is None:
+            self._live = MicroBatches(shared_store(self._options.url), self._options)
+        return self._live
+
+    def _latest(self, start: Offset, limit: object) -> Offset:
+        options = self._options
+        limits = Limits(options.max_offsets_per_trigger, options.max_bytes_per_trigger)
+        if versions.is_unlimited(limit):
+            limits = Limits()
+        return portal.shared().call(self._batches().latest(start, limits))
+
+
+class RefusedReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow):  # type: ignore[misc]
+    """The source of a query that cannot run."""
+
+    def __init__(self, error: HeadwaterError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Never."""
+        self._refuse()
+
+    def getDefaultReadLimit(self) -> Any:
+        """Never."""
+        self._refuse()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Never."""
+        self._refuse()
+
+    def latestOffset(self, start: object = None, limit: object = None) -> dict[str, Any]:
+        """Never."""
+        self._refuse()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Never."""
+        self._refuse()
+
+    def read(self, partition: InputPartition) -> Any:
+        """Never."""
+        self._refuse()
+
+    @plain_errors
+    def _refuse(self) -> NoReturn:
+        raise self._error

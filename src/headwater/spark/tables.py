@@ -1,0 +1,110 @@
+"""Iceberg tables from Spark: `to_table` and `read_table`.
+
+pyiceberg is imported when one of them is called, because it is an extra of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+
+from headwater.core.errors import Refused
+from headwater.core.limits import MIB
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from headwater.table.commit import Commit
+
+
+FILE_BYTES: Final = 64 * MIB
+KEEP_SNAPSHOTS: Final = 100
+
+
+def to_table(
+    df: DataFrame,
+    table: str,
+    *,
+    warehouse: str | None = None,
+    catalog: Mapping[str, str] | str | None = None,
+    checkpoint_location: str | None = None,
+    query_name: str | None = None,
+    trigger: Mapping[str, Any] | None = None,
+    txn_app_id: str | None = None,
+    txn_version: int | None = None,
+    properties: Mapping[str, str] | None = None,
+    evolve: bool = True,
+    keep_snapshots: int = KEEP_SNAPSHOTS,
+    file_bytes: int = FILE_BYTES,
+    store_options: Mapping[str, str] | None = None,
+) -> StreamingQuery | Commit:
+    """Append a DataFrame to an Iceberg table, exactly once; the table is made if it is not there.
+
+    A streaming DataFrame starts a query, whose micro-batches are snapshots, and returns it. A batch
+    DataFrame is written before this returns: a `Commit` says what was added.
+
+    `table`: `namespace.name`.
+    `warehouse`: the address of the store that has the table and says where it stands; or
+    `catalog`: one of pyiceberg's, by its name in the configuration or by its properties.
+    `checkpoint_location`, `query_name`, `trigger`: of the query, as `DataStreamWriter` has them;
+    the trigger as a mapping, `{"availableNow": True}`.
+    `txn_app_id`, `txn_version`: of a batch that may be repeated: a version that is there, or an
+    older one, is not written again.
+    `evolve`: whether columns may be added to the table, and widened.
+    `keep_snapshots`: older ones expire, which keeps commits fast.
+    `file_bytes`: about how large a data file gets.
+    `store_options`: of the store, such as an endpoint; never a credential.
+    """
+    # The first import of pyiceberg: it says how to install what is missing.
+    from headwater.table.reference import table_reference
+
+    if keep_snapshots < 1:
+        raise Refused("keep_snapshots is at least 1: the newest snapshot is the table")
+    target = table_reference(table, warehouse, catalog, store_options or {})
+    from headwater.spark import table_io
+
+    options = table_io.TableOptions(dict(properties or {}), evolve, keep_snapshots, file_bytes)
+    if df.isStreaming:
+        if txn_app_id is not None or txn_version is not None:
+            raise Refused(
+                "txn_app_id and txn_version are for batches: a query has an id and numbers of its "
+                "own, which its checkpoint keeps"
+            )
+        return table_io.start_query(
+            df,
+            target,
+            options,
+            checkpoint_location=checkpoint_location,
+            query_name=query_name,
+            trigger=trigger,
+        )
+    if (txn_app_id is None) != (txn_version is None):
+        raise Refused("txn_app_id and txn_version belong together: give both or neither")
+    if checkpoint_location or query_name or trigger:
+        raise Refused("checkpoint_location, query_name and trigger are for streaming DataFrames")
+    return table_io.write_batch_to_table(df, target, options, txn_app_id, txn_version or 0)
+
+
+def read_table(
+    spark: SparkSession,
+    table: str,
+    *,
+    warehouse: str | None = None,
+    catalog: Mapping[str, str] | str | None = None,
+    store_options: Mapping[str, str] | None = None,
+    snapshot_id: int | None = None,
+    columns: Sequence[str] = ("*",),
+) -> DataFrame:
+    """Read an Iceberg table as a DataFrame. Executors read through the store, without any jar.
+
+    The DataFrame shows the table as it is when this is called, or at `snapshot_id`. `warehouse`,
+    `catalog` and `store_options` are those of `to_table`.
+    """
+    from headwater.table.reference import table_reference
+
+    target = table_reference(table, warehouse, catalog, store_options or {})
+    from headwater.spark import table_io
+
+    return table_io.table_as_dataframe(spark, target, snapshot_id, columns)

@@ -1,0 +1,153 @@
+"""How requests went: counters and their cost, the warning about a slow store, and the errors
+that are raised once a request is given up.
+
+Prices are list prices per thousand requests in the providers' cheapest common regions,
+Standard/Hot class, late 2026: an estimate to compare designs by, not a bill. Storage and
+transfer are not included. Deletes are free on S3 and Google; local stores cost nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import Final
+
+from headwater.core import limits, runtime
+from headwater.core.errors import (
+    AlreadyExists,
+    Conflict,
+    HeadwaterError,
+    LimitExceeded,
+    NotSupported,
+    OutcomeUnknown,
+    Refused,
+    Throttled,
+    Unavailable,
+)
+from headwater.core.metrics import Histogram
+from headwater.core.retry import Budget
+from headwater.store.backend import IfAbsent
+from headwater.store.objects import Object, Version
+
+WRITES: Final = frozenset({"put", "put_if_absent", "put_if_unchanged", "put_stream", "list"})
+READS: Final = frozenset({"get", "head"})
+
+# scheme -> US dollars per 1,000 (writes and lists, reads)
+PRICE_PER_THOUSAND: Final[dict[str, tuple[float, float]]] = {
+    "s3": (0.005, 0.0004),
+    "gs": (0.005, 0.0004),
+    "az": (0.0065, 0.0005),
+}
+
+
+@dataclass(slots=True)
+class OperationStats:
+    """One kind of operation: how often it was sent, how it went, how long it took."""
+
+    requests: int = 0
+    failures: int = 0
+    retries: int = 0
+    throttled: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    latency_s: Histogram = field(default_factory=Histogram)
+
+
+@dataclass(slots=True)
+class StoreStats:
+    """All that one `Store` did since it was opened."""
+
+    scheme: str
+    operations: dict[str, OperationStats] = field(default_factory=dict)
+
+    def of(self, operation: str) -> OperationStats:
+        """The numbers of one operation."""
+        found = self.operations.get(operation)
+        if found is None:
+            found = self.operations[operation] = OperationStats()
+        return found
+
+    @property
+    def requests(self) -> int:
+        """Requests of every kind, retries included."""
+        return sum(stats.requests for stats in self.operations.values())
+
+    @property
+    def cost_usd(self) -> float:
+        """An estimate of what the requests cost, without storage and transfer."""
+        write, read = PRICE_PER_THOUSAND.get(self.scheme, (0.0, 0.0))
+        return sum(
+            stats.requests / 1000 * (write if name in WRITES else read if name in READS else 0.0)
+            for name, stats in self.operations.items()
+        )
+
+
+_log = logging.getLogger(__name__)
+
+
+class SlowWarning:
+    """Says that a store does not answer, while the caller still waits for it."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._warned_s: float | None = None
+
+    def after(self, wait_s: float, operation: str) -> asyncio.TimerHandle:
+        """Warn in `wait_s`, unless the returned handle is cancelled before."""
+        return asyncio.get_running_loop().call_later(wait_s, self._warn, wait_s, operation)
+
+    def _warn(self, waited_s: float, operation: str) -> None:
+        now_s = runtime.monotonic_s()
+        if self._warned_s is not None and now_s - self._warned_s < limits.SLOW_AGAIN_S:
+            return
+        self._warned_s = now_s
+        _log.warning("%s has not answered a %s for %.0f s; waiting", self._url, operation, waited_s)
+
+
+class AttemptTimedOut(OutcomeUnknown):
+    """An attempt took too long."""
+
+
+def gave_up(key: str, budget: Budget, cause: HeadwaterError, maybe_landed: bool) -> HeadwaterError:
+    """What a caller is told when attempts or time are used up."""
+    tries = f"after {budget.used} attempts"
+    if maybe_landed:
+        return OutcomeUnknown(f"{key}: the change may or may not be made, {tries}: {cause}")
+    if isinstance(cause, Throttled):
+        return Throttled(f"{key}: throttled, {tries}: {cause}")
+    return Unavailable(f"{key}: {tries}: {cause}")
+
+
+def still_unknown(key: str, error: Refused) -> OutcomeUnknown:
+    """A refusal of this attempt says nothing of an earlier one whose response was lost."""
+    return OutcomeUnknown(
+        f"{key}: the change may or may not be made; a later attempt failed: {error}"
+    )
+
+
+def taken_by(
+    key: str, current: Object | None, condition: IfAbsent | Version, *, nothing_landed: bool
+) -> Conflict | None:
+    """What a refused write is told if what is there contradicts its condition; else None."""
+    if isinstance(condition, IfAbsent):
+        if current is None:
+            return None
+        return AlreadyExists(f"{key} exists", current=current, nothing_landed=nothing_landed)
+    if current is not None and current.version == condition:
+        return None
+    return Conflict(f"{key} was changed", current=current, nothing_landed=nothing_landed)
+
+
+def too_large(key: str, size_bytes: int) -> LimitExceeded:
+    """An object above the limit."""
+    return LimitExceeded(
+        f"{key}: {size_bytes:,} bytes; OBJECT_MAX_BYTES is {limits.OBJECT_MAX_BYTES:,}"
+    )
+
+
+def unordered(key: str, after: str) -> NotSupported:
+    """A listing that cannot be gone on with."""
+    return NotSupported(
+        f"this store lists {key} after {after}; Headwater needs listings in the order of keys"
+    )

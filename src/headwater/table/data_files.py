@@ -1,0 +1,140 @@
+"""Data files: as a snapshot names them, and whether they may be added to a table.
+
+A file says which table it was written for: the table's UUID is in its footer, with the field ids of
+its columns. The table's name is not enough: while a job writes, the table may be dropped and
+created again, and other columns then have the same field ids.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    pyarrow_to_schema,
+)
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.schema import index_by_id
+from pyiceberg.table import Table
+from pyiceberg.typedef import Record
+from pyiceberg.types import NestedField
+
+from headwater.core import portal
+from headwater.core.errors import HeadwaterError, Refused
+from headwater.store.locations import FileRoot
+
+TABLE_UUID: Final = b"headwater.table-uuid"
+"""Key of a data file's metadata."""
+FLOOR: Final = "headwater.orphan-floor"
+"""Property of a table: files whose ids are not above it may have been removed as orphans."""
+
+
+class WrittenFile(NamedTuple):
+    """A data file that is in the store, and in no snapshot yet."""
+
+    location: str
+    size_bytes: int
+    footer: bytes
+
+
+class FilesRefused(Refused):
+    """The files do not belong into the table any more. Nothing of them was committed."""
+
+
+def check_belong(table: Table, files: list[WrittenFile]) -> None:
+    """Refuse files of another table, of another shape, or that may have been removed."""
+    name, uuid = ".".join(table.name()), str(table.metadata.table_uuid)
+    floor = table.metadata.properties.get(FLOOR, "")
+    for file in files:
+        footer = _footer(file)
+        written_for = (footer.metadata or {}).get(TABLE_UUID, b"").decode()
+        if written_for != uuid:
+            raise FilesRefused(
+                f"{name} is another table than the one that {file.location} was written for: it "
+                f"was dropped and created again since (UUID {written_for or 'unknown'}, now "
+                f"{uuid}). Nothing was committed; write the rows again"
+            )
+        _check_shape(table, file, index_by_id(pyarrow_to_schema(footer.schema.to_arrow_schema())))
+        if file.location.rpartition("/")[2].partition(".")[0] <= floor:
+            raise FilesRefused(
+                f"{file.location} may have been removed: remove_orphans was run with a smaller "
+                "older_than_hours than this job took. Nothing was committed; write the rows again"
+            )
+
+
+def _check_shape(table: Table, file: WrittenFile, columns: dict[int, NestedField]) -> None:
+    """Refuse files without partitions in a partitioned table, without columns that it requires, or
+    with columns that it has not."""
+    name = ".".join(table.name())
+    if not table.spec().is_unpartitioned():
+        raise FilesRefused(
+            f"{name} was partitioned since {file.location} was written, which has no partition. "
+            "Nothing was committed; write to a table that is not partitioned"
+        )
+    held = index_by_id(table.schema())
+    gone = columns.keys() - held.keys()
+    if gone:
+        raise FilesRefused(
+            f"{name} has lost columns since {file.location} was written (field ids "
+            f"{', '.join(map(str, sorted(gone)))}). Nothing was committed; write the rows again"
+        )
+    top = {field.field_id for field in table.schema().fields}
+    nullable = sorted(
+        field.name
+        for number, field in held.items()
+        if field.required and (number in top or number in columns)
+        if number not in columns or not columns[number].required
+    )
+    if nullable:
+        raise FilesRefused(
+            f"{name} requires the columns {', '.join(nullable)} since {file.location} was written, "
+            "which may have nulls there. Nothing was committed; write the rows again"
+        )
+
+
+def to_data_files(table: Table, files: list[WrittenFile]) -> list[DataFile]:
+    """The files as a snapshot names them, with the statistics that let readers skip them."""
+    return [_described(table, file) for file in files]
+
+
+def _described(table: Table, file: WrittenFile) -> DataFile:
+    metadata = _footer(file)
+    # By the file's own columns: those of the table may be called otherwise by now.
+    schema = pyarrow_to_schema(metadata.schema.to_arrow_schema())
+    statistics = data_file_statistics_from_parquet_metadata(
+        parquet_metadata=metadata,
+        stats_columns=compute_statistics_plan(schema, table.metadata.properties),
+        parquet_column_mapping=parquet_path_to_id_mapping(schema),
+    )
+    return DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=file.location,
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        file_size_in_bytes=file.size_bytes,
+        sort_order_id=None,
+        spec_id=table.metadata.default_spec_id,
+        equality_ids=None,
+        key_metadata=None,
+        **statistics.to_serialized_dict(),
+    )
+
+
+def _footer(file: WrittenFile) -> Any:
+    return pq.read_metadata(pa.BufferReader(file.footer))
+
+
+def discard_files(place: FileRoot, files: list[WrittenFile]) -> list[str]:
+    """Remove files that no snapshot names; those that could not be removed."""
+    store = place.store()
+    left = []
+    for file in files:
+        try:
+            portal.shared().call(store.delete(place.key(file.location)))
+        except HeadwaterError:
+            left.append(file.location)
+    return left

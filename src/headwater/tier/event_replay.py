@@ -1,0 +1,297 @@
+"""Replays the events of a damaged metadata partition, for `headwater.tier.rebuild`.
+
+`DamagedEvents` reads what is left of the partition, in order, and reports where something is
+missing. `EventReplay` applies it to a cache. The events of a segment come in a fixed order, so
+most missing events follow from the ones that are left: a segment that finished was started, with
+the properties that its object's footer has; one that was removed was unlisted before; a copy that
+was under way has finished if its object is there and whole.
+
+Always holds: where nothing is missing, the replay has the same state as every other reader of the
+events.
+"""
+
+from __future__ import annotations
+
+import uuid
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import aclosing
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from headwater.core import limits, runtime
+from headwater.core.errors import Corrupt, Damaged, LimitExceeded, NotFound, NotSupported
+from headwater.store import Store
+from headwater.tier.cache import EventOutcome, TierCache
+from headwater.tier.errors import EventRejected
+from headwater.tier.event_codec import decode_event
+from headwater.tier.eventlog.stored.event_object import decode_event_object
+from headwater.tier.eventlog.stored.events import StoredEvents
+from headwater.tier.eventlog.stored.snapshots import snapshot_key
+from headwater.tier.events import (
+    MetadataEvent,
+    PartitionDelete,
+    PartitionDeleteState,
+    SegmentId,
+    SegmentMetadata,
+    SegmentState,
+    SegmentUpdate,
+    TopicIdPartition,
+    publisher_epoch_of,
+)
+from headwater.tier.reader import in_order
+from headwater.tier.segments import ObjectStorage
+from headwater.tier.segments.footer import UNKNOWN_XXH3, Receipt
+from headwater.tier.segments.object_storage import segment_key
+from headwater.tier.segments.reading import open_index
+from headwater.tier.snapshot import decode_snapshot, restore_all
+
+NO_LEADER: Final = -1
+"""The broker of an event that no leader has published."""
+
+
+async def segment_metadata_of(
+    store: Store, segment_id: SegmentId, *, stored_ms: int = 0
+) -> SegmentMetadata:
+    """The event that a segment's copy began, by the end of its object.
+
+    `Corrupt` if that is damaged or another segment's. Who copied it is not in it: the epoch in the
+    custom metadata is the newest one of its records.
+    """
+    key = segment_key(segment_id)
+    _, index = await open_index(store, key, None)
+    said = index.description
+    if said.identity != segment_id:
+        raise Corrupt(f"{key} holds {said.identity}")
+    receipt = Receipt(
+        said.rows,
+        index.size_bytes,
+        len(index.seal.footer),
+        said.schema_version,
+        said.sequences,
+        UNKNOWN_XXH3,
+    )
+    return SegmentMetadata(
+        segment_id=segment_id,
+        start_offset=said.first_lsn,
+        end_offset=said.last_lsn,
+        broker_id=NO_LEADER,
+        max_timestamp_ms=said.max_timestamp_ms,
+        event_timestamp_ms=stored_ms,
+        epochs=said.epochs,
+        size_bytes=index.size_bytes,
+        custom_metadata=receipt.stamped(said.epochs[-1][0]),
+        txn_index_empty=True,
+    )
+
+
+def segment_id_of(partition: TopicIdPartition, key: str) -> SegmentId | None:
+    """Which segment of a partition stands under a key; None if it is none of its."""
+    try:
+        name = uuid.UUID(key.rpartition("/")[2].removesuffix(".parquet"))
+    except ValueError:
+        return None
+    found = SegmentId(partition, name)
+    return found if segment_key(found) == key else None
+
+
+class MissingEvents(NamedTuple):
+    """That something before the next item cannot be read."""
+
+    what: str
+
+
+class ReadEvent(NamedTuple):
+    """An event, and the epoch that stood beside it."""
+
+    event: MetadataEvent
+    publisher_epoch: int | None
+
+
+ReplayItem: TypeAlias = TierCache | MissingEvents | ReadEvent
+
+
+class DamagedEvents:
+    """The objects of one metadata partition."""
+
+    def __init__(self, events: StoredEvents) -> None:
+        self._events = events
+        self.end = 0
+        """One past the last event that was met."""
+
+    async def items(self) -> AsyncGenerator[ReplayItem, None]:
+        """What the oldest events come to, if a snapshot says so, and the others one by one."""
+        place = self._events.place
+        offsets, snapshots = array("q"), list[str]()
+        async for meta in self._events.store.list(place.folder):
+            if (offset := place.event_offset(meta.key)) is not None:
+                offsets.append(offset)
+            elif place.snapshot_offset(meta.key) is not None:
+                snapshots.append(meta.key)
+        begin, keys, lost = await self._floor(snapshots[::-1])
+        for key in keys:
+            try:
+                behind, cache = await self._snapshot(key)
+            except (Damaged, NotFound) as error:
+                lost.append(str(error))
+                continue
+            begin = max(begin, behind)
+            yield cache
+            break
+        # An older snapshot lacks what the lost one has: that is missing behind it.
+        for what in lost:
+            yield MissingEvents(what)
+        self.end = begin
+        wanted = (offset for offset in offsets if offset >= begin)
+        looks = in_order(
+            _each(wanted), self._event, parallel=limits.EVENT_READS_AT_ONCE, name="rebuild"
+        )
+        async with aclosing(looks) as found:
+            async for offset, item in found:
+                if offset > self.end:
+                    last = f" to {place.event(offset - 1)}" if offset > self.end + 1 else ""
+                    yield MissingEvents(
+                        f"{place.event(self.end)}{last}: gone, and later events are not"
+                    )
+                self.end = offset + 1
+                yield item
+
+    async def _floor(self, snapshots: list[str]) -> tuple[int, list[str], list[str]]:
+        """Where events begin that count, which snapshots to try for those before, what is lost."""
+        events = self._events
+        try:
+            floor = await events.floors.look()
+        except Damaged as error:
+            return 0, snapshots, [str(error)]
+        if not floor.floor:
+            return 0, [], []
+        named = snapshot_key(events, floor)
+        return floor.trimmed, [named, *(key for key in snapshots if key != named)], []
+
+    async def _snapshot(self, key: str) -> tuple[int, TierCache]:
+        """The first offset that is not in a snapshot, and what it holds."""
+        events = self._events
+        data = (await events.store.get(key)).data
+        snapshot = await runtime.run_blocking(decode_snapshot, data, key)
+        if (snapshot.log_id, snapshot.partition) != (events.log_id, events.partition):
+            raise Corrupt(f"{key} is a snapshot of another log or metadata partition")
+        return snapshot.through_offset + 1, await runtime.run_blocking(restore_all, snapshot.dumps)
+
+    async def _event(self, offset: int) -> tuple[int, ReplayItem]:
+        events, key = self._events, self._events.place.event(offset)
+        try:
+            data = (await events.store.get(key)).data
+            stored = decode_event_object(key, data, events.log_id, events.partition, offset)
+        except (Damaged, NotFound) as error:
+            return offset, MissingEvents(str(error))
+        try:
+            said = ReadEvent(decode_event(stored.payload), stored.publisher_epoch)
+            publisher_epoch_of(said.event)
+        except (Damaged, LimitExceeded, NotSupported) as error:
+            # Its checksum is right: this was published so, and no restoring makes an event of it.
+            return offset, MissingEvents(f"{key}: {error}")
+        return offset, said
+
+
+async def _each(offsets: Iterable[int]) -> AsyncIterator[int]:
+    for offset in offsets:
+        yield offset
+
+
+class EventReplay:
+    """What is known of one metadata partition by the items so far."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._storage = ObjectStorage(store)
+        self.cache = TierCache()
+        self.missing: list[str] = []
+        self.unfinished: set[SegmentId] = set()
+        """Copies that were under way where something is missing, and are not there or not whole."""
+        self.never_count: set[SegmentId] = set()
+        """Segments that are deleted, and those of leaders that were over."""
+        self.stopped_deletions: set[TopicIdPartition] = set()
+        """Partitions that were being deleted where something is missing: it may have ended, and
+        they may be in use again."""
+
+    async def take(self, item: ReplayItem) -> None:
+        """Go on by one item."""
+        if isinstance(item, TierCache):
+            self.cache = item
+        elif isinstance(item, MissingEvents):
+            await self._note(item.what)
+        else:
+            await self._follow(item.event, item.publisher_epoch)
+
+    async def _note(self, what: str) -> None:
+        self.missing.append(what)
+        for partition in self.cache.partitions():
+            known = self.cache.partition(partition)
+            if known is None:
+                continue
+            for segment in known.unfinished():
+                if segment.state is SegmentState.COPY_STARTED:
+                    await self._finish_perhaps(segment)
+            if known.delete_state is not None:
+                self.stopped_deletions.add(partition)
+                known.delete_state = None
+
+    async def _finish_perhaps(self, segment: SegmentMetadata) -> None:
+        """Take a copy that is under way for finished if it is there and whole.
+
+        Here and not at the end: a leader copies one after the other, so whatever else finished
+        behind this place did so later. Had it been given up, the events behind unlist it again.
+        """
+        if segment.segment_id in self.unfinished:
+            return
+        try:
+            await self._storage.fetch_index(segment)
+        except (Damaged, NotFound):
+            self.unfinished.add(segment.segment_id)
+            return
+        self.cache.follow(
+            SegmentUpdate(
+                segment.segment_id,
+                segment.broker_id,
+                segment.event_timestamp_ms,
+                SegmentState.COPY_FINISHED,
+                segment.custom_metadata,
+            )
+        )
+
+    async def _follow(self, event: MetadataEvent, epoch: int | None) -> None:
+        if isinstance(event, PartitionDelete):
+            self._delete(event, epoch)
+            return
+        outcome = self.cache.follow(event, epoch)
+        if isinstance(event, SegmentMetadata):
+            if outcome is EventOutcome.STALE:
+                self.never_count.add(event.segment_id)
+        elif event.state is SegmentState.DELETE_FINISHED:
+            self.never_count.add(event.segment_id)
+            if self.missing and isinstance(outcome, EventRejected):
+                unlisted = msgspec.structs.replace(event, state=SegmentState.DELETE_STARTED)
+                self.cache.follow(unlisted, epoch)
+                self.cache.follow(event, epoch)
+        elif self.missing and isinstance(outcome, EventRejected):
+            await self._follow_begun(event, epoch)
+
+    def _delete(self, event: PartitionDelete, epoch: int | None) -> None:
+        self.stopped_deletions.discard(event.partition)
+        for state in PartitionDeleteState:
+            if state is event.state or (self.missing and state < event.state):
+                self.cache.follow(msgspec.structs.replace(event, state=state), epoch)
+
+    async def _follow_begun(self, event: SegmentUpdate, epoch: int | None) -> None:
+        """Follow an update of a segment of which nobody knows, if it is there to be asked."""
+        known = self.cache.partition(event.segment_id.partition)
+        is_known = known is not None and known.find(event.segment_id) is not None
+        if is_known or event.segment_id in self.never_count:
+            return
+        try:
+            began = await segment_metadata_of(self._store, event.segment_id)
+        except (Damaged, NotFound):
+            return  # the listing of objects tells
+        self.cache.follow(msgspec.structs.replace(began, custom_metadata=None))
+        self.cache.follow(event, epoch)

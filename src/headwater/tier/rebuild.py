@@ -1,0 +1,274 @@
+"""Starts a new log of metadata events where the old one is damaged.
+
+The new log begins with everything that can be read of the old one. Only in metadata partitions
+where events are missing are segment objects consulted: an object that no event mentions is listed
+if it holds LSNs that no listed segment with an object has. Such segments are added in the order
+in which they were stored, which is the order of finishing: a leader stores one after the other,
+and no copy of it counts after its successor began.
+
+Always holds: the old log is not changed; where nothing is missing, the new log has the same
+state; an event counts before an object; everything missing or left out is reported.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from headwater.buffer.layout import segments_prefix
+from headwater.buffer.stream import list_streams
+from headwater.core.errors import Damaged, NotFound, NotSupported
+from headwater.store import ObjectMeta, Store
+from headwater.tier.event_codec import metadata_partition_for
+from headwater.tier.event_replay import (
+    NO_LEADER,
+    DamagedEvents,
+    EventReplay,
+    MissingEvents,
+    segment_id_of,
+    segment_metadata_of,
+)
+from headwater.tier.eventlog import StoredEventLog
+from headwater.tier.eventlog.stored.renewal import begin_partition, check_empty
+from headwater.tier.events import (
+    SegmentId,
+    SegmentMetadata,
+    SegmentState,
+    SegmentUpdate,
+    TopicIdPartition,
+    stamp,
+    unstamp,
+)
+from headwater.tier.jobs.log_start import LogStartRegister
+from headwater.tier.reader import in_order
+from headwater.tier.segment_cover import END_LSN, cover, gaps
+
+
+class Rebuilt(msgspec.Struct, frozen=True):
+    """What a rebuild came to."""
+
+    missing: tuple[str, ...]
+    """What of the old log cannot be read."""
+    partitions: tuple[RebuiltPartition, ...]
+
+
+async def rebuild(
+    store: Store,
+    source: StoredEventLog | None,
+    target: StoredEventLog,
+    *,
+    on_step: Callable[[int], None] = lambda done: None,
+) -> Rebuilt:
+    """Let an empty log begin with what is left of another one, and with the segments in the store.
+
+    Without `source` with segments alone. `on_step` is told how many metadata partitions are done,
+    for everything that was read. Nobody may lead or follow meanwhile, nor go by the old log after:
+    `StoredEventLog.mark_renewed` lets it refuse them.
+    """
+    await check_empty(target)
+    count = target.partition_count
+    places: dict[int, list[TopicIdPartition]] = defaultdict(list)
+    for stream in await list_streams(store):
+        for number in range(stream.partitions):
+            place = TopicIdPartition.of_stream(stream.id, stream.name, number)
+            places[metadata_partition_for(place, count)].append(place)
+    missing: list[str] = []
+    partitions: list[RebuiltPartition] = []
+    for number in range(count):
+        replay, end = EventReplay(store), 0
+        if source is None:
+            await replay.take(MissingEvents("all events: nothing of the old log was read"))
+        else:
+            remains = DamagedEvents(source.events_of(number))
+            async with aclosing(remains.items()) as items:
+                async for item in items:
+                    await replay.take(item)
+                    on_step(number)
+            end = remains.end
+        for place in places[number]:
+            on_read = partial(on_step, number)
+            partitions.append(await PartitionRebuild(store, place, replay, on_read).run())
+        missing += (what for what in replay.missing if what not in missing[-1:])
+        cache = replay.cache
+        if end or cache.partitions() or cache.deleted():
+            await begin_partition(target, number, max(end, 1), cache)
+        on_step(number + 1)
+    partitions.sort(key=lambda one: (one.stream, one.partition))
+    return Rebuilt(tuple(missing), tuple(partitions))
+
+
+FOOTERS_AT_ONCE: Final = 16
+
+
+class RebuiltPartition(msgspec.Struct, frozen=True):
+    """What the new log has of one partition of a stream."""
+
+    stream: str
+    partition: int
+    log_start: int
+    """0 if nothing says where the log begins."""
+    leader_epoch: int
+    """Older leaders stay fenced."""
+    pieces: int
+    """Of the cover."""
+    first_lsn: int
+    last_lsn: int
+    gaps: tuple[tuple[int, int], ...]
+    """First and last LSN of what is missing in between."""
+    from_objects: tuple[str, ...] = ()
+    """Segments of which no event speaks: they are listed for what their objects say."""
+    gone: tuple[str, ...] = ()
+    """Segments that are listed no longer: they have no object, and others hold their LSNs."""
+    unreadable: tuple[str, ...] = ()
+    """Objects that might have been listed, and why they cannot be."""
+    foreign: tuple[str, ...] = ()
+    """Objects among the segments that are none of this stream's."""
+    deletion_stopped: bool = False
+    """It was being deleted, and is no longer: delete it again."""
+
+
+class PartitionRebuild:
+    """Completes what events say of one partition by what objects say."""
+
+    def __init__(
+        self,
+        store: Store,
+        partition: TopicIdPartition,
+        replay: EventReplay,
+        on_read: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._partition = partition
+        self._replay = replay
+        self._on_read = on_read
+        self._unreadable: list[str] = []
+        self._foreign: list[str] = []
+        self._objects: set[uuid.UUID] = set()
+        self._from_objects: list[SegmentMetadata] = []
+        self._gone: list[SegmentMetadata] = []
+
+    async def run(self) -> RebuiltPartition:
+        """List what is to be listed, and say what the partition has then."""
+        place, cache = self._partition, self._replay.cache
+        start = await LogStartRegister(self._store, place).read()
+        first_lsn = 0 if start is None else start.first_lsn
+        epoch = max(cache.publisher_epoch(place) or 0, 0 if start is None else start.leader_epoch)
+        if self._replay.missing:
+            epoch = await self._complete(first_lsn, epoch)
+        pieces = cache.cover(place, first_lsn, END_LSN)
+        begins = first_lsn or (pieces[0].lsns.start if pieces else 0)
+        return RebuiltPartition(
+            stream=place.name,
+            partition=place.partition,
+            log_start=first_lsn,
+            leader_epoch=epoch,
+            pieces=len(pieces),
+            first_lsn=pieces[0].lsns.start if pieces else 0,
+            last_lsn=pieces[-1].lsns.stop - 1 if pieces else 0,
+            gaps=tuple(
+                (gap.start, gap.stop - 1)
+                for gap in (gaps(pieces, begins, pieces[-1].lsns.stop) if pieces else ())
+            ),
+            from_objects=tuple(str(one.segment_id.id) for one in self._from_objects),
+            gone=tuple(str(one.segment_id.id) for one in self._gone),
+            unreadable=tuple(self._unreadable),
+            foreign=tuple(self._foreign),
+            deletion_stopped=place in self._replay.stopped_deletions,
+        )
+
+    async def _complete(self, first_lsn: int, epoch: int) -> int:
+        """Let objects decide where events cannot; the newest epoch that is known then."""
+        candidates = await self._candidates()
+        lacking = self._lacking(first_lsn)
+        self._from_objects = [one for one in candidates if _meets(one, lacking)]
+        epoch = max([epoch, *(one.epochs[-1][0] for one in self._from_objects)])
+        for segment in self._from_objects:
+            custom = stamp(epoch, unstamp(segment.custom_metadata)[1])
+            self._replay.cache.apply(msgspec.structs.replace(segment, custom_metadata=custom))
+            self._become(segment, SegmentState.COPY_FINISHED, custom)
+        # One without an object was removed, or is lost. Only where it is all there is, it stays
+        # listed, so that readers are told.
+        lacking = self._lacking(first_lsn)
+        self._gone = [
+            one
+            for one in self._finished()
+            if one.segment_id.id not in self._objects and not _meets(one, lacking)
+        ]
+        for segment in self._gone:
+            self._become(segment, SegmentState.DELETE_STARTED, stamp(epoch))
+            self._become(segment, SegmentState.DELETE_FINISHED, stamp(epoch))
+        # As a leader does that begins: by an event about a segment that never was.
+        nobody = SegmentId(self._partition, uuid.UUID(int=0))
+        state = SegmentState.DELETE_FINISHED
+        self._replay.cache.apply(SegmentUpdate(nobody, NO_LEADER, 0, state, stamp(epoch)))
+        return epoch
+
+    def _finished(self) -> list[SegmentMetadata]:
+        listed = self._replay.cache.segments(self._partition)
+        return [one for one in listed if one.state is SegmentState.COPY_FINISHED]
+
+    def _lacking(self, first_lsn: int) -> list[range]:
+        """The LSNs that no finished segment holds that has an object."""
+        there = [one for one in self._finished() if one.segment_id.id in self._objects]
+        return gaps(cover(there, first_lsn, END_LSN), first_lsn, END_LSN)
+
+    def _become(self, segment: SegmentMetadata, state: SegmentState, custom: bytes) -> None:
+        stored_ms = segment.event_timestamp_ms
+        self._replay.cache.apply(
+            SegmentUpdate(segment.segment_id, NO_LEADER, stored_ms, state, custom)
+        )
+
+    async def _candidates(self) -> list[SegmentMetadata]:
+        """Segments that have objects and that no event decides about, oldest object first."""
+        found: list[tuple[int, uuid.UUID, SegmentMetadata]] = []
+        footers = in_order(
+            self._undecided(), self._described, parallel=FOOTERS_AT_ONCE, name="rebuild"
+        )
+        async with aclosing(footers) as ready:
+            async for one in ready:
+                self._on_read()
+                if one is not None:
+                    found.append((one.event_timestamp_ms, one.segment_id.id, one))
+        # Stores that count in seconds leave ties: ids of one leader are in the order of its copies.
+        return [segment for _, _, segment in sorted(found)]
+
+    async def _undecided(self) -> AsyncIterator[tuple[SegmentId, ObjectMeta]]:
+        place, replay = self._partition, self._replay
+        known = replay.cache.partition(place)
+        own = segments_prefix(place.name, place.partition, str(place.topic_id))
+        async for meta in self._store.list(own.rpartition("/")[0]):
+            segment_id = segment_id_of(place, meta.key)
+            if segment_id is None:
+                if meta.key != f"{own}/clock":
+                    self._foreign.append(meta.key)
+                continue
+            self._objects.add(segment_id.id)
+            if segment_id in replay.never_count:
+                continue
+            if known is None or known.find(segment_id) is None:
+                yield segment_id, meta
+            elif segment_id in replay.unfinished:
+                self._unreadable.append(f"{meta.key} is not what its event says")
+
+    async def _described(self, found: tuple[SegmentId, ObjectMeta]) -> SegmentMetadata | None:
+        segment_id, meta = found
+        try:
+            return await segment_metadata_of(self._store, segment_id, stored_ms=meta.modified_ms)
+        except (Damaged, NotFound, NotSupported) as error:
+            self._unreadable.append(
+                str(error) if meta.key in str(error) else f"{meta.key}: {error}"
+            )
+            return None
+
+
+def _meets(segment: SegmentMetadata, ranges: Sequence[range]) -> bool:
+    """Whether a segment holds any of these LSNs."""
+    return any(
+        one.start <= segment.end_offset and segment.start_offset < one.stop for one in ranges
+    )

@@ -1,0 +1,363 @@
+"""Snapshots: the state of a metadata partition after its events through an offset.
+
+    "HWT1" | 16 log id | u32 partitions | u32 partition | i64 first | i64 through | u64 length
+           | u64 hash | body
+
+The hash covers everything but itself, so a snapshot that was cut, changed or written for another
+log is detected. The body is MessagePack; `docs/formats/tier-snapshot.md` has its fields. It is
+written and read segment by segment: encoding a million segments in one call would keep the GIL
+for seconds.
+
+A `PartitionDump` is the value of one partition's cache: caches with equal dumps give equal
+answers, now and after any event. A dump copies the cache's columns, which takes tens of
+milliseconds for a million segments. Its segments are created one at a time when it is iterated,
+which takes seconds and may happen on a thread while the cache changes.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from functools import cached_property
+from typing import Final, TypeVar, overload
+
+import msgspec
+import xxhash
+
+from headwater.core.errors import Corrupt, NotSupported, Refused
+from headwater.tier.cache import PartitionCache, TierCache
+from headwater.tier.events import (
+    Epochs,
+    PartitionDeleteState,
+    SegmentId,
+    SegmentMetadata,
+    SegmentState,
+    TopicIdPartition,
+)
+
+T = TypeVar("T")
+
+
+class PartitionDump(msgspec.Struct, frozen=True):
+    """Everything that is known of one partition."""
+
+    partition: TopicIdPartition
+    publisher_epoch: int | None
+    delete_state: PartitionDeleteState | None
+    finishes: int
+    segments: Sequence[SegmentMetadata]
+    """All that are listed, by start offset and id."""
+    finished: Sequence[int]
+    """For each of them, as how manieth it finished; 0 if it has not."""
+    referenced: Sequence[tuple[int, int, int]]
+    """Epoch, start offset and place among the segments of what is found by its offsets."""
+    highest: tuple[tuple[int, int | None], ...]
+    """Every epoch that was ever there, with its highest offset."""
+
+
+class _LazySequence(Sequence[T]):
+    """Things that are made when somebody goes through them, each time anew."""
+
+    def __init__(self, length: int, made: Callable[[], Iterator[T]]) -> None:
+        self._length = length
+        self._made = made
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[T]:
+        return self._made()
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        return tuple(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
+class _CacheColumns:
+    """What a cache knew of its segments at one moment."""
+
+    def __init__(self, cache: PartitionCache) -> None:
+        self._table = copy(cache.table)
+        self._rows = cache.rows()
+        self._referenced = {
+            epoch: cache.epochs[epoch].referenced() for epoch in sorted(cache.epochs)
+        }
+
+    @cached_property
+    def _order(self) -> array[int]:
+        return array("i", sorted(self._rows, key=self._table.sort_key))
+
+    @property
+    def referenced_count(self) -> int:
+        return sum(len(rows) for _, rows in self._referenced.values())
+
+    def segments(self) -> Iterator[SegmentMetadata]:
+        return map(self._table.metadata, self._order)
+
+    def finished(self) -> Iterator[int]:
+        return map(self._table.finished.__getitem__, self._order)
+
+    def referenced(self) -> Iterator[tuple[int, int, int]]:
+        places = array("i", bytes(4 * len(self._table.start)))
+        for place, row in enumerate(self._order):
+            places[row] = place
+        for epoch, (starts, rows) in self._referenced.items():
+            for start, row in zip(starts, rows, strict=True):
+                yield epoch, start, places[row]
+
+
+def dump_partition(cache: PartitionCache) -> PartitionDump:
+    """The value of a cache."""
+    columns, count = _CacheColumns(cache), cache.segment_count
+    return PartitionDump(
+        partition=cache.partition,
+        publisher_epoch=cache.publisher_epoch,
+        delete_state=cache.delete_state,
+        finishes=cache.finishes,
+        segments=_LazySequence(count, columns.segments),
+        finished=_LazySequence(count, columns.finished),
+        referenced=_LazySequence(columns.referenced_count, columns.referenced),
+        highest=tuple(
+            (epoch, cache.epochs[epoch].highest_offset) for epoch in sorted(cache.epochs)
+        ),
+    )
+
+
+def restore_partition(dumped: PartitionDump) -> PartitionCache:
+    """The cache that has this value; `Corrupt` if none has."""
+    cache = PartitionCache(dumped.partition)
+    cache.publisher_epoch = dumped.publisher_epoch
+    cache.delete_state = dumped.delete_state
+    cache.finishes = dumped.finishes
+    try:
+        rows = [
+            cache.list_segment(segment, finished)
+            for segment, finished in zip(dumped.segments, dumped.finished, strict=True)
+        ]
+        for epoch, highest in dumped.highest:
+            cache.epoch(epoch).highest_offset = highest
+        for epoch, start, place in dumped.referenced:
+            cache.epochs[epoch].restore(start, rows[place])
+    except (ValueError, KeyError, IndexError) as error:
+        raise Corrupt(f"the dump of {dumped.partition} contradicts itself: {error!r}") from error
+    return cache
+
+
+def dump_all(cache: TierCache) -> tuple[PartitionDump, ...]:
+    """The values of all partitions of a cache, ordered by their identity.
+
+    A partition that is deleted has one as well: without its last publisher's epoch, what a stale
+    leader says of it would count again.
+    """
+    caches = [one for one in map(cache.partition, cache.partitions()) if one is not None]
+    for partition, epoch in cache.deleted().items():
+        blank = PartitionCache(partition)
+        blank.publisher_epoch = epoch
+        caches.append(blank)
+    caches.sort(key=lambda one: (one.partition.topic_id.int, one.partition.partition))
+    return tuple(map(dump_partition, caches))
+
+
+def restore_all(dumps: Iterable[PartitionDump]) -> TierCache:
+    """The cache whose partitions have these values; `Corrupt` if none has."""
+    cache = TierCache()
+    for dumped in dumps:
+        cache.replace(restore_partition(dumped))
+    return cache
+
+
+MAGIC: Final = b"HWT1"
+FAMILY: Final = b"HWT"
+_HEAD: Final = struct.Struct("<4s16sIIqqQ")
+_HASH: Final = struct.Struct("<Q")
+HEAD_BYTES: Final = _HEAD.size + _HASH.size
+NOTHING: Final = -1
+"""Through this offset nothing was applied."""
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """What is known of one metadata partition by its events through an offset."""
+
+    log_id: uuid.UUID
+    """Which log the events are from: another log has other events at the same offsets."""
+    partition_count: int
+    """How many metadata partitions that log has: with another number, streams lie elsewhere."""
+    partition: int
+    through_offset: int
+    dumps: tuple[PartitionDump, ...]
+    first_offset: int = 0
+    """The first event that is in it; above 0, the log began there when it was first followed."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.partition < self.partition_count < 1 << 32:
+            raise Refused(f"partition {self.partition} is none of {self.partition_count}")
+        if not 0 <= self.first_offset <= self.through_offset + 1 <= 1 << 63:
+            raise Refused(f"{self.first_offset} to {self.through_offset} are no offsets of events")
+
+
+class _Segment(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    id: uuid.UUID
+    start_offset: int
+    end_offset: int
+    broker_id: int
+    max_timestamp_ms: int
+    event_timestamp_ms: int
+    epochs: Epochs
+    size_bytes: int
+    state: SegmentState
+    custom_metadata: bytes | None
+    txn_index_empty: bool
+    finished: int
+
+
+class _Partition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    topic_id: uuid.UUID
+    name: str
+    partition: int
+    publisher_epoch: int | None
+    delete_state: PartitionDeleteState | None
+    finishes: int
+    segments: tuple[msgspec.Raw, ...]
+    referenced: tuple[msgspec.Raw, ...]
+    highest: tuple[tuple[int, int | None], ...]
+
+
+_encoder: Final = msgspec.msgpack.Encoder(uuid_format="bytes")
+_decoder: Final = msgspec.msgpack.Decoder(tuple[_Partition, ...])
+_segment_decoder: Final = msgspec.msgpack.Decoder(_Segment)
+_referenced_decoder: Final = msgspec.msgpack.Decoder(tuple[int, int, int])
+
+
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    """The bytes of a snapshot."""
+    body = bytearray()
+    _write_all(body, len(snapshot.dumps), ())
+    for dumped in snapshot.dumps:
+        _write(body, dumped)
+    head = _HEAD.pack(
+        MAGIC,
+        snapshot.log_id.bytes,
+        snapshot.partition_count,
+        snapshot.partition,
+        snapshot.first_offset,
+        snapshot.through_offset,
+        len(body),
+    )
+    return b"".join((head, _HASH.pack(_hash(head, body)), body))
+
+
+def decode_snapshot(data: bytes | memoryview, name: str = "a snapshot of the tier") -> Snapshot:
+    """The snapshot of such bytes. `Corrupt`, or `NotSupported` if a newer version wrote them."""
+    head, body = bytes(data[: _HEAD.size]), memoryview(data)[HEAD_BYTES:]
+    if len(data) < HEAD_BYTES or not head.startswith(FAMILY):
+        raise Corrupt(f"{name} is not one: it does not begin as one, or has only {len(data)} bytes")
+    magic, log_id, partition_count, partition, first, through, length = _HEAD.unpack(head)
+    if magic != MAGIC:
+        raise NotSupported(f"{name} is of format {magic!r}; this version reads {MAGIC!r}: upgrade")
+    (stored,) = _HASH.unpack_from(data, _HEAD.size)
+    if length != len(body):
+        raise Corrupt(f"{name} has {len(body):,} bytes after its head, and should have {length:,}")
+    if stored != _hash(head, body):
+        raise Corrupt(f"{name} fails its checksum")
+    try:
+        dumps = tuple(_read(written) for written in _decoder.decode(body))
+        log = uuid.UUID(bytes=log_id)
+        return Snapshot(log, partition_count, partition, through, dumps, first)
+    except (msgspec.MsgspecError, UnicodeDecodeError, Refused) as error:
+        raise Corrupt(f"{name} holds what no snapshot holds: {error}") from error
+
+
+def _hash(head: bytes, body: bytes | bytearray | memoryview) -> int:
+    hashed = xxhash.xxh3_64(head)
+    hashed.update(body)
+    return hashed.intdigest()
+
+
+def _write(body: bytearray, dumped: PartitionDump) -> None:
+    """Append a partition: what decodes as `_Partition`."""
+    where = dumped.partition
+    head = (where.topic_id, where.name, where.partition)
+    state = (dumped.publisher_epoch, dumped.delete_state, dumped.finishes)
+    _write_all(body, len(_Partition.__struct_fields__), (*head, *state))
+    segments = zip(dumped.segments, dumped.finished, strict=True)
+    _write_all(body, len(dumped.segments), (_written(*one) for one in segments))
+    _write_all(body, len(dumped.referenced), dumped.referenced)
+    _encoder.encode_into(dumped.highest, body, -1)
+
+
+def _write_all(body: bytearray, length: int, items: Iterable[object]) -> None:
+    """Append an array of so many, and the first of them, one at a time."""
+    if length < 16:
+        body.append(0x90 | length)
+    elif length < 1 << 16:
+        body += b"\xdc" + length.to_bytes(2, "big")
+    else:
+        body += b"\xdd" + length.to_bytes(4, "big")
+    for item in items:
+        _encoder.encode_into(item, body, -1)
+
+
+def _written(one: SegmentMetadata, finished: int) -> _Segment:
+    return _Segment(
+        one.segment_id.id,
+        one.start_offset,
+        one.end_offset,
+        one.broker_id,
+        one.max_timestamp_ms,
+        one.event_timestamp_ms,
+        one.epochs,
+        one.size_bytes,
+        one.state,
+        one.custom_metadata,
+        one.txn_index_empty,
+        finished,
+    )
+
+
+def _read(written: _Partition) -> PartitionDump:
+    partition = TopicIdPartition(written.topic_id, written.name, written.partition)
+    segments, finished = [], array("q")
+    for raw in written.segments:
+        one = _segment_decoder.decode(raw)
+        finished.append(one.finished)
+        segments.append(_read_segment(partition, one))
+    return PartitionDump(
+        partition=partition,
+        publisher_epoch=written.publisher_epoch,
+        delete_state=written.delete_state,
+        finishes=written.finishes,
+        segments=tuple(segments),
+        finished=tuple(finished),
+        referenced=tuple(map(_referenced_decoder.decode, written.referenced)),
+        highest=written.highest,
+    )
+
+
+def _read_segment(partition: TopicIdPartition, one: _Segment) -> SegmentMetadata:
+    return SegmentMetadata(
+        SegmentId(partition, one.id),
+        one.start_offset,
+        one.end_offset,
+        one.broker_id,
+        one.max_timestamp_ms,
+        one.event_timestamp_ms,
+        one.epochs,
+        one.size_bytes,
+        one.state,
+        one.custom_metadata,
+        one.txn_index_empty,
+    )
