@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import warnings
 
 import pytest
 
 from headwater.buffer.producer import Producer
+from headwater.buffer.producer.producer import BURST_CALLS
 from headwater.buffer.producer.sender import CLOSE_TIMEOUT_S
 from headwater.buffer.queue.contract import ProducerState
 from headwater.buffer.stream import create_stream
@@ -132,11 +134,12 @@ async def test_a_caller_that_never_waits_lets_the_others_run() -> None:
         async def other() -> None:
             ran.append(1)
 
+        await producer.produce([b"a"])
         # The clock of a real caller moves while it computes; a virtual one has to be pushed.
-        ms = runtime.wall_ms()
-        producer._wall_ms = lambda: ms + len(ran) + 1
+        times_ms = itertools.count(runtime.wall_ms() + 1)
+        producer._clock._wall_ms = lambda: next(times_ms)
         task = runtime.spawn(other(), name="other")
-        for _ in range(1000):
+        for _ in range(2 * BURST_CALLS):
             await producer.produce([b"a"])
         assert ran == [1]
         await task
