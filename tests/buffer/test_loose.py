@@ -13,10 +13,10 @@ from headwater.buffer.batch import Batch, Call, Calls, decode_batch, encode_batc
 from headwater.buffer.compression import Compression
 from headwater.buffer.producer import Producer
 from headwater.buffer.producer.record_columns import (
-    LOOSE_MIN_BYTES,
+    DEFERRED_MIN_BYTES,
     RecordLists,
     joined,
-    loosely_joined,
+    joined_deferred,
 )
 from headwater.core.limits import KIB
 from tests.buffer.producer.fakes import fake_stream
@@ -28,14 +28,15 @@ CALLS = Calls.of([Call(0, 1_700_000_000_000, None)])
 
 def rows_of(values: list[bytes | None], sizes: list[int] | None = None) -> RecordLists:
     rows = RecordLists()
-    rows.extend(values, keys=[b"k"] * len(values), sizes=sizes)
+    rows.values, rows.keys = list(values), [b"k"] * len(values)
+    rows.sizes.fromlist(sizes or [])
     return rows
 
 
 def both_ways(
     rows: RecordLists, compression: Compression = Compression.NONE
 ) -> tuple[bytes, bytes]:
-    records, values = rows.to_loose_arrow()
+    records, values = rows.to_arrow_deferred()
     loosely = encode_parts(Batch(ID, records, CALLS, values), compression)
     assert len(loosely) == len(bytes(loosely))
     return bytes(loosely), bytes(encode_batch(Batch(ID, rows.to_arrow(), CALLS), compression))
@@ -81,7 +82,7 @@ def test_a_large_column_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_parts_are_the_same_every_time() -> None:
-    records, values = rows_of([b"x" * 100 * KIB] * 3).to_loose_arrow()
+    records, values = rows_of([b"x" * 100 * KIB] * 3).to_arrow_deferred()
     parts = encode_parts(Batch(ID, records, CALLS, values))
     assert list(parts) == list(parts)
     assert len(list(parts)) > 1
@@ -128,12 +129,12 @@ def test_chunks_of_a_column_are_written_as_if_they_had_been_joined(
 def test_pieces_of_a_draft_that_are_large_are_not_joined_once_more() -> None:
     pieces = [
         pa.record_batch(
-            {"n": [n], "s": ["x" * LOOSE_MIN_BYTES], "t": pa.array([str(n) * 1000])},
+            {"n": [n], "s": ["x" * DEFERRED_MIN_BYTES], "t": pa.array([str(n) * 1000])},
             schema=pa.schema([("n", pa.int64()), ("s", pa.string()), ("t", pa.string())]),
         )
         for n in range(3)
     ]
-    records, apart = loosely_joined(pieces)
+    records, apart = joined_deferred(pieces)
     assert apart is not None
     (held, *_) = apart.pieces()
     address = pa.py_buffer(held).address
@@ -141,6 +142,6 @@ def test_pieces_of_a_draft_that_are_large_are_not_joined_once_more() -> None:
     encoded = encode_parts(Batch(ID, records, CALLS, apart))
     assert decode_batch(bytes(encoded)).records.equals(joined(pieces))
     small = [piece.drop_columns(["s"]) for piece in pieces]
-    assert loosely_joined(small)[1] is None
+    assert joined_deferred(small)[1] is None
     differing = [pieces[0], pieces[1].append_column("_rid", pa.array([1]))]
-    assert loosely_joined(differing)[1] is None
+    assert joined_deferred(differing)[1] is None

@@ -56,30 +56,6 @@ class BufferFull(Unavailable):
 class RecordAccumulator:
     """Takes calls, and gathers their records in the open batches."""
 
-    __slots__ = (
-        "__weakref__",
-        "_buffer_bytes",
-        "_buffer_calls",
-        "_clock",
-        "_end_row",
-        "_free_bytes",
-        "_handle_type",
-        "_keys",
-        "_line",
-        "_portal",
-        "_record_bytes",
-        "_takes_keys",
-        "_takes_values",
-        "_values",
-        "_window",
-        "_window_bytes",
-        "_window_row",
-        "batches",
-        "is_forked",
-        "lock",
-        "refusal",
-    )
-
     def __init__(
         self,
         settings: Settings,
@@ -209,7 +185,7 @@ class RecordAccumulator:
     def takes_time(self, call: ProduceCall) -> bool:
         """Whether `arrange` looks at every record of a large call, or copies a very large one."""
         batches = self.batches
-        if call.values is not None:
+        if call.lists is not None:
             return call.size_bytes > batches.current_bytes
         if not call.is_ours and call.size_bytes > INLINE_COPY_BYTES:
             return True
@@ -221,10 +197,10 @@ class RecordAccumulator:
         Computes only; may run in a thread, without the lock.
         """
         batches = self.batches
-        if call.values is not None:
+        if call.lists is not None:
             if call.size_bytes <= batches.current_bytes:
                 return call
-            call.batches, call.values = [call.as_lists().to_arrow()], None
+            call.batches, call.lists = [call.lists.to_arrow()], None
             call.is_ours = True
         for batch in call.batches:
             if call.partition is None and batches.by_key:
@@ -250,7 +226,7 @@ class RecordAccumulator:
                 return self._handle_type(CallBatches([], self._portal), 0, 0)
             if (self._line and not in_line) or not self._has_room(call.size_bytes):
                 return None
-            if call.values is not None:
+            if call.lists is not None:
                 return self._append_lists(call, now_ms)
             return self._append_pieces(call, now_ms)
 
@@ -263,7 +239,7 @@ class RecordAccumulator:
         )
 
     def _append_lists(self, call: ProduceCall, now_ms: int) -> Handle:
-        assert call.values is not None
+        assert call.lists is not None
         batches = self.batches
         batch: OpenBatch
         if call.partition is None:
@@ -273,9 +249,7 @@ class RecordAccumulator:
             batch = batches.batch(call.partition, None, call.size_bytes, call.rows)
         row = batch.rows
         batch.begin_call(now_ms, call.metadata)
-        batch.value_lists().extend(
-            call.values, call.keys, call.headers, call.timestamps, call.operations, call.sizes
-        )
+        batch.value_lists().extend(call.lists)
         batch.rows += call.rows
         batches.count(batch, call.size_bytes, 1)
         is_unrouted = isinstance(batch, UnroutedBatch)

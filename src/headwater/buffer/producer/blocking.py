@@ -31,10 +31,10 @@ from headwater.buffer.producer.call import (
     OptionalColumns,
     ProduceCall,
     Timestamps,
-    arrow_table,
 )
 from headwater.buffer.producer.handle import BlockingHandle
 from headwater.buffer.producer.producer import BaseProducer, Producer, open_sender
+from headwater.buffer.producer.rows import arrow_table
 from headwater.buffer.producer.serializer import UnrecordedColumns
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import open_source

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -56,29 +56,24 @@ _CODES: Final[dict[Any, int]] = {
 }
 
 
-class OptionalColumns:
-    """The columns that a call of valued records may have beside the value."""
+class OptionalColumns(NamedTuple):
+    """What a call of values may have beside them: one for each record, or a single one for all."""
 
-    __slots__ = ("headers", "keys", "operations", "timestamps")
-
-    def __init__(
-        self, keys: Keys, headers: Headers, timestamps: Timestamps, operations: Operations
-    ) -> None:
-        self.keys: Any = keys
-        self.headers: Any = headers
-        self.timestamps: Any = timestamps
-        self.operations: Any = operations
+    keys: Keys
+    headers: Headers
+    timestamps: Timestamps
+    operations: Operations
 
     def columns(self, rows: int) -> dict[str, Any]:
-        """Name → one value a record, of the columns that are used; a single one counts for all."""
-        singles = {
-            KEY: (self.keys, bytes, "keys"),
-            HEADERS: (self.headers, Mapping, "headers"),
-            TIMESTAMP: (self.timestamps, datetime | int, "timestamps"),
-            OPERATION: (self.operations, str | int, "operations"),
-        }
+        """Column → one value a record, of the columns that are used."""
+        columns: tuple[tuple[str, str, Any, Any], ...] = (
+            (KEY, "keys", self.keys, bytes),
+            (HEADERS, "headers", self.headers, Mapping),
+            (TIMESTAMP, "timestamps", self.timestamps, datetime | int),
+            (OPERATION, "operations", self.operations, str | int),
+        )
         found = {}
-        for name, (given, single, word) in singles.items():
+        for name, word, given, single in columns:
             if given is None:
                 continue
             if isinstance(given, single) or (name == HEADERS and _is_one_header(given)):
@@ -124,23 +119,18 @@ def _repeated(name: str, value: Any, rows: int) -> Any:
 
 
 class ProduceCall:
-    """One call's records: `values` and the lists beside it, or `batches`."""
+    """One call's records: lists of values, or record batches."""
 
     __slots__ = (
         "batches",
-        "headers",
         "is_ours",
-        "keys",
+        "lists",
         "metadata",
-        "operations",
         "partition",
         "pieces",
         "rows",
         "schema_version",
         "size_bytes",
-        "sizes",
-        "timestamps",
-        "values",
     )
 
     def __init__(self, metadata: bytes | None, partition: int | None) -> None:
@@ -150,24 +140,12 @@ class ProduceCall:
         self.schema_version = 0
         """The version of the stream's schema that its columns were fitted to."""
         self.size_bytes = len(metadata or b"")
+        self.lists: RecordLists | None = None
         self.batches: list[pa.RecordBatch] = []
         self.is_ours = False
-        """Whether nobody else can change the memory of the batches."""
+        """Whether no caller can change the memory of the batches."""
         self.pieces: list[tuple[int | None, pa.RecordBatch, int]] = []
-        """What goes into a draft each, with its partition (None: whose turn it is) and bytes."""
-        self.values: list[bytes | None] | None = None
-        self.sizes: list[int] | None = None
-        """Of the values, if none of them is null."""
-        self.keys: list[bytes | None] | None = None
-        self.headers: list[Header | None] | None = None
-        self.timestamps: list[int | None] | None = None
-        self.operations: list[int | None] | None = None
-
-    def as_lists(self) -> RecordLists:
-        """The lists, for whoever makes columns of them."""
-        rows = RecordLists()
-        rows.extend(self.values or [], self.keys, self.headers, self.timestamps, self.operations)
-        return rows
+        """What goes into one batch each, with its partition (None: the next in turn) and bytes."""
 
     def take_batches(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Records that are columns already, in the types a stream carries."""
@@ -182,41 +160,41 @@ class ProduceCall:
             self.size_bytes += batch.nbytes
 
     def take_lists(self, values: list[bytes | None], columns: Mapping[str, Any]) -> None:
-        """A few valued records."""
-        count = len(values)
-        self.values, self.rows = values, count
+        """A few records with values."""
+        count = self.rows = len(values)
+        _check_counts(columns, count)
+        lists = self.lists = RecordLists()
+        lists.values = values
         # The limit is one of values and keys; what Arrow keeps beside them is not the caller's.
         try:
-            sizes = self.sizes = list(map(len, values))  # type: ignore[arg-type]
+            sizes = list(map(len, values))  # type: ignore[arg-type]
+            lists.sizes.fromlist(sizes)
         except TypeError:
             sizes = [len(value or b"") for value in values]
         self.size_bytes += OFFSET_BYTES * count
-        for name, given in columns.items():
-            if len(given) != count:
-                raise Refused(f"{name}: {len(given)} values for {count} records")
         if KEY in columns:
-            self.keys = checked_keys(columns[KEY])
-            sizes = [size + len(key or b"") for size, key in zip(sizes, self.keys, strict=True)]
+            lists.keys = checked_keys(columns[KEY])
+            sizes = [size + len(key or b"") for size, key in zip(sizes, lists.keys, strict=True)]
             self.size_bytes += OFFSET_BYTES * count
         _check_largest(sizes)
         self.size_bytes += sum(sizes)
         if HEADERS in columns:
-            self.headers = [header_pairs(pairs) for pairs in columns[HEADERS]]
-            sizes = [header_bytes(pairs) for pairs in self.headers]
+            lists.headers = [header_pairs(pairs) for pairs in columns[HEADERS]]
+            sizes = [header_bytes(pairs) for pairs in lists.headers]
             _check_largest(sizes, f" in {HEADERS!r}")
             self.size_bytes += sum(sizes)
         if TIMESTAMP in columns:
-            self.timestamps = [micros(given) for given in columns[TIMESTAMP]]
+            lists.timestamps = [micros(time) for time in columns[TIMESTAMP]]
             self.size_bytes += 8 * count
         if OPERATION in columns:
-            self.operations = [operation_code(given) for given in columns[OPERATION]]
+            lists.operations = [operation_code(operation) for operation in columns[OPERATION]]
             self.size_bytes += count
 
 
 def valued(
     entries: Entries,
     metadata: bytes | None,
-    extras: OptionalColumns,
+    optional: OptionalColumns,
     partition: int | None,
     *,
     as_lists: bool = True,
@@ -224,18 +202,17 @@ def valued(
     """A call of opaque values. With `as_lists`, a small one is not made into Arrow columns."""
     call = ProduceCall(metadata, partition)
     if isinstance(entries, pa.Array | pa.ChunkedArray):
-        _take_arrow(call, entries, extras)
+        _take_arrow(call, entries, optional)
         return call
     values = listed_values(entries)
-    columns = extras.columns(len(values))
+    columns = optional.columns(len(values))
     in_lists = not any(isinstance(column, pa.Array) for column in columns.values())
     if not values:
         _check_counts(columns, 0)
     elif as_lists and in_lists and len(values) <= LIST_MAX_ROWS:
         call.take_lists(values, columns)
     else:
-        found = pa.array(values, pa.binary())
-        _take_arrow(call, found, extras)
+        _take_arrow(call, pa.array(values, pa.binary()), optional)
     return call
 
 
@@ -265,12 +242,12 @@ def typed(
 
 
 def _take_arrow(
-    call: ProduceCall, entries: pa.Array | pa.ChunkedArray, extras: OptionalColumns
+    call: ProduceCall, entries: pa.Array | pa.ChunkedArray, optional: OptionalColumns
 ) -> None:
     chunks = entries.chunks if isinstance(entries, pa.ChunkedArray) else [entries]
     if any(pa.types.is_string(c.type) or pa.types.is_large_string(c.type) for c in chunks):
         raise text_refused()
-    columns = extras.columns(len(entries))
+    columns = optional.columns(len(entries))
     _check_counts(columns, len(entries))
     batches, start = [], 0
     for chunk in chunks:
@@ -293,7 +270,7 @@ def _check_array(name: str, column: pa.Array) -> None:
 
 
 def _plain(name: str, values: Any) -> Any:
-    """What the record model takes, from what people give."""
+    """The values as the record model takes them."""
     if isinstance(values, pa.Array):
         return values
     if name == KEY:
@@ -324,7 +301,7 @@ def _check_counts(columns: Mapping[str, Any], rows: int) -> None:
 
 
 def listed_values(entries: Any) -> list[bytes | None]:
-    """The entries as a list of bytes and None; `Refused` says what else was found."""
+    """The entries as a list of bytes and None."""
     if isinstance(entries, bytes):
         return [entries]
     if isinstance(entries, str):
@@ -342,10 +319,10 @@ def listed_values(entries: Any) -> list[bytes | None]:
     if any(issubclass(kind, str) for kind in kinds):
         raise text_refused()
     if all(issubclass(kind, bytes | bytearray | memoryview | type(None)) for kind in kinds):
-        # Copied: whoever holds them may change them before they are sent.
+        # Copied: the caller may change a bytearray before it is sent.
         return [None if entry is None else bytes(entry) for entry in entries]
-    strange = sorted(kind.__name__ for kind in kinds - {bytes, type(None)})
-    raise Refused(f"entries are bytes or None, not {', '.join(strange)}")
+    others = sorted(kind.__name__ for kind in kinds - {bytes, type(None)})
+    raise Refused(f"entries are bytes or None, not {', '.join(others)}")
 
 
 def text_refused() -> Refused:
@@ -356,43 +333,6 @@ def text_refused() -> Refused:
 def text_keys_refused() -> Refused:
     """Text where keys belong."""
     return Refused("keys are bytes, not text: encode them first, as in key.encode()")
-
-
-def arrow_table(data: Any) -> pa.RecordBatch | pa.Table:
-    """Columns as pyarrow has them, from whatever has Arrow's C interface: a frame or a result."""
-    if isinstance(data, pa.RecordBatch | pa.Table):
-        check_pandas_index(data.schema)
-        return data
-    if not hasattr(data, "__arrow_c_stream__") and not hasattr(data, "__arrow_c_array__"):
-        raise Refused(
-            "produce_arrow takes a pyarrow RecordBatch or Table, or what has Arrow's C interface "
-            f"(__arrow_c_stream__: frames of pandas and polars, results of DuckDB), not "
-            f"{type(data).__name__}; for a list of dicts there is produce_rows"
-        )
-    try:
-        table = pa.table(data)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise Refused(f"the columns of a {type(data).__name__} cannot be read: {error}") from error
-    check_pandas_index(table.schema)
-    return table
-
-
-def check_pandas_index(schema: pa.Schema) -> None:
-    """Refuse an index that is a range and no plain count.
-
-    Arrow keeps a range in the metadata alone, and no column has its values: they would be lost.
-    """
-    if b'"range"' not in (schema.metadata or {}).get(b"pandas", b""):
-        return
-    for index in schema.pandas_metadata.get("index_columns", ()):
-        if isinstance(index, dict) and index.get("kind") == "range":
-            name, start, step = index.get("name"), index.get("start"), index.get("step")
-            if name is not None or start != 0 or step != 1:
-                title = "" if name is None else f" {name!r}"
-                raise Refused(
-                    f"the index{title} of pandas is a range from {start} in steps of {step}, which "
-                    "no column holds: reset_index() first, or reset_index(drop=True)"
-                )
 
 
 def checked_metadata(metadata: Any) -> bytes | None:
@@ -413,9 +353,9 @@ def checked_keys(keys: Any) -> list[bytes | None]:
     """One key, or None, for each record."""
     if any(isinstance(key, str) for key in keys):
         raise text_keys_refused()
-    strange = {type(key).__name__ for key in keys} - {"bytes", "NoneType", "bytearray"}
-    if strange:
-        raise Refused(f"keys are bytes or None, not {', '.join(sorted(strange))}")
+    others = {type(key).__name__ for key in keys} - {"bytes", "NoneType", "bytearray"}
+    if others:
+        raise Refused(f"keys are bytes or None, not {', '.join(sorted(others))}")
     return [None if key is None else bytes(key) for key in keys]
 
 
@@ -438,12 +378,12 @@ def header_pairs(pairs: Any) -> Header | None:
                 "headers: for each record one mapping, or a list of (text, bytes) pairs, or None"
             )
         if not is_whole_text(pair["key"]):
-            raise Refused(f"headers: the key {pair['key']!r}: half a character is no text")
+            raise Refused(f"headers: the key {pair['key']!r} has a lone surrogate: it is not text")
     return header
 
 
 def is_whole_text(text: str) -> bool:
-    """Whether it can be written down: a lone surrogate, as a broken decoder leaves one, cannot."""
+    """Whether it can be encoded: a lone surrogate, as a broken decoder leaves one, cannot."""
     if text.isascii():
         return True
     try:
@@ -454,7 +394,7 @@ def is_whole_text(text: str) -> bool:
 
 
 def header_bytes(header: Header | None) -> int:
-    """What the headers of one record take."""
+    """The size of one record's headers."""
     if header is None:
         return OFFSET_BYTES
     return sum(len(pair["key"]) + len(pair["value"] or b"") + 3 * OFFSET_BYTES for pair in header)

@@ -29,28 +29,6 @@ class Drained(NamedTuple):
 class OpenBatches:
     """Begins, seals and routes batches, and counts what they hold. Holders of the lock call it."""
 
-    __slots__ = (
-        "_begun",
-        "_clock",
-        "_open",
-        "_portal",
-        "_routed",
-        "_sealed",
-        "_turn",
-        "batch_bytes",
-        "by_key",
-        "current",
-        "current_bytes",
-        "current_rows",
-        "held_bytes",
-        "held_calls",
-        "incomplete",
-        "is_stirred",
-        "lost",
-        "partitions",
-        "rotates",
-    )
-
     def __init__(self, settings: Settings, partitions: int, portal: Portal | None) -> None:
         self._portal = portal
         self._clock = runtime.current()

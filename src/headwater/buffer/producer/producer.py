@@ -33,12 +33,12 @@ from headwater.buffer.producer.call import (
     OptionalColumns,
     ProduceCall,
     Timestamps,
-    arrow_table,
     is_whole_text,
 )
 from headwater.buffer.producer.config import Settings, settings_for
 from headwater.buffer.producer.handle import Handle
 from headwater.buffer.producer.metrics import ProducerMetrics
+from headwater.buffer.producer.rows import arrow_table
 from headwater.buffer.producer.sender import PARTITIONS_AT_ONCE, Sender, close_appenders
 from headwater.buffer.producer.serializer import (
     INLINE_ARRANGE_BYTES,
@@ -427,5 +427,7 @@ def _checked_id(producer_id: Any) -> str:
     if not isinstance(producer_id, str):
         raise Refused(f"producer_id is {producer_id!r}: it is text, such as 'binlog-7'")
     if not is_whole_text(producer_id):
-        raise Refused(f"producer_id is {producer_id!r}: half a character is no text")
+        raise Refused(
+            f"producer_id is {producer_id!r}: it has a lone surrogate, which is not valid text"
+        )
     return producer_id

@@ -23,7 +23,7 @@ from headwater.buffer.producer.record_columns import (
     PartitionRows,
     RecordLists,
     joined,
-    loosely_joined,
+    joined_deferred,
     split,
     without_nulls,
 )
@@ -204,10 +204,10 @@ class ProducerBatch(BaseBatch):
         """Whether a handle, `flush` or `close` has raised the error."""
         self._event: asyncio.Event | None = None
 
-    def build(self, defaults: Mapping[str, pa.Scalar], *, loose: bool = False) -> Batch:
+    def build(self, defaults: Mapping[str, pa.Scalar], *, deferred: bool = False) -> Batch:
         """All records and calls as columns. Computes only; may run in a thread, once sealed.
 
-        With `loose`, the values may stay where they are.
+        With `deferred`, values are written from where they are.
         """
         calls = Calls.from_columns(self.starts, self.times_ms, self.metadata)
         values: DeferredBytes | None = None
@@ -216,9 +216,9 @@ class ProducerBatch(BaseBatch):
             pieces = [
                 one.to_arrow() if isinstance(one, RecordLists) else one for one in self.pieces
             ]
-            records, values = loosely_joined(pieces) if loose else (joined(pieces), None)
-        elif loose:
-            records, values = first.to_loose_arrow()
+            records, values = joined_deferred(pieces) if deferred else (joined(pieces), None)
+        elif deferred:
+            records, values = first.to_arrow_deferred()
         else:
             records = first.to_arrow()
         records = without_nulls(records, defaults, lambda: calls.per_record(self.rows)[0])

@@ -27,7 +27,7 @@ from headwater.buffer.records import (
 )
 from headwater.core import limits
 
-LOOSE_MIN_BYTES: Final = 256 * limits.KIB
+DEFERRED_MIN_BYTES: Final = 256 * limits.KIB
 """Smaller pieces of a column, on average, are joined: writing each one by itself costs more than
 that copy, which comes out of the processor's cache."""
 ENTITY: Final = "entity"
@@ -56,28 +56,24 @@ class RecordLists:
         self.operations: list[int | None] | None = None
 
     @property
+    def has_only_values(self) -> bool:
+        """Whether values are all there is."""
+        return self.keys is None and self.has_only_keys
+
+    @property
     def has_only_keys(self) -> bool:
         """Whether values, and perhaps keys, are all there is."""
         return self.headers is None and self.timestamps is None and self.operations is None
 
-    def extend(
-        self,
-        values: Sequence[bytes | None],
-        keys: Sequence[bytes | None] | None = None,
-        headers: Sequence[Header | None] | None = None,
-        timestamps: Sequence[int | None] | None = None,
-        operations: Sequence[int | None] | None = None,
-        sizes: list[int] | None = None,
-    ) -> None:
+    def extend(self, added: RecordLists) -> None:
         """Add records. None in a column that others use means that the record has none."""
-        before, count = len(self.values), len(values)
-        self.values.extend(values)
-        if sizes is not None:
-            self.sizes.fromlist(sizes)
-        self.keys = _extended(self.keys, keys, before, count)
-        self.headers = _extended(self.headers, headers, before, count)
-        self.timestamps = _extended(self.timestamps, timestamps, before, count)
-        self.operations = _extended(self.operations, operations, before, count)
+        before, count = len(self.values), len(added.values)
+        self.values.extend(added.values)
+        self.sizes.extend(added.sizes)
+        self.keys = _extended(self.keys, added.keys, before, count)
+        self.headers = _extended(self.headers, added.headers, before, count)
+        self.timestamps = _extended(self.timestamps, added.timestamps, before, count)
+        self.operations = _extended(self.operations, added.operations, before, count)
 
     def append(self, value: bytes, key: bytes | None) -> None:
         """Add one record that has a value and perhaps a key."""
@@ -96,19 +92,19 @@ class RecordLists:
     def to_arrow(self) -> pa.RecordBatch:
         """The records as columns, in the order of the record model."""
         try:
-            return self._with_values(self._loose().column())
+            return self._with_values(self._values_column().column())
         except TypeError:
             return self._with_values(pa.array(self.values, RESERVED[VALUE]))
 
-    def to_loose_arrow(self) -> tuple[pa.RecordBatch, ValuesColumn | None]:
+    def to_arrow_deferred(self) -> tuple[pa.RecordBatch, ValuesColumn | None]:
         """The same with a placeholder for the values, and the values, if none of them is null."""
         try:
-            loose = self._loose()
+            values = self._values_column()
         except TypeError:
             return self._with_values(pa.array(self.values, RESERVED[VALUE])), None
-        return self._with_values(loose.stand_in()), loose
+        return self._with_values(values.stand_in()), values
 
-    def _loose(self) -> ValuesColumn:
+    def _values_column(self) -> ValuesColumn:
         sizes = self.sizes if len(self.sizes) == len(self.values) else None
         return ValuesColumn(self.values, sizes)  # type: ignore[arg-type]
 
@@ -207,7 +203,7 @@ def joined(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.record_batch(columns, schema=schema)
 
 
-def loosely_joined(
+def joined_deferred(
     pieces: Sequence[pa.RecordBatch],
 ) -> tuple[pa.RecordBatch, ChunkedColumn | None]:
     """The same with a placeholder for the largest column of bytes or text, and that column.
@@ -225,7 +221,7 @@ def loosely_joined(
     if (
         name is None
         or len(pieces) == 1
-        or sizes[name] < LOOSE_MIN_BYTES * len(pieces)
+        or sizes[name] < DEFERRED_MIN_BYTES * len(pieces)
         or not all(piece.schema.equals(first) for piece in pieces)
     ):
         return joined(pieces), None

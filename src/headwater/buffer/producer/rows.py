@@ -1,4 +1,4 @@
-"""Rows as dicts, made into columns, with every value as it is.
+"""Dicts and frames made into columns, with every value as it is.
 
 The stream gives the types of its columns; Arrow infers those of other columns from the rows of the
 call. Reserved names (`_key`, `_headers`, …) have the types of the record model in either case.
@@ -67,7 +67,7 @@ def _column(
     if not isinstance(name, str):
         raise Refused(f"{name!r} is no column: names are text")
     if not is_whole_text(name):
-        raise Refused(f"{name!r} is no column: a lone surrogate, half a character, is no text")
+        raise Refused(f"{name!r} is no column: it has a lone surrogate, so it is not text")
     try:
         if name == HEADERS:
             return pa.array([header_pairs(given) for given in values], HEADERS_TYPE)
@@ -118,6 +118,43 @@ def _holds_float32(kind: pa.DataType) -> bool:
     if pa.types.is_nested(kind):
         return any(_holds_float32(kind.field(place).type) for place in range(kind.num_fields))
     return bool(pa.types.is_float32(kind))
+
+
+def arrow_table(data: Any) -> pa.RecordBatch | pa.Table:
+    """The columns of anything that has Arrow's C interface, such as a frame or a query result."""
+    if isinstance(data, pa.RecordBatch | pa.Table):
+        check_pandas_index(data.schema)
+        return data
+    if not hasattr(data, "__arrow_c_stream__") and not hasattr(data, "__arrow_c_array__"):
+        raise Refused(
+            "produce_arrow takes a pyarrow RecordBatch or Table, or what has Arrow's C interface "
+            f"(__arrow_c_stream__: frames of pandas and polars, results of DuckDB), not "
+            f"{type(data).__name__}; for a list of dicts there is produce_rows"
+        )
+    try:
+        table = pa.table(data)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise Refused(f"the columns of a {type(data).__name__} cannot be read: {error}") from error
+    check_pandas_index(table.schema)
+    return table
+
+
+def check_pandas_index(schema: pa.Schema) -> None:
+    """Refuse a pandas index that is a range other than the row numbers.
+
+    Arrow keeps a range in the metadata alone, and no column has its values: they would be lost.
+    """
+    if b'"range"' not in (schema.metadata or {}).get(b"pandas", b""):
+        return
+    for index in schema.pandas_metadata.get("index_columns", ()):
+        if isinstance(index, dict) and index.get("kind") == "range":
+            name, start, step = index.get("name"), index.get("start"), index.get("step")
+            if name is not None or start != 0 or step != 1:
+                title = "" if name is None else f" {name!r}"
+                raise Refused(
+                    f"the index{title} of pandas is a range from {start} in steps of {step}, which "
+                    "no column holds: reset_index() first, or reset_index(drop=True)"
+                )
 
 
 class _Rule(NamedTuple):

@@ -208,15 +208,15 @@ def _checked(call: ProduceCall) -> ProduceCall:
 
 
 def _check_v1(call: ProduceCall) -> None:
-    lists = (call.keys, call.headers, call.timestamps, call.operations)
+    lists = call.lists
     columns = {name for batch in call.batches for name in batch.schema.names}
-    if any(column is not None for column in lists) or columns - {VALUE}:
+    if columns - {VALUE} or (lists is not None and not lists.has_only_values):
         raise Refused(
             "a stream in the published v1 format carries values and metadata alone: no keys, "
             "headers, timestamps, operations nor columns"
         )
     nulls = any(batch.column(VALUE).null_count for batch in call.batches)
-    if nulls or (call.values is not None and None in call.values):
+    if nulls or (lists is not None and None in lists.values):
         raise Refused(
             "a stream in the published v1 format has no null values: give b'' or leave out"
         )
