@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 from headwater.buffer.producer import Producer
-from headwater.buffer.producer.producer import BURST_CALLS
+from headwater.buffer.producer.open_batches import BURST_CALLS
 from headwater.buffer.producer.sender import CLOSE_TIMEOUT_S
 from headwater.buffer.queue.contract import ProducerState
 from headwater.buffer.stream import create_stream

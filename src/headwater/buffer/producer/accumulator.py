@@ -26,7 +26,7 @@ import pyarrow as pa
 from headwater.buffer.producer.call import OFFSET_BYTES, ProduceCall
 from headwater.buffer.producer.config import Settings
 from headwater.buffer.producer.handle import BlockingHandle, CallBatches, Handle
-from headwater.buffer.producer.open_batches import BATCH_ROWS, Drained, OpenBatches
+from headwater.buffer.producer.open_batches import BATCH_ROWS, CallClock, Drained, OpenBatches
 from headwater.buffer.producer.record_batch import (
     BatchRange,
     OpenBatch,
@@ -35,7 +35,7 @@ from headwater.buffer.producer.record_batch import (
 )
 from headwater.buffer.producer.record_columns import PartitionRows, cut, owned, shape_of, split
 from headwater.buffer.records import VALUE
-from headwater.core import limits, runtime
+from headwater.core import limits
 from headwater.core.errors import HeadwaterError, LimitExceeded, Refused, Unavailable
 from headwater.core.portal import Portal, call_in_child
 
@@ -74,7 +74,7 @@ class RecordAccumulator:
         self._handle_type: type[Handle] = Handle if portal is None else BlockingHandle
         self._takes_values = takes_values
         self._takes_keys = takes_keys
-        self._clock = runtime.current()
+        self.clock = CallClock(asyncio.get_running_loop() if portal is None else None)
         self._buffer_bytes = settings.buffer_bytes
         self._buffer_calls = settings.buffer_calls
         self._record_bytes = min(self.batches.current_bytes, limits.RECORD_MAX_BYTES)
@@ -171,6 +171,7 @@ class RecordAccumulator:
         return self._handle_type(batch, row, 1)
 
     def _close_window(self) -> None:
+        self.clock.calls_left = 0
         batch, self._window = self._window, None
         if batch is not None:
             added_bytes, added_calls = self._added(batch)
@@ -218,9 +219,9 @@ class RecordAccumulator:
 
     def append(self, call: ProduceCall, *, in_line: bool = False) -> Handle | None:
         """Keep an arranged call; None if there is no room, or others were waiting before it."""
-        now_ms = self._clock.wall_ms()
         with self.lock:
             self._close_window()
+            now_ms = self.clock.read()
             self.check_open()
             if not call.rows:
                 return self._handle_type(CallBatches([], self._portal), 0, 0)

@@ -65,7 +65,6 @@ class BlockingProducer(BaseProducer):
         super().__init__(producer._sender)
         self._producer = producer
         self._portal = home
-        self._wall_ms = runtime.current().wall_ms
 
     @classmethod
     def open(
@@ -138,7 +137,13 @@ class BlockingProducer(BaseProducer):
                 and (key is None or type(key) is bytes)
                 and (metadata is None or type(metadata) is bytes)
             ):
-                accumulator, now_ms = self._accumulator, self._wall_ms()
+                clock = self._clock
+                if clock.calls_left > 0:
+                    clock.calls_left -= 1
+                    now_ms = clock.now_ms
+                else:
+                    now_ms = clock.read()
+                accumulator = self._accumulator
                 lock = accumulator.lock
                 lock.acquire()  # `with` takes as long as all the rest of the call
                 try:

@@ -54,7 +54,6 @@ from headwater.core.errors import HeadwaterError, Refused
 from headwater.core.portal import Portal
 from headwater.store import Store
 
-BURST_CALLS: Final = 16
 _log: Final = logging.getLogger("headwater")
 
 
@@ -70,6 +69,7 @@ class BaseProducer:
         self._serializer = sender.serializer
         self._accumulator = sender.accumulator
         self._batches = sender.accumulator.batches
+        self._clock = sender.accumulator.clock
 
     @property
     def resumed(self) -> dict[int, ProducerState]:
@@ -112,38 +112,6 @@ class BaseProducer:
         warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
 
 
-class CallClock:
-    """The time of small calls, which is read once for a burst of them.
-
-    Reading it would be a quarter of what a call of one record costs. A burst begins where calls
-    follow each other within a millisecond, and ends when the event loop gets its turn.
-    """
-
-    __slots__ = ("_is_ending", "_loop", "_wall_ms", "calls_left", "now_ms")
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._wall_ms = runtime.current().wall_ms
-        self._is_ending = False
-        self.now_ms = 0
-        self.calls_left = 0
-        """Calls that may use `now_ms`."""
-
-    def read(self) -> int:
-        """The time now; begins a burst if the last time was just before."""
-        before_ms, self.now_ms = self.now_ms, self._wall_ms()
-        if 0 <= self.now_ms - before_ms <= 1:
-            self.calls_left = BURST_CALLS
-            if not self._is_ending:
-                self._is_ending = True
-                self._loop.call_soon(self.end_burst)
-        return self.now_ms
-
-    def end_burst(self) -> None:
-        """Read the clock for the next call."""
-        self.calls_left, self._is_ending = 0, False
-
-
 class Producer(BaseProducer):
     """Sends records to a stream. For the tasks of one event loop."""
 
@@ -154,7 +122,6 @@ class Producer(BaseProducer):
         super().__init__(sender)
         self._owned = owned
         self._recording = asyncio.Lock()
-        self._clock = CallClock()
         self._turn_ms = 0
 
     @classmethod
@@ -208,7 +175,7 @@ class Producer(BaseProducer):
         `BufferFull` if there is no room for the call.
         """
         clock = self._clock
-        if clock.calls_left:
+        if clock.calls_left > 0:
             clock.calls_left -= 1
             now_ms = clock.now_ms
         elif (now_ms := clock.read()) != self._turn_ms:
@@ -237,7 +204,6 @@ class Producer(BaseProducer):
                     if self._batches.is_stirred:
                         self._sender.wakeup()
                     return handle
-        clock.end_burst()
         with self._accumulator.line_up() as call:
             columns = OptionalColumns(keys, headers, timestamps, operations)
             return await self._produce(call, entries, metadata, columns, partition)
