@@ -12,12 +12,12 @@ from headwater.buffer.arrow_stream import ChunkedColumn, ValuesColumn
 from headwater.buffer.batch import Batch, Call, Calls, decode_batch, encode_batch, encode_parts
 from headwater.buffer.compression import Compression
 from headwater.buffer.producer import Producer
-from headwater.buffer.producer.pieces import (
-    LOOSE_MIN_BYTES,
+from headwater.buffer.producer.record_columns import (
+    DEFERRED_MIN_BYTES,
+    RecordLists,
     joined,
-    loosely_joined,
+    joined_deferred,
 )
-from headwater.buffer.producer.rows import Rows
 from headwater.core.limits import KIB
 from tests.buffer.producer.fakes import fake_stream
 from tests.store.scripted import virtual
@@ -26,14 +26,17 @@ ID = "01J5T4R3KXBMZ7QV9N2WSP8YDH"
 CALLS = Calls.of([Call(0, 1_700_000_000_000, None)])
 
 
-def rows_of(values: list[bytes | None], sizes: list[int] | None = None) -> Rows:
-    rows = Rows()
-    rows.extend(values, keys=[b"k"] * len(values), sizes=sizes)
+def rows_of(values: list[bytes | None], sizes: list[int] | None = None) -> RecordLists:
+    rows = RecordLists()
+    rows.values, rows.keys = list(values), [b"k"] * len(values)
+    rows.sizes.fromlist(sizes or [])
     return rows
 
 
-def both_ways(rows: Rows, compression: Compression = Compression.NONE) -> tuple[bytes, bytes]:
-    records, values = rows.to_loose_arrow()
+def both_ways(
+    rows: RecordLists, compression: Compression = Compression.NONE
+) -> tuple[bytes, bytes]:
+    records, values = rows.to_arrow_deferred()
     loosely = encode_parts(Batch(ID, records, CALLS, values), compression)
     assert len(loosely) == len(bytes(loosely))
     return bytes(loosely), bytes(encode_batch(Batch(ID, rows.to_arrow(), CALLS), compression))
@@ -79,7 +82,7 @@ def test_a_large_column_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_parts_are_the_same_every_time() -> None:
-    records, values = rows_of([b"x" * 100 * KIB] * 3).to_loose_arrow()
+    records, values = rows_of([b"x" * 100 * KIB] * 3).to_arrow_deferred()
     parts = encode_parts(Batch(ID, records, CALLS, values))
     assert list(parts) == list(parts)
     assert len(list(parts)) > 1
@@ -126,12 +129,12 @@ def test_chunks_of_a_column_are_written_as_if_they_had_been_joined(
 def test_pieces_of_a_draft_that_are_large_are_not_joined_once_more() -> None:
     pieces = [
         pa.record_batch(
-            {"n": [n], "s": ["x" * LOOSE_MIN_BYTES], "t": pa.array([str(n) * 1000])},
+            {"n": [n], "s": ["x" * DEFERRED_MIN_BYTES], "t": pa.array([str(n) * 1000])},
             schema=pa.schema([("n", pa.int64()), ("s", pa.string()), ("t", pa.string())]),
         )
         for n in range(3)
     ]
-    records, apart = loosely_joined(pieces)
+    records, apart = joined_deferred(pieces)
     assert apart is not None
     (held, *_) = apart.pieces()
     address = pa.py_buffer(held).address
@@ -139,6 +142,6 @@ def test_pieces_of_a_draft_that_are_large_are_not_joined_once_more() -> None:
     encoded = encode_parts(Batch(ID, records, CALLS, apart))
     assert decode_batch(bytes(encoded)).records.equals(joined(pieces))
     small = [piece.drop_columns(["s"]) for piece in pieces]
-    assert loosely_joined(small)[1] is None
+    assert joined_deferred(small)[1] is None
     differing = [pieces[0], pieces[1].append_column("_rid", pa.array([1]))]
-    assert loosely_joined(differing)[1] is None
+    assert joined_deferred(differing)[1] is None

@@ -17,7 +17,7 @@ from headwater.buffer.consumer import ConsumedBatch, Consumer, Follower, Unreada
 from headwater.buffer.consumer.delivery import Delivery
 from headwater.buffer.consumer.group import GroupPosition
 from headwater.buffer.producer import Handle, Producer
-from headwater.buffer.producer.lane import Lane
+from headwater.buffer.producer.sender import PartitionSender
 from headwater.buffer.queue import NewBatch, QueueState
 from headwater.buffer.queue.native import NativeAppender, NativeCollector, NativeReader
 from headwater.buffer.queue.native.chunk_log import StoredChunk
@@ -105,22 +105,24 @@ async def appends_blindly_v1(self: V1Appender, base: Any) -> None:
     self._unsettled.clear()
 
 
-def drops_what_was_tried(self: Lane, flight: Any) -> None:
+def drops_what_was_tried(self: PartitionSender, batch: Any) -> None:
     """Takes no answer for a no."""
-    self._drop(flight, Unavailable("no answer"))
+    self._drop(batch, Unavailable("no answer"))
 
 
-def goes_on(self: Lane, place: int, error: BaseException) -> None:
+def goes_on(self: PartitionSender, index: int, error: BaseException) -> None:
     """Accepts what comes after records that were dropped."""
 
 
-def marks_the_latest(self: Lane, flight: Any, place: int) -> NewBatch:
+def marks_the_latest(self: PartitionSender, batch: Any, index: int) -> NewBatch:
     """Lets a successor resume from what is yet to land."""
-    entry, latest = _entry(self, flight, place), self._flights[-1].draft.complete
-    return entry if isinstance(latest, bool) else msgspec.structs.replace(entry, metadata=latest)
+    entry, latest = _entry(self, batch, index), self._batches[-1]
+    if not latest.ends_call:
+        return entry
+    return msgspec.structs.replace(entry, metadata=latest.last_metadata)
 
 
-_entry = Lane._entry
+_entry = PartitionSender._entry
 
 
 async def keeps_then_waits(self: Producer, *args: Any, **options: Any) -> Handle:
@@ -137,7 +139,7 @@ def counts_from_its_batch(self: Handle) -> list[Any]:
     """Tells every call the LSNs of the first one in its batch."""
     return [
         part._replace(first_lsn=part.first_lsn - start, last_lsn=part.last_lsn - start)
-        for part, (_, start, _) in zip(_accepted(self), self._parts(), strict=False)
+        for part, (_, start, _) in zip(_accepted(self), self._ranges(), strict=False)
     ]
 
 
@@ -210,14 +212,14 @@ EITHER: dict[str, Replacement] = {
     "closed-unflushed": (Consumer, "_flush", closes_at_once),
     "bad-batch-passed-over": (Delivery, "_bad", passes_over),
     "commit-before-delivery": (Follower, "next_batch", commits_first),
-    "unknown-is-a-failure": (Lane, "_expire", drops_what_was_tried),
+    "unknown-is-a-failure": (PartitionSender, "_expire", drops_what_was_tried),
     "cancelled-call-kept": (Producer, "produce", keeps_then_waits),
     "lsn-of-the-batch": (Handle, "accepted", counts_from_its_batch),
 }
 NATIVE: dict[str, Replacement] = EITHER | {
     "blind-re-append": (NativeAppender, "_settle", appends_blindly),
-    "accepted-past-a-hole": (Lane, "_break_off", goes_on),
-    "resumed-past-what-landed": (Lane, "_entry", marks_the_latest),
+    "accepted-past-a-hole": (PartitionSender, "_stop_at_loss", goes_on),
+    "resumed-past-what-landed": (PartitionSender, "_entry", marks_the_latest),
 }
 V1: dict[str, Replacement] = EITHER | {
     "blind-re-append": (V1Appender, "_settle", appends_blindly_v1),

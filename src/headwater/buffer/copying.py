@@ -25,8 +25,8 @@ from headwater.buffer.consumer import AsyncReader, read_async
 from headwater.buffer.consumer.consumed_batch import LSN, ON_REQUEST, SHOWN
 from headwater.buffer.consumer.dead_letter import GO_ON, UnreadableBatch
 from headwater.buffer.producer import Producer
-from headwater.buffer.producer.drafts import DRAFT_ROWS
-from headwater.buffer.producer.pieces import ENTITY, cut
+from headwater.buffer.producer.open_batches import BATCH_ROWS
+from headwater.buffer.producer.record_columns import ENTITY, cut
 from headwater.buffer.queue.contract import ProducerState, QueueState
 from headwater.buffer.records import HEADERS, KEY, OPERATION, RESERVED, VALUE, Operation
 from headwater.buffer.stream import Stream, create_stream, open_stream
@@ -151,7 +151,7 @@ class _PartitionRun:
         return CopyResult(number, records - start.records, start.records, end_lsn)
 
     async def _send(self, rows: pa.RecordBatch, partition: int, records: int) -> int:
-        for piece, _ in cut(rows, self._cut_bytes, DRAFT_ROWS):
+        for piece, _ in cut(rows, self._cut_bytes, BATCH_ROWS):
             records += piece.num_rows
             next_lsn = piece.column(LSN)[-1].as_py() + 1
             position = CopyPosition(self._source.id, next_lsn, records)

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from headwater.buffer.producer.given import check_pandas_index
+from headwater.buffer.producer.rows import check_pandas_index
 from headwater.buffer.records import KEY
 from headwater.cli.interrupt import Interrupt
 from headwater.cli.produce_csv import CsvColumns

@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 
 from headwater.buffer.partitioner import partition_keys
 from headwater.buffer.producer import BlockingProducer
-from headwater.buffer.producer.drafts import DRAFT_ROWS
-from headwater.buffer.producer.pieces import cut
+from headwater.buffer.producer.open_batches import BATCH_ROWS
+from headwater.buffer.producer.record_columns import cut
 from headwater.buffer.records import KEY, VALUE
 from headwater.cli.produce_input import Call, Piece
 from headwater.core.errors import Refused
@@ -93,7 +93,7 @@ class Resumption:
         if self._read <= self.first:
             return
         for batch in self._batches(piece):
-            for records, _ in cut(batch, self._cut_bytes, DRAFT_ROWS):
+            for records, _ in cut(batch, self._cut_bytes, BATCH_ROWS):
                 yield from self._unsent(records, start)
                 start += records.num_rows
 

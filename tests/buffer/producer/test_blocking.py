@@ -105,7 +105,7 @@ def test_threads_share_a_producer_and_each_keeps_its_order() -> None:
         mine = [int(v.split(b"/")[1]) for v in values if v.startswith(b"%d/" % name)]
         assert mine == sorted(mine)
         assert set(mine) == set(range(calls))
-    assert producer._engine.accumulator.held_bytes == 0
+    assert producer._accumulator.held_bytes == 0
 
 
 def test_a_full_buffer_blocks_its_callers_and_lets_them_go(
@@ -226,7 +226,7 @@ def test_a_forked_child_can_neither_use_it_nor_harm_it(stream: FakeStream) -> No
                 ):
                     with pytest.raises(Refused, match="before the process forked"):
                         call()
-                assert producer._engine.accumulator.untold_rows == 1, "nothing was kept"
+                assert producer._batches.pending_rows == 1, "nothing was kept"
                 producer.close()
                 del producer
                 code = 0
