@@ -12,7 +12,7 @@ import pytest
 
 from headwater.buffer.producer import BlockingProducer
 from headwater.buffer.stream import create_stream
-from headwater.cli.arrow_values import python_values
+from headwater.cli.read_output import python_values
 from headwater.store import open_store
 from tests.cli.conftest import Invoke
 

@@ -16,9 +16,8 @@ from typer.testing import CliRunner
 
 from headwater.cli.app import app
 from headwater.cli.demo import run as demo_module
-from headwater.cli.demo.orders import fingerprint, order_of
-from headwater.cli.demo.process import DemoProcess, Tail
-from headwater.cli.demo.verdict import accepted_numbers, compare
+from headwater.cli.demo.orders import accepted_numbers, compare, fingerprint, order_of
+from headwater.cli.demo.run import DemoProcess, ReportFile
 from headwater.core.errors import HeadwaterError
 
 
@@ -108,7 +107,7 @@ def test_contents_that_differ_are_noticed() -> None:
 
 
 def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
-    tail = Tail(tmp_path / "file")
+    tail = ReportFile(tmp_path / "file")
     assert tail.lines() == []
     (tmp_path / "file").write_bytes(b"a\nb")
     assert tail.lines() == [b"a"]

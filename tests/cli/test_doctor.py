@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from headwater.buffer.stream import create_stream, delete_stream
-from headwater.cli.doctor import Finding, machine, place, spark
+from headwater.cli import doctor_checks
+from headwater.cli.doctor_checks import Finding
 from headwater.core.errors import Corrupt, Denied, Unavailable
 from headwater.core.limits import GIB
 from headwater.store import MemoryBackend, Object, ObjectMeta, Store, open_store
@@ -25,14 +26,16 @@ GOOD = {"pyarrow": "26.0.1", "pyspark": "4.3.0", "pandas": "2.3.3", "pyiceberg":
 
 def package(name: str, version: str | None) -> Finding:
     versions: dict[str, str | None] = {**GOOD, name: version}
-    found = {finding.name: finding for finding in machine.check_packages(versions.get)}
+    found = {finding.name: finding for finding in doctor_checks.check_packages(versions.get)}
     assert all(one.status == "ok" for one in found.values() if one.name != name)
     return found[name]
 
 
 def look(store: Store) -> dict[str, Finding]:
     async def run() -> dict[str, Finding]:
-        return {finding.name: finding async for finding in place.check_place(store)}
+        return {
+            finding.name: finding async for finding in doctor_checks.check_reach_and_streams(store)
+        }
 
     return asyncio.run(run())
 
@@ -41,8 +44,8 @@ def look(store: Store) -> dict[str, Finding]:
 
 
 def test_an_old_python_is_wrong() -> None:
-    assert machine.check_python((3, 11, 7)) == Finding("python", "ok", "3.11.7")
-    found = machine.check_python((3, 10, 1))
+    assert doctor_checks.check_python((3, 11, 7)) == Finding("python", "ok", "3.11.7")
+    found = doctor_checks.check_python((3, 10, 1))
     assert (found.status, "3.11 or newer" in found.cure) == ("wrong", True)
 
 
@@ -73,8 +76,8 @@ def test_a_package_that_does_not_fit(
 
 
 def test_a_full_disk_is_wrong() -> None:
-    assert machine.check_space("disk", "/tmp", 2 * GIB).status == "ok"
-    found = machine.check_space("disk", "/tmp", GIB // 2)
+    assert doctor_checks.check_space("disk", "/tmp", 2 * GIB).status == "ok"
+    found = doctor_checks.check_space("disk", "/tmp", GIB // 2)
     assert (found.status, found.found) == ("wrong", "0.5 GiB free in /tmp")
     assert "free some space" in found.cure
 
@@ -89,7 +92,7 @@ def worker(answer: dict[str, Any] | None, **environment: str) -> Finding:
         asked.append(program)
         return answer
 
-    found = spark.check_workers(environment, ask, (3, 11))
+    found = doctor_checks.check_workers(environment, ask, (3, 11))
     assert asked == [environment.get("PYSPARK_PYTHON", "python3")]
     return found
 
@@ -117,14 +120,14 @@ def test_workers_with_the_right_python() -> None:
 
 
 def test_a_python_is_asked_what_it_lacks() -> None:
-    answer = spark.ask_python(sys.executable)
+    answer = doctor_checks.ask_python(sys.executable)
     assert answer == {"version": list(sys.version_info[:2]), "missing": []}
-    assert spark.ask_python("/nonexistent/python") is None
+    assert doctor_checks.ask_python("/nonexistent/python") is None
 
 
 def java(*javas: tuple[str, int | None], packaged: Path | None = None) -> Finding:
     found = [(Path(path), version) for path, version in javas]
-    return spark.check_java(found, packaged, 17, "install a Java 17")
+    return doctor_checks.check_java(found, packaged, 17, "install a Java 17")
 
 
 def test_a_java_that_will_do() -> None:
@@ -138,15 +141,15 @@ def test_a_java_that_will_not_do() -> None:
 
 
 def test_workers_that_are_not_kept_warm() -> None:
-    assert spark.check_settings({}, "").status == "ok"
+    assert doctor_checks.check_settings({}, "").status == "ok"
     slow = "# ours\nspark.python.worker.reuse   false\n"
-    found = spark.check_settings({}, slow)
+    found = doctor_checks.check_settings({}, slow)
     assert (found.status, found.cure) == ("wrong", "remove spark.python.worker.reuse there")
 
 
 def test_jars_for_checkpoints_on_s3_are_worth_a_note() -> None:
-    assert spark.check_s3_jars(["hadoop-aws-3.5.0.jar"]).status == "ok"
-    found = spark.check_s3_jars(["hadoop-client-api-3.5.0.jar"])
+    assert doctor_checks.check_s3_jars(["hadoop-aws-3.5.0.jar"]).status == "ok"
+    found = doctor_checks.check_s3_jars(["hadoop-client-api-3.5.0.jar"])
     assert found.status == "note"
     assert "org.apache.hadoop:hadoop-aws:3.5.0" in found.cure
 
@@ -172,7 +175,7 @@ def test_jars_for_checkpoints_on_s3_are_worth_a_note() -> None:
 def test_credentials_are_named_and_never_shown(
     scheme: str, environment: dict[str, str], status: str, says: str
 ) -> None:
-    found = place.check_credentials(scheme, environment)
+    found = doctor_checks.check_credentials(scheme, environment)
     assert found.status == status
     assert says in found.found
     assert "AKIA" not in f"{found}"
@@ -322,7 +325,7 @@ def test_settings_that_make_every_query_slow_are_found(
 def test_the_command_ends_with_1_and_the_cure(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "OLDEST_PYTHON", (9, 9))
+    monkeypatch.setattr(doctor_checks, "OLDEST_PYTHON", (9, 9))
     monkeypatch.setattr("headwater.cli.doctor_command._spark", lambda: iter(()))
     result = invoke("doctor")
     assert result.exit_code == 1

@@ -18,7 +18,7 @@ from headwater.buffer.queue.native.registers import QueueFloors
 from headwater.buffer.queue.v1.batch_format import encode_batch
 from headwater.buffer.queue.v1.manifest_format import Manifest, encode_manifest
 from headwater.buffer.stream import create_stream
-from headwater.cli.inspection import entries, partition
+from headwater.cli.inspection import partition
 from headwater.core import limits
 from headwater.store import Register, Store, open_store
 from tests.cli.conftest import Invoke
@@ -86,13 +86,13 @@ def test_a_chunk(told: Told, invoke: Invoke, queue: Path) -> None:
     found = told(last_chunk(queue))
     assert found["kind"] == "chunk of a native queue, HWC2"
     assert (found["first_sequence"], found["next_sequence"], found["next_lsn"]) == (0, 3, 7)
-    entries = found["chunk_entries"]
-    assert [entry["producer"] for entry in entries] == ["p1", "p2", "p1"]
-    assert [entry["producer_sequence"] for entry in entries] == [1, 1, 2]
-    assert [entry["metadata"] for entry in entries] == ["at 0", "at 1", "at 2"]
-    assert [entry["stands_in"] for entry in entries] == ["this chunk", "an object", "this chunk"]
+    partition = found["chunk_entries"]
+    assert [entry["producer"] for entry in partition] == ["p1", "p2", "p1"]
+    assert [entry["producer_sequence"] for entry in partition] == [1, 1, 2]
+    assert [entry["metadata"] for entry in partition] == ["at 0", "at 1", "at 2"]
+    assert [entry["stands_in"] for entry in partition] == ["this chunk", "an object", "this chunk"]
     assert [opening["producer"] for opening in found["recent_openings"]] == ["p1"]
-    stamps = [(e["earliest_timestamp_us"], e["latest_timestamp_us"]) for e in entries]
+    stamps = [(e["earliest_timestamp_us"], e["latest_timestamp_us"]) for e in partition]
     assert stamps == [(None, None)] * 3
     [block] = found["times_before"]
     assert block == {"chunks": "0 to 0", "latest_ingested_ms": None, "latest_timestamp_us": None}
@@ -381,7 +381,7 @@ def test_only_so_many_objects_are_looked_for_and_the_report_says_so(
     [batch] = (queue / "batches").iterdir()
     batch.unlink()
     assert batch.name in problems_of(told, root)["batch objects"]
-    monkeypatch.setattr(entries, "LOOKED_AT", 1)
+    monkeypatch.setattr(partition, "LOOKED_AT", 1)
     found = told(f"file://{root}", "--stream=events")
     assert found["problems"] == []
     assert any("the oldest 1 and the newest 1 of 3" in note for note in found["notes"])
@@ -393,7 +393,7 @@ def test_an_object_that_is_collected_meanwhile_is_not_missed(
     """The floor passes the batches between the listing of entries and the look at objects."""
     [batch] = (queue / "batches").iterdir()
     with_store(root, lambda store: acknowledged(store, "events", 2))
-    looked = entries._missing
+    looked = partition._missing_objects
 
     async def late(stream: Any, wanted: Any) -> Any:
         batch.unlink()
@@ -407,7 +407,7 @@ def test_an_object_that_is_collected_meanwhile_is_not_missed(
         )
         return await looked(stream, wanted)
 
-    monkeypatch.setattr(entries, "_missing", late)
+    monkeypatch.setattr(partition, "_missing_objects", late)
     assert problems_of(told, root) == {}
 
 

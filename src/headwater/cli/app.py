@@ -11,17 +11,18 @@ import sys
 import typer
 
 from headwater.cli.advice import HeadwaterTyper, output_failed
-from headwater.cli.copy_command import copy
-from headwater.cli.data_commands import produce, read
 from headwater.cli.doctor_command import doctor
 from headwater.cli.group_commands import group_app
 from headwater.cli.inspect_command import inspect_app
 from headwater.cli.log_commands import log_app
-from headwater.cli.standard_streams import open_closed_streams, write_whole
+from headwater.cli.options import AS_JSON
+from headwater.cli.produce_command import produce
+from headwater.cli.read_command import read
 from headwater.cli.store_commands import store_app
 from headwater.cli.stream_commands import stream_app
+from headwater.cli.stream_records import copy, truncate
+from headwater.cli.terminal import open_closed_streams, write_whole
 from headwater.cli.tier_commands import tier_app
-from headwater.cli.truncate_command import truncate
 from headwater.cli.upkeep_commands import gc, lag
 
 app = HeadwaterTyper(
@@ -75,7 +76,7 @@ def demo(
 
 
 @app.command()
-def version(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
+def version(as_json: bool = AS_JSON) -> None:
     """What is installed here: worth adding to a report of a problem."""
     import platform
     from importlib import metadata

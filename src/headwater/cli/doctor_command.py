@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 import typer
 
 from headwater.cli.advice import EXIT_NO, address, command
-from headwater.cli.loop import run as run_loop
-from headwater.cli.store_commands import OPTION, open_with_options
+from headwater.cli.options import AS_JSON, OPTION, open_with_options
+from headwater.cli.terminal import run_loop
 
 if TYPE_CHECKING:
-    from headwater.cli.doctor import Finding
-    from headwater.cli.doctor.contents import Contents
+    from headwater.cli.doctor_checks import Finding
+    from headwater.cli.doctor_contents import Contents
     from headwater.store import Store
 
 MARKS: Final = {"ok": ("✓", "green"), "note": ("–", "yellow"), "wrong": ("✗", "red")}
@@ -35,7 +35,7 @@ def doctor(
     verify: bool = typer.Option(
         False, "--verify", help="Read all that the store holds, and compare every checksum."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
     """Find out what is wrong with this machine and a store, and how to mend it.
@@ -46,7 +46,7 @@ def doctor(
     """
     import msgspec
 
-    from headwater.cli.doctor.contents import Contents
+    from headwater.cli.doctor_contents import Contents
 
     if verify and url is None:
         raise typer.BadParameter("name the store to read", param_hint="--verify")
@@ -80,14 +80,14 @@ def _as_typed(cure: str) -> str:
 def _everything(
     store: Store | None, url: str | None, contents: Contents | None
 ) -> Iterator[Finding]:
-    from headwater.cli.doctor import machine
+    from headwater.cli import doctor_checks
 
-    yield machine.check_python(tuple(sys.version_info[:3]))
-    yield from machine.check_packages(_version_of)
+    yield doctor_checks.check_python(tuple(sys.version_info[:3]))
+    yield from doctor_checks.check_packages(_version_of)
     if importlib.util.find_spec("pyspark") is not None:
         yield from _spark()
     folder = os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()
-    yield machine.check_space("disk", folder, shutil.disk_usage(folder.split(",")[0]).free)
+    yield doctor_checks.check_space("disk", folder, shutil.disk_usage(folder.split(",")[0]).free)
     if store is not None and url is not None:
         yield from _place(store, urlsplit(url).scheme, contents)
 
@@ -102,13 +102,13 @@ def _version_of(package: str) -> str | None:
 
 
 def _spark() -> Iterator[Finding]:
-    from headwater.cli.doctor import spark
+    from headwater.cli import doctor_checks
     from headwater.spark import java
 
     javas = ((one, java.inspect(one)[0]) for _, one in java.candidates(os.environ))
-    yield spark.check_java(javas, java.packaged(), java.OLDEST, java.ADVICE)
-    yield spark.check_workers(os.environ)
-    yield spark.check_settings(os.environ, _spark_defaults())
+    yield doctor_checks.check_java(javas, java.packaged(), java.OLDEST, java.ADVICE)
+    yield doctor_checks.check_workers(os.environ)
+    yield doctor_checks.check_settings(os.environ, _spark_defaults())
 
 
 def _spark_defaults() -> str:
@@ -126,17 +126,17 @@ def _jars() -> list[str]:
 
 
 def _place(store: Store, scheme: str, contents: Contents | None) -> Iterator[Finding]:
-    from headwater.cli.doctor import place, spark
-    from headwater.cli.doctor.contents import check_contents
+    from headwater.cli import doctor_checks
+    from headwater.cli.doctor_contents import check_contents
     from headwater.cli.stream_view import VerifyView
 
-    yield place.check_credentials(scheme, os.environ)
+    yield doctor_checks.check_credentials(scheme, os.environ)
     if scheme == "s3" and importlib.util.find_spec("pyspark") is not None:
-        yield spark.check_s3_jars(_jars())
+        yield doctor_checks.check_s3_jars(_jars())
 
     async def look() -> list[Finding]:
         async with store:
-            found = [finding async for finding in place.check_place(store)]
+            found = [finding async for finding in doctor_checks.check_reach_and_streams(store)]
             if contents is not None and found[0].status != "wrong":
                 with VerifyView() as view:
                     found += [one async for one in check_contents(store, contents, view.say)]

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, HeadwaterTyper
-from headwater.cli.confirm import confirm, is_terminal
-from headwater.cli.data_commands import STREAM
-from headwater.cli.loop import run as run_loop
-from headwater.cli.reporting import reporting
-from headwater.cli.store_commands import OPTION, URL, open_with_options
+from headwater.cli.advice import EXIT_NO, HeadwaterTyper, runnable
+from headwater.cli.options import AS_JSON, OPTION, PARTITION, STREAM, URL, YES, open_with_options
+from headwater.cli.terminal import confirm, is_interactive, reporting, run_loop
+from headwater.core import runtime
 from headwater.core.errors import Damaged, HeadwaterError, Refused
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from headwater.buffer.stream import Stream
-    from headwater.log.slots import SlotRegister, SlotTable
+    from headwater.log.slots import Slot, SlotRegister, SlotTable
+
+    SlotsOrError = tuple[SlotTable | None, int] | str
+    """The stored slots of a partition and its next LSN, or why they cannot be read."""
+
 
 group_app = HeadwaterTyper(
     help="Replication slots: which replicas hold the log, and which no longer may. These are not "
@@ -27,8 +32,6 @@ group_app = HeadwaterTyper(
 GROUP = typer.Argument(
     metavar="SLOT", help="The name of the slot: that of its replica, not of a consumer group."
 )
-PARTITION = typer.Option(None, min=0, help="Only this partition.")
-YES = typer.Option(False, "--yes", "-y", help="Do not ask.")
 
 
 @group_app.command("list")
@@ -36,7 +39,7 @@ def list_slots(
     url: str = URL,
     stream: str = STREAM,
     partition: int | None = PARTITION,
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
     """List replication slots, as the store has them: a leader stores them every few seconds.
@@ -46,10 +49,9 @@ def list_slots(
 
     Exit status: 0, or 1 if there are none, or some that cannot be read.
     """
-    from headwater.cli.group_view import as_rows, show_slots
-    from headwater.cli.stream_view import new_console
+    from headwater.cli.render import new_console
 
-    async def run() -> dict[int, tuple[SlotTable | None, int] | str]:
+    async def run() -> dict[int, SlotsOrError]:
         async with open_with_options(url, option) as store:
             opened = await _opened(store, stream)
             return {one: await _table(opened, one) for one in _wanted(opened, partition)}
@@ -164,7 +166,7 @@ def _register(stream: Stream, partition: int) -> SlotRegister:
     return SlotRegister(stream.store, stream.name, partition, stream.id)
 
 
-async def _table(stream: Stream, partition: int) -> tuple[SlotTable | None, int] | str:
+async def _table(stream: Stream, partition: int) -> SlotsOrError:
     """The stored slots with the partition's next LSN, or why they cannot be told."""
     try:
         table = await _register(stream, partition).read()
@@ -179,6 +181,69 @@ async def _table(stream: Stream, partition: int) -> tuple[SlotTable | None, int]
 
 
 def _ask(what: str) -> None:
-    if not is_terminal():
+    if not is_interactive():
         raise Refused(f"nobody is here to confirm that this is to go: {what}. Say --yes")
     confirm(f"Drop {what}?")
+
+
+_LABELS = ("partition", "slot", "state", "durable", "applied", "behind", "last heard of")
+
+
+def as_rows(found: Mapping[int, SlotsOrError]) -> list[dict[str, Any]]:
+    """A row for each slot, for machines."""
+    rows = []
+    for partition, told in found.items():
+        table, next_lsn = (None, 0) if isinstance(told, str) else told
+        if table is None:
+            continue
+        for slot in table.slots:
+            rows.append(
+                {
+                    "partition": partition,
+                    "slot": slot.name,
+                    "state": _state(slot),
+                    "restart_lsn": slot.restart_lsn,
+                    "durable_lsn": _durable_lsn(slot),
+                    "confirmed_lsn": slot.confirmed_lsn,
+                    "behind_lsn": max(0, next_lsn - 1 - _durable_lsn(slot)),
+                    "last_seen_ms": slot.last_seen_ms,
+                    "leader_epoch": table.leader_epoch,
+                }
+            )
+    return rows
+
+
+def show_slots(console: Console, rows: list[dict[str, Any]], problems: Mapping[int, str]) -> None:
+    """The same for people."""
+    from rich.text import Text
+
+    from headwater.cli.render import print_table
+
+    if rows:
+        cells = [
+            [
+                str(row["partition"]),
+                row["slot"],
+                Text(row["state"], style="red" if row["state"].startswith("lost") else ""),
+                f"{row['durable_lsn']:,}",
+                f"{row['confirmed_lsn']:,}",
+                f"{row['behind_lsn']:,}",
+                runtime.utc_text(row["last_seen_ms"]),
+            ]
+            for row in rows
+        ]
+        print_table(console, _LABELS, cells, numbers=("durable", "applied", "behind"))
+    for partition, problem in problems.items():
+        line = Text.assemble(("✗ ", "red"), f"partition {partition}: {runnable(problem)}")
+        console.print(line, soft_wrap=True)
+
+
+def _durable_lsn(slot: Slot) -> int:
+    """What its replica has on disk: a slot that is bootstrapped keeps the log for later."""
+    return min(slot.restart_lsn, slot.confirmed_lsn) if slot.bootstrapping else slot.restart_lsn
+
+
+def _state(slot: Slot) -> str:
+    if slot.invalidation is not None:
+        return f"lost: {slot.invalidation.cause.value}"
+    return "bootstrapping" if slot.bootstrapping else "valid"

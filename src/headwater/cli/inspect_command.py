@@ -11,20 +11,22 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from headwater.cli.advice import EXIT_NO, URL_VARIABLE, HeadwaterTyper
-from headwater.cli.event_log_place import (
+from headwater.cli.options import (
+    AS_JSON,
     KAFKA_CONFIG,
     METADATA_PARTITIONS,
+    OPTION,
     PREFIX,
     SERVERS,
     TOPIC,
-    EventLogPlace,
+    EventLogOptions,
+    open_with_options,
 )
-from headwater.cli.loop import run as run_loop
-from headwater.cli.store_commands import OPTION, open_with_options
+from headwater.cli.terminal import run_loop
 from headwater.core.errors import Refused
 
 if TYPE_CHECKING:
-    from headwater.cli.inspection.report import Report
+    from headwater.cli.inspection.report import InspectionReport
 
 inspect_app = HeadwaterTyper(
     help="Say what a batch, a manifest, a queue, a log, an event or a segment holds, and what is "
@@ -39,7 +41,6 @@ SOURCE = typer.Argument(
     "which takes hexadecimal text as well.",
 )
 ENTRIES = typer.Option(20, min=1, help="How many entries to show.")
-AS_JSON = typer.Option(False, "--json", help="Print JSON.")
 
 
 @inspect_app.command()
@@ -70,7 +71,7 @@ def manifest(
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
-    from headwater.cli.inspection.manifest import inspect_manifest
+    from headwater.cli.inspection.queue import inspect_manifest
     from headwater.cli.inspection.source import read_source
 
     _conclude(inspect_manifest(read_source(source, option), entries=entries), as_json)
@@ -91,7 +92,7 @@ def queue(
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
-    from headwater.cli.inspection.queue_object import inspect_queue_object
+    from headwater.cli.inspection.queue import inspect_queue_object
     from headwater.cli.inspection.source import read_source
 
     if stream is not None:
@@ -112,8 +113,8 @@ def wal(
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
+    from headwater.cli.inspection.segment import inspect_wal
     from headwater.cli.inspection.source import read_source
-    from headwater.cli.inspection.wal import inspect_wal
 
     _conclude(inspect_wal(read_source(source, option), frames=frames), as_json)
 
@@ -143,7 +144,7 @@ def event(
     if metadata_partition is None:
         _conclude(inspect_event(read_source(source, option)), as_json)
         return
-    place = EventLogPlace(prefix, servers, topic, metadata_partitions, kafka_config)
+    place = EventLogOptions(prefix, servers, topic, metadata_partitions, kafka_config)
     url = source if servers is not None else _store_url(source)
     _conclude(_event_in_log(url, option, place, metadata_partition, offset), as_json)
 
@@ -173,11 +174,13 @@ def _store_url(source: str) -> str:
     return url
 
 
-def _partition(url: str, name: str, partition: int, entries: int, option: list[str]) -> Report:
+def _partition(
+    url: str, name: str, partition: int, entries: int, option: list[str]
+) -> InspectionReport:
     from headwater.buffer.stream import open_stream
     from headwater.cli.inspection.partition import inspect_partition
 
-    async def run() -> Report:
+    async def run() -> InspectionReport:
         async with open_with_options(url, option) as store:
             stream = await open_stream(store, name)
             return await inspect_partition(stream, partition, entries=entries)
@@ -186,11 +189,11 @@ def _partition(url: str, name: str, partition: int, entries: int, option: list[s
 
 
 def _event_in_log(
-    url: str, option: list[str], place: EventLogPlace, partition: int, offset: int
-) -> Report:
+    url: str, option: list[str], place: EventLogOptions, partition: int, offset: int
+) -> InspectionReport:
     from headwater.cli.inspection.event import inspect_in_log
 
-    async def run() -> Report:
+    async def run() -> InspectionReport:
         async with AsyncExitStack() as stack:
             store = None
             if place.servers is None:
@@ -201,9 +204,9 @@ def _event_in_log(
     return run_loop(run())
 
 
-def _conclude(report: Report, as_json: bool) -> None:
-    from headwater.cli.inspection.view import show_report
-    from headwater.cli.stream_view import new_console
+def _conclude(report: InspectionReport, as_json: bool) -> None:
+    from headwater.cli.inspection.report import show_report
+    from headwater.cli.render import new_console
 
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2, ensure_ascii=False))

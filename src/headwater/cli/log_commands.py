@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from headwater.cli.advice import EXIT_NO, HeadwaterTyper
-from headwater.cli.reporting import reporting
-from headwater.cli.store_commands import OPTION, open_with_options
+from headwater.cli.options import AS_JSON, OPTION, open_with_options
+from headwater.cli.terminal import reporting
 from headwater.core.errors import Refused
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def repair(
         "--give-up",
         help="Write what no source has as lost, for good, so that readers can go on.",
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Look at every frame of a log, and mend what can be mended, from where it can be had.
 
@@ -111,15 +111,15 @@ def _copy(path: str, *, damaged: str) -> SpoolSource:
 @contextlib.contextmanager
 def _tier(url: str, name: str, partition: int, options: list[str]) -> Iterator[RepairSource]:
     """What the tier of a stream's partition covers, by the log of events in the same store."""
-    from headwater.cli.event_log_place import EventLogPlace
-    from headwater.cli.tier_place import open_places
+    from headwater.cli.options import EventLogOptions
+    from headwater.cli.tier_access import open_partitions
     from headwater.tier.jobs import LogStartRegister
     from headwater.tier.manager import RefreshedCover
     from headwater.tier.reader import TierSource
     from headwater.tier.segments import ObjectCache, ObjectStorage
 
     with _opened(url, name, partition, options) as (loop, store, stream):
-        places = open_places(store, EventLogPlace(), stream, [partition])
+        places = open_partitions(store, EventLogOptions(), stream, [partition])
         [place] = loop.call(_entered(places))
         try:
             yield TierSource(

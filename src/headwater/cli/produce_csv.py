@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.buffer.records import OPERATION, POSITION_COLUMNS, RESERVED, from_arrow
-from headwater.cli.json_columns import are_exact
-from headwater.cli.stream_columns import StreamColumns, first_refused
+from headwater.cli.json_lines import are_exact
+from headwater.cli.produce_input import TargetColumns, first_refused
 from headwater.core.errors import Refused
 
 _COLUMNS_MAX: Final = 10_000
@@ -51,7 +51,7 @@ _GUESSES: Final = (
 class CsvColumns:
     """Turns the cells of CSV files into columns of the same types throughout."""
 
-    def __init__(self, stream: StreamColumns, *, delimiter: str) -> None:
+    def __init__(self, stream: TargetColumns, *, delimiter: str) -> None:
         self._stream = stream
         self._types = stream.types
         """Of the stream's columns, and of those that earlier rows brought."""
@@ -78,7 +78,7 @@ class CsvColumns:
         kinds = {f"f{number}": pa.binary() for number in range(_COLUMNS_MAX)}
         names: list[str] | None = None
         row = 1
-        parsed = _Parsed(name, source, self._delimiter)
+        parsed = _CsvInput(name, source, self._delimiter)
         reading = csv.ReadOptions(
             # Threads would leave rows without a number, and only convert, which is done here.
             use_threads=False,
@@ -204,7 +204,7 @@ class CsvColumns:
         return known
 
 
-class _Unequal(NamedTuple):
+class _UnequalRow(NamedTuple):
     """A row of more or fewer cells than there are names."""
 
     row: int
@@ -213,7 +213,7 @@ class _Unequal(NamedTuple):
     text: str
 
 
-class _Parsed:
+class _CsvInput:
     """An input for Arrow's parser with a row after its end, and what the parser says of its rows.
 
     Reading from it and taking rows happen on a thread of Arrow's, ahead of the batches.
@@ -229,7 +229,7 @@ class _Parsed:
         """Follows the input."""
         self._line_ends = 0
         self._is_begun = self._is_ended = False
-        self._unequal: _Unequal | None = None
+        self._unequal: _UnequalRow | None = None
 
     def readable(self) -> bool:
         """It can be read, and only that."""
@@ -256,7 +256,9 @@ class _Parsed:
         """Keep the first row that is wrong; the batch with the rows before it is still made."""
         text = row.text
         if self._unequal is None and not text.startswith(self.end[1:].decode()):
-            self._unequal = _Unequal(row.number - 1, row.expected_columns, row.actual_columns, text)
+            self._unequal = _UnequalRow(
+                row.number - 1, row.expected_columns, row.actual_columns, text
+            )
         return "skip"
 
     def names(self, batch: pa.RecordBatch) -> list[str]:
@@ -295,7 +297,7 @@ class _Parsed:
                     error = self._refused(row + rows, f"column {name!r} is not UTF-8")
         return pa.record_batch({name: one.slice(0, rows) for name, one in texts.items()}), error
 
-    def _error_of(self, wrong: _Unequal) -> Refused:
+    def _error_of(self, wrong: _UnequalRow) -> Refused:
         if wrong.text.endswith(self.end.decode()):
             one_row.field_size_limit(len(wrong.text))
             rows = one_row.reader(io.StringIO(wrong.text, newline=""), delimiter=self._delimiter)

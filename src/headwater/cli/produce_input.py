@@ -1,7 +1,10 @@
-"""What is produced from: lines of files or of standard input, and files of columns, piece by piece.
+"""The input of `headwater produce`: lines, or files with columns, in pieces of bounded size.
 
-A piece is bounded, whatever the input: nothing here holds more than one of them, but for a line
-that has not ended yet.
+Nothing here holds more than one piece, except a line that has not ended yet.
+
+The columns of the stream decide what a row may have. A declared schema is closed: other columns are
+refused. An inferred one is open: new columns are added to it, and wider types. Rows are checked
+before they are sent, because only the code that read a line can name it.
 """
 
 from __future__ import annotations
@@ -14,17 +17,19 @@ import select
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from headwater.buffer.producer import BlockingProducer
 from headwater.buffer.producer.rows import check_pandas_index
 from headwater.buffer.records import KEY
-from headwater.cli.interrupt import Interrupt
-from headwater.cli.produce_csv import CsvColumns
-from headwater.cli.standard_streams import check_input
+from headwater.cli.terminal import Interrupt, check_input
 from headwater.core.errors import Denied, LimitExceeded, Refused
 from headwater.core.limits import MIB, RECORD_MAX_BYTES
+
+if TYPE_CHECKING:
+    from headwater.cli.produce_csv import CsvColumns
 
 STANDARD_INPUT: Final = "-"
 BLOCK_BYTES: Final = 1 * MIB
@@ -35,11 +40,11 @@ _CODECS: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _MAGIC_BYTES: Final = 6
 
 
-Source = str | io.BufferedReader
+InputSource = str | io.BufferedReader
 """The name of a file, or standard input."""
 
 
-class Piece(NamedTuple):
+class InputPiece(NamedTuple):
     """Some records on their way: values with or without keys, or columns."""
 
     values: list[bytes] | None
@@ -50,7 +55,7 @@ class Piece(NamedTuple):
     """How much of the input it took."""
 
 
-class Call(NamedTuple):
+class ProduceCall(NamedTuple):
     """Records for one produce call."""
 
     values: list[bytes] | None
@@ -63,7 +68,7 @@ class Call(NamedTuple):
     """How many records of the input are settled once this call and those before are accepted."""
 
 
-class Decoded(NamedTuple):
+class DecodedRows(NamedTuple):
     """The rows of some lines, up to the first that is wrong."""
 
     table: pa.Table
@@ -93,19 +98,19 @@ def input_bytes(files: list[str]) -> int | None:
 
 def value_pieces(
     files: list[str], separator: bytes | None, interrupt: Interrupt
-) -> Iterator[Piece]:
+) -> Iterator[InputPiece]:
     """A record for each line; with a separator, what stands before it is the key."""
     for name in files or [STANDARD_INPUT]:
         for block in line_blocks(name, interrupt):
             lines = block.lines
             if separator is None:
-                yield Piece(lines, None, None, len(lines), block.input_bytes)
+                yield InputPiece(lines, None, None, len(lines), block.input_bytes)
                 continue
             parted = [line.partition(separator) for line in lines]
             whole = list(itertools.takewhile(lambda parts: parts[1], parted))
             if whole:
                 keys, _, values = map(list, zip(*whole, strict=True))
-                yield Piece(values, keys, None, len(values), block.input_bytes)
+                yield InputPiece(values, keys, None, len(values), block.input_bytes)
             if len(whole) < len(parted):
                 raise Refused(
                     f"{_name(name)}, line {block.first_line + len(whole):,} has no "
@@ -114,14 +119,14 @@ def value_pieces(
 
 
 def row_pieces(
-    files: list[str], decode: Callable[[str, LineBlock], Decoded], interrupt: Interrupt
-) -> Iterator[Piece]:
+    files: list[str], decode: Callable[[str, LineBlock], DecodedRows], interrupt: Interrupt
+) -> Iterator[InputPiece]:
     """A row for each line of JSON; what stands before a line that is none is sent."""
     for name in files or [STANDARD_INPUT]:
         for block in line_blocks(name, interrupt):
             table, error = decode(_name(name), block)
             if table.num_rows:
-                yield Piece(None, None, table, table.num_rows, block.input_bytes)
+                yield InputPiece(None, None, table, table.num_rows, block.input_bytes)
             if error is not None:
                 raise error
 
@@ -163,7 +168,7 @@ def _codec(source: io.BufferedReader) -> str | None:
     return next((codec for magic, codec in _CODECS.items() if begins.startswith(magic)), None)
 
 
-def with_keys(pieces: Iterator[Piece], column: str) -> Iterator[Piece]:
+def with_keys(pieces: Iterator[InputPiece], column: str) -> Iterator[InputPiece]:
     """The same rows, with the text of a column as their keys."""
     for piece in pieces:
         table = piece.columns
@@ -184,7 +189,7 @@ def with_keys(pieces: Iterator[Piece], column: str) -> Iterator[Piece]:
 
 def column_pieces(
     kind: str, files: list[str], csv: CsvColumns, interrupt: Interrupt
-) -> Iterator[Piece]:
+) -> Iterator[InputPiece]:
     """The rows of files with columns, in slices of bounded size."""
     for name in files or [STANDARD_INPUT]:
         read = 0
@@ -200,7 +205,7 @@ def column_pieces(
                     batches = _READERS[kind](_columns_source(kind, name, opened))
                 for batch in batches:
                     for piece in _sliced(batch):
-                        yield Piece(None, None, piece, piece.num_rows, piece.nbytes)
+                        yield InputPiece(None, None, piece, piece.num_rows, piece.nbytes)
                         read += piece.num_rows
                         with interrupt.waiting():
                             pass
@@ -215,7 +220,7 @@ def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, rows)
 
 
-class _Waited(io.RawIOBase):
+class _InterruptibleInput(io.RawIOBase):
     """A descriptor, of which a signal ends the waiting."""
 
     def __init__(self, descriptor: int, interrupt: Interrupt) -> None:
@@ -232,7 +237,7 @@ class _Waited(io.RawIOBase):
         return os.readv(self._descriptor, [buffer])
 
 
-def _columns_source(kind: str, name: str, opened: io.BufferedReader) -> Source:
+def _columns_source(kind: str, name: str, opened: io.BufferedReader) -> InputSource:
     """What to read a file of columns from."""
     if name != STANDARD_INPUT:
         return name
@@ -244,7 +249,7 @@ def _columns_source(kind: str, name: str, opened: io.BufferedReader) -> Source:
     return opened
 
 
-def _parquet(name: Source) -> Iterator[pa.RecordBatch]:
+def _parquet(name: InputSource) -> Iterator[pa.RecordBatch]:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(name) as file:
@@ -252,7 +257,7 @@ def _parquet(name: Source) -> Iterator[pa.RecordBatch]:
         yield from file.iter_batches(batch_size=_PARQUET_ROWS)
 
 
-def _arrow(name: Source) -> Iterator[pa.RecordBatch]:
+def _arrow(name: InputSource) -> Iterator[pa.RecordBatch]:
     if not isinstance(name, str):
         with pa.ipc.open_stream(name) as piped:
             check_pandas_index(piped.schema)
@@ -272,7 +277,7 @@ def _arrow(name: Source) -> Iterator[pa.RecordBatch]:
                 yield from stream
 
 
-_READERS: Final[dict[str, Callable[[Source], Iterator[pa.RecordBatch]]]] = {
+_READERS: Final[dict[str, Callable[[InputSource], Iterator[pa.RecordBatch]]]] = {
     "parquet": _parquet,
     "arrow": _arrow,
 }
@@ -282,7 +287,7 @@ _READERS: Final[dict[str, Callable[[Source], Iterator[pa.RecordBatch]]]] = {
 def _opened(name: str, interrupt: Interrupt) -> Iterator[io.BufferedReader]:
     if name == STANDARD_INPUT:
         check_input()
-        yield io.BufferedReader(_Waited(sys.stdin.fileno(), interrupt), BLOCK_BYTES)
+        yield io.BufferedReader(_InterruptibleInput(sys.stdin.fileno(), interrupt), BLOCK_BYTES)
         return
     try:
         descriptor = os.open(name, os.O_RDONLY)
@@ -294,7 +299,7 @@ def _opened(name: str, interrupt: Interrupt) -> Iterator[io.BufferedReader]:
         os.close(descriptor)
         raise Refused(f"{name} is a directory: name a file in it")
     try:
-        yield io.BufferedReader(_Waited(descriptor, interrupt), BLOCK_BYTES)
+        yield io.BufferedReader(_InterruptibleInput(descriptor, interrupt), BLOCK_BYTES)
     finally:
         os.close(descriptor)
 
@@ -307,3 +312,46 @@ def _refuse_columns(name: str, block: bytes) -> None:
 
 def _name(name: str) -> str:
     return "standard input" if name == STANDARD_INPUT else name
+
+
+class TargetColumns:
+    """What the stream says of its columns, as the producer of the run knows it."""
+
+    def __init__(self, producer: BlockingProducer, alter: str) -> None:
+        """`alter` is the command that declares a schema."""
+        self._producer = producer
+        self.alter = alter
+        stream = producer.stream
+        self.is_declared = stream.schema is not None and not stream.config.is_inferred
+
+    @property
+    def types(self) -> dict[str, pa.DataType]:
+        """Name → type, of the columns that the stream has by now."""
+        schema = self._producer.stream.schema
+        return {} if schema is None else {field.name: field.type for field in schema}
+
+    def check(self, records: pa.RecordBatch) -> None:
+        """Refuse what the stream would; this records nothing, so rows can be tried."""
+        self._producer.stream.taking_in(records.schema).fit(records)
+
+    def record(self, records: pa.RecordBatch | pa.Table) -> None:
+        """Let the stream record what these bring; `Refused` if others decided otherwise by now."""
+        self._producer.fit(records)
+
+
+def first_refused(rows: int, error_of: Callable[[int, int], Refused | None]) -> tuple[int, Refused]:
+    """How many of the first rows are taken together, and what is wrong with the next one.
+
+    `error_of(start, end)` says what is wrong with these rows, of which all together are refused.
+    """
+    low, high = 0, rows
+    wrong = Refused("no row")
+    while high - low > 1:
+        middle = (low + high) // 2
+        error = error_of(0, middle)
+        if error is None:
+            low = middle
+        else:
+            high, wrong = middle, error
+    # By itself, if it is wrong by itself: then the error does not count other rows.
+    return low, error_of(low, high) or error_of(0, high) or wrong

@@ -22,10 +22,8 @@ import pyarrow as pa
 from headwater.buffer.conversion import Inexact, exact_cast, extended_type, fill_untyped
 from headwater.buffer.producer.rows import check_exact, table_of
 from headwater.buffer.records import KEY, RESERVED, from_arrow
-from headwater.cli.json_columns import JsonColumns, suspicious_numbers
-from headwater.cli.json_rows import read_back, row_of
-from headwater.cli.produce_input import Decoded, LineBlock
-from headwater.cli.stream_columns import StreamColumns, first_refused
+from headwater.cli.json_lines import JsonColumns, read_back, row_of, suspicious_numbers
+from headwater.cli.produce_input import DecodedRows, LineBlock, TargetColumns, first_refused
 from headwater.core.errors import Refused
 
 _HINT: Final = ". Earlier records decided the type; declare another if all of them fit it: {alter}"
@@ -51,7 +49,7 @@ _JSON_KINDS: Final[dict[type, str]] = {
 class JsonRows:
     """Turns blocks of lines into tables of the same columns throughout."""
 
-    def __init__(self, stream: StreamColumns) -> None:
+    def __init__(self, stream: TargetColumns) -> None:
         self._stream = stream
         self._is_declared = stream.is_declared
         self._hint = _HINT.format(alter=stream.alter)
@@ -72,7 +70,7 @@ class JsonRows:
             f"was sent. To have it there as null, declare a schema with it: {self._stream.alter}"
         )
 
-    def decode(self, name: str, block: LineBlock) -> Decoded:
+    def decode(self, name: str, block: LineBlock) -> DecodedRows:
         """The rows of a block, up to the first that is wrong; an empty line is none."""
         self._learn()
         decoded = self._decoded(name, block)
@@ -91,10 +89,10 @@ class JsonRows:
         if known != self._types:
             self._types, self._columns_reader = known, None
 
-    def _decoded(self, name: str, block: LineBlock) -> Decoded:
+    def _decoded(self, name: str, block: LineBlock) -> DecodedRows:
         columns = self._read_fast(block.data)
         if columns is not None:
-            return Decoded(pa.table(columns), None)
+            return DecodedRows(pa.table(columns), None)
         lines = block.data.split(b"\n", _FIRST_LINES)
         if self._is_declared or len(lines) <= _FIRST_LINES:
             return self._decode_lines(name, block)
@@ -108,7 +106,9 @@ class JsonRows:
         rest = LineBlock(block.first_line + _FIRST_LINES, lines[-1], 0)
         columns = self._read_fast(rest.data)
         more = (
-            self._decode_lines(name, rest) if columns is None else Decoded(pa.table(columns), None)
+            self._decode_lines(name, rest)
+            if columns is None
+            else DecodedRows(pa.table(columns), None)
         )
         tables = [table for table in (begun.table, more.table) if table.num_columns]
         try:
@@ -116,7 +116,7 @@ class JsonRows:
         except pa.ArrowException:
             # The rest made the type of a column wider: all of them in that one.
             return self._decode_lines(name, block)
-        return Decoded(united, more.error)
+        return DecodedRows(united, more.error)
 
     def _read_fast(self, data: bytes) -> dict[str, pa.Array] | None:
         """The columns as Arrow reads them; None if that does not do."""
@@ -133,7 +133,7 @@ class JsonRows:
             return None  # line by line, so that the line can be named
         return columns
 
-    def _decode_lines(self, name: str, block: LineBlock) -> Decoded:
+    def _decode_lines(self, name: str, block: LineBlock) -> DecodedRows:
         exact = bool(suspicious_numbers(block.data))
         rows, numbers, wrong = _rows(name, block, exact=exact)
         try:
@@ -159,7 +159,7 @@ class JsonRows:
         self._columns_reader = None
         if rows and not kept:
             raise Refused(f"{name}, line {block.first_line:,}: nothing but nulls is no row")
-        return Decoded(pa.table(kept), wrong)
+        return DecodedRows(pa.table(kept), wrong)
 
     def _error_of(self, rows: list[dict[str, Any]]) -> Refused | None:
         """Why these rows make no columns; trying them decides nothing."""

@@ -1,26 +1,43 @@
-"""`headwater produce` at work: pieces in, acceptances counted, a closing line."""
+"""`headwater produce` at work: input is sent, and acceptances are counted.
+
+With `--resume`, an input continues exactly where it ended. Every call carries in its metadata how
+many records of the input were read at its end. The last accepted batch of a partition then says how
+far the input is settled there: of the records before that position, those of this partition are
+accepted, and none after it, so each partition skips its own. That needs a partition that the same
+record has in every run: that of its key, that of `--partition`, or, without keys, one that the
+record's number gives.
+
+Always holds: the records of one call go into one batch of each partition, so an accepted batch
+states a position, however a run ends.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
-from rich.text import Text
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from headwater.buffer.partitioner import partition_keys
 from headwater.buffer.producer import Accepted, BlockingHandle, BlockingProducer, PartlyAccepted
-from headwater.cli.interrupt import Interrupt, Interrupted
-from headwater.cli.produce_input import Call, Piece
-from headwater.cli.produce_resume import OtherInput, Resumption
-from headwater.cli.stream_view import size_words
+from headwater.buffer.producer.open_batches import BATCH_ROWS
+from headwater.buffer.producer.record_columns import cut
+from headwater.buffer.records import KEY, VALUE
+from headwater.cli.produce_input import InputPiece, ProduceCall
+from headwater.cli.terminal import Interrupt, WaitInterrupted
 from headwater.core import runtime
-from headwater.core.errors import HeadwaterError, OutcomeUnknown
+from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused
+
+if TYPE_CHECKING:
+    from headwater.cli.produce_view import ProduceView
 
 
 @dataclass(slots=True)
-class Range:
+class PartitionRange:
     """Where the records of one partition came to stand."""
 
     first_lsn: int
@@ -36,7 +53,7 @@ class Range:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ProduceOutcome:
     """What became of everything that was read."""
 
     read_rows: int = 0
@@ -44,7 +61,7 @@ class Outcome:
     """Of those, accepted in an earlier run, and not sent again."""
     leading_rows: int = 0
     """So many records of the input, from its first on, are all accepted."""
-    ranges: dict[int, Range] = field(default_factory=dict)
+    ranges: dict[int, PartitionRange] = field(default_factory=dict)
     seconds: float = 0.0
     batches: int = 0
     size_bytes: int = 0
@@ -68,7 +85,9 @@ class Outcome:
     def add(self, parts: Iterable[Accepted]) -> None:
         """Count what was accepted."""
         for part in parts:
-            known = self.ranges.setdefault(part.partition, Range(part.first_lsn, part.last_lsn))
+            known = self.ranges.setdefault(
+                part.partition, PartitionRange(part.first_lsn, part.last_lsn)
+            )
             known.add(part)
 
 
@@ -82,29 +101,31 @@ class FromTheStart:
         self._partition = partition
         self._read = 0
 
-    def calls(self, piece: Piece) -> Iterable[Call]:
+    def calls(self, piece: InputPiece) -> Iterable[ProduceCall]:
         """All of it."""
         self._read += piece.rows
-        return (Call(*piece[:4], self._partition, self._metadata, self._read),)
+        return (ProduceCall(*piece[:4], self._partition, self._metadata, self._read),)
 
     def check_whole(self) -> None:
         """Whatever ended has been sent."""
 
 
-class _UnderWay:
+class _PendingCalls:
     """Calls that are not known to be accepted, in the order of the input."""
 
-    def __init__(self, producer: BlockingProducer, outcome: Outcome, *, in_order: bool) -> None:
+    def __init__(
+        self, producer: BlockingProducer, outcome: ProduceOutcome, *, in_order: bool
+    ) -> None:
         """`in_order`: all records go to one partition, so that the accepted ones come first."""
         self._producer = producer
         self._outcome = outcome
         self._in_order = in_order
-        self._waiting: deque[tuple[BlockingHandle, Call]] = deque()
+        self._waiting: deque[tuple[BlockingHandle, ProduceCall]] = deque()
         self._has_gap = False
         self.error: HeadwaterError | None = None
         """Of the first call that is in doubt; without one, of the first that failed."""
 
-    def send(self, call: Call) -> None:
+    def send(self, call: ProduceCall) -> None:
         """Hand records of the input to the producer."""
         where = call.partition
         if call.columns is not None:
@@ -127,7 +148,7 @@ class _UnderWay:
         while self._waiting:
             self._count(*self._waiting.popleft())
 
-    def _count(self, handle: BlockingHandle, call: Call) -> None:
+    def _count(self, handle: BlockingHandle, call: ProduceCall) -> None:
         parts = handle.accepted()
         rows = sum(part.rows for part in parts)
         self._outcome.add(parts)
@@ -163,16 +184,16 @@ def _decisive(first: HeadwaterError | None, then: HeadwaterError | None) -> Head
 
 def produce_all(
     producer: BlockingProducer,
-    pieces: Iterator[Piece],
+    pieces: Iterator[InputPiece],
     sending: FromTheStart | Resumption,
     *,
     in_order: bool,
     interrupt: Interrupt,
     view: ProduceView,
-) -> Outcome:
+) -> ProduceOutcome:
     """Send every piece and wait until all of them are accepted; stop at the first failure."""
-    outcome = Outcome(leading_rows=sending.first, resumes=isinstance(sending, Resumption))
-    under_way = _UnderWay(producer, outcome, in_order=in_order)
+    outcome = ProduceOutcome(leading_rows=sending.first, resumes=isinstance(sending, Resumption))
+    under_way = _PendingCalls(producer, outcome, in_order=in_order)
     started_s = runtime.monotonic_s()
     try:
         for piece in pieces:
@@ -186,7 +207,7 @@ def produce_all(
             view.advance(piece)
             under_way.settle()
         sending.check_whole()
-    except Interrupted:
+    except WaitInterrupted:
         outcome.interrupted = True
     except HeadwaterError as error:
         outcome.error = error
@@ -204,142 +225,193 @@ def produce_all(
     return outcome
 
 
-class ProduceView:
-    """A bar on a terminal while it takes long, and the closing line."""
-
-    def __init__(self, total_bytes: int | None, *, quiet: bool) -> None:
-        self._console = Console(stderr=True, highlight=False)
-        self._rows = 0
-        self._progress = Progress(
-            SpinnerColumn(style="cyan"),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            DownloadColumn(binary_units=True),
-            console=self._console,
-            transient=True,
-            disable=quiet or not self._console.is_terminal,
-        )
-        self._task = self._progress.add_task("opening", total=total_bytes)
-
-    def __enter__(self) -> ProduceView:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def advance(self, piece: Piece) -> None:
-        """One more piece was taken."""
-        self._rows += piece.rows
-        words = f"{self._rows:,} records"
-        self._progress.update(self._task, description=words, advance=piece.input_bytes)
-
-    def finishing(self) -> None:
-        """All was read; the rest is on its way."""
-        self._progress.update(self._task, description=f"{self._rows:,} records, closing")
-
-    def say(self, words: str) -> None:
-        """A remark, beside the answer."""
-        self._console.print(Text(words, style="dim"), soft_wrap=True)
+TURN_RECORDS: Final = 65_536
+"""Records without a key that go to one partition before the next one takes its turn."""
+_TAKE_ANOTHER: Final = "Take another --producer-id, and send the input from its start"
 
 
-def show_outcome(console: Console, outcome: Outcome) -> None:
-    """The closing line, and where the records stand."""
-    is_other = isinstance(outcome.error, OtherInput)
-    if is_other and not outcome.rows:
-        return  # the error says it all: nothing was sent, and what was accepted is of another input
-    good = outcome.error is None and not outcome.left_rows
-    if good or outcome.rows:
-        _show_accepted(console, outcome, good=good)
-    else:
-        console.print(Text.assemble(("✗ ", "red"), _none_accepted(outcome)), soft_wrap=True)
-    if outcome.interrupted and good:
-        said = "interrupted: every whole line that was read until then is accepted"
-        console.print(Text(said, style="yellow"), soft_wrap=True)
-    elif not good and not is_other and (outcome.rows or outcome.resumes or outcome.unknown_rows):
-        for line in _what_is_left(outcome):
-            console.print(Text(line, style="yellow"), soft_wrap=True)
+class InputPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the metadata of a call say."""
+
+    input_records: int
+    """How many records of the input were read when the call ended."""
+    partitions: int
+    """Of the stream: with another number, keys are in other partitions."""
+    partition: int | None
+    """The one that was named for all records, if one was."""
+    keyed_by: str | None = None
+    """The option that gives records their keys, where those decide on partitions; none where keys
+    are in the input, or there are none."""
 
 
-def _none_accepted(outcome: Outcome) -> str:
-    count = outcome.left_rows
-    if not count:
-        words = "nothing was sent"
-    elif outcome.unknown_rows or isinstance(outcome.error, OutcomeUnknown):
-        words = f"none of the {count:,} records that were sent is known to be accepted"
-        if count == 1:
-            words = "the one record that was sent is not known to be accepted"
-    elif count == 1:
-        words = "the one record that was sent is not accepted"
-    else:
-        words = f"none of the {count:,} records that were sent is accepted"
-    return words + _skipped(outcome)
+class OtherInput(Refused):
+    """The input is not the one that earlier runs under the id sent."""
 
 
-def _skipped(outcome: Outcome) -> str:
-    if not outcome.skipped_rows:
-        return ""
-    were = "was" if outcome.skipped_rows == 1 else "were"
-    return f"; {outcome.skipped_rows:,} {were} accepted before"
+class Resumption:
+    """Turns pieces of the input into calls, without what was accepted in earlier runs."""
 
-
-def _records(count: int) -> str:
-    return "1 record" if count == 1 else f"{count:,} records"
-
-
-def _show_accepted(console: Console, outcome: Outcome, *, good: bool) -> None:
-    rate = outcome.rows / outcome.seconds if outcome.seconds else 0.0
-    batches = "batch" if outcome.batches == 1 else "batches"
-    words = (
-        f"{_records(outcome.rows)} accepted, {size_words(outcome.size_bytes)} in "
-        f"{outcome.batches:,} {batches}, {rate:,.0f} records/s{_skipped(outcome)}"
-    )
-    mark = ("✓ ", "green") if good else ("✗ ", "red")
-    console.print(Text.assemble(mark, words), soft_wrap=True)
-    for partition, found in sorted(outcome.ranges.items()):
-        runs = "" if found.runs == 1 else f", in {found.runs:,} runs with others' between"
-        lsns = f"LSN {found.first_lsn:,}"
-        if found.last_lsn > found.first_lsn:
-            lsns = f"LSNs {found.first_lsn:,} to {found.last_lsn:,}"
-        line = f"  partition {partition}: {lsns}{runs}"
-        console.print(Text(line), soft_wrap=True)
-
-
-def _what_is_left(outcome: Outcome) -> Iterator[str]:
-    """What to know before the rest of the input is sent."""
-    yield f"of the input, {_leading(outcome.leading_rows)}"
-    later = outcome.rows + outcome.skipped_rows - outcome.leading_rows
-    if later > 0:
-        are = "is" if later == 1 else "are"
-        yield f"{later:,} of those that follow {are} accepted as well, in other partitions or calls"
-    unsent = outcome.left_rows - outcome.unknown_rows
-    if unsent:
-        yield f"{_records(unsent)} {'was' if unsent == 1 else 'were'} read and not accepted"
-    if outcome.unknown_rows == 1:
-        yield "of 1 record it is not known whether it is accepted"
-    elif outcome.unknown_rows:
-        yield f"of {outcome.unknown_rows:,} records it is not known whether they are accepted"
-    if not outcome.left_rows:
-        yield "what follows was not sent"
-    if outcome.resumes:
-        yield "the same command, run again, goes on after what is accepted"
-    elif outcome.left_rows:
-        again = "a second run would send accepted records again: leave them out of its input"
-        if outcome.unknown_rows:
-            again = (
-                "a second run may send accepted records again: read the stream first, and leave "
-                "out of its input what is there"
+    def __init__(
+        self, producer: BlockingProducer, partition: int | None, keyed_by: str | None = None
+    ) -> None:
+        """`Refused` where the producer's earlier batches do not tell how far the input was."""
+        self._producer = producer
+        self._stream = producer.stream
+        self._partition = partition
+        self._cut_bytes = max(1, producer.settings.batch_bytes // 2)
+        self._read = 0
+        if producer.stream.config.format == "v1":
+            raise Refused("--resume: streams in the published v1 format know nothing of producers")
+        count = producer.stream.partitions
+        if count > 1 and partition is None and producer.settings.partitioner != "key":
+            raise Refused(
+                "--resume: the partitioner does not give a record the same partition in every run. "
+                "Leave the setting out, or name a --partition"
             )
-        yield (
-            f"{again}. A run that begins with --producer-id ID --resume goes on by itself when it "
-            "is run again"
+        self._keyed_by = keyed_by if count > 1 and partition is None else None
+        self._done = [
+            _position(producer, number, partition, self._keyed_by) for number in range(count)
+        ]
+        if partition is not None:
+            self._done = [self._done[partition]] * count
+
+    @property
+    def first(self) -> int:
+        """How many leading records of the input were accepted in earlier runs, all of them."""
+        return min(self._done)
+
+    @property
+    def last(self) -> int:
+        """After so many records of the input, nothing was accepted in earlier runs."""
+        return max(self._done)
+
+    def calls(self, piece: InputPiece) -> Iterator[ProduceCall]:
+        """What of a piece has to be sent."""
+        start, self._read = self._read, self._read + piece.rows
+        if self._read <= self.first:
+            return
+        for batch in self._batches(piece):
+            for records, _ in cut(batch, self._cut_bytes, BATCH_ROWS):
+                yield from self._unsent(records, start)
+                start += records.num_rows
+
+    def check_whole(self) -> None:
+        """Refuse an input that ended before what was accepted of it: it is another one."""
+        if self._read < self.last:
+            raise OtherInput(
+                f"the input has {self._read:,} records, and {self.last:,} of it were read before "
+                f"under this id: it is another input. {_TAKE_ANOTHER}"
+            )
+
+    def _batches(self, piece: InputPiece) -> list[pa.RecordBatch]:
+        """The records as the stream carries them: their size decides where they are cut."""
+        columns = piece.columns
+        if columns is None:
+            lists = {KEY: piece.keys, VALUE: piece.values}
+            columns = pa.record_batch(
+                {
+                    name: pa.array(given, pa.binary())
+                    for name, given in lists.items()
+                    if given is not None
+                }
+            )
+        return self._producer.fit(columns)
+
+    def _unsent(self, records: pa.RecordBatch, start: int) -> Iterator[ProduceCall]:
+        if self._stream.partitions == 1 or self._partition is not None:
+            skipped = min(records.num_rows, max(0, self.first - start))
+            yield from self._call(records.slice(skipped), self._partition, start + records.num_rows)
+        elif KEY in records.schema.names:
+            yield from self._keyed(records, start)
+        else:
+            yield from self._in_turns(records, start)
+
+    def _keyed(self, records: pa.RecordBatch, start: int) -> Iterator[ProduceCall]:
+        keys, end = records.column(KEY), start + records.num_rows
+        if keys.null_count:
+            row = start + pc.index(pc.is_null(keys), True).as_py() + 1
+            raise Refused(
+                f"--resume: record {row:,} has no key, and others have: it has no partition that "
+                "stays. Name a --partition for all of them"
+            )
+        if start < self.last:
+            of_row = partition_keys(keys, self._stream.partitions)
+            done = pa.array(self._done, pa.int64()).take(of_row)
+            places = pa.array(range(start, end), pa.int64())
+            records = records.filter(pc.greater_equal(places, done))
+        yield from self._call(records, None, end)
+
+    def _in_turns(self, records: pa.RecordBatch, start: int) -> Iterator[ProduceCall]:
+        at = 0
+        while at < records.num_rows:
+            place = start + at
+            rows = min(records.num_rows - at, TURN_RECORDS - place % TURN_RECORDS)
+            partition = place // TURN_RECORDS % self._stream.partitions
+            skipped = min(rows, max(0, self._done[partition] - place))
+            part = records.slice(at + skipped, rows - skipped)
+            yield from self._call(part, partition, place + rows)
+            at += rows
+
+    def _call(
+        self, records: pa.RecordBatch, partition: int | None, end: int
+    ) -> Iterator[ProduceCall]:
+        if records.num_rows:
+            position = InputPosition(end, self._stream.partitions, self._partition, self._keyed_by)
+            metadata = msgspec.json.encode(position)
+            yield ProduceCall(None, None, records, records.num_rows, partition, metadata, end)
+
+
+def refuse_without_resume(producer: BlockingProducer) -> None:
+    """Refuse to produce without positions under an id whose batches have some.
+
+    A later --resume would take those for what the newest run came to.
+    """
+    for number, resumed in producer.resumed.items():
+        if _decoded(resumed.metadata) is not None:
+            raise Refused(
+                f"{producer.producer_id!r} was used with --resume in partition {number}: go on "
+                f"with it, or take another --producer-id"
+            )
+
+
+def _position(
+    producer: BlockingProducer, number: int, partition: int | None, keyed_by: str | None
+) -> int:
+    """How far the input is settled in a partition."""
+    resumed = producer.resumed[number]
+    who = f"{producer.producer_id!r} in partition {number}"
+    if not resumed.producer_sequence:
+        others = any(one.producer_sequence for one in producer.resumed.values())
+        if others and not resumed.is_known and partition in (None, number):
+            raise Refused(
+                f"--resume: nothing is known of {who}: its batches there are deleted and it was "
+                f"forgotten, or the partition is new. {_TAKE_ANOTHER}"
+            )
+        return 0
+    found = _decoded(resumed.metadata)
+    if found is None:
+        raise Refused(
+            f"--resume: the batches of {who} do not say how far their input was: they were sent "
+            f"without --resume. {_TAKE_ANOTHER}"
         )
+    if (found.partitions, found.partition) != (producer.stream.partitions, partition):
+        named = "none" if found.partition is None else str(found.partition)
+        raise Refused(
+            f"--resume: {who} sent to {found.partitions} partitions with --partition {named}, and "
+            f"now there are {producer.stream.partitions} with --partition "
+            f"{'none' if partition is None else partition}: records would go elsewhere. "
+            f"{_TAKE_ANOTHER}"
+        )
+    if found.keyed_by != keyed_by:
+        raise Refused(
+            f"--resume: {who} sent with {found.keyed_by or 'no option for keys'}, and now there is "
+            f"{keyed_by or 'none'}: records would go elsewhere. {_TAKE_ANOTHER}"
+        )
+    return found.input_records
 
 
-def _leading(count: int) -> str:
-    """How many records are accepted without a gap, from the first one on."""
-    if not count:
-        return "the first record is not known to be accepted"
-    if count == 1:
-        return "the first record is accepted"
-    return f"the first {count:,} records are accepted, all of them"
+def _decoded(metadata: bytes | None) -> InputPosition | None:
+    try:
+        return None if metadata is None else msgspec.json.decode(metadata, type=InputPosition)
+    except msgspec.DecodeError:
+        return None

@@ -12,10 +12,10 @@ from typing import IO, Any, Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.buffer.records import KEY, VALUE
-from headwater.cli.arrow_values import python_values, time_texts
-from headwater.cli.byte_text import json_value, visible
+from headwater.cli.render import json_value, visible
 from headwater.core.errors import Denied, Refused
 
 _LSN: Final = "_lsn"
@@ -61,15 +61,15 @@ def open_output(
         output: Output
         if format == "lines":
             on_screen = path is None and sys.stdout.isatty()
-            output = Lines(sink, schema, key_separator, on_screen=on_screen, null=null)
+            output = LinesOutput(sink, schema, key_separator, on_screen=on_screen, null=null)
         elif format == "json":
-            output = Json(sink)
+            output = JsonOutput(sink)
         elif format == "csv":
-            output = Csv(sink, schema)
+            output = CsvOutput(sink, schema)
         elif format == "arrow":
-            output = Arrow(sink, schema)
+            output = ArrowOutput(sink, schema)
         else:
-            output = Parquet(sink, schema)
+            output = ParquetOutput(sink, schema)
         try:
             yield output
         except BaseException:
@@ -78,7 +78,7 @@ def open_output(
         output.close()
 
 
-class Lines(Output):
+class LinesOutput(Output):
     """The value of each record on a line; on a screen, its LSN before it.
 
     What reads as another record, or as more than one, is refused: a value with a newline, a key
@@ -176,7 +176,7 @@ class Lines(Output):
         return framed
 
 
-class Json(Output):
+class JsonOutput(Output):
     """One object a record."""
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -184,7 +184,7 @@ class Json(Output):
         self._sink.flush()
 
 
-class Csv(Output):
+class CsvOutput(Output):
     """A line of names, then a line a record; what is nested is JSON within its cell."""
 
     def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
@@ -213,7 +213,7 @@ class Csv(Output):
         self._writer.close()
 
 
-class Arrow(Output):
+class ArrowOutput(Output):
     """An Arrow IPC stream."""
 
     def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
@@ -228,7 +228,7 @@ class Arrow(Output):
         self._writer.close()
 
 
-class Parquet(Output):
+class ParquetOutput(Output):
     """A Parquet file."""
 
     def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
@@ -346,3 +346,47 @@ def _cells(column: pa.Array) -> pa.Array:
         is_cell = encoded is None or isinstance(encoded, str)
         cells.append(encoded if is_cell else msgspec.json.encode(encoded).decode())
     return pa.array(cells, pa.string())
+
+
+# Arrow has dates and times outside of the range of Python's. They are shown as Arrow's CSV writer
+# shows them: with a long year, else `<value out of range: N>`, N in days or microseconds from 1970.
+_NO_PYTHON = (OverflowError, ValueError)
+"""What Python says of a date that it cannot hold."""
+
+
+def python_values(column: pa.Array) -> list[Any]:
+    """Each value of a column."""
+    try:
+        found: list[Any] = column.to_pylist()
+    except _NO_PYTHON:
+        return [_value(one) for one in column]
+    return found
+
+
+def time_texts(column: pa.Array, between: str = "T") -> pa.Array:
+    """Timestamps as text, with this between date and time; those with a zone in UTC."""
+    # Arrow knows which times without a zone have no text; of those with one it writes the years
+    # that it can count to.
+    plain = column.cast(pa.int64()).cast(pa.timestamp(column.type.unit))
+    zone = "" if column.type.tz is None else "Z"
+    return pc.replace_substring_regex(
+        plain.cast(pa.string()), r"^([-+]?[0-9]+-[0-9]+-[0-9]+) (.*)$", rf"\1{between}\2{zone}"
+    )
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    """One value, piece by piece where it has pieces."""
+    try:
+        return scalar.as_py()
+    except _NO_PYTHON:
+        pass
+    if isinstance(scalar, pa.MapScalar):
+        entries = scalar.values
+        return list(zip(*(map(_value, entries.field(at)) for at in (0, 1)), strict=True))
+    if isinstance(scalar, pa.StructScalar):
+        return {name: _value(scalar[name]) for name in scalar}
+    if isinstance(scalar, pa.ListScalar):
+        return [_value(one) for one in scalar.values]
+    if pa.types.is_timestamp(scalar.type):
+        return time_texts(pa.array([scalar]))[0].as_py()
+    return scalar.cast(pa.string()).as_py()

@@ -6,32 +6,20 @@ import json
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import typer
 
-from headwater.cli.advice import EXIT_COULD_NOT_RUN, EXIT_NO, HeadwaterTyper, remember_address
-from headwater.cli.loop import run as run_loop
+from headwater.cli.advice import EXIT_COULD_NOT_RUN, EXIT_NO, HeadwaterTyper
+from headwater.cli.options import OPTION, URL, open_with_options, why_empty
+from headwater.cli.terminal import run_loop
 from headwater.core.limits import MIB
-from headwater.core.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from headwater.store import Store
     from headwater.store.conformance import StoreReport
 
 store_app = HeadwaterTyper(
     help="Check an object store, and look into one.",
-)
-
-# A person waits: an address that does not answer should say so within seconds.
-PATIENCE: Final = RetryPolicy(attempts=6, deadline_s=60.0)
-
-URL = typer.Argument(
-    metavar="URL", help="file:///path, s3://bucket/prefix, gs://…, az://…; else HEADWATER_URL."
-)
-OPTION = typer.Option(
-    [], "--option", metavar="NAME=VALUE", help="An option of the store, such as endpoint=…"
 )
 
 
@@ -53,7 +41,7 @@ def check(
     Writes below one fresh folder and removes the objects; a directory keeps the empty folders.
     Exit status: 0 safe, 1 not safe, 2 undecided.
     """
-    from headwater.cli.check_view import CheckView
+    from headwater.cli.store_view import CheckView
     from headwater.store.conformance import check_store
 
     # Before anything is shown: an address that is refused may hold a credential.
@@ -138,37 +126,7 @@ def cat(
     sys.stdout.buffer.flush()
 
 
-def open_with_options(url: str, options: list[str]) -> Store:
-    """The store at an address, with the options given on the command line."""
-    from headwater.store import open_store
-
-    named = dict(_name_and_value(text) for text in options)
-    store = open_store(url, policy=PATIENCE, **named)
-    remember_address(url, options)
-    return store
-
-
-def why_empty(url: str) -> str:
-    """What is wrong with a directory in which nothing is, if anything: words to follow a colon."""
-    from headwater.store.address import parse_address
-
-    address = parse_address(url, {})
-    if address.scheme != "file" or Path(address.path).is_dir():
-        return ""
-    is_what = "is not a directory" if Path(address.path).exists() else "does not exist"
-    return f": {address.path} {is_what}"
-
-
-def _name_and_value(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise typer.BadParameter("an option of a store is NAME=VALUE", param_hint="--option")
-    if name == "policy":
-        raise typer.BadParameter("policy is not an option of a store", param_hint="--option")
-    return name, value
-
-
-def _status(report: StoreReport) -> int:
+def _status(report: Report) -> int:
     if report.safe:
         return 0
     return EXIT_NO if report.named("fail") else EXIT_COULD_NOT_RUN

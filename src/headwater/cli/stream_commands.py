@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,25 +12,31 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import typer
 
 from headwater.cli.advice import EXIT_NO, HeadwaterTyper
-from headwater.cli.confirm import confirm, is_terminal
-from headwater.cli.event_log_place import (
+from headwater.cli.options import (
+    AS_JSON,
     KAFKA_CONFIG,
     METADATA_PARTITIONS,
+    OPTION,
+    PARTITION,
     PREFIX,
     SERVERS,
     TOPIC,
-    EventLogPlace,
+    URL,
+    YES,
+    EventLogOptions,
+    open_with_options,
+    why_empty,
 )
-from headwater.cli.loop import run as run_loop
-from headwater.cli.reporting import reporting
-from headwater.cli.store_commands import OPTION, URL, open_with_options, why_empty
+from headwater.cli.terminal import confirm, is_interactive, reporting, run_loop
 from headwater.core.errors import Corrupt, HeadwaterError, NotFound, Refused
 
 if TYPE_CHECKING:
     from headwater.buffer.queue.contract import QueueState
     from headwater.buffer.queue.v1 import Adopted
     from headwater.buffer.stream import Stream
+    from headwater.buffer.stream.schema import SchemaLike
     from headwater.store import Store
+
 
 stream_app = HeadwaterTyper(
     help="Make streams, look at them, change them, delete them.",
@@ -49,7 +56,6 @@ SCHEMA = typer.Option(
     metavar="FILE",
     help='JSON {"column": "type"}, or a Parquet or Arrow file to take the schema from.',
 )
-AS_JSON = typer.Option(False, "--json", help="Print JSON.")
 
 
 @stream_app.command()
@@ -68,7 +74,8 @@ def create(
 ) -> None:
     """Make a stream, and say what its requests will cost."""
     from headwater.buffer.stream import create_stream
-    from headwater.cli.stream_view import new_console, show_created
+    from headwater.cli.render import new_console
+    from headwater.cli.stream_view import show_created
 
     settings = _settings(setting, partitions=partitions, format=format, retention=retention)
     declared = _schema(schema)
@@ -97,7 +104,8 @@ def list_all(url: str = URL, as_json: bool = AS_JSON, option: list[str] = OPTION
     Exit status: 0, or 1 if there are none, or one that cannot be read.
     """
     from headwater.buffer.stream import open_streams, stream_names
-    from headwater.cli.stream_view import as_dict, new_console, show_list
+    from headwater.cli.render import new_console
+    from headwater.cli.stream_view import as_dict, show_list
 
     streams: list[Stream] = []
     problems: dict[str, str] = {}
@@ -133,13 +141,8 @@ def describe(
     Exit status: 0, or 1 if the state of a partition cannot be told.
     """
     from headwater.buffer.stream import open_stream
-    from headwater.cli.stream_view import (
-        as_dict,
-        new_console,
-        show_partitions,
-        show_schemas,
-        show_settings,
-    )
+    from headwater.cli.render import new_console
+    from headwater.cli.stream_view import as_dict, show_partitions, show_schemas, show_settings
 
     async def run() -> tuple[Stream, list[QueueState | str]]:
         async with open_with_options(url, option) as store:
@@ -171,7 +174,8 @@ def alter(
 ) -> None:
     """Change a stream's settings, add partitions, or declare its next schema."""
     from headwater.buffer.stream import alter_stream, open_stream
-    from headwater.cli.stream_view import new_console, show_changes
+    from headwater.cli.render import new_console
+    from headwater.cli.stream_view import show_changes
 
     settings = _settings(setting, partitions=partitions, retention=retention)
     declared = _schema(schema)
@@ -190,7 +194,7 @@ def alter(
 def verify(
     url: str = URL,
     name: str = NAME,
-    partition: int | None = typer.Option(None, min=0, help="Only this partition."),
+    partition: int | None = PARTITION,
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
@@ -202,7 +206,8 @@ def verify(
 
     from headwater.buffer.retained import Verified, verify_stream
     from headwater.buffer.stream import open_stream
-    from headwater.cli.stream_view import VerifyView, new_console, show_verified
+    from headwater.cli.render import new_console
+    from headwater.cli.stream_view import VerifyView, show_verified
 
     async def run() -> Verified:
         async with open_with_options(url, option) as store:
@@ -222,7 +227,7 @@ def verify(
 def adopt(
     url: str = URL,
     name: str = NAME,
-    partition: int | None = typer.Option(None, min=0, help="Only this partition."),
+    partition: int | None = PARTITION,
     option: list[str] = OPTION,
 ) -> None:
     """Go on with a published v1 stream that another implementation's consumer dequeued from.
@@ -248,7 +253,7 @@ def adopt(
 def delete(
     url: str = URL,
     name: str = NAME,
-    yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
+    yes: bool = YES,
     damaged: bool = typer.Option(
         False,
         "--damaged",
@@ -267,10 +272,11 @@ def delete(
     Exit status: 0, or 1 if objects are left that could not be deleted, or events not be told.
     """
     from headwater.buffer.stream import DeletedReport, check_deletable, delete_damaged_stream
-    from headwater.cli.stream_deletion import delete_with_tier
-    from headwater.cli.stream_view import new_console, show_deleted
+    from headwater.cli.render import new_console
+    from headwater.cli.stream_view import show_deleted
+    from headwater.cli.tier_access import delete_with_tier
 
-    events = EventLogPlace(prefix, servers, topic, metadata_partitions, kafka_config)
+    events = EventLogOptions(prefix, servers, topic, metadata_partitions, kafka_config)
 
     async def delete_it(store: Store, name: str) -> tuple[DeletedReport, HeadwaterError | None]:
         if damaged:
@@ -302,7 +308,7 @@ def delete(
 
 
 def _ask(name: str, what: str) -> None:
-    if not is_terminal():
+    if not is_interactive():
         raise Refused(f"nobody is here to confirm that stream {name!r} is to go: say --yes")
     confirm(f"Delete {what}, for good?")
 
@@ -320,7 +326,7 @@ async def _exists(store: Store, name: str) -> bool:
 async def _states(stream: Stream) -> list[QueueState | str]:
     """How each partition's queue stands, or why that cannot be told."""
 
-    from headwater.cli.queue_order import disorder
+    from headwater.cli.stream_view import disorder
 
     async def state(partition: int) -> QueueState | str:
         try:
@@ -351,6 +357,47 @@ def _settings(texts: list[str], **named: object) -> dict[str, Any]:
 
 
 def _schema(path: Path | None) -> Any:
-    from headwater.cli.schema_file import read_schema_file
 
     return None if path is None else read_schema_file(path)
+
+
+def read_schema_file(path: Path) -> SchemaLike:
+    """What {"column": "type", …} says, or the schema of a Parquet or Arrow file or stream."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with path.open("rb") as file:
+            head = file.read(6)
+    except OSError as error:
+        raise Refused(f"the schema file {path} cannot be read: {error.strerror}") from error
+    try:
+        if head.startswith(b"PAR1"):
+            return pq.read_schema(path)
+        if head == b"ARROW1":
+            with pa.ipc.open_file(path) as arrow:
+                return arrow.schema
+        if head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"{":
+            return _columns(path)
+        with pa.OSFile(str(path)) as source, pa.ipc.open_stream(source) as stream:
+            return stream.schema
+    except (pa.ArrowInvalid, OSError, ValueError) as error:
+        raise Refused(
+            f'{path} holds no schema: it is JSON as in {{"id": "int64 not null"}}, a Parquet '
+            f"file, or an Arrow file ({error})"
+        ) from error
+
+
+def _columns(path: Path) -> dict[str, str]:
+    def pairs(found: list[tuple[str, object]]) -> dict[str, str]:
+        columns: dict[str, str] = {}
+        for name, kind in found:
+            if name in columns:
+                raise ValueError(f"column {name!r} appears more than once")
+            if not isinstance(kind, str):
+                raise ValueError(f"the type of {name!r} is not text")
+            columns[name] = kind
+        return columns
+
+    columns: dict[str, str] = json.loads(path.read_text("utf-8-sig"), object_pairs_hook=pairs)
+    return columns

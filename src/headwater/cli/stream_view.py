@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,21 +11,18 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater.buffer.cost import estimate_cost
+from headwater.buffer.queue.contract import QueueState
 from headwater.buffer.stream.config import LINGER_MS, UNLIMITED, SchemaVersion, StreamConfig
-from headwater.cli.console import CommandConsole
-from headwater.cli.tables import print_table
+from headwater.cli.render import duration_words, print_table, size_words
 from headwater.core import runtime
 
 if TYPE_CHECKING:
-    from headwater.buffer.queue.contract import QueueState
     from headwater.buffer.queue.v1 import Adopted
     from headwater.buffer.retained import BadBatch, Verified
     from headwater.buffer.stream import DeletedReport, Stream
     from headwater.core.errors import HeadwaterError
 
-# Nobody wraps the lines of a pipe, unless COLUMNS says so; a table keeps a row on a line.
-PIPE_WIDTH: Final = 400
-_UNITS_MS: Final = (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1_000))
+
 _PARTITION_NUMBERS: Final = (
     "partition",
     "pending",
@@ -36,33 +32,6 @@ _PARTITION_NUMBERS: Final = (
     "next LSN",
     "epoch",
 )
-_UNITS_BYTES: Final = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
-
-
-def new_console() -> Console:
-    """A console on standard output."""
-    console = CommandConsole()
-    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdecimal():
-        console.width = PIPE_WIDTH
-    return console
-
-
-def duration_words(ms: int) -> str:
-    """A time span as one says it."""
-    if ms == UNLIMITED:
-        return "for ever"
-    for unit, unit_ms in _UNITS_MS:
-        if ms >= unit_ms and ms % unit_ms == 0:
-            return f"{ms // unit_ms:,} {unit}{'' if ms == unit_ms else 's'}"
-    return f"{ms:,} ms"
-
-
-def size_words(size_bytes: int) -> str:
-    """A size as one says it."""
-    for unit, unit_bytes in _UNITS_BYTES:
-        if size_bytes >= unit_bytes:
-            return f"{size_bytes / unit_bytes:,.1f}".removesuffix(".0") + f" {unit}"
-    return f"{size_bytes:,} B"
 
 
 def retention_words(config: StreamConfig) -> str:
@@ -358,3 +327,21 @@ def adopted_line(partition: int, adopted: Adopted) -> str:
 
 def _batches(count: int) -> str:
     return f"{count:,} {'batch' if count == 1 else 'batches'}"
+
+
+def disorder(state: QueueState) -> str | None:
+    """What is wrong with the order of floor, acknowledgement and end; None if nothing is.
+
+    Counts between positions that are out of order are no counts: they would be below zero.
+    """
+    sequences = (state.floor_sequence, state.acked_sequence, state.next_sequence)
+    lsns = (state.floor_lsn, state.acked_lsn, state.next_lsn)
+    for what, positions in (("batch", sequences), ("LSN", lsns)):
+        if list(positions) != sorted(positions):
+            floor, acked, end = positions
+            return (
+                f"the floor is {what} {floor:,}, {acked:,} is the first that is not acknowledged, "
+                f"and {end:,} is the next to be appended: they never come in another order, so "
+                "one of them went back"
+            )
+    return None

@@ -11,28 +11,29 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from headwater.cli.advice import EXIT_NO, HeadwaterTyper
-from headwater.cli.data_commands import STREAM
-from headwater.cli.event_log_place import (
+from headwater.cli.options import (
+    AS_JSON,
     KAFKA_CONFIG,
     METADATA_PARTITIONS,
+    OPTION,
+    PARTITION,
     PREFIX,
     SERVERS,
+    STREAM,
     TOPIC,
-    EventLogPlace,
+    URL,
+    EventLogOptions,
+    open_with_options,
 )
-from headwater.cli.group_commands import PARTITION
-from headwater.cli.loop import run as run_loop
-from headwater.cli.store_commands import OPTION, URL, open_with_options
+from headwater.cli.terminal import run_loop
 from headwater.core import limits, runtime
 
 if TYPE_CHECKING:
-    from headwater.cli.tier_place import TierPlace
+    from headwater.cli.tier_access import TierPartition
 
 tier_app = HeadwaterTyper(
     help="The tier: which segment is read for which records, and whether it is there.",
 )
-
-AS_JSON = typer.Option(False, "--json", help="Print JSON.")
 
 
 @tier_app.command("list")
@@ -53,10 +54,10 @@ def list_cover(
     Exit status: 0, or 1 if nothing is in the tier, if LSNs are missing in between, or if nothing
     says where the log begins.
     """
-    from headwater.cli.stream_view import new_console
+    from headwater.cli.render import new_console
     from headwater.cli.tier_view import listed, show_listed
 
-    events = EventLogPlace(prefix, servers, topic, metadata_partitions, kafka_config)
+    events = EventLogOptions(prefix, servers, topic, metadata_partitions, kafka_config)
 
     async def run() -> list[dict[str, Any]]:
         async with _places(url, option, events, stream, partition) as places:
@@ -95,11 +96,11 @@ def scrub(
 
     Exit status: 0 if nothing is wrong, or nothing any more, 1 otherwise.
     """
-    from headwater.cli.stream_view import new_console
+    from headwater.cli.render import new_console
     from headwater.cli.tier_view import scrubbed_json, show_scrubbed
     from headwater.tier.jobs import ScrubResult, remove_orphans, scrub_partition
 
-    events = EventLogPlace(prefix, servers, topic, metadata_partitions, kafka_config)
+    events = EventLogOptions(prefix, servers, topic, metadata_partitions, kafka_config)
 
     async def run() -> dict[int, ScrubResult]:
         reports: dict[int, ScrubResult] = {}
@@ -148,14 +149,14 @@ def compact(
     one has given up, and only --watch gives up anything. Any number may run, anywhere.
     Exit status: 0, or 1 if a partition could not be compacted; with --watch it does not end.
     """
-    from headwater.cli.stream_view import new_console
+    from headwater.cli.render import new_console
     from headwater.cli.tier_view import compacted_json, show_compacted
     from headwater.tier.eventlog import Compactor
 
     async def run() -> bool:
         async with (
             open_with_options(url, option) as store,
-            EventLogPlace(prefix).opened_in(store) as log,
+            EventLogOptions(prefix).opened_in(store) as log,
         ):
             compactor = Compactor(log, every_events=every_events)
             while True:
@@ -196,7 +197,7 @@ def renew(
     from headwater.tier.eventlog import renew as renew_log
     from headwater.tier.jobs import LogStartRegister
 
-    place = EventLogPlace(prefix, servers, topic, metadata_partitions, kafka_config)
+    place = EventLogOptions(prefix, servers, topic, metadata_partitions, kafka_config)
 
     async def run() -> tuple[int, int]:
         async with open_with_options(url, option) as store, place.opened(store) as source:
@@ -239,8 +240,8 @@ def rebuild(
     them go on with the new one.
     Exit status: 0, or 1 if LSNs are missing in between, or objects could not be read.
     """
-    from headwater.cli.rebuild_view import RebuildBar, show_rebuilt
-    from headwater.cli.stream_view import new_console
+    from headwater.cli.render import new_console
+    from headwater.cli.tier_view import RebuildBar, show_rebuilt
     from headwater.core.errors import Damaged, NotFound, Refused
     from headwater.tier.eventlog import StoredEventLog
     from headwater.tier.eventlog.stored_log import mark_renewed
@@ -254,7 +255,7 @@ def rebuild(
         async with open_with_options(url, option) as store, AsyncExitStack() as opened:
             source, count = None, metadata_partitions
             if count is None:
-                source = await opened.enter_async_context(EventLogPlace(prefix).opened_in(store))
+                source = await opened.enter_async_context(EventLogOptions(prefix).opened_in(store))
                 count = source.partition_count
             target = await StoredEventLog.open(store, prefix=to_prefix, partition_count=count)
             opened.push_async_callback(target.close)
@@ -278,15 +279,15 @@ def rebuild(
 
 @asynccontextmanager
 async def _places(
-    url: str, options: list[str], events: EventLogPlace, stream: str, partition: int | None
-) -> AsyncIterator[list[TierPlace]]:
+    url: str, options: list[str], events: EventLogOptions, stream: str, partition: int | None
+) -> AsyncIterator[list[TierPartition]]:
     from headwater.buffer.stream import open_stream
-    from headwater.cli.tier_place import open_places
+    from headwater.cli.tier_access import open_partitions
 
     async with open_with_options(url, options) as store:
         opened = await open_stream(store, stream)
         wanted = list(range(opened.partitions)) if partition is None else [partition]
         for one in wanted:
             opened.check_partition(one)
-        async with open_places(store, events, opened, wanted) as places:
+        async with open_partitions(store, events, opened, wanted) as places:
             yield places

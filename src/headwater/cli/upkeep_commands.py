@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from headwater.cli.advice import EXIT_NO, command
-from headwater.cli.data_commands import STREAM
-from headwater.cli.loop import run as run_loop
-from headwater.cli.reporting import reporting
-from headwater.cli.store_commands import OPTION, URL, open_with_options
+from headwater.cli.options import AS_JSON, OPTION, PARTITION, STREAM, URL, open_with_options
+from headwater.cli.terminal import reporting, run_loop
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, NotFound
 
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     from headwater.buffer.stream import Stream
 
 PARALLEL: Final = 16
-PARTITION = typer.Option(None, min=0, help="Only this partition.")
-AS_JSON = typer.Option(False, "--json", help="Print JSON.")
 
 
 def gc(
@@ -45,9 +41,8 @@ def gc(
     """
     from headwater.buffer.stream import open_stream
     from headwater.buffer.transaction.holds import holds_register, read_holds
-    from headwater.cli.collecting import CollectView, collect_all
-    from headwater.cli.stream_view import new_console
-    from headwater.cli.upkeep_view import collected_json, show_collected
+    from headwater.cli.render import new_console
+    from headwater.cli.upkeep_view import CollectView, collect_all, collected_json, show_collected
 
     async def run(view: CollectView) -> tuple[Stream, dict[int, Collected], int]:
         async with open_with_options(url, option) as store:

@@ -13,10 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headwater.buffer.stream.schema import declared_schema
-from headwater.cli.json_columns import JsonColumns, is_exact_decimal
-from headwater.cli.produce_input import LineBlock
+from headwater.cli.json_lines import JsonColumns, is_exact_decimal
+from headwater.cli.produce_input import LineBlock, TargetColumns
 from headwater.cli.produce_json import JsonRows
-from headwater.cli.stream_columns import StreamColumns
 from tests.cli.conftest import Invoke
 from tests.cli.data.given import File, Make, lines
 
@@ -190,7 +189,7 @@ def _line(chance: random.Random) -> str:
     return _odd(chance, f"{{{inner}}}", f" {{{inner}}} ", "", "[1]", f'{{{inner}}} {{"i":1}}', "{}")
 
 
-class Unchecked(StreamColumns):
+class Unchecked(TargetColumns):
     """Columns of a stream that takes everything."""
 
     def __init__(self, schema: pa.Schema | None) -> None:

@@ -11,9 +11,8 @@ import headwater
 from headwater.buffer.producer import BlockingProducer
 from headwater.cli import produce_input
 from headwater.cli.produce_csv import CsvColumns
-from headwater.cli.produce_input import LineBlock
+from headwater.cli.produce_input import LineBlock, TargetColumns
 from headwater.cli.produce_json import JsonRows
-from headwater.cli.stream_columns import StreamColumns
 from headwater.core.errors import Refused
 from tests.cli.conftest import Invoke
 from tests.cli.data.given import File, Make, lines
@@ -175,7 +174,7 @@ def test_lines_of_nulls_before_the_first_value_are_rows_of_its_column(
 
 def test_a_column_that_another_producer_decides_meanwhile_is_named_by_its_place(url: str) -> None:
     with BlockingProducer.open(url, "events") as producer:
-        stream = StreamColumns(producer, "alter")
+        stream = TargetColumns(producer, "alter")
         rows, cells = JsonRows(stream), CsvColumns(stream, delimiter=",")
         record(url, id=pa.array([1]), b=pa.array(["text"]))
         table, error = rows.decode("input", LineBlock(1, b'{"id":1}\n{"id":2,"b":5}', 0))
@@ -188,7 +187,7 @@ def test_a_column_that_another_producer_decides_meanwhile_is_named_by_its_place(
 
 def test_a_csv_column_that_was_decided_meanwhile_is_named_by_its_row(url: str) -> None:
     with BlockingProducer.open(url, "events") as producer:
-        cells = CsvColumns(StreamColumns(producer, "alter"), delimiter=",")
+        cells = CsvColumns(TargetColumns(producer, "alter"), delimiter=",")
         record(url, b=pa.array([1]))
         read = cells.read("input", pa.BufferReader(b"b\n1\n1.5\n"), 1024)
         assert next(read).to_pylist() == [{"b": 1}]

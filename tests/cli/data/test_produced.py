@@ -11,16 +11,10 @@ import pytest
 from rich.console import Console
 
 from headwater.buffer.producer import Accepted, BlockingProducer, PartlyAccepted
-from headwater.cli.interrupt import Interrupt
-from headwater.cli.produce_input import Piece
-from headwater.cli.produce_run import (
-    FromTheStart,
-    Outcome,
-    ProduceView,
-    Range,
-    produce_all,
-    show_outcome,
-)
+from headwater.cli.produce_input import InputPiece
+from headwater.cli.produce_run import FromTheStart, PartitionRange, ProduceOutcome, produce_all
+from headwater.cli.produce_view import ProduceView, show_outcome
+from headwater.cli.terminal import Interrupt
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused, Unavailable
 from tests.cli.conftest import Invoke
 
@@ -40,28 +34,28 @@ def test_where_nothing_was_sent_no_counts_are_shown(
 @pytest.mark.parametrize(
     ("outcome", "said"),
     [
-        (Outcome(3, error=Refused("x")), "none of the 3 records that were sent is accepted"),
-        (Outcome(1, error=Refused("x")), "the one record that was sent is not accepted"),
-        (Outcome(error=OutcomeUnknown("x")), "nothing was sent"),
+        (ProduceOutcome(3, error=Refused("x")), "none of the 3 records that were sent is accepted"),
+        (ProduceOutcome(1, error=Refused("x")), "the one record that was sent is not accepted"),
+        (ProduceOutcome(error=OutcomeUnknown("x")), "nothing was sent"),
         (
-            Outcome(3, unknown_rows=3, error=OutcomeUnknown("x")),
+            ProduceOutcome(3, unknown_rows=3, error=OutcomeUnknown("x")),
             "none of the 3 records that were sent is known to be accepted",
         ),
         (
-            Outcome(1, unknown_rows=1, error=OutcomeUnknown("x")),
+            ProduceOutcome(1, unknown_rows=1, error=OutcomeUnknown("x")),
             "the one record that was sent is not known to be accepted",
         ),
         (
-            Outcome(100, error=OutcomeUnknown("x")),
+            ProduceOutcome(100, error=OutcomeUnknown("x")),
             "none of the 100 records that were sent is known to be accepted",
         ),
         (
-            Outcome(4, skipped_rows=1, leading_rows=1, error=Refused("x")),
+            ProduceOutcome(4, skipped_rows=1, leading_rows=1, error=Refused("x")),
             "none of the 3 records that were sent is accepted; 1 was accepted before",
         ),
     ],
 )
-def test_what_was_sent_and_not_accepted_is_counted(outcome: Outcome, said: str) -> None:
+def test_what_was_sent_and_not_accepted_is_counted(outcome: ProduceOutcome, said: str) -> None:
     assert _shown(outcome)[0] == f"✗ {said}"
 
 
@@ -69,11 +63,15 @@ def test_what_was_sent_and_not_accepted_is_counted(outcome: Outcome, said: str) 
     ("outcome", "lines"),
     [
         (
-            Outcome(2, leading_rows=1, ranges={0: Range(1, 1, 1)}, error=Refused("x")),
+            ProduceOutcome(
+                2, leading_rows=1, ranges={0: PartitionRange(1, 1, 1)}, error=Refused("x")
+            ),
             ["of the input, the first record is accepted", "1 record was read and not accepted"],
         ),
         (
-            Outcome(9, leading_rows=4, ranges={0: Range(1, 5, 5)}, error=Refused("x")),
+            ProduceOutcome(
+                9, leading_rows=4, ranges={0: PartitionRange(1, 5, 5)}, error=Refused("x")
+            ),
             [
                 "of the input, the first 4 records are accepted, all of them",
                 "1 of those that follow is accepted as well, in other partitions or calls",
@@ -81,7 +79,9 @@ def test_what_was_sent_and_not_accepted_is_counted(outcome: Outcome, said: str) 
             ],
         ),
         (
-            Outcome(9, ranges={0: Range(1, 5, 5)}, unknown_rows=1, error=OutcomeUnknown("x")),
+            ProduceOutcome(
+                9, ranges={0: PartitionRange(1, 5, 5)}, unknown_rows=1, error=OutcomeUnknown("x")
+            ),
             [
                 "of the input, the first record is not known to be accepted",
                 "5 of those that follow are accepted as well, in other partitions or calls",
@@ -91,11 +91,11 @@ def test_what_was_sent_and_not_accepted_is_counted(outcome: Outcome, said: str) 
         ),
     ],
 )
-def test_what_is_left_is_counted_in_words(outcome: Outcome, lines: list[str]) -> None:
+def test_what_is_left_is_counted_in_words(outcome: ProduceOutcome, lines: list[str]) -> None:
     assert _shown(outcome)[2:-1] == lines
 
 
-def _shown(outcome: Outcome) -> list[str]:
+def _shown(outcome: ProduceOutcome) -> list[str]:
     text = io.StringIO()
     show_outcome(Console(file=text, width=100), outcome)
     return text.getvalue().splitlines()
@@ -133,7 +133,7 @@ def test_an_unknown_outcome_of_one_call_is_not_hidden_by_the_failure_of_another(
     sizes = [10, 20, 30]
     outcome = produce_all(
         cast("BlockingProducer", _Failing(*errors, closing=unknown)),
-        iter([Piece([b"x"] * size, None, None, size, size) for size in sizes]),
+        iter([InputPiece([b"x"] * size, None, None, size, size) for size in sizes]),
         FromTheStart(None, None),
         in_order=False,
         interrupt=Interrupt(),
@@ -154,7 +154,7 @@ def test_what_close_says_of_an_unknown_outcome_is_not_replaced() -> None:
     closing = OutcomeUnknown("no answer")
     outcome = produce_all(
         cast("BlockingProducer", _Failing(Unavailable("dropped"), closing=closing)),
-        iter([Piece([b"x"], None, None, 1, 1)]),
+        iter([InputPiece([b"x"], None, None, 1, 1)]),
         FromTheStart(None, None),
         in_order=False,
         interrupt=Interrupt(),
@@ -169,7 +169,7 @@ def test_of_a_partly_accepted_call_nothing_is_in_doubt() -> None:
     partly = PartlyAccepted("1 of 2", reason=ValueError("x"))
     outcome = produce_all(
         cast("BlockingProducer", _Failing(partly)),
-        iter([Piece([b"x"], None, None, 1, 1)]),
+        iter([InputPiece([b"x"], None, None, 1, 1)]),
         FromTheStart(None, None),
         in_order=False,
         interrupt=Interrupt(),
@@ -179,7 +179,7 @@ def test_of_a_partly_accepted_call_nothing_is_in_doubt() -> None:
 
 
 def test_ranges_tell_of_others_between() -> None:
-    outcome = Outcome()
+    outcome = ProduceOutcome()
     outcome.add([Accepted(0, 0, 1, 5, 1, 5), Accepted(0, 1, 6, 7, 2, 2)])
     assert (outcome.ranges[0].runs, outcome.rows) == (1, 7)
     outcome.add([Accepted(0, 3, 10, 11, 3, 2), Accepted(1, 0, 1, 1, 1, 1)])

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headwater.cli.read_output import Lines
+from headwater.cli.read_output import LinesOutput
 from tests.cli.conftest import Invoke
 from tests.cli.data.given import File, Make
 
@@ -200,7 +200,7 @@ def test_a_screen_shows_places_and_nothing_that_moves_its_cursor() -> None:
         {"_value": [b"plain", b"\x1b[31mred\x07"], "_lsn": [7, 1234], "_partition": [0, 2]}
     )
     sink = io.BytesIO()
-    Lines(sink, batch.schema, None, on_screen=True).write(batch)
+    LinesOutput(sink, batch.schema, None, on_screen=True).write(batch)
     plain, red = re.sub(r"\x1b\[[02]m", "", sink.getvalue().decode()).splitlines()
     assert plain == "        7  plain"
     assert red == r"  2:1,234  \x1b[31mred\x07"

@@ -10,8 +10,8 @@ import subprocess
 import pytest
 
 from headwater.buffer.stream import open_stream
-from headwater.cli import interrupt as interrupt_module
-from headwater.cli.interrupt import Interrupt, Interrupted
+from headwater.cli import terminal as interrupt_module
+from headwater.cli.terminal import Interrupt, WaitInterrupted
 from headwater.store import Store
 from tests.cli.conftest import Invoke
 from tests.cli.data.given import File, on, start, values
@@ -66,10 +66,10 @@ def test_signals_are_taken_while_waiting_and_noted_at_work(
         os.kill(os.getpid(), signal.SIGINT)
 
     with Interrupt() as interrupt:
-        with pytest.raises(Interrupted), interrupt.waiting():
+        with pytest.raises(WaitInterrupted), interrupt.waiting():
             signalled()
         assert interrupt.exit_status == 130
-        with pytest.raises(Interrupted), interrupt.waiting():
+        with pytest.raises(WaitInterrupted), interrupt.waiting():
             raise AssertionError("it was interrupted before")
     with Interrupt() as interrupt:
         signalled()

@@ -2,16 +2,13 @@
 
 Two producers write orders into a stream; one is killed and started again. A PySpark job turns the
 stream into an Iceberg table and a windowed aggregate; it is killed between the commit of a snapshot
-and the commit of its offsets, and started again. Then what producers were told is compared with
-what the stream holds and with what the table holds.
+and the commit of its offsets, and started again. Then the accepted orders are compared with those
+of the stream and of the table.
 
-    orders     an order, the same whoever makes it, and its fingerprint
+    orders     an order, its fingerprint, and the comparison
     producer   a process that sends orders under its own id
     query      the PySpark job
-    process    a process of the demo, in its first life or a later one
-    verdict    accepted, read and stored, compared
-    view       how it looks
-    run        all of it
+    run        the processes, what is killed when, and how it looks
 """
 
 from headwater.cli.demo.run import run_demo

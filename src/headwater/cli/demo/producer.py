@@ -18,7 +18,7 @@ import msgspec
 
 from headwater.buffer.producer import Handle, Producer
 from headwater.cli.demo.orders import STREAM, order_of
-from headwater.cli.loop import run as run_loop
+from headwater.cli.terminal import run_loop
 from headwater.core import runtime
 from headwater.store import open_store
 

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import shlex
+import signal
+import subprocess
+import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
 
 from headwater.buffer.stream import create_stream
 from headwater.cli.advice import EXIT_NO, command
-from headwater.cli.console import CommandConsole
-from headwater.cli.demo.orders import PRODUCTS, SALES, STORED, STREAM, Sale
-from headwater.cli.demo.process import DemoProcess, Tail
-from headwater.cli.demo.verdict import (
+from headwater.cli.demo.orders import (
+    PRODUCTS,
+    SALES,
+    STORED,
+    STREAM,
+    Sale,
+    Verdict,
     accepted_orders,
     compare,
     orders_of,
     read_orders,
     stored_table,
 )
-from headwater.cli.demo.view import DemoBars, show_next, show_query, show_sales, show_verdict
-from headwater.cli.doctor.machine import PACKAGES, Package
-from headwater.cli.loop import run as run_loop
+from headwater.cli.doctor_checks import PACKAGES, Package
+from headwater.cli.render import CommandConsole
+from headwater.cli.terminal import run_loop
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, Refused
 from headwater.store import open_store
@@ -66,8 +77,8 @@ class Demo:
             "headwater.cli.demo.query",
             [self.url, str(self._folder), str(self.total)],
         )
-        self._tails = {name: Tail(report) for name, report in self.reports.items()}
-        self._stored_tail = Tail(self._folder / STORED)
+        self._tails = {name: ReportFile(report) for name, report in self.reports.items()}
+        self._stored_tail = ReportFile(self._folder / STORED)
         self.accepted = dict.fromkeys(PRODUCERS, 0)
         self.stored = 0
 
@@ -161,7 +172,7 @@ def run_demo(*, orders: int, seconds: float) -> int:
     table = stored_table(demo.url)
     verdict = compare(accepted_orders(demo.reports), read_orders(demo.url), orders_of(table))
     show_sales(console, demo.sales, list(PRODUCTS))
-    show_query(console, "DuckDB", STATEMENT, _asked(table))
+    show_query(console, "DuckDB", STATEMENT, _query_duckdb(table))
     show_verdict(console, verdict)
     place, headwater = shlex.quote(demo.url), command()
     show_next(
@@ -188,7 +199,7 @@ def _check_installed() -> None:
         )
 
 
-def _asked(orders: Any) -> list[tuple[Any, ...]]:
+def _query_duckdb(orders: Any) -> list[tuple[Any, ...]]:
     import duckdb
 
     with duckdb.connect() as engine:
@@ -209,3 +220,154 @@ async def _work(demo: Demo, seconds: float) -> None:
             bars.show(demo.accepted, demo.stored)
             await runtime.sleep(POLL_S)
         bars.show(demo.accepted, demo.stored)
+
+
+class ReportFile:
+    """The whole lines of a file that others append to, each read once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def lines(self) -> list[bytes]:
+        """What was added since the last time."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data.rfind(b"\n") + 1
+        self._offset += whole
+        return data[:whole].splitlines()
+
+
+@dataclass(slots=True)
+class DemoProcess:
+    """One module of the demo, run with arguments; its complaints go to a log."""
+
+    name: str
+    module: str
+    arguments: list[str]
+    log: Path
+    lives: int = 0
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Begin a life, in a group of its own: whatever it starts ends with it."""
+        self.lives += 1
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", self.module, *self.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        """SIGKILL: no handler runs, no buffer is written."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether it ended by SIGKILL."""
+        return self.process is not None and self.process.poll() == -signal.SIGKILL
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it came to its end; raises if that was an error."""
+        if self.process is None or self.process.poll() is None:
+            return False
+        if self.process.returncode != 0:
+            text = self.log.read_text(errors="replace").strip()
+            said = text.splitlines()[-1] if text else "no word"
+            raise HeadwaterError(f"{self.name} failed: {said} (all of it: {self.log})")
+        return True
+
+
+class DemoBars:
+    """A bar for each producer and one for the job on a terminal; nothing in a pipe."""
+
+    def __init__(self, console: Console, producers: list[str], total: int) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[doing]}", style="dim"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        each = total // len(producers)
+        self._tasks = {
+            name: self._progress.add_task(name, total=each, doing="accepted") for name in producers
+        }
+        self._job = self._progress.add_task("PySpark job", total=total, doing="in the table")
+
+    def __enter__(self) -> DemoBars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, accepted: dict[str, int], stored: int) -> None:
+        """How far everybody is."""
+        for name, orders in accepted.items():
+            self._progress.update(self._tasks[name], completed=orders)
+        self._progress.update(self._job, completed=stored)
+
+
+def show_verdict(console: Console, verdict: Verdict) -> None:
+    """Counts and fingerprints, and the answer."""
+    table = _number_table("", "orders", "fingerprint")
+    meant = {
+        "accepted": "what producers were told",
+        "read": "what the stream holds",
+        "stored": "what the Iceberg table holds",
+    }
+    for name, found in verdict.found.items():
+        table.add_row(f"{name} [dim]({meant[name]})[/dim]", f"{found.rows:,}", str(found))
+    console.print()
+    console.print(table)
+    answer = "[bold green]yes[/bold green]" if verdict.is_exact else "[bold red]NO[/bold red]"
+    console.print(f"\nexactly once: {answer}")
+    for problem in verdict.problems:
+        console.print(f"  [red]{problem}[/red]", soft_wrap=True)
+
+
+def show_sales(console: Console, sales: list[Sale], products: list[str]) -> None:
+    """The windowed aggregate: a row for each half hour."""
+    table = _number_table("half hour", *(f"{product} €" for product in products), "orders")
+    for window in sorted({sale.window for sale in sales}):
+        mine = {sale.product: sale for sale in sales if sale.window == window}
+        euros = [f"{mine[one].euros:,.2f}" if one in mine else "" for one in products]
+        table.add_row(window, *euros, f"{sum(sale.orders for sale in mine.values()):,}")
+    console.print("\nsales, aggregated by the streaming job:")
+    console.print(table)
+
+
+def show_query(console: Console, engine: str, statement: str, rows: list[tuple[Any, ...]]) -> None:
+    """The same table through another engine."""
+    table = _number_table("product", "orders", "€")
+    for product, orders, euros in rows:
+        table.add_row(product, f"{orders:,}", f"{euros:,.2f}")
+    console.print(f"\nthe table, read by {engine}: [dim]{statement}[/dim]", soft_wrap=True)
+    console.print(table)
+
+
+def show_next(console: Console, commands: list[str]) -> None:
+    """What to try now."""
+    console.print("\nnext:")
+    for line in commands:
+        console.print(f"  {line}", soft_wrap=True, markup=False)
+
+
+def _number_table(first: str, *numbers: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column(first)
+    for column in numbers:
+        table.add_column(column, justify="right")
+    return table

@@ -11,10 +11,14 @@ import xxhash
 from headwater.buffer import batch as native
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.v1 import batch_format
-from headwater.cli.inspection.recognise import empty, mistaken
-from headwater.cli.inspection.record_rows import record_rows
-from headwater.cli.inspection.report import Problem, Report, Rows, offset_in
-from headwater.cli.inspection.source import Source
+from headwater.cli.inspection.report import (
+    InspectionReport,
+    Problem,
+    ReportTable,
+    offset_in,
+    record_rows,
+)
+from headwater.cli.inspection.source import InspectedObject, empty_object, wrong_kind
 from headwater.core.errors import Corrupt, HeadwaterError, LimitExceeded, NotSupported, Refused
 from headwater.core.runtime import ULID_LENGTH, decode_ulid, ulid_time_ms
 
@@ -27,20 +31,22 @@ _ID_FROM_END: Final = 28
 _UNREADABLE: Final = (Corrupt, NotSupported, LimitExceeded)
 
 
-def inspect_batch(source: Source, *, records: int) -> Report:
+def inspect_batch(source: InspectedObject, *, records: int) -> InspectionReport:
     """What a batch holds, with its first records."""
     data = source.data
     if not data:
-        return Report("no batch, but an empty object", 0, problems=[empty("batch")])
+        return InspectionReport(
+            "no batch, but an empty object", 0, problems=[empty_object("batch")]
+        )
     prefix = native.MAGIC[:3]
     if data[:3] == prefix or data[-4:-1] == prefix:
         return _native(source, records)
     return _published(source, records)
 
 
-def _native(source: Source, shown: int) -> Report:
+def _native(source: InspectedObject, shown: int) -> InspectionReport:
     data = source.data
-    report = Report(NATIVE, len(data))
+    report = InspectionReport(NATIVE, len(data))
     try:
         found = native.decode_batch(data, expected_id=_ulid(source.key))
     except _UNREADABLE as error:
@@ -70,14 +76,14 @@ def _native(source: Source, shown: int) -> Report:
     return report
 
 
-def _published(source: Source, shown: int) -> Report:
+def _published(source: InspectedObject, shown: int) -> InspectionReport:
     data = source.data
-    report = Report(PUBLISHED, len(data))
+    report = InspectionReport(PUBLISHED, len(data))
     try:
         footer = batch_format.read_footer(data)
         values = batch_format.decode_batch(data)
     except _UNREADABLE as error:
-        report.problems.append(mistaken(data, "batch") or _published_problem(data, error))
+        report.problems.append(wrong_kind(data, "batch") or _published_problem(data, error))
         if report.problems[0].check in ("kind", "compression", "version"):
             report.kind = "no batch that is known"
         return report
@@ -136,7 +142,7 @@ _PUBLISHED_CHECKS: Final = (
 )
 
 
-def _locate(source: Source, error: HeadwaterError) -> Problem:
+def _locate(source: InspectedObject, error: HeadwaterError) -> Problem:
     """Which of the checks that a reader makes, in its order, is the one that failed, and where."""
     check, offset, detail = next(_failed_checks(source.data))
     advice = None
@@ -147,7 +153,7 @@ def _locate(source: Source, error: HeadwaterError) -> Problem:
     return Problem.of(error, check, offset=offset, detail=detail, advice=advice)
 
 
-def _is_of_another_name(source: Source) -> bool:
+def _is_of_another_name(source: InspectedObject) -> bool:
     name = _ulid(source.key)
     try:
         return name is not None and native.decode_batch(source.data).batch_id != name
@@ -219,15 +225,15 @@ def _ulid(name: str) -> str | None:
     return name
 
 
-def _columns(records: pa.RecordBatch) -> Rows:
+def _columns(records: pa.RecordBatch) -> ReportTable:
     rows = [
         (field.name, str(field.type), column.null_count, column.nbytes)
         for field, column in zip(records.schema, records.columns, strict=True)
     ]
-    return Rows("columns", ("column", "type", "nulls", "size_bytes"), rows)
+    return ReportTable("columns", ("column", "type", "nulls", "size_bytes"), rows)
 
 
-def _calls(batch: native.Batch) -> Rows:
+def _calls(batch: native.Batch) -> ReportTable:
     listed = batch.calls.columns.slice(0, CALLS_SHOWN + 1).to_pylist()
     rows = []
     for number, call in enumerate(listed[:CALLS_SHOWN]):
@@ -243,7 +249,7 @@ def _calls(batch: native.Batch) -> Rows:
             )
         )
     columns = ("call", "first_record", "records", "ingestion_time_ms", "metadata")
-    return Rows("produce_calls", columns, rows, _total(len(batch.calls), rows))
+    return ReportTable("produce_calls", columns, rows, _total(len(batch.calls), rows))
 
 
 def _total(count: int, rows: list[Any]) -> int | None:

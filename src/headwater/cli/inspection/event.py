@@ -6,10 +6,8 @@ import re
 import uuid
 from typing import Any, Final
 
-from headwater.cli.inspection.event_snapshot import inspect_event_snapshot
-from headwater.cli.inspection.recognise import empty, mistaken
-from headwater.cli.inspection.report import Problem, Report, Rows
-from headwater.cli.inspection.source import Source
+from headwater.cli.inspection.report import InspectionReport, Problem, ReportTable
+from headwater.cli.inspection.source import InspectedObject, empty_object, wrong_kind
 from headwater.core.errors import (
     Corrupt,
     HeadwaterError,
@@ -30,10 +28,12 @@ from headwater.tier.events import (
     MetadataEvent,
     PartitionDelete,
     SegmentMetadata,
+    SegmentState,
     partition_of,
     unstamp,
 )
 from headwater.tier.snapshot import FAMILY as SNAPSHOT_FAMILY
+from headwater.tier.snapshot import PartitionDump, Snapshot, decode_snapshot
 
 STORED_KIND: Final = "no event of a stored log that can be read"
 _UNREADABLE: Final = (Corrupt, NotSupported, LimitExceeded)
@@ -47,11 +47,13 @@ _NAME: Final = re.compile(r"(?:^|/)([0-9]+)/([0-9]{20})$")
 """Of an event in a store: its metadata partition and its offset."""
 
 
-def inspect_event(source: Source) -> Report:
+def inspect_event(source: InspectedObject) -> InspectionReport:
     """What an event says: by itself, as an object of a stored log, or in a snapshot."""
     data = source.data
     if not data:
-        return Report("no event, but an empty object", 0, problems=[empty("event")])
+        return InspectionReport(
+            "no event, but an empty object", 0, problems=[empty_object("event")]
+        )
     if data.startswith(FAMILY):
         return _inspect_object(source)
     if data.startswith(SNAPSHOT_FAMILY):
@@ -59,20 +61,20 @@ def inspect_event(source: Source) -> Report:
     try:
         event = decode_event(data)
     except _UNREADABLE as error:
-        other = mistaken(data, "event")
+        other = wrong_kind(data, "event")
         if other is None and _NAME.search(source.name):
             # Named as an event of a stored log: what it should be is known, and it is not.
             return _inspect_object(source)
         problem = other or Problem.of(error, _check(error))
-        return Report("no metadata event that is known", len(data), problems=[problem])
-    report = Report(_kind(event), len(data))
+        return InspectionReport("no metadata event that is known", len(data), problems=[problem])
+    report = InspectionReport(_event_kind(event), len(data))
     _describe(report, event)
     return report
 
 
-def inspect_logged(log_id: uuid.UUID, event: EventDelivered) -> Report:
+def inspect_logged(log_id: uuid.UUID, event: EventDelivered) -> InspectionReport:
     """What an event says, and where in its log it stands."""
-    report = inspect_event(Source("", event.payload))
+    report = inspect_event(InspectedObject("", event.payload))
     report.facts = {
         "log_id": str(log_id),
         "log_partition": event.partition,
@@ -82,7 +84,7 @@ def inspect_logged(log_id: uuid.UUID, event: EventDelivered) -> Report:
     return report
 
 
-async def inspect_in_log(log: MetadataEventLog, partition: int, offset: int) -> Report:
+async def inspect_in_log(log: MetadataEventLog, partition: int, offset: int) -> InspectionReport:
     """The event at an offset of a log; `NotFound` if there is none."""
     end = (await log.high_water_marks([partition])).get(partition)
     if end is None:
@@ -95,7 +97,7 @@ async def inspect_in_log(log: MetadataEventLog, partition: int, offset: int) -> 
         raise item.error
     if isinstance(item, EventUnreadable) and item.offset == offset:
         problem = Problem.of(item.error, "event")
-        return Report("no metadata event that can be read", 0, problems=[problem])
+        return InspectionReport("no metadata event that can be read", 0, problems=[problem])
     if isinstance(item, EventDelivered) and item.offset == offset:
         return inspect_logged(log.log_id, item)
     raise NotFound(
@@ -104,12 +106,12 @@ async def inspect_in_log(log: MetadataEventLog, partition: int, offset: int) -> 
     )
 
 
-def _inspect_object(source: Source) -> Report:
+def _inspect_object(source: InspectedObject) -> InspectionReport:
     try:
         log_id, event = read_event_object(source.key or "this object", source.data)
     except _UNREADABLE as error:
         problem = Problem.of(error, "checksum" if "checksum" in str(error) else "object")
-        return Report(STORED_KIND, len(source.data), problems=[problem])
+        return InspectionReport(STORED_KIND, len(source.data), problems=[problem])
     report = inspect_logged(log_id, event)
     report.size_bytes = len(source.data)
     report.facts["token"] = token_of(source.data).hex()
@@ -123,7 +125,7 @@ def _inspect_object(source: Source) -> Report:
     return report
 
 
-def _kind(event: MetadataEvent) -> str:
+def _event_kind(event: MetadataEvent) -> str:
     if isinstance(event, SegmentMetadata):
         return "metadata event, segment"
     if isinstance(event, PartitionDelete):
@@ -139,7 +141,7 @@ def _check(error: HeadwaterError) -> str:
     return next((check for words, check in _CHECKS if words in str(error)), "fields")
 
 
-def _describe(report: Report, event: MetadataEvent) -> None:
+def _describe(report: InspectionReport, event: MetadataEvent) -> None:
     partition = partition_of(event)
     report.facts |= {
         "stream": partition.name,
@@ -165,11 +167,11 @@ def _describe(report: Report, event: MetadataEvent) -> None:
         rows: list[tuple[Any, ...]] = [
             (epoch, offset, event.last_offset_of(epoch)) for epoch, offset in event.epochs
         ]
-        report.tables.append(Rows("epochs", ("epoch", "first_offset", "last_offset"), rows))
+        report.tables.append(ReportTable("epochs", ("epoch", "first_offset", "last_offset"), rows))
     report.notes.append(f"the metadata partition is out of {METADATA_PARTITIONS}, Kafka's default")
 
 
-def _describe_custom(report: Report, custom_metadata: bytes | None) -> None:
+def _describe_custom(report: InspectionReport, custom_metadata: bytes | None) -> None:
     try:
         publisher_epoch, rest = unstamp(custom_metadata)
     except Corrupt as error:
@@ -179,3 +181,74 @@ def _describe_custom(report: Report, custom_metadata: bytes | None) -> None:
         "publisher_epoch": publisher_epoch,
         "custom_metadata": rest if custom_metadata is not None else None,
     }
+
+
+SNAPSHOT: Final = "snapshot of the tier's events, HWT1"
+ROWS_SHOWN: Final = 20
+_SNAPSHOT_NAME: Final = re.compile(r"snapshot-([0-9]{20})-[0-9a-f]{32}")
+
+
+def inspect_event_snapshot(source: InspectedObject) -> InspectionReport:
+    """What a snapshot holds, by partition of a stream."""
+    report = InspectionReport(SNAPSHOT, len(source.data))
+    try:
+        snapshot = decode_snapshot(source.data, source.key or "this snapshot")
+    except (Corrupt, NotSupported) as error:
+        check = "checksum" if "checksum" in str(error) else "contents"
+        report.problems.append(Problem.of(error, check))
+        return report
+    report.facts |= {
+        "log_id": str(snapshot.log_id),
+        "metadata_partition": snapshot.partition,
+        "metadata_partitions": snapshot.partition_count,
+        "first_offset": snapshot.first_offset,
+        "through_offset": snapshot.through_offset,
+        "partitions": len(snapshot.dumps),
+        "segments": sum(len(dumped.segments) for dumped in snapshot.dumps),
+    }
+    _judge_snapshot_name(report, source, snapshot)
+    report.tables.append(_snapshot_rows(snapshot))
+    return report
+
+
+def _judge_snapshot_name(
+    report: InspectionReport, source: InspectedObject, snapshot: Snapshot
+) -> None:
+    named = _SNAPSHOT_NAME.fullmatch(source.key)
+    if named is not None and int(named[1]) != snapshot.through_offset:
+        error = Corrupt(
+            f"this is the snapshot through {snapshot.through_offset:,}, under the name of the one "
+            f"through {int(named[1]):,}: it was copied or renamed"
+        )
+        report.problems.append(Problem.of(error, "name"))
+
+
+def _snapshot_rows(snapshot: Snapshot) -> ReportTable:
+    dumps = snapshot.dumps
+    rows = [_snapshot_row(dumped) for dumped in dumps[:ROWS_SHOWN]]
+    columns = (
+        "stream",
+        "stream_id",
+        "partition",
+        "publisher_epoch",
+        "listed",
+        "finished",
+        "highest_offset",
+        "deletion",
+    )
+    return ReportTable("known", columns, rows, len(dumps) if len(dumps) > len(rows) else None)
+
+
+def _snapshot_row(dumped: PartitionDump) -> tuple[Any, ...]:
+    place = dumped.partition
+    highest = [offset for _, offset in dumped.highest if offset is not None]
+    return (
+        place.name,
+        str(place.topic_id),
+        place.partition,
+        dumped.publisher_epoch,
+        len(dumped.segments),
+        sum(one.state is SegmentState.COPY_FINISHED for one in dumped.segments),
+        max(highest, default=None),
+        None if dumped.delete_state is None else dumped.delete_state.name,
+    )

@@ -5,34 +5,36 @@ Each part is read by itself, so that one that is damaged does not hide the other
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from headwater.buffer.queue.contract import QueueState
+from headwater.buffer.queue.contract import Descriptor, QueueReader, QueueState
 from headwater.buffer.queue.native.chunk import Chunk
 from headwater.buffer.queue.native.chunk_log import ChunkLog
-from headwater.buffer.queue.native.registers import QueueFloors
+from headwater.buffer.queue.native.producers import shard_register
+from headwater.buffer.queue.native.registers import ProducerRecord, QueueFloors
 from headwater.buffer.queue.v1.manifest_format import decode_manifest
 from headwater.buffer.queue.v1.side_object import V1Names
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import queue_prefix
-from headwater.cli.inspection.entries import check_entries
-from headwater.cli.inspection.manifest import describe as describe_manifest
-from headwater.cli.inspection.marks import check_marks, read_marks, show_marks
-from headwater.cli.inspection.report import Problem, Report, Rows
-from headwater.cli.queue_order import disorder
-from headwater.core.errors import Corrupt, Damaged, NotFound, NotSupported, RolledBack
+from headwater.cli.inspection.queue import describe_manifest
+from headwater.cli.inspection.register import MARK_COLUMNS, mark_rows
+from headwater.cli.inspection.report import InspectionReport, Problem, ReportTable
+from headwater.cli.stream_view import disorder
+from headwater.core.errors import Corrupt, Damaged, NotFound, NotSupported, RolledBack, Trimmed
 
 CHUNKS_LISTED: Final = 100_000
 T = TypeVar("T")
 
 
-async def inspect_partition(stream: Stream, partition: int, *, entries: int) -> Report:
+async def inspect_partition(stream: Stream, partition: int, *, entries: int) -> InspectionReport:
     """How the queue of a partition stands, with its newest chunks and its producers."""
     looker = stream.looker(partition)
     prefix = queue_prefix(stream.config, partition)
-    report = Report(f"queue of stream {stream.name}, partition {partition}")
+    report = InspectionReport(f"queue of stream {stream.name}, partition {partition}")
     report.facts |= {"format": stream.config.format, "folder": prefix}
     state = await _part(report, "state", looker.state())
     wrong = None
@@ -50,7 +52,7 @@ async def inspect_partition(stream: Stream, partition: int, *, entries: int) -> 
     return report
 
 
-async def _part(report: Report, check: str, reading: Awaitable[T]) -> T | None:
+async def _part(report: InspectionReport, check: str, reading: Awaitable[T]) -> T | None:
     """What was read; None, and a problem in the report, if it is damaged or gone."""
     try:
         return await reading
@@ -82,7 +84,7 @@ def _state_facts(state: QueueState, *, is_ordered: bool) -> dict[str, Any]:
     }
 
 
-async def _native(report: Report, stream: Stream, prefix: str, shown: int) -> None:
+async def _native(report: InspectionReport, stream: Stream, prefix: str, shown: int) -> None:
     chunks = ChunkLog(stream.store, prefix, stream.id)
     # Before the chunks: a mark is written once its chunk is, so none points beyond those.
     marks = await read_marks(stream, prefix, lambda check, reading: _part(report, check, reading))
@@ -119,7 +121,7 @@ async def _chunk_numbers(chunks: ChunkLog) -> list[int]:
 
 
 def _check_numbers(
-    report: Report, chunks: ChunkLog, numbers: list[int], queue: QueueFloors
+    report: InspectionReport, chunks: ChunkLog, numbers: list[int], queue: QueueFloors
 ) -> None:
     below = sum(number < queue.chunk_floor for number in numbers)
     if below:
@@ -135,7 +137,7 @@ def _check_numbers(
         report.problems.append(Problem.of(problem, "chunks without gaps"))
 
 
-def _chunk_rows(held: list[Chunk], count: int) -> Rows:
+def _chunk_rows(held: list[Chunk], count: int) -> ReportTable:
     rows = [
         (
             chunk.number,
@@ -159,10 +161,10 @@ def _chunk_rows(held: list[Chunk], count: int) -> Rows:
         "size_bytes",
         "openings",
     )
-    return Rows("newest_chunks", columns, rows, count if count > len(rows) else None)
+    return ReportTable("newest_chunks", columns, rows, count if count > len(rows) else None)
 
 
-def _check_neighbours(report: Report, chunks: ChunkLog, held: list[Chunk]) -> None:
+def _check_neighbours(report: InspectionReport, chunks: ChunkLog, held: list[Chunk]) -> None:
     for before, after in itertools.pairwise(held):
         if after.number != before.number + 1:
             continue
@@ -183,7 +185,7 @@ def _check_neighbours(report: Report, chunks: ChunkLog, held: list[Chunk]) -> No
         report.problems.append(Problem.of(Corrupt(problem), f"chunk {after.number}"))
 
 
-async def _published(report: Report, stream: Stream, prefix: str, shown: int) -> None:
+async def _published(report: InspectionReport, stream: Stream, prefix: str, shown: int) -> None:
     names = V1Names(prefix, stream.id)
     try:
         data = bytes((await stream.store.get(names.manifest)).data)
@@ -196,8 +198,149 @@ async def _published(report: Report, stream: Stream, prefix: str, shown: int) ->
         if all(str(error) not in problem.message for problem in report.problems):
             report.problems.append(Problem.of(error, "manifest"))
         return
-    inner = Report("manifest")
+    inner = InspectionReport("manifest")
     describe_manifest(inner, manifest, shown)
     report.facts |= {"entries": inner.facts["entries"], "manifest_size_bytes": len(data)}
     report.tables += inner.tables
     report.notes += inner.notes
+
+
+LOOKED_AT: Final = 100
+"""Of the oldest, and as many of the newest."""
+PARALLEL: Final = 16
+
+
+async def check_entries(
+    report: InspectionReport, stream: Stream, looker: QueueReader, state: QueueState
+) -> None:
+    """Look for the objects of the oldest and the newest retained entries."""
+    found = await _oldest_and_newest(looker, state)
+    in_objects = [one for one in found if one.inline is None and not one.duplicate]
+    retained = state.next_sequence - state.floor_sequence
+    if len(found) < retained:
+        report.notes.append(
+            f"objects were looked for of the oldest {LOOKED_AT} and the newest {LOOKED_AT} of "
+            f"{retained:,} retained batches, not of those between"
+        )
+    missing = await _missing_objects(stream, in_objects)
+    if not missing:
+        return
+    # What is gone by now may have been acknowledged and collected while it was looked for.
+    floor = await looker.floor()
+    gone = [one for one in missing if one.sequence >= floor]
+    if gone:
+        more = f", and those of {len(gone) - 1:,} others" if len(gone) > 1 else ""
+        problem = RolledBack(
+            f"{gone[0].location}, the object of batch {gone[0].sequence:,}, is missing{more}: a "
+            "batch that is retained is never deleted"
+        )
+        advice = (
+            "Restore it from a backup; or read past it with --skip-unreadable, which names what "
+            "is lost."
+        )
+        report.problems.append(Problem.of(problem, "batch objects", advice=advice))
+
+
+async def _oldest_and_newest(looker: QueueReader, state: QueueState) -> list[Descriptor]:
+    """The oldest and the newest entries, each once."""
+    while True:
+        try:
+            oldest = await looker.after(None, LOOKED_AT)
+            seen = oldest[-1].sequence if oldest else -1
+            start = max(seen, state.next_sequence - 1 - LOOKED_AT)
+            return oldest + (await looker.after(start, LOOKED_AT) if oldest else [])
+        except Trimmed:
+            continue  # collected meanwhile: the oldest are others
+
+
+async def _missing_objects(stream: Stream, wanted: Sequence[Descriptor]) -> list[Descriptor]:
+    async def is_missing(one: Descriptor) -> bool:
+        try:
+            # Other software may have chosen the name, where the format is not ours alone.
+            await stream.store.head(one.location, foreign=one.format == "v1")
+        except NotFound:
+            return True
+        return False
+
+    missing: list[Descriptor] = []
+    for first in range(0, len(wanted), PARALLEL):
+        group = wanted[first : first + PARALLEL]
+        answers = await asyncio.gather(*(is_missing(one) for one in group))
+        missing += [one for one, answer in zip(group, answers, strict=True) if answer]
+    return missing
+
+
+SHARDS_READ: Final = 64
+Part = Callable[[str, Awaitable[Any]], Awaitable[Any]]
+"""Reads a part of the queue; None, and a problem in the report, if it is damaged or gone."""
+
+
+@dataclass(slots=True)
+class ProducerMarks:
+    """What was read of the producers' records."""
+
+    producers: dict[str, ProducerRecord] = field(default_factory=dict)
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    forgotten: int = 0
+    is_all: bool = True
+
+
+async def read_marks(stream: Stream, prefix: str, part: Part) -> ProducerMarks:
+    """The records of producers, as far as they are read."""
+    folder = f"{prefix}/producers"
+    names = []
+    async for meta in stream.store.list(folder):
+        names.append(meta.key.removeprefix(f"{folder}/").removesuffix(".json"))
+        if len(names) > SHARDS_READ:
+            break
+    marks = ProducerMarks(is_all=len(names) <= SHARDS_READ)
+    for first in range(0, min(len(names), SHARDS_READ), PARALLEL):
+        group = names[first : min(first + PARALLEL, SHARDS_READ)]
+        reading = (
+            part(f"producers/{name}.json", shard_register(stream.store, prefix, name).read())
+            for name in group
+        )
+        for found in await asyncio.gather(*reading):
+            if found is not None:
+                marks.producers |= found.value.producers
+                marks.rows += mark_rows(found.value)
+                marks.forgotten += found.value.dropped
+    marks.rows.sort(key=lambda row: -row[MARK_COLUMNS.index("seen_ms")])
+    return marks
+
+
+def check_marks(report: InspectionReport, marks: ProducerMarks, last: Chunk) -> None:
+    """That no mark points beyond the last chunk, which was read after the marks."""
+    beyond = [name for name, one in sorted(marks.producers.items()) if _is_beyond(one, last)]
+    if not beyond:
+        return
+    more = f", and those of {len(beyond) - 1:,} others" if len(beyond) > 1 else ""
+    problem = RolledBack(
+        f"the mark of producer {beyond[0]!r} points beyond the end of the queue, which is chunk "
+        f"{last.number:,} and sequence {last.next_sequence:,}{more}: a mark is written after its "
+        "batch, so the end of the queue went back"
+    )
+    report.problems.append(Problem.of(problem, "producers' marks"))
+
+
+def _is_beyond(producer: ProducerRecord, last: Chunk) -> bool:
+    mark = producer.mark
+    if producer.anchor > last.number:
+        return True
+    return mark is not None and (
+        mark.chunk > last.number
+        or mark.sequence >= last.next_sequence
+        or mark.first_lsn > last.next_lsn
+    )
+
+
+def show_marks(report: InspectionReport, marks: ProducerMarks, shown: int) -> None:
+    """The latest of them."""
+    total = len(marks.rows) if len(marks.rows) > shown else None
+    report.facts |= {"producers": len(marks.rows), "producers_forgotten": marks.forgotten}
+    if marks.rows:
+        report.tables.append(
+            ReportTable("producers_marks", MARK_COLUMNS, marks.rows[:shown], total)
+        )
+    if not marks.is_all:
+        report.notes.append(f"only the first {SHARDS_READ} objects with producers' marks were read")

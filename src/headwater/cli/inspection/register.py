@@ -19,16 +19,102 @@ from headwater.buffer.queue.native.registers import (
 )
 from headwater.buffer.queue.v1.side_object import DIGEST_BYTES, SideState
 from headwater.buffer.stream.config import StreamConfig
-from headwater.buffer.transaction.holds import Holds
-from headwater.buffer.transaction.record import ApplicationRecord
-from headwater.cli.inspection.report import Problem, Report, Rows
-from headwater.cli.inspection.source import Source
-from headwater.cli.inspection.transaction import describe_holds, describe_record
+from headwater.buffer.transaction.holds import Hold, Holds
+from headwater.buffer.transaction.record import (
+    NO_VERSION,
+    ApplicationRecord,
+    CommitAttempt,
+    producer_id,
+)
+from headwater.cli.inspection.report import InspectionReport, Problem, ReportTable
+from headwater.cli.inspection.source import InspectedObject
 from headwater.cli.stream_view import retention_words
 from headwater.core.errors import Corrupt, NotSupported
 from headwater.core.limits import REGISTER_HISTORY
 from headwater.log.slots import SlotTable
 from headwater.store.register import decode_envelope
+
+_WRITERS: Final = {
+    "query": ("streaming query {}", "micro-batch {}"),
+    "app": ("batch jobs of txnAppId {}", "txnVersion {}"),
+    "jobs": ("batch jobs that name nothing, slot {}", "the job counted {}"),
+}
+_SHARES: Final = (
+    "partition",
+    "batches",
+    "rows",
+    "size_bytes",
+    "first_producer_sequence",
+    "last_producer_sequence",
+)
+_HOLDS: Final = ("whose", "attempt", "holds_uploads_above", "ends_unrenewed_after", "state")
+
+
+def describe_record(report: InspectionReport, record: ApplicationRecord, entries: int) -> None:
+    """What an application committed last, and whether all of it is in the queues."""
+    whose, numbered = _WRITERS.get(record.kind, ("{}", "{}"))
+    report.facts |= {
+        "written_by": whose.format(record.name) if record.kind else "nobody who has committed yet",
+        "last_committed": "nothing yet"
+        if record.version == NO_VERSION
+        else numbered.format(record.version),
+        "committed_by_attempt": record.attempt or None,
+        "state": "committed, and being appended" if record.is_appending else "all of it appended",
+        "ended_before_they_committed": record.revocations,
+    }
+    if record.kind:
+        application = CommitAttempt(record.kind, record.name, None, "").application
+        report.facts["appends_as_producer"] = producer_id(application)
+    if any(record.recent):
+        report.facts["jobs_remembered_before_it"] = sum(map(bool, record.recent))
+    if record.is_appending:
+        _describe_shares(report, record, entries)
+    report.notes.append(
+        "a version at or below the last committed one is not written again, whoever repeats it"
+    )
+
+
+def _describe_shares(report: InspectionReport, record: ApplicationRecord, entries: int) -> None:
+    rows: list[tuple[Any, ...]] = [
+        (
+            share.partition,
+            len(share.uploads),
+            sum(upload.rows for upload in share.uploads),
+            sum(upload.size_bytes for upload in share.uploads),
+            share.first_producer_sequence,
+            share.last_producer_sequence,
+        )
+        for share in record.shares
+    ]
+    total = len(rows) if len(rows) > entries else None
+    report.tables.append(ReportTable("to_append", _SHARES, rows[:entries], total))
+    report.notes.append(
+        "some of it may be appended already: the writer's next run finishes it, or the collector "
+        "once nobody has renewed its hold"
+    )
+
+
+def describe_holds(report: InspectionReport, holds: Holds, entries: int) -> None:
+    """What open transactions keep from the collector."""
+    report.facts |= {
+        "open_transactions": len(holds.holds),
+        "collected_at_most_through": holds.floor,
+    }
+    rows = [(*_named(name, hold), *_shown(hold)) for name, hold in sorted(holds.holds.items())]
+    total = len(rows) if len(rows) > entries else None
+    report.tables.append(ReportTable("holds", _HOLDS, rows[:entries], total))
+    report.notes.append("what is uploaded above a hold stays until it is moved, dropped or ended")
+
+
+def _named(name: str, hold: Hold) -> tuple[str, str]:
+    return hold.application, name.removeprefix(f"{hold.application}.")
+
+
+def _shown(hold: Hold) -> tuple[str, str, str]:
+    renewed = f"renewed {hold.renewals:,} times"
+    state = "being ended: nothing is committed under it" if hold.is_ending else renewed
+    return hold.above, f"{hold.timeout_ms / 3_600_000:g} h", state
+
 
 MARK_COLUMNS: Final = (
     "producer",
@@ -51,17 +137,17 @@ SLOT_COLUMNS: Final = (
 _SHARD: Final = re.compile(r"[0-9a-f]{3}\.json")
 
 
-class Known(NamedTuple):
+class RegisterKind(NamedTuple):
     """A register whose value is understood."""
 
     kind: str
     value: type[msgspec.Struct]
-    describe: Callable[[Report, Any, int], None]
+    describe: Callable[[InspectionReport, Any, int], None]
 
 
-def inspect_register(source: Source, *, entries: int) -> Report:
+def inspect_register(source: InspectedObject, *, entries: int) -> InspectionReport:
     """What a register holds."""
-    report = Report("register", len(source.data))
+    report = InspectionReport("register", len(source.data))
     name = source.key or "the register"
     try:
         envelope = decode_envelope(name, source.data)
@@ -108,7 +194,7 @@ def mark_rows(shard: ProducerShard) -> list[tuple[Any, ...]]:
     return rows
 
 
-def _known(key: str, value: Any) -> Known | None:
+def _known(key: str, value: Any) -> RegisterKind | None:
     """By its name if that tells, else by the fields of its value."""
     if key in _BY_NAME:
         return _BY_NAME[key]
@@ -127,7 +213,7 @@ def _telling(value: type[Any]) -> set[str]:
     return {one.name for one in fields if one.required} or {one.name for one in fields}
 
 
-def _check_shard(report: Report, key: str, shard: ProducerShard) -> None:
+def _check_shard(report: InspectionReport, key: str, shard: ProducerShard) -> None:
     strangers = [name for name in shard.producers if f"{shard_name(name)}.json" != key]
     if strangers:
         problem = Corrupt(
@@ -136,7 +222,7 @@ def _check_shard(report: Report, key: str, shard: ProducerShard) -> None:
         report.problems.append(Problem.of(problem, "name"))
 
 
-def _queue(report: Report, queue: QueueFloors, _: int) -> None:
+def _queue(report: InspectionReport, queue: QueueFloors, _: int) -> None:
     report.facts |= {
         "queue_id": queue.id,
         "chunk_floor": queue.chunk_floor,
@@ -147,7 +233,7 @@ def _queue(report: Report, queue: QueueFloors, _: int) -> None:
     report.notes.append("what lies below the floors may be deleted; they never go down")
 
 
-def _end(report: Report, end: QueueEnd, _: int) -> None:
+def _end(report: InspectionReport, end: QueueEnd, _: int) -> None:
     report.facts |= {
         "chunk": end.chunk,
         "first_sequence": end.first_sequence,
@@ -156,7 +242,7 @@ def _end(report: Report, end: QueueEnd, _: int) -> None:
     report.notes.append("a queue that ends below this has lost its end")
 
 
-def _consumer(report: Report, consumer: ConsumerRecord, _: int) -> None:
+def _consumer(report: InspectionReport, consumer: ConsumerRecord, _: int) -> None:
     report.facts |= {
         "owner": consumer.group or "nobody yet",
         "epoch": consumer.epoch,
@@ -168,15 +254,15 @@ def _consumer(report: Report, consumer: ConsumerRecord, _: int) -> None:
     }
 
 
-def _shard(report: Report, shard: ProducerShard, entries: int) -> None:
+def _shard(report: InspectionReport, shard: ProducerShard, entries: int) -> None:
     report.facts |= {"producers": len(shard.producers), "forgotten": shard.dropped}
     rows = mark_rows(shard)
     total = len(rows) if len(rows) > entries else None
-    report.tables.append(Rows("marks", MARK_COLUMNS, rows[:entries], total))
+    report.tables.append(ReportTable("marks", MARK_COLUMNS, rows[:entries], total))
     report.notes.append("a mark is a producer's last accepted batch, as far as its record knows")
 
 
-def _scanned(report: Report, scanned: CollectorRecord, _: int) -> None:
+def _scanned(report: InspectionReport, scanned: CollectorRecord, _: int) -> None:
     report.facts |= {
         "uploads_looked_at_through": scanned.batch_floor,
         "chunks_read_below": scanned.chunk,
@@ -186,7 +272,7 @@ def _scanned(report: Report, scanned: CollectorRecord, _: int) -> None:
     }
 
 
-def _side(report: Report, side: SideState, _: int) -> None:
+def _side(report: InspectionReport, side: SideState, _: int) -> None:
     report.facts |= {
         "queue_id": side.queue_id,
         "owner": side.group or "nobody yet",
@@ -202,7 +288,7 @@ def _side(report: Report, side: SideState, _: int) -> None:
     }
 
 
-def _stream(report: Report, config: StreamConfig, _: int) -> None:
+def _stream(report: InspectionReport, config: StreamConfig, _: int) -> None:
     schema = config.schemas[-1] if config.schemas else None
     report.facts |= {
         "stream": config.name,
@@ -224,10 +310,10 @@ def _stream(report: Report, config: StreamConfig, _: int) -> None:
     }
     if schema is not None:
         columns = [(one.name, one.type, one.nullable) for one in schema.columns]
-        report.tables.append(Rows("schema", ("column", "type", "nullable"), columns))
+        report.tables.append(ReportTable("schema", ("column", "type", "nullable"), columns))
 
 
-def _position(report: Report, position: GroupPosition, _: int) -> None:
+def _position(report: InspectionReport, position: GroupPosition, _: int) -> None:
     report.facts |= {
         "next_sequence": position.next_sequence,
         "next_lsn": position.lsn,
@@ -241,7 +327,7 @@ def _position(report: Report, position: GroupPosition, _: int) -> None:
         report.notes.append("the group took the queue over, and reads what another acknowledged")
 
 
-def _slots(report: Report, table: SlotTable, entries: int) -> None:
+def _slots(report: InspectionReport, table: SlotTable, entries: int) -> None:
     report.facts |= {
         "slots": len(table.slots),
         "leader_epoch": table.leader_epoch,
@@ -260,25 +346,29 @@ def _slots(report: Report, table: SlotTable, entries: int) -> None:
         for slot in table.slots
     ]
     total = len(rows) if len(rows) > entries else None
-    report.tables.append(Rows("slots", SLOT_COLUMNS, rows[:entries], total))
+    report.tables.append(ReportTable("slots", SLOT_COLUMNS, rows[:entries], total))
     report.notes.append("the log is kept above the lowest restart_lsn of those that are valid")
 
 
 _BY_NAME: Final = {
-    "queue.json": Known("queue.json: the floors of a native queue", QueueFloors, _queue),
-    "end.json": Known("end.json: how far a native queue has come at least", QueueEnd, _end),
-    "consumer.json": Known("consumer.json: who owns the consumer", ConsumerRecord, _consumer),
-    "gc.json": Known("gc.json: how far the collector has looked", CollectorRecord, _scanned),
-    "side.json": Known("side.json: what a published v1 queue cannot hold", SideState, _side),
-    "slots.json": Known("slots.json: what the log is kept for", SlotTable, _slots),
-    "stream.json": Known("stream.json: what a stream is", StreamConfig, _stream),
-    "holds.json": Known(
+    "queue.json": RegisterKind("queue.json: the floors of a native queue", QueueFloors, _queue),
+    "end.json": RegisterKind("end.json: how far a native queue has come at least", QueueEnd, _end),
+    "consumer.json": RegisterKind(
+        "consumer.json: who owns the consumer", ConsumerRecord, _consumer
+    ),
+    "gc.json": RegisterKind("gc.json: how far the collector has looked", CollectorRecord, _scanned),
+    "side.json": RegisterKind("side.json: what a published v1 queue cannot hold", SideState, _side),
+    "slots.json": RegisterKind("slots.json: what the log is kept for", SlotTable, _slots),
+    "stream.json": RegisterKind("stream.json: what a stream is", StreamConfig, _stream),
+    "holds.json": RegisterKind(
         "holds.json: what open transactions keep from the collector", Holds, describe_holds
     ),
 }
 _KINDS: Final = (
     *_BY_NAME.values(),
-    Known("transactions: what one writer committed last", ApplicationRecord, describe_record),
-    Known("producers: the marks of some of them", ProducerShard, _shard),
-    Known("group: the position of one that follows", GroupPosition, _position),
+    RegisterKind(
+        "transactions: what one writer committed last", ApplicationRecord, describe_record
+    ),
+    RegisterKind("producers: the marks of some of them", ProducerShard, _shard),
+    RegisterKind("group: the position of one that follows", GroupPosition, _position),
 )

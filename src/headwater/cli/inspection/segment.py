@@ -1,27 +1,33 @@
-"""A remote segment: which records it holds, where, and whether every byte is as it was written."""
+"""A segment of the tier (Parquet) or of a log on disk (RDLW, also from other software)."""
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Any, Final
 
 import xxhash
 
-from headwater.cli.inspection.recognise import empty, mistaken
-from headwater.cli.inspection.record_rows import record_rows
-from headwater.cli.inspection.report import Problem, Report, Rows
-from headwater.cli.inspection.source import Source
+from headwater.cli.advice import command
+from headwater.cli.inspection.report import InspectionReport, Problem, ReportTable, record_rows
+from headwater.cli.inspection.source import InspectedObject, empty_object, wrong_kind
+from headwater.core.disk import OsDisk
 from headwater.core.errors import Corrupt, HeadwaterError, NotSupported
 from headwater.log.record.group import Group
+from headwater.log.spool.codec import decode_group
+from headwater.log.spool.folder import SEGMENT, Folder
+from headwater.log.spool.frame import MAGIC, FrameHead, GroupKind, Window
+from headwater.log.spool.scan import FileEnd, Survey, survey
 from headwater.tier.segments import SegmentIndex, read_index
 from headwater.tier.segments.columns import ID_KEY
 from headwater.tier.segments.reading import decode_row_group
 from headwater.tier.segments.seal import PARQUET_MAGIC
 
-KIND: Final = "segment of the tier, Parquet"
+TIER_SEGMENT: Final = "segment of the tier, Parquet"
 ROWS_SHOWN: Final = 20
 _NAME: Final = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.parquet")
-_CHECKS: Final = (
+_TIER_CHECKS: Final = (
     ("ends with", "end"),
     ("not a segment of Headwater", "seal"),
     ("footer", "footer"),
@@ -29,21 +35,23 @@ _CHECKS: Final = (
 )
 
 
-def inspect_segment(source: Source, *, records: int) -> Report:
+def inspect_segment(source: InspectedObject, *, records: int) -> InspectionReport:
     """What a segment holds, with its first records."""
     data = memoryview(source.data)
     if not data:
-        return Report("no segment, but an empty object", 0, problems=[empty("segment")])
-    report = Report(KIND, len(data))
+        return InspectionReport(
+            "no segment, but an empty object", 0, problems=[empty_object("segment")]
+        )
+    report = InspectionReport(TIER_SEGMENT, len(data))
     try:
         index = read_index(data, len(data))
     except (Corrupt, NotSupported) as error:
         # A damaged one is a Parquet file as well: what is wrong says more than that it is one.
         is_parquet = source.data.startswith(PARQUET_MAGIC)
-        other = None if is_parquet else mistaken(source.data, "segment")
-        report.problems.append(other or Problem.of(error, _check(error)))
+        other = None if is_parquet else wrong_kind(source.data, "segment")
+        report.problems.append(other or Problem.of(error, _tier_check(error)))
         return report
-    report.facts |= _facts(index)
+    report.facts |= _tier_facts(index)
     report.tables += [_columns(index), _runs(index), _row_groups(index)]
     _judge_name(report, source, index)
     first = _read_all(report, index, data)
@@ -55,11 +63,11 @@ def inspect_segment(source: Source, *, records: int) -> Report:
     return report
 
 
-def _check(error: HeadwaterError) -> str:
-    return next((check for words, check in _CHECKS if words in str(error)), "seal")
+def _tier_check(error: HeadwaterError) -> str:
+    return next((check for words, check in _TIER_CHECKS if words in str(error)), "seal")
 
 
-def _facts(index: SegmentIndex) -> dict[str, Any]:
+def _tier_facts(index: SegmentIndex) -> dict[str, Any]:
     said = index.description
     return {
         "stream": said.stream,
@@ -79,7 +87,7 @@ def _facts(index: SegmentIndex) -> dict[str, Any]:
     }
 
 
-def _columns(index: SegmentIndex) -> Rows:
+def _columns(index: SegmentIndex) -> ReportTable:
     groups = [index.parquet.row_group(number) for number in range(index.parquet.num_row_groups)]
     sizes: dict[str, int] = {}
     for group in groups:
@@ -96,10 +104,10 @@ def _columns(index: SegmentIndex) -> Rows:
         )
         for field in index.parquet.schema.to_arrow_schema()
     ]
-    return Rows("columns", ("column", "type", "field_id", "size_bytes"), rows)
+    return ReportTable("columns", ("column", "type", "field_id", "size_bytes"), rows)
 
 
-def _runs(index: SegmentIndex) -> Rows:
+def _runs(index: SegmentIndex) -> ReportTable:
     runs = index.description.runs
     rows: list[tuple[Any, ...]] = [
         (
@@ -113,10 +121,10 @@ def _runs(index: SegmentIndex) -> Rows:
         for run in runs[:ROWS_SHOWN]
     ]
     columns = ("first_lsn", "last_lsn", "term", "columns")
-    return Rows("runs", columns, rows, len(runs) if len(runs) > len(rows) else None)
+    return ReportTable("runs", columns, rows, len(runs) if len(runs) > len(rows) else None)
 
 
-def _row_groups(index: SegmentIndex) -> Rows:
+def _row_groups(index: SegmentIndex) -> ReportTable:
     groups = index.description.row_groups
     rows: list[tuple[Any, ...]] = [
         (
@@ -130,17 +138,19 @@ def _row_groups(index: SegmentIndex) -> Rows:
         for group in groups[:ROWS_SHOWN]
     ]
     columns = ("first_lsn", "last_lsn", "records", "offset", "size_bytes", "latest_ms")
-    return Rows("row_groups", columns, rows, len(groups) if len(groups) > len(rows) else None)
+    return ReportTable(
+        "row_groups", columns, rows, len(groups) if len(groups) > len(rows) else None
+    )
 
 
-def _judge_name(report: Report, source: Source, index: SegmentIndex) -> None:
+def _judge_name(report: InspectionReport, source: InspectedObject, index: SegmentIndex) -> None:
     named = _NAME.fullmatch(source.key)
     if named is not None and named[1] != str(index.description.segment_id):
         error = Corrupt(f"this is segment {index.description.segment_id}, under another's name")
         report.problems.append(Problem.of(error, "name"))
 
 
-def _read_all(report: Report, index: SegmentIndex, data: memoryview) -> Group | None:
+def _read_all(report: InspectionReport, index: SegmentIndex, data: memoryview) -> Group | None:
     """Read every row group as a reader would; the first group of records."""
     first: Group | None = None
     said = index.description
@@ -155,7 +165,7 @@ def _read_all(report: Report, index: SegmentIndex, data: memoryview) -> Group | 
     return first
 
 
-def _judge_body(report: Report, index: SegmentIndex, data: memoryview) -> None:
+def _judge_body(report: InspectionReport, index: SegmentIndex, data: memoryview) -> None:
     found = xxhash.xxh3_128_digest(data[: index.seal.body_bytes])
     if found == index.seal.body_xxh3:
         report.facts["checksum"] = f"XXH3 {found.hex()} of the body matches"
@@ -165,3 +175,171 @@ def _judge_body(report: Report, index: SegmentIndex, data: memoryview) -> None:
             "other readers use, such as page indexes and bloom filters, was changed"
         )
         report.problems.append(Problem.of(error, "body"))
+
+
+LOG_SEGMENT: Final = "segment of a log, RDLW"
+_UNREADABLE_FRAME: Final = "unreadable"
+
+
+class _Bytes:
+    """Bytes at hand, read as a file is."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        return bytes(self._data[offset : offset + length])
+
+
+def inspect_wal(source: InspectedObject, *, frames: int) -> InspectionReport:
+    """What a segment holds, with its last frames: its end is what one comes for."""
+    data = source.data
+    named = SEGMENT.fullmatch(source.key)
+    report = InspectionReport(LOG_SEGMENT, len(data))
+    other = wrong_kind(data, "wal") if data and data[:4] != MAGIC else None
+    if other is not None:
+        report.problems.append(other)
+        return report
+    if not data and named is None:
+        report.problems.append(empty_object("wal"))
+        return report
+    beside = _facts_beside(source) if named else {}
+    window = Window(_Bytes(data), source.name, end=len(data))
+    first_lsn = int(named[1]) if named else None
+    found = survey(window, first_lsn=first_lsn, last_lsn=beside.get("reached_lsn", 0))
+    report.facts |= _log_facts(found, beside)
+    report.tables.append(_frame_rows(window, found, frames))
+    _judge_end(report, found)
+    _judge_frames(report, window, found)
+    return report
+
+
+def _facts_beside(source: InspectedObject) -> dict[str, Any]:
+    """What the files beside a segment say of it."""
+    folder = Path(source.name).resolve().parent
+    if not os.path.isdir(folder):
+        return {}
+    listing = Folder(OsDisk(), str(folder)).listing()
+    first_lsn = int(source.key[:20])
+    later = [first for first in listing.segments if first > first_lsn]
+    known: dict[str, Any] = {}
+    if listing.marks is not None:
+        known |= {
+            "floor_lsn_beside": listing.marks.floor_lsn,
+            "synced_lsn_beside": listing.marks.synced_lsn,
+        }
+    if later:
+        known["sealed"] = f"yes: the next segment begins at LSN {later[0]}"
+        known["reached_lsn"] = later[0] - 1
+    elif listing.marks is not None:
+        known["sealed"] = "no: it is the last one"
+        known["reached_lsn"] = listing.marks.synced_lsn
+    return known
+
+
+def _log_facts(found: Survey, beside: dict[str, Any]) -> dict[str, Any]:
+    frames = found.frames
+    lost = sum(one.envelope is not None and one.envelope.kind == GroupKind.LOST for one in frames)
+    return {
+        "frames": len(frames),
+        "versions": ", ".join(f"v{one}" for one in sorted({f.header.version for f in frames})),
+        "groups": sum(one.envelope is not None for one in frames),
+        "lost_ranges": lost,
+        "first_lsn": frames[0].first_lsn if frames else None,
+        "last_lsn": frames[-1].header.lsn if frames else None,
+        "terms": ", ".join(str(one) for one in sorted({f.header.term or 0 for f in frames})),
+        "synced_lsn": found.scan.synced_lsn or None,
+        "valid_size_bytes": found.scan.valid_bytes,
+        "ending": found.scan.ending.value,
+        **{name: value for name, value in beside.items() if name != "reached_lsn"},
+    }
+
+
+def _frame_rows(window: Window, found: Survey, shown: int) -> ReportTable:
+    columns = (
+        "offset",
+        "size_bytes",
+        "version",
+        "term",
+        "first_lsn",
+        "last_lsn",
+        "synced_lsn",
+        "written_ms",
+        "columns",
+    )
+    rows = [
+        (
+            peeked.offset,
+            peeked.header.frame_bytes,
+            peeked.header.version,
+            peeked.header.term,
+            peeked.first_lsn,
+            peeked.header.lsn,
+            peeked.envelope.synced_lsn if peeked.envelope else None,
+            peeked.header.timestamp_ms,
+            _frame_contents(window, peeked),
+        )
+        for peeked in found.frames[-shown:]
+    ]
+    total = len(found.frames)
+    return ReportTable("last_frames", columns, rows, total if total > len(rows) else None)
+
+
+def _frame_contents(window: Window, peeked: FrameHead) -> str:
+    payload = window.payload(peeked)
+    if payload is None:
+        return "changed while it was read"
+    try:
+        group = decode_group(peeked.header, payload)
+    except HeadwaterError as error:
+        return f"{_UNREADABLE_FRAME}: {error}"
+    return (
+        f"lost: {group.lost}" if group.lost is not None else ", ".join(group.records.schema.names)
+    )
+
+
+def _judge_end(report: InspectionReport, found: Survey) -> None:
+    scan = found.scan
+    if scan.ending is FileEnd.CLEAN:
+        return
+    left = scan.size_bytes - scan.valid_bytes
+    said = f"; its head tells of LSN {scan.said_lsn}" if scan.said_lsn is not None else ""
+    if not found.frames and scan.said_lsn is None and scan.size_bytes >= len(MAGIC):
+        message = "no frame of a log begins here, and none stands in it"
+        report.problems.append(Problem("frames", message, 0, "Name a segment of a log.", "Corrupt"))
+        return
+    if scan.ending is FileEnd.TORN:
+        message = (
+            f"torn: {left:,} bytes after LSN {scan.last_lsn} are no whole frame, and nothing says "
+            f"that they were synced{said}"
+        )
+        advice = "Open the log: it cuts them off, and they are written again."
+        report.problems.append(Problem("end", message, scan.valid_bytes, advice, "TornTail"))
+        return
+    gone = ", ".join(map(str, found.missing)) or f"LSN {scan.last_lsn + 1} on"
+    message = (
+        f"corrupt: {scan.why}"
+        if scan.why is not None
+        else (
+            f"corrupt: the log was synced through LSN {scan.synced_lsn}, and {gone} cannot be read"
+            f"{said}; {len(scan.later):,} whole frames follow"
+        )
+    )
+    advice = (
+        f"Mend it with: {command()} log repair FOLDER --from COPY (or --tier URL --stream STREAM, "
+        "or --buffer URL --stream STREAM)"
+    )
+    problem = Problem("frames", message, scan.valid_bytes, advice, Corrupt.__name__)
+    report.problems.append(problem)
+
+
+def _judge_frames(report: InspectionReport, window: Window, found: Survey) -> None:
+    """Say of the first frame that is whole and cannot be read: whoever reads the log meets it."""
+    for peeked in found.frames:
+        contents = _frame_contents(window, peeked)
+        if contents.startswith(_UNREADABLE_FRAME):
+            message = f"LSN {peeked.first_lsn} to {peeked.header.lsn}: {contents}"
+            advice = "Read the log before it and after it, and write those records anew."
+            problem = Problem("frames", message, peeked.offset, advice, Corrupt.__name__)
+            report.problems.append(problem)
+            return

@@ -1,22 +1,35 @@
-"""Where the bytes to look at come from: a file, an object of a store, or standard input.
+"""The bytes to inspect, and what they look like.
 
-Bytes on standard input that are hexadecimal digits are taken for hexadecimal text. No object of the
-buffer consists of such digits alone, so nothing is lost by the guess.
+They come from a file, an object of a store, or standard input. Hexadecimal digits on standard input
+are read as hexadecimal text: no object of the buffer consists of such digits alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from headwater.cli.loop import run as run_loop
-from headwater.cli.standard_streams import check_input
-from headwater.cli.store_commands import open_with_options
-from headwater.core.errors import BadUrl, Denied, LimitExceeded, NotFound, Refused
+from headwater.buffer.queue.v1 import batch_format, manifest_format
+from headwater.cli.advice import advice_for, command
+from headwater.cli.inspection.report import Problem
+from headwater.cli.options import open_with_options
+from headwater.cli.terminal import check_input, run_loop
+from headwater.core.errors import (
+    BadUrl,
+    Corrupt,
+    Denied,
+    HeadwaterError,
+    LimitExceeded,
+    NotFound,
+    Refused,
+)
 from headwater.core.limits import GIB
+from headwater.tier.event_codec import decode_event
+from headwater.tier.segments.seal import PARQUET_MAGIC, is_sealed
 
 STANDARD_INPUT: Final = "-"
 READ_MAX_BYTES: Final = 1 * GIB
@@ -25,7 +38,7 @@ _HEX: Final = re.compile(rb"[0-9A-Fa-f]+")
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
-class Source(NamedTuple):
+class InspectedObject(NamedTuple):
     """The bytes of an object, and what it is called, where that is known."""
 
     name: str
@@ -37,14 +50,14 @@ class Source(NamedTuple):
         return self.name.rpartition("/")[2]
 
 
-def read_source(place: str, options: list[str]) -> Source:
+def read_source(place: str, options: list[str]) -> InspectedObject:
     """Read an object; what cannot be read at all is `NotFound` or `Refused`."""
     if place == STANDARD_INPUT:
-        return Source("", _from_standard_input())
+        return InspectedObject("", _from_standard_input())
     if _SCHEME.match(place) and not place.startswith("file://"):
         return _from_store(place, options)
     path = unquote(urlsplit(place).path) if place.startswith("file://") else place
-    return Source(path, _from_file(Path(path)))
+    return InspectedObject(path, _from_file(Path(path)))
 
 
 def split_key(url: str) -> tuple[str, str]:
@@ -56,7 +69,7 @@ def split_key(url: str) -> tuple[str, str]:
     return urlunsplit(parts._replace(path=root)), key
 
 
-def _from_store(url: str, options: list[str]) -> Source:
+def _from_store(url: str, options: list[str]) -> InspectedObject:
     root, key = split_key(url)
     store = open_with_options(root, options)
 
@@ -69,7 +82,7 @@ def _from_store(url: str, options: list[str]) -> Source:
             except NotFound:
                 raise NotFound(f"{url} does not exist") from None
 
-    return Source(urlsplit(url).path, run_loop(read()))
+    return InspectedObject(urlsplit(url).path, run_loop(read()))
 
 
 def _from_file(path: Path) -> bytes:
@@ -113,3 +126,74 @@ def _check_size(size_bytes: int) -> None:
             f"{size_bytes:,} bytes or more: no object of the buffer is larger than "
             f"{READ_MAX_BYTES:,}"
         )
+
+
+class ObjectFormat(NamedTuple):
+    """What an object is, and which word after `inspect` shows it, if any does."""
+
+    what: str
+    word: str = ""
+
+
+_BEGINNINGS: Final[dict[bytes, ObjectFormat]] = {
+    b"HWB1": ObjectFormat("a native batch", "batch"),
+    b"HWC": ObjectFormat("a chunk of a native queue", "queue"),
+    b"HWA1": ObjectFormat("a segment of acknowledged entries of a published v1 queue", "queue"),
+    b'{"register":': ObjectFormat("a register", "queue"),
+    b"HWQ1": ObjectFormat("an entry of a numbered sequence"),
+    b"HWF1": ObjectFormat("a frame of an append-only file"),
+    b'{"dead_letter":': ObjectFormat("a dead letter, which is JSON and says itself what it tells"),
+    b"RDLW": ObjectFormat("a segment of a log", "wal"),
+    b"HWE1": ObjectFormat("an event of the tier's log", "event"),
+    b"HWT1": ObjectFormat("a snapshot of the tier's events", "event"),
+    b"HWX1": ObjectFormat("the index of a segment of a log, which is made again when it is gone"),
+    b"PAR1": ObjectFormat("a Parquet file"),
+    b"ARROW1": ObjectFormat("an Arrow file"),
+}
+
+
+def recognise(data: bytes) -> ObjectFormat | None:
+    """What these bytes look like; None if that cannot be told."""
+    if data.startswith(PARQUET_MAGIC) and is_sealed(data):
+        return ObjectFormat("a segment of the tier", "segment")
+    for beginning, kind in _BEGINNINGS.items():
+        if data.startswith(beginning):
+            return kind
+    with contextlib.suppress(HeadwaterError):
+        manifest_format.decode_manifest(data)
+        return ObjectFormat("a published v1 manifest", "manifest")
+    with contextlib.suppress(HeadwaterError):
+        batch_format.decode_batch(data)
+        return ObjectFormat("a published v1 batch", "batch")
+    with contextlib.suppress(HeadwaterError):
+        decode_event(data)
+        return ObjectFormat("a metadata event", "event")
+    return None
+
+
+def empty_object(asked: str) -> Problem:
+    """That there are no bytes: no object of the buffer is written so."""
+    part = {"queue": "part of a queue", "wal": "segment of a log", "event": "metadata event"}.get(
+        asked, asked
+    )
+    return Problem(
+        "length",
+        f"it has no bytes: no {part} is written so, so it was cut off, or something else made it",
+        None,
+        advice_for(Corrupt("")),
+        "Corrupt",
+    )
+
+
+def wrong_kind(data: bytes, asked: str) -> Problem | None:
+    """That these bytes are something else than was asked for, if they are."""
+    kind = recognise(data)
+    if kind is None or kind.word == asked:
+        return None
+    advice = f"Look at it with: {command()} inspect {kind.word} …" if kind.word else None
+    message = f"this is no part of a {asked}: it looks like {kind.what}"
+    if asked == "wal":
+        message = f"this is no segment of a log: it looks like {kind.what}"
+    elif asked != "queue":
+        message = f"this is no {asked}: it looks like {kind.what}"
+    return Problem("kind", message, 0, advice, "Corrupt")

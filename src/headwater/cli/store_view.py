@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-from headwater.cli.console import CommandConsole
+from headwater.cli.render import CommandConsole
 from headwater.store.conformance import CheckProgress as Step
 from headwater.store.conformance import CheckResult, StoreReport
 

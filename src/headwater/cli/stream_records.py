@@ -1,24 +1,119 @@
-"""`headwater stream truncate`: give up the records before an offset, as Kafka's delete-records."""
+"""`headwater stream copy` and `stream truncate`: copy records, or give up old ones."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from headwater.cli.advice import EXIT_NO, command
-from headwater.cli.confirm import confirm, is_terminal
-from headwater.cli.data_commands import read_bound
-from headwater.cli.loop import run as run_loop
-from headwater.cli.reporting import reporting
-from headwater.cli.store_commands import OPTION, URL, open_with_options
+from headwater.cli.options import (
+    AS_JSON,
+    OPTION,
+    PARTITION,
+    URL,
+    YES,
+    open_with_options,
+    read_bound,
+)
+from headwater.cli.terminal import confirm, is_interactive, reporting, run_loop
 from headwater.core.errors import HeadwaterError, Refused
 
 if TYPE_CHECKING:
+    from headwater.buffer.copying import CopyResult
     from headwater.buffer.truncation import Truncated, TruncationPlan
+
+
+def copy(
+    url: str = URL,
+    name: str = typer.Argument(metavar="STREAM", help="The stream to copy."),
+    new_url: str = typer.Argument(metavar="NEW_URL", help="The store to copy to; it may be URL."),
+    new_name: str = typer.Argument(metavar="NEW_STREAM", help="The stream to make there."),
+    resume: bool = typer.Option(
+        False, "--resume", help="Go on with a copy that was cut off, or add what came since."
+    ),
+    as_json: bool = AS_JSON,
+    option: list[str] = OPTION,
+    new_option: list[str] = typer.Option(
+        [], "--new-option", metavar="NAME=VALUE", help="An option of NEW_URL; else those of URL."
+    ),
+) -> None:
+    """Copy the records of a stream into a new one, in the same partitions and order.
+
+    Copies what is retained up to the end that the stream has when the command begins.
+    Exit status: 0, or 2 if not everything was copied; --resume copies the rest, nothing twice.
+    """
+    import msgspec
+
+    from headwater.buffer.copying import copy_stream
+    from headwater.buffer.stream import open_stream
+
+    async def run(view: _CopyView) -> list[CopyResult]:
+        async with AsyncExitStack() as stack:
+            there = await stack.enter_async_context(
+                open_with_options(new_url, new_option or option)
+            )
+            if there.stats.scheme == "memory":
+                raise Refused("a copy in memory:// would be gone when this command ends")
+            here = await stack.enter_async_context(open_with_options(url, option))
+            source = await open_stream(here, name)
+            return await copy_stream(source, there, new_name, resume=resume, progress=view.advance)
+
+    with _CopyView(name, new_name) as view:
+        done = run_loop(run(view))
+    with reporting():
+        if as_json:
+            found = {"stream": name, "copy": new_name, "partitions": msgspec.to_builtins(done)}
+            typer.echo(json.dumps(found, indent=2))
+        else:
+            typer.echo(_words(name, new_name, done))
+
+
+def _words(name: str, new_name: str, done: list[CopyResult]) -> str:
+    records, before = sum(one.records for one in done), sum(one.before for one in done)
+    line = f"✓ copied {records:,} records of stream {name} into {new_name}"
+    return f"{line}, after {before:,} of earlier runs" if before else line
+
+
+class _CopyView:
+    """How far a copy is, on a terminal; whoever cuts it off learns how to go on."""
+
+    def __init__(self, name: str, new_name: str) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True, highlight=False)
+        self._words = f"copying {name} into {new_name}"
+        self._status = self._console.status(self._words)
+        self.copied = 0
+
+    def __enter__(self) -> _CopyView:
+        self._status.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._status.stop()
+        if self.copied and error is not None:
+            self._console.print("cut off: the same command with --resume goes on", soft_wrap=True)
+
+    def advance(self, copied: int, total: int) -> None:
+        """So many records are on their way, of so many."""
+        self.copied = copied
+        if self._console.is_terminal:
+            self._status.update(f"{self._words}: {copied:,} of {total:,} records")
+
+
+# `headwater stream truncate`: give up the records before an offset, as Kafka's delete-records.
+
 
 Outcomes = dict[int, "Truncated | HeadwaterError"]
 
@@ -30,9 +125,9 @@ def truncate(
         metavar="OFFSET|TIME|P=OFFSET,…",
         help="The first record to keep: an LSN, a time, latest; or one for each partition.",
     ),
-    partition: int | None = typer.Option(None, min=0, help="Only this partition."),
-    yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    partition: int | None = PARTITION,
+    yes: bool = YES,
+    as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
     """Give up the records before an offset: the log begins later, and their objects are deleted.
@@ -101,7 +196,7 @@ def _ask(name: str, plans: list[TruncationPlan]) -> None:
                 f"; partition {one.partition}: {one.unacknowledged:,} of them are not "
                 f"acknowledged by {owner}"
             )
-    if not is_terminal():
+    if not is_interactive():
         raise Refused(f"nobody is here to confirm that these are to go: {what}. Say --yes")
     confirm(f"Give up {what}, for good?")
 
@@ -120,7 +215,7 @@ def _progress(name: str, partitions: int) -> Iterator[Callable[[], None]]:
     def advance() -> None:
         nonlocal done
         done += 1
-        if console.is_terminal:
+        if console.is_interactive:
             status.update(words())
 
     with console.status(words()) as status:

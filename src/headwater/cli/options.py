@@ -1,22 +1,43 @@
-"""Where the log of the tier's events is: in the store, or in a topic of Kafka."""
+"""The arguments and options that several commands share, and what they open.
+
+Loaded with every command: nothing here imports Arrow, rich or the tier at its top.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import typer
 
+from headwater.cli.advice import remember_address
 from headwater.core.errors import NotFound, Refused
+from headwater.core.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from headwater.core import Secret
     from headwater.store import Store
     from headwater.tier.eventlog import MetadataEventLog, StoredEventLog
 
+# A person waits: an address that does not answer should say so within seconds.
+PATIENCE: Final = RetryPolicy(attempts=6, deadline_s=60.0)
+
+URL = typer.Argument(
+    metavar="URL", help="file:///path, s3://bucket/prefix, gs://…, az://…; else HEADWATER_URL."
+)
+OPTION = typer.Option(
+    [], "--option", metavar="NAME=VALUE", help="An option of the store, such as endpoint=…"
+)
+STREAM = typer.Argument(metavar="STREAM", help="The stream's name.")
+PARTITION = typer.Option(None, min=0, help="Only this partition.")
+YES = typer.Option(False, "--yes", "-y", help="Do not ask.")
+AS_JSON = typer.Option(False, "--json", help="Print JSON.")
+_ESCAPE: Final = re.compile(r"\\(t|0|\\|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})")
+_ESCAPED: Final = {"t": "\t", "0": "\0", "\\": "\\"}
 STORED_PREFIX = "metadata"
 PREFIX = typer.Option(
     STORED_PREFIX, "--prefix", help="Where in the store the log of the tier's events stands."
@@ -39,8 +60,48 @@ KAFKA_CONFIG = typer.Option(
 )
 
 
+def open_with_options(url: str, options: list[str]) -> Store:
+    """The store at an address, with the options given on the command line."""
+    from headwater.store import open_store
+
+    named = dict(_name_and_value(text) for text in options)
+    store = open_store(url, policy=PATIENCE, **named)
+    remember_address(url, options)
+    return store
+
+
+def why_empty(url: str) -> str:
+    """What is wrong with a directory in which nothing is, if anything: words to follow a colon."""
+    from headwater.store.address import parse_address
+
+    address = parse_address(url, {})
+    if address.scheme != "file" or Path(address.path).is_dir():
+        return ""
+    is_what = "is not a directory" if Path(address.path).exists() else "does not exist"
+    return f": {address.path} {is_what}"
+
+
+def _name_and_value(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise typer.BadParameter("an option of a store is NAME=VALUE", param_hint="--option")
+    if name == "policy":
+        raise typer.BadParameter("policy is not an option of a store", param_hint="--option")
+    return name, value
+
+
+def read_bound(text: str | None) -> int | str | None:
+    """An LSN as a number; a time, earliest and latest as they are."""
+    return int(text) if text is not None and text.isdecimal() else text
+
+
+def unescaped(text: str) -> str:
+    r"""What was meant by '\t', '\0', '\x1f' or '\\' in an argument, which shells pass as it is."""
+    return _ESCAPE.sub(lambda found: _ESCAPED.get(found[1]) or chr(int(found[1][1:], 16)), text)
+
+
 @dataclass(frozen=True)
-class EventLogPlace:
+class EventLogOptions:
     """A log as the options name it."""
 
     prefix: str = STORED_PREFIX

@@ -1,18 +1,14 @@
-"""`headwater produce` and `headwater read`: records in, and records out."""
+"""`headwater produce`: records in, from lines, JSON, CSV, Parquet or Arrow."""
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, address, command
-from headwater.cli.byte_text import bytes_words, unescaped
-from headwater.cli.store_commands import OPTION, URL, open_with_options
+from headwater.cli.advice import address, command
+from headwater.cli.options import OPTION, STREAM, URL, open_with_options, unescaped
 from headwater.core import portal
 from headwater.core.errors import Refused
 
@@ -20,16 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from headwater.buffer.producer import BlockingProducer
-    from headwater.buffer.queue import TimeBy
     from headwater.buffer.stream import Stream
-    from headwater.cli.interrupt import Interrupt
     from headwater.cli.produce_csv import CsvColumns
-    from headwater.cli.produce_input import Piece
+    from headwater.cli.produce_input import InputPiece
     from headwater.cli.produce_json import JsonRows
-    from headwater.cli.produce_run import Outcome, ProduceView
+    from headwater.cli.produce_run import ProduceOutcome
+    from headwater.cli.produce_view import ProduceView
+    from headwater.cli.terminal import Interrupt
     from headwater.store import Store
 
-STREAM = typer.Argument(metavar="STREAM", help="The stream's name.")
 NOT_SETTINGS: Final = ("source", "name", "producer_id")
 FORMATS: Final = ("lines", "json", "csv", "arrow", "parquet")
 
@@ -77,16 +72,15 @@ def produce(
     Ends when everything is accepted, or at the first failure, and says how far it came. Ctrl-C
     sends what was read so far. Exit status: 0 all accepted, 2 not all, 130 interrupted.
     """
-    from headwater.cli.interrupt import Interrupt
-    from headwater.cli.produce_run import show_outcome
-    from headwater.cli.reporting import reporting
-    from headwater.cli.stream_view import new_console
+    from headwater.cli.produce_view import show_outcome
+    from headwater.cli.render import new_console
+    from headwater.cli.terminal import Interrupt, reporting
 
     files = list(files or [])
     kinds = {"json": as_json, "csv": csv, "parquet": parquet, "arrow": arrow}
     kind = _one_kind(kinds, files, key_separator)
-    form = _Form(kind, key_separator, key_column, _delimiter(kind, delimiter, key_column))
-    call = _Call(stream, partition, producer_id, resume, metadata, _settings(setting))
+    form = _InputForm(kind, key_separator, key_column, _delimiter(kind, delimiter, key_column))
+    call = _ProduceOptions(stream, partition, producer_id, resume, metadata, _settings(setting))
     _check_resume(call)
     store = open_with_options(url, option)
     try:
@@ -102,7 +96,7 @@ def produce(
         raise typer.Exit(interrupt.exit_status)
 
 
-class _Call(NamedTuple):
+class _ProduceOptions(NamedTuple):
     """Where records go, and who sends them."""
 
     stream: str
@@ -121,12 +115,17 @@ def _going_on(done: int) -> str:
 
 
 def _produced(
-    store: Store, call: _Call, form: _Form, files: list[str], interrupt: Interrupt
-) -> Outcome:
+    store: Store, call: _ProduceOptions, form: _InputForm, files: list[str], interrupt: Interrupt
+) -> ProduceOutcome:
     from headwater.buffer.producer import BlockingProducer
     from headwater.cli.produce_input import input_bytes
-    from headwater.cli.produce_resume import Resumption, refuse_without_resume
-    from headwater.cli.produce_run import FromTheStart, ProduceView, produce_all
+    from headwater.cli.produce_run import (
+        FromTheStart,
+        Resumption,
+        produce_all,
+        refuse_without_resume,
+    )
+    from headwater.cli.produce_view import ProduceView
 
     typed_in = not files and sys.stdin.isatty()
     # Columns are larger in memory than in their files: how far one is cannot be known.
@@ -145,7 +144,7 @@ def _produced(
             refuse_without_resume(producer)
             metadata = None if call.metadata is None else call.metadata.encode()
             sending = FromTheStart(metadata, call.partition)
-            _tell_resumed(producer, view, asked=call.producer_id)
+            _show_resumed(producer, view, asked=call.producer_id)
         if typed_in:
             view.say("a record for each line; Ctrl-D ends")
         return produce_all(
@@ -167,7 +166,7 @@ def _check_partition(partition: int | None, stream: Stream) -> None:
         )
 
 
-class _Form(NamedTuple):
+class _InputForm(NamedTuple):
     """How the input is written."""
 
     kind: str | None
@@ -184,22 +183,22 @@ class _Form(NamedTuple):
 
 
 def _pieces(
-    form: _Form,
+    form: _InputForm,
     files: list[str],
     producer: BlockingProducer,
     interrupt: Interrupt,
     view: ProduceView,
-) -> Iterator[Piece]:
+) -> Iterator[InputPiece]:
     from headwater.cli import produce_input
     from headwater.cli.produce_csv import CsvColumns
+    from headwater.cli.produce_input import TargetColumns
     from headwater.cli.produce_json import JsonRows
-    from headwater.cli.stream_columns import StreamColumns
 
     if form.kind is None:
         encoded = None if form.separator is None else unescaped(form.separator).encode()
         return produce_input.value_pieces(files, encoded, interrupt)
     alter = f"{command()} stream alter {address()} {producer.stream.name} --schema FILE"
-    stream = StreamColumns(producer, alter)
+    stream = TargetColumns(producer, alter)
     columns: JsonRows | CsvColumns
     if form.kind == "json":
         columns = JsonRows(stream)
@@ -209,12 +208,12 @@ def _pieces(
         pieces = produce_input.column_pieces(form.kind, files, columns, interrupt)
     if form.key_column is not None:
         pieces = produce_input.with_keys(pieces, form.key_column)
-    return _telling(pieces, columns, view)
+    return _reporting_nulls(pieces, columns, view)
 
 
-def _telling(
-    pieces: Iterator[Piece], columns: JsonRows | CsvColumns, view: ProduceView
-) -> Iterator[Piece]:
+def _reporting_nulls(
+    pieces: Iterator[InputPiece], columns: JsonRows | CsvColumns, view: ProduceView
+) -> Iterator[InputPiece]:
     try:
         yield from pieces
     finally:
@@ -254,7 +253,7 @@ def _one_kind(kinds: dict[str, bool], files: list[str], separator: str | None) -
     return chosen[0]
 
 
-def _check_resume(call: _Call) -> None:
+def _check_resume(call: _ProduceOptions) -> None:
     if call.resume and call.producer_id is None:
         raise typer.BadParameter("say --producer-id, under which to go on", param_hint="--resume")
     if call.resume and call.metadata is not None:
@@ -278,9 +277,11 @@ def _settings(texts: list[str]) -> dict[str, Any]:
     return settings
 
 
-def _tell_resumed(producer: BlockingProducer, view: ProduceView, *, asked: str | None) -> None:
+def _show_resumed(producer: BlockingProducer, view: ProduceView, *, asked: str | None) -> None:
     if asked is None:
         return
+    from headwater.cli.render import bytes_words
+
     for partition, resumed in sorted(producer.resumed.items()):
         if resumed.producer_sequence:
             said = "no metadata" if resumed.metadata is None else bytes_words(resumed.metadata)
@@ -288,97 +289,3 @@ def _tell_resumed(producer: BlockingProducer, view: ProduceView, *, asked: str |
                 f"partition {partition}: {asked!r} had {resumed.producer_sequence:,} batches "
                 f"accepted before, the last with {said}"
             )
-
-
-def read(
-    url: str = URL,
-    stream: str = STREAM,
-    start: str | None = typer.Option(
-        None, metavar="LSN|TIME", help="Where to begin: an LSN, a time, earliest (default), latest."
-    ),
-    end: str | None = typer.Option(
-        None, metavar="LSN|TIME", help="Where to stop, not included; at present's end without it."
-    ),
-    time_by: str = typer.Option(
-        "timestamp", metavar="KIND", help="What a TIME means: a record's timestamp, or ingestion."
-    ),
-    partition: list[int] = typer.Option([], min=0, help="Only this partition; may be repeated."),
-    follow: bool = typer.Option(False, "--follow", "-f", help="Wait for more, until Ctrl-C."),
-    limit: int | None = typer.Option(None, min=1, help="Stop after so many records."),
-    format: str = typer.Option(
-        "lines", metavar="FORMAT", help=f"How records look: {', '.join(FORMATS)}."
-    ),
-    output: Path | None = typer.Option(None, "--output", "-o", metavar="FILE", help="Where to."),
-    columns: str | None = typer.Option(
-        None, metavar="A,B", help="Which columns; _ingestion_timestamp, _metadata, … only so."
-    ),
-    key_separator: str | None = typer.Option(
-        None, metavar="TEXT", help="In lines, put the key and this before the value."
-    ),
-    null: str | None = typer.Option(
-        None, metavar="TEXT", help="In lines, the text for null; without it, null is refused."
-    ),
-    skip_unreadable: bool = typer.Option(
-        False, "--skip-unreadable", help="Go past batches that are missing or damaged; say which."
-    ),
-    option: list[str] = OPTION,
-) -> None:
-    """Show the records of a stream. Opens nothing and fences nobody.
-
-    Lines have the value: text where it is UTF-8, hexadecimal digits where not, JSON for typed
-    columns. Exit status: 0, 1 if batches were skipped, 143 after SIGTERM, 130 after Ctrl-C without
-    --follow.
-    """
-    from headwater.buffer.consumer import read as open_reader
-    from headwater.cli.interrupt import Interrupt
-    from headwater.cli.read_output import open_output
-    from headwater.cli.read_run import read_all
-    from headwater.cli.standard_streams import output_has_gone
-
-    _check_format(format)
-    by = _time_by(time_by)
-    store = open_with_options(url, option)
-    home = portal.shared()
-    try:
-        with Interrupt() as interrupt:
-            with interrupt.opening():
-                reader = open_reader(
-                    store,
-                    stream,
-                    read_bound(start),
-                    read_bound(end),
-                    partition=partition or None,
-                    time_by=by,
-                    follow=follow,
-                    columns=columns.split(",") if columns else None,
-                    on_bad_batch="skip" if skip_unreadable else "raise",
-                )
-            watching = contextlib.nullcontext() if output else interrupt.noticing(output_has_gone)
-            separator = None if key_separator is None else unescaped(key_separator)
-            shaped = open_output(format, output, reader.schema, separator, null)
-            with reader, shaped as sink, watching:
-                view = read_all(reader, sink, limit=limit, interrupt=interrupt)
-    finally:
-        home.call(store.close())
-    view.conclude(stream, lost=reader.lost)
-    if reader.lost:
-        raise typer.Exit(EXIT_NO)
-    # Ctrl-C is how following ends; whoever sends another signal asked for no more.
-    if view.interrupted and not (follow and interrupt.received == signal.SIGINT):
-        raise typer.Exit(interrupt.exit_status)
-
-
-def _check_format(text: str) -> None:
-    if text not in FORMATS:
-        raise typer.BadParameter(f"one of {', '.join(FORMATS)}", param_hint="--format")
-
-
-def _time_by(text: str) -> TimeBy:
-    if text not in ("timestamp", "ingestion"):
-        raise typer.BadParameter("timestamp or ingestion", param_hint="--time-by")
-    return cast("TimeBy", text)
-
-
-def read_bound(text: str | None) -> int | str | None:
-    """An LSN as a number; a time, earliest and latest as they are."""
-    return int(text) if text is not None and text.isdecimal() else text

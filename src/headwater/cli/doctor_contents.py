@@ -18,12 +18,12 @@ import msgspec
 
 from headwater.buffer.retained import BadBatch, Verified, verify_stream
 from headwater.buffer.stream import open_stream, stream_names
-from headwater.cli.doctor.finding import Finding, ok, wrong
+from headwater.cli.doctor_checks import Finding, ok, wrong
 from headwater.cli.inspection.event import inspect_event
 from headwater.cli.inspection.register import inspect_register
-from headwater.cli.inspection.report import Report
+from headwater.cli.inspection.report import InspectionReport
 from headwater.cli.inspection.segment import inspect_segment
-from headwater.cli.inspection.source import READ_MAX_BYTES, Source
+from headwater.cli.inspection.source import READ_MAX_BYTES, InspectedObject
 from headwater.cli.stream_view import bad_words
 from headwater.core import runtime
 from headwater.core.errors import Damaged, HeadwaterError, NotFound, Refused
@@ -32,7 +32,9 @@ from headwater.store import Store
 Progress = Callable[[str], None]
 RESTORE: Final = "Stop writing there, keep a copy, and restore the object from a backup"
 
-_CHECKED: Final[tuple[tuple[re.Pattern[str], Callable[[Source], Report]], ...]] = (
+_CHECKED: Final[
+    tuple[tuple[re.Pattern[str], Callable[[InspectedObject], InspectionReport]], ...]
+] = (
     (
         re.compile(
             r"streams/[^/]+/(?!.*(?:^|/)dlq/).*\.json|metadata/(?:[0-9]+/)?(?:log|floor)\.json"
@@ -137,12 +139,12 @@ async def _check_objects(
 
 
 async def _check_object(
-    store: Store, key: str, size_bytes: int, inspect: Callable[[Source], Report]
+    store: Store, key: str, size_bytes: int, inspect: Callable[[InspectedObject], InspectionReport]
 ) -> BadObject | None:
     if size_bytes > READ_MAX_BYTES:
         return BadObject(key, "unknown", f"it has {size_bytes:,} bytes: Headwater writes none such")
     data = bytes((await store.get(key)).data)
-    report = await runtime.run_blocking(inspect, Source(key, data))
+    report = await runtime.run_blocking(inspect, InspectedObject(key, data))
     if report.is_good:
         return None
     return BadObject(key, report.kind, "; ".join(one.message for one in report.problems))

@@ -1,0 +1,155 @@
+"""`headwater read`: the records of a stream, until its end, a limit or a signal."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+import typer
+
+from headwater.cli.advice import EXIT_NO
+from headwater.cli.options import OPTION, STREAM, URL, open_with_options, read_bound, unescaped
+from headwater.cli.terminal import Interrupt, WaitInterrupted, output_has_gone
+from headwater.core import portal
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headwater.buffer.consumer import LostRecords, Reader
+    from headwater.buffer.queue import TimeBy
+    from headwater.cli.read_output import Output
+    from headwater.cli.terminal import Interrupt
+
+NOT_SETTINGS: Final = ("source", "name", "producer_id")
+FORMATS: Final = ("lines", "json", "csv", "arrow", "parquet")
+
+
+def read(
+    url: str = URL,
+    stream: str = STREAM,
+    start: str | None = typer.Option(
+        None, metavar="LSN|TIME", help="Where to begin: an LSN, a time, earliest (default), latest."
+    ),
+    end: str | None = typer.Option(
+        None, metavar="LSN|TIME", help="Where to stop, not included; at present's end without it."
+    ),
+    time_by: str = typer.Option(
+        "timestamp", metavar="KIND", help="What a TIME means: a record's timestamp, or ingestion."
+    ),
+    partition: list[int] = typer.Option([], min=0, help="Only this partition; may be repeated."),
+    follow: bool = typer.Option(False, "--follow", "-f", help="Wait for more, until Ctrl-C."),
+    limit: int | None = typer.Option(None, min=1, help="Stop after so many records."),
+    format: str = typer.Option(
+        "lines", metavar="FORMAT", help=f"How records look: {', '.join(FORMATS)}."
+    ),
+    output: Path | None = typer.Option(None, "--output", "-o", metavar="FILE", help="Where to."),
+    columns: str | None = typer.Option(
+        None, metavar="A,B", help="Which columns; _ingestion_timestamp, _metadata, … only so."
+    ),
+    key_separator: str | None = typer.Option(
+        None, metavar="TEXT", help="In lines, put the key and this before the value."
+    ),
+    null: str | None = typer.Option(
+        None, metavar="TEXT", help="In lines, the text for null; without it, null is refused."
+    ),
+    skip_unreadable: bool = typer.Option(
+        False, "--skip-unreadable", help="Go past batches that are missing or damaged; say which."
+    ),
+    option: list[str] = OPTION,
+) -> None:
+    """Show the records of a stream. Opens nothing and fences nobody.
+
+    Lines have the value: text where it is UTF-8, hexadecimal digits where not, JSON for typed
+    columns. Exit status: 0, 1 if batches were skipped, 143 after SIGTERM, 130 after Ctrl-C without
+    --follow.
+    """
+    from headwater.buffer.consumer import read as open_reader
+    from headwater.cli.read_output import open_output
+
+    _check_format(format)
+    by = _time_by(time_by)
+    store = open_with_options(url, option)
+    home = portal.shared()
+    try:
+        with Interrupt() as interrupt:
+            with interrupt.opening():
+                reader = open_reader(
+                    store,
+                    stream,
+                    read_bound(start),
+                    read_bound(end),
+                    partition=partition or None,
+                    time_by=by,
+                    follow=follow,
+                    columns=columns.split(",") if columns else None,
+                    on_bad_batch="skip" if skip_unreadable else "raise",
+                )
+            watching = contextlib.nullcontext() if output else interrupt.noticing(output_has_gone)
+            separator = None if key_separator is None else unescaped(key_separator)
+            shaped = open_output(format, output, reader.schema, separator, null)
+            with reader, shaped as sink, watching:
+                view = read_all(reader, sink, limit=limit, interrupt=interrupt)
+    finally:
+        home.call(store.close())
+    view.conclude(stream, lost=reader.lost)
+    if reader.lost:
+        raise typer.Exit(EXIT_NO)
+    # Ctrl-C is how following ends; whoever sends another signal asked for no more.
+    if view.interrupted and not (follow and interrupt.received == signal.SIGINT):
+        raise typer.Exit(interrupt.exit_status)
+
+
+def _check_format(text: str) -> None:
+    if text not in FORMATS:
+        raise typer.BadParameter(f"one of {', '.join(FORMATS)}", param_hint="--format")
+
+
+def _time_by(text: str) -> TimeBy:
+    if text not in ("timestamp", "ingestion"):
+        raise typer.BadParameter("timestamp or ingestion", param_hint="--time-by")
+    return cast("TimeBy", text)
+
+
+@dataclass(slots=True)
+class ReadOutcome:
+    """What was shown."""
+
+    records: int = 0
+    interrupted: bool = False
+
+    def conclude(self, stream: str, *, lost: list[LostRecords]) -> None:
+        """Say on standard error what is missing from standard output."""
+        for one in lost:
+            gap = (
+                f"stream {stream!r}, partition {one.partition}: LSNs {one.first_lsn:,} to "
+                f"{one.last_lsn:,} cannot be read: {one.cause}"
+            )
+            typer.secho(gap, fg=typer.colors.YELLOW, err=True)
+        if not self.records and not self.interrupted:
+            typer.echo("there are no records here", err=True)
+
+
+def read_all(
+    reader: Reader, output: Output, *, limit: int | None, interrupt: Interrupt
+) -> ReadOutcome:
+    """Write every batch, in order."""
+    shown = ReadOutcome()
+    while limit is None or shown.records < limit:
+        batch: pa.RecordBatch | None
+        try:
+            # Whoever is interrupted here was given nothing: no batch is half shown.
+            with interrupt.waiting():
+                batch = next(reader, None)
+        except WaitInterrupted:
+            shown.interrupted = True
+            break
+        if batch is None:
+            break
+        if limit is not None:
+            batch = batch.slice(0, limit - shown.records)
+        output.write(batch)
+        shown.records += batch.num_rows
+    return shown
