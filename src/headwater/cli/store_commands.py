@@ -126,7 +126,7 @@ def cat(
     sys.stdout.buffer.flush()
 
 
-def _status(report: Report) -> int:
+def _status(report: StoreReport) -> int:
     if report.safe:
         return 0
     return EXIT_NO if report.named("fail") else EXIT_COULD_NOT_RUN

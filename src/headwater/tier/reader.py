@@ -21,7 +21,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Final
 
-from headwater.core.settings import whole_number
 from headwater.core import limits, portal
 from headwater.core.errors import (
     Corrupt,
