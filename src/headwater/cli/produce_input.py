@@ -55,7 +55,7 @@ class InputPiece(NamedTuple):
     """How much of the input it took."""
 
 
-class ProduceCall(NamedTuple):
+class InputCall(NamedTuple):
     """Records for one produce call."""
 
     values: list[bytes] | None
