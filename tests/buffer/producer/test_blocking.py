@@ -62,6 +62,23 @@ def test_the_same_calls_without_await(stream: FakeStream) -> None:
         producer.produce([b"d"])
 
 
+def test_the_result_of_a_call_that_is_accepted_asks_the_event_loop_nothing(
+    stream: FakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with BlockingProducer.open(stream, linger_ms=5) as producer:
+        stream.queues[0].next_upload(fails(Denied("no")))
+        refused = producer.produce([b"refused"])
+        with pytest.raises(Denied):
+            producer.flush()
+        handles = [producer.produce([b"%d" % n]) for n in range(100)]
+        producer.flush()
+        with monkeypatch.context() as patch:
+            patch.setattr(portal.Portal, "call", None)
+            assert [handle.result().first_lsn for handle in handles] == list(range(1, 101))
+            with pytest.raises(Denied):
+                refused.result()
+
+
 def test_columns_without_await_recorded_from_any_thread(stream: FakeStream) -> None:
     with BlockingProducer.open(stream, linger_ms=5) as producer:
         typed = producer.produce_arrow(pa.table({"id": [1, 2]})).result()
