@@ -35,7 +35,7 @@ class FileRoot:
 
     @classmethod
     def at(cls, url: str, **options: str) -> FileRoot:
-        """The store at an address, whose options may stand in it or beside."""
+        """The store at an address, whose options are in it or are keywords."""
         address = parse_address(url, options)
         merged = urlencode({**address.options})
         plain = url.partition("?")[0].rstrip("/")
@@ -56,7 +56,7 @@ class FileRoot:
         """The key of a location in this store."""
         if not location.startswith(f"{self.base}/"):
             plain = urlsplit(location)._replace(query="", fragment="").geturl()
-            raise Refused(f"{plain} does not stand below {self.base}: it belongs to another store")
+            raise Refused(f"{plain} is not below {self.base}: it belongs to another store")
         return location[len(self.base) + 1 :]
 
     def location(self, key: str) -> str:
