@@ -42,9 +42,10 @@ FIRST_SEEDS = {
     "lease-by-the-monotonic-clock": 60,
     "lease-by-the-wall-clock": 60,
     "floor-not-read-after-a-write": 46,
-    "read-past-an-open-chunk": 120,
-    "retention-by-its-own-clock": 480,
-    "sweep-deletes-batches": 28,
+    "read-past-an-open-chunk": 130,
+    "retention-by-its-own-clock": 613,
+    "sweep-deletes-batches": 46,
+    "mark-dropped-too-early": 30,
 }
 """Where not to begin at 0: most histories are blind to the bug, or it shows as one without end."""
 CAUGHT = (*NOTICED, LookupError)

@@ -444,7 +444,7 @@ def test_only_an_empty_log_is_begun() -> None:
         tier = await after(plain)
         prefix, _ = await tier.rebuild()
         tier._anew -= 1
-        with pytest.raises(Refused, match="take a prefix under which nothing stands"):
+        with pytest.raises(Refused, match="take a prefix under which nothing is stored"):
             await tier.rebuild()
         assert prefix == "anew-1"
 
