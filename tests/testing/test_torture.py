@@ -110,7 +110,7 @@ def test_an_interrupted_run_continues_where_it_stopped(
     assert run_scenarios([_recorded(later)], state_dir=tmp_path) == PASSED
 
     assert later == list(range(100 + done, 150))
-    assert "the same command goes on" in capsys.readouterr().out
+    assert "the same command continues" in capsys.readouterr().out
 
 
 def test_only_rounds_with_none_missing_below_count_as_done(tmp_path: Path) -> None:

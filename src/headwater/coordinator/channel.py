@@ -18,7 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from headwater.coordinator.delta import ChannelConfig, Durability
 from headwater.coordinator.errors import ApplyFailed, Backpressure, Termination, WriteTimeout
 from headwater.coordinator.view import View, ViewBoard, ViewMonitor, ViewSubscriber
-from headwater.coordinator.watermarks import STORAGE_FLUSHES, CoordinatorMetrics, Watermarks
+from headwater.coordinator.watermarks import STORAGE_FLUSHES, CoordinatorMetrics, WriteWatermarks
 from headwater.core.errors import Refused
 
 W = TypeVar("W")
@@ -180,7 +180,7 @@ class WriteHandle(Generic[R]):
         "write",
     )
 
-    def __init__(self, write: Any, watermarks: Watermarks) -> None:
+    def __init__(self, write: Any, watermarks: WriteWatermarks) -> None:
         self.write = write
         """The write, until it is applied; None for a flush."""
         self.storage_flush = 0
@@ -291,7 +291,7 @@ class ChannelHandle(Generic[W, R, D, V, S]):
     def __init__(
         self,
         channel: Channel,
-        watermarks: Watermarks,
+        watermarks: WriteWatermarks,
         board: ViewBoard[D, V, S],
         metrics: CoordinatorMetrics,
     ) -> None:

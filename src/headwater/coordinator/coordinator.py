@@ -25,7 +25,7 @@ from headwater.coordinator.channel import Channel, ChannelHandle, PauseHandle
 from headwater.coordinator.delta import ChannelConfig, CoordinatorConfig, DeltaFactory, Flusher
 from headwater.coordinator.errors import CoordinatorCancelled, Termination
 from headwater.coordinator.view import View, ViewBoard, ViewMonitor, ViewSubscriber
-from headwater.coordinator.watermarks import CoordinatorMetrics, Watermarks
+from headwater.coordinator.watermarks import CoordinatorMetrics, WriteWatermarks
 from headwater.coordinator.writer import FlushLoop, Writer
 from headwater.core import runtime
 from headwater.core.errors import Refused
@@ -57,7 +57,7 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
             raise Refused(f"channels is {channels!r}: give a list of names, also for one channel")
         first = delta(context)
         self._config = config
-        self._watermarks = Watermarks()
+        self._watermarks = WriteWatermarks()
         self._channels: list[Channel] = []
         self.metrics = CoordinatorMetrics(self._watermarks, self._channels)
         self._board: ViewBoard[D, V, S] = ViewBoard(View(first.reader(), (), snapshot, None))

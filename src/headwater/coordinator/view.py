@@ -19,7 +19,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from headwater.coordinator.delta import DeltaView, Durability
 from headwater.coordinator.errors import MessageLost, Termination
-from headwater.coordinator.watermarks import Watermarks
+from headwater.coordinator.watermarks import WriteWatermarks
 from headwater.core import limits
 from headwater.core.errors import Bug, HeadwaterError, Refused
 
@@ -125,7 +125,7 @@ class ViewSubscriber(Generic[D, V, S]):
         self._received: View[D, V, S] | None = board.view
         self._termination: Termination | None = None
         self._waiting: asyncio.Future[None] | None = None
-        self._processed = Watermarks()
+        self._processed = WriteWatermarks()
         # Without this, a task that waits for a dropped subscriber would wait without end.
         gone = SubscriptionLost("the subscriber is gone")
         weakref.finalize(self, self._processed.terminate_from_any_thread, gone).atexit = False
@@ -208,7 +208,7 @@ class ViewSubscriber(Generic[D, V, S]):
 class ViewMonitor:
     """Waits until a subscriber has processed a write. For any number of tasks."""
 
-    def __init__(self, processed: Watermarks) -> None:
+    def __init__(self, processed: WriteWatermarks) -> None:
         self._processed = processed
 
     def __repr__(self) -> str:

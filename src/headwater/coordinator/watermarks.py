@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 STORAGE_FLUSHES: Final = max(Durability) + 1
 
 
-class Watermarks:
+class WriteWatermarks:
     """The highest write epoch at each level."""
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class CoordinatorMetrics(Metrics):
 
     computed = ("writes_applied", "queue_depth", "writers_waiting")
 
-    def __init__(self, watermarks: Watermarks, channels: Sequence[Channel]) -> None:
+    def __init__(self, watermarks: WriteWatermarks, channels: Sequence[Channel]) -> None:
         self._channels = channels
         self.writes_taken = 0
         """Writes that left their channel, including refused ones."""

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 from headwater.coordinator.channel import Channel, FlushCommand, WriteHandle
 from headwater.coordinator.delta import CoordinatorConfig, Delta, DeltaView, Flusher, FrozenDelta
 from headwater.coordinator.view import ViewBoard
-from headwater.coordinator.watermarks import CoordinatorMetrics, Watermarks
+from headwater.coordinator.watermarks import CoordinatorMetrics, WriteWatermarks
 from headwater.core import limits, runtime
 from headwater.core.errors import Unavailable
 from headwater.core.retry import retry_pause_s
@@ -50,7 +50,7 @@ class FlushLoop:
         self,
         config: CoordinatorConfig,
         flusher: Flusher[Any, Any],
-        watermarks: Watermarks,
+        watermarks: WriteWatermarks,
         board: ViewBoard[Any, Any, Any],
         metrics: CoordinatorMetrics,
     ) -> None:
@@ -197,7 +197,7 @@ class Writer:
         channels: list[Channel],
         delta: _AnyDelta,
         new_delta: Callable[[Any], _AnyDelta],
-        watermarks: Watermarks,
+        watermarks: WriteWatermarks,
         board: ViewBoard[Any, Any, Any],
         flush_loop: FlushLoop,
         metrics: CoordinatorMetrics,

@@ -67,7 +67,7 @@ class HeldLock:
         while True:
             self._descriptor = _descriptors.open(path)
             try:
-                if self._take(path):
+                if self._wait_and_verify(path):
                     return
             except (OSError, InUse):
                 _descriptors.close(self._descriptor)
@@ -101,7 +101,7 @@ class HeldLock:
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, _LAST_PAUSE_S)
 
-    def _take(self, path: str) -> bool:
+    def _wait_and_verify(self, path: str) -> bool:
         """Wait for the lock; whether it is the lock of the file that `path` names now. The opened
         file may have been removed meanwhile, and the next caller would lock another one."""
         self._wait(path)

@@ -366,7 +366,7 @@ def _client_options(endpoint: str | None) -> Any:
 
 
 def _check_endpoint(endpoint: str) -> str:
-    """obstore panics on what it does not understand, and only at the first request."""
+    """Check it here: obstore panics on a wrong endpoint, and only at the first request."""
     found = _ENDPOINT.fullmatch(endpoint)
     if found is None or not _is_host(found["host"]) or not 0 < int(found["port"] or 1) < 65536:
         shown = "endpoint with a user or a password" if "@" in endpoint else "endpoint"

@@ -318,7 +318,7 @@ async def list_pages(bench: CheckFolder) -> str:
 
 
 async def delete(bench: CheckFolder) -> str:
-    """A deleted object is gone for every way of asking; deleting nothing succeeds."""
+    """A deleted object is gone for every kind of read; deleting an absent one succeeds."""
     key, again = bench.key("object"), nonce()
     await bench.store.put(key, nonce())
     await bench.store.delete(key)

@@ -1,4 +1,4 @@
-"""The races: what no store shows while one client asks politely.
+"""The races: faults of a store that a single client never sees.
 
 Every contender's bytes carry a token of its own, so that an answer that was lost on the way
 is settled by looking, and a store is not blamed for a bad network.
@@ -35,8 +35,8 @@ Counts = dict[str, int]
 
 
 class _Tally(msgspec.Struct, frozen=True):
-    """What is raced for. Each writer raises only its own count, so a writer that finds its count
-    raised knows that its change landed, whatever happened to the answer."""
+    """The object of a race. Each writer raises only its own count, so a writer that finds its count
+    raised knows that its change landed, even if the answer was lost."""
 
     nonce: str
     counts: list[int]
@@ -94,7 +94,7 @@ def _decode(found: Object) -> _Tally:
     try:
         return msgspec.json.decode(found.data, type=_Tally)
     except msgspec.DecodeError as error:
-        raise Violation(f"{found.meta.key} holds what nobody wrote: {error}") from error
+        raise Violation(f"{found.meta.key} holds bytes that no writer wrote: {error}") from error
 
 
 async def race_create(bench: CheckFolder) -> str:
@@ -121,7 +121,7 @@ async def race_create(bench: CheckFolder) -> str:
 
 
 async def _create(bench: CheckFolder, key: str) -> tuple[bool, bytes]:
-    """Whether this contender won, and the content it believes to be there."""
+    """Whether this writer won, and the content that it was shown."""
     token = nonce()
     data = b"prize of %b\n" % token
     try:

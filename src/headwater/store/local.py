@@ -183,7 +183,7 @@ class LocalBackend(Backend):
         folder = os.path.dirname(target)
         self._make_folder(folder, key)
 
-        def give_name() -> bool:
+        def set_name() -> bool:
             if isinstance(condition, IfAbsent):
                 return self._disk.link(staged, target)
             self._disk.rename(staged, target)
@@ -196,7 +196,7 @@ class LocalBackend(Backend):
                 self._stamp(file, found.mtime_ns + 1)
                 self._guard_sync(file.sync)
             version = _version(file.stat())
-            if allowed and self._change(target, give_name):
+            if allowed and self._change(target, set_name):
                 return version
             self._sync_folder(folder)
         raise PreconditionFailed(f"{key} exists or is not at the expected version", compared=True)

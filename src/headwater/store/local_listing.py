@@ -110,7 +110,7 @@ class LocalListing:
         return any(self._holds_object(key) for key in keys)
 
     def _keys_in(self, folder: str) -> list[str]:
-        """What stands directly in a folder. "a/b" sorts after "a-b": a folder takes its place
+        """The keys directly in a folder. "a/b" sorts after "a-b": a folder is ordered
         with the slash that follows it."""
         here = f"{self._root}/{folder.removesuffix('/')}"
         entries = self._disk.list_dir(here)

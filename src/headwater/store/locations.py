@@ -35,7 +35,7 @@ class FileRoot:
 
     @classmethod
     def at(cls, url: str, **options: str) -> FileRoot:
-        """The root of the store at an address; options are in the address, or beside it."""
+        """The store at an address, whose options are in it or are keywords."""
         address = parse_address(url, options)
         merged = urlencode({**address.options})
         plain = url.partition("?")[0].rstrip("/")

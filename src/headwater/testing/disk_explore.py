@@ -1,4 +1,4 @@
-"""Run something once for every point at which it may crash, and check what each crash leaves.
+"""Run a body once for every point at which it may crash, and check what each crash leaves.
 
     def body(disk: FaultyDisk, ack: Callable[[str], None]) -> None:
         put(disk, "/a", b"1")

@@ -51,7 +51,7 @@ class LimitReached(SimulationError):
 
 
 class UnhandledFailure(SimulationError):
-    """A task failed and nobody awaited it."""
+    """A task failed and no code awaited it."""
 
 
 class SimulationEscape(SimulationError):

@@ -229,7 +229,7 @@ class Process:
         self._group = _ProcessGroup(name, self)
         outside = GROUP.set(self._group)
         with installed(runtime):
-            self._home = contextvars.copy_context()
+            self._context = contextvars.copy_context()
         GROUP.reset(outside)
 
     @property
@@ -243,7 +243,7 @@ class Process:
             coroutine.close()
             raise ProcessKilled(f"process {self.name!r} is dead")
         task = f"{self.name}/{name}"
-        return self._loop.create_task(coroutine, name=task, context=self._home.copy())
+        return self._loop.create_task(coroutine, name=task, context=self._context.copy())
 
     def kill(self) -> None:
         """Run nothing of it any more. Killed by its own code, it stops at its next await."""
@@ -261,7 +261,7 @@ class Process:
     def freeze(self, seconds: float) -> None:
         """Stop it for `seconds`, as a paused machine; afterwards only its clock shows that."""
         self._group.frozen_until_s = max(self._group.frozen_until_s, self._loop.now_s + seconds)
-        self._group.held = True
+        self._group.is_blocked = True
 
     def suspend(self, seconds: float) -> None:
         """Stop it for `seconds`, as a machine that sleeps: its monotonic clock stops too."""

@@ -109,7 +109,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         # A task schedules its steps and its wake-ups as methods of itself.
         task = getattr(callback, "__self__", None)
         if type(task) is SimTask:
-            handle = SimHandle(callback, args, context or task.home, task.group, task)
+            handle = SimHandle(callback, args, context or task.own_context, task.group, task)
             self._steps.append(handle)
             return handle
         if context is None:
@@ -251,7 +251,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._closed = True
         for task in self._tasks:
             if not task.done():
-                task.home.run(abandon, task.get_coro())
+                task.own_context.run(abandon, task.get_coro())
         self._steps.clear()
         self._callbacks.clear()
         self._timers.clear()
@@ -281,9 +281,11 @@ class SimLoop(asyncio.AbstractEventLoop):
             else:
                 handle = callbacks.popleft()
             group, task = handle.group, handle.task
-            if handle.dropped or (group is not None and group.held and self._hold(group, handle)):
+            if handle.dropped or (
+                group is not None and group.is_blocked and self._defer_if_blocked(group, handle)
+            ):
                 continue
-            mark = task.mark if task is not None else 0
+            mark = task.name_hash if task is not None else 0
             self.trace = (self.trace * _TRACE_PRIME + mark + index) & _TRACE_MASK
             self.steps += 1
             if self.steps > self._max_steps:
@@ -293,7 +295,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 self._stall()
                 until_stall = self._stall_interval()
             try:
-                handle.home.run(handle.call, *handle.args)
+                handle.own_context.run(handle.call, *handle.args)
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:
@@ -304,12 +306,12 @@ class SimLoop(asyncio.AbstractEventLoop):
         if self._failure is not None:
             raise self._failure
 
-    def _hold(self, group: SimGroup, handle: SimHandle | SimTimer) -> bool:
+    def _defer_if_blocked(self, group: SimGroup, handle: SimHandle | SimTimer) -> bool:
         """Whether the handle must not run now, because its group is dead or frozen."""
         if not group.alive:
             return True
         if group.frozen_until_s <= self.now_s:
-            group.held = False
+            group.is_blocked = False
             return False
         self._set_timer(group.frozen_until_s, handle)
         return True
@@ -394,10 +396,10 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def _close_generators(self) -> list[SimTask[Any]]:
         closing = []
-        for ref, home in list(self._generators.values()):
-            generator, group = ref(), home.get(GROUP)
+        for ref, scope in list(self._generators.values()):
+            generator, group = ref(), scope.get(GROUP)
             if generator is not None and (group is None or group.alive):
-                task = self.create_task(generator.aclose(), name="close generator", context=home)
+                task = self.create_task(generator.aclose(), name="close generator", context=scope)
                 closing.append(task)
         self._generators.clear()
         return closing

@@ -23,7 +23,7 @@ class SimGroup:
     def __init__(self, name: str) -> None:
         self.name = name
         self.alive = True
-        self.held = False
+        self.is_blocked = False
         """Dead or frozen: look twice before running a handle."""
         self.frozen_until_s = 0.0
         self.unfinished = 0
@@ -32,7 +32,7 @@ class SimGroup:
     def die(self) -> None:
         """Run nothing more, ever."""
         self.alive = False
-        self.held = True
+        self.is_blocked = True
         self._wake()
 
     async def wait_until_over(self) -> None:
@@ -64,7 +64,7 @@ GROUP: contextvars.ContextVar[SimGroup | None] = contextvars.ContextVar(
 class SimTask(asyncio.Task[T_co]):
     """asyncio's task with a number, so that sets of tasks iterate alike in every process."""
 
-    __slots__ = ("_number", "group", "home", "mark", "rank")
+    __slots__ = ("_number", "group", "name_hash", "own_context", "rank")
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class SimTask(asyncio.Task[T_co]):
         # All of this first: asyncio's own __init__ already schedules the first step.
         self._number = number
         self.group: SimGroup | None = context.get(GROUP)
-        self.home = context
-        self.mark = zlib.crc32(name.encode())
+        self.own_context = context
+        self.name_hash = zlib.crc32(name.encode())
         self.rank = rank
         super().__init__(coroutine, loop=loop, name=name, context=context)
 
@@ -91,19 +91,19 @@ class SimTask(asyncio.Task[T_co]):
 class SimHandle(asyncio.Handle):
     """A scheduled call. It leaves the base class's fields unset: this loop does not read them."""
 
-    __slots__ = ("args", "call", "dropped", "group", "home", "task")
+    __slots__ = ("args", "call", "dropped", "group", "own_context", "task")
 
     def __init__(
         self,
         call: Callable[..., object],
         args: tuple[Any, ...],
-        home: contextvars.Context,
+        own_context: contextvars.Context,
         group: SimGroup | None,
         task: SimTask[Any] | None,
     ) -> None:
         self.call = call
         self.args = args
-        self.home = home
+        self.own_context = own_context
         self.group = group
         self.task = task
         self.dropped = False
@@ -116,7 +116,7 @@ class SimHandle(asyncio.Handle):
         return self.dropped
 
     def get_context(self) -> contextvars.Context:
-        return self.home
+        return self.own_context
 
     def __repr__(self) -> str:
         return f"<{'cancelled ' if self.dropped else ''}call of {self.call!r}>"
@@ -131,7 +131,7 @@ class TimerOwner(Protocol):
 class SimTimer(asyncio.TimerHandle):
     """A call to be made at a virtual instant."""
 
-    __slots__ = ("args", "at_s", "call", "dropped", "group", "home", "owner", "task")
+    __slots__ = ("args", "at_s", "call", "dropped", "group", "own_context", "owner", "task")
 
     def __init__(
         self,
@@ -139,14 +139,14 @@ class SimTimer(asyncio.TimerHandle):
         at_s: float,
         call: Callable[..., object],
         args: tuple[Any, ...],
-        home: contextvars.Context,
+        own_context: contextvars.Context,
     ) -> None:
         self.owner = owner
         self.at_s = at_s
         self.call = call
         self.args = args
-        self.home = home
-        self.group: SimGroup | None = home.get(GROUP)
+        self.own_context = own_context
+        self.group: SimGroup | None = own_context.get(GROUP)
         self.task: SimTask[Any] | None = None
         self.dropped = False
 
@@ -163,7 +163,7 @@ class SimTimer(asyncio.TimerHandle):
         return self.at_s
 
     def get_context(self) -> contextvars.Context:
-        return self.home
+        return self.own_context
 
     def __eq__(self, other: object) -> bool:
         return self is other
