@@ -311,7 +311,7 @@ async def test_a_failure_stays_at_its_place_until_it_was_told_and_is_tried_again
     assert await take(ahead) == 0
     assert isinstance(await ahead.first(), Corrupt)
     assert isinstance(await ahead.first(), Corrupt)
-    ahead.try_first_again()
+    ahead.retry_first()
     assert [await take(ahead), await take(ahead)] == [1, 2]
     assert sorted(fetches.begun) == [0, 1, 1, 2]
 
@@ -326,7 +326,7 @@ async def test_a_store_that_failed_before_the_batch_was_asked_for_is_asked_again
     assert await take(ahead) == 0
     outcome = await ahead.first()
     assert str(outcome) == "still"
-    ahead.try_first_again()
+    ahead.retry_first()
     assert await take(ahead) == 1
 
 
@@ -391,5 +391,5 @@ async def test_an_error_of_any_kind_is_told_in_its_turn_and_the_batch_fetched_ag
     ahead.add(described(n) for n in range(3))
     assert await take(ahead) == 0
     assert isinstance(await ahead.first(), MemoryError)
-    ahead.try_first_again()
+    ahead.retry_first()
     assert [await take(ahead) for _ in range(2)] == [1, 2]
