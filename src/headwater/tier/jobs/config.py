@@ -11,7 +11,7 @@ from typing import Final, cast
 
 from headwater.core import limits
 from headwater.core.errors import Refused
-from headwater.core.retry import pause_s
+from headwater.core.retry import retry_pause_s
 
 UNLIMITED: Final = -1
 NO_LIMIT: Final = -1
@@ -101,7 +101,7 @@ class TierConfig:
 
     def pause_s(self, failures: int) -> float:
         """How long to wait after so many failures in a row."""
-        return pause_s(failures, base_s=self.retry_base_s, cap_s=self.retry_cap_s)
+        return retry_pause_s(failures, base_s=self.retry_base_s, cap_s=self.retry_cap_s)
 
 
 def check_whole(name: str, value: object, least: int, largest: int, wanted: str) -> None:

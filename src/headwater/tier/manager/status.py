@@ -10,7 +10,7 @@ import msgspec
 from headwater.core import limits
 from headwater.core.errors import Refused
 from headwater.core.metrics import Histogram
-from headwater.core.retry import pause_s
+from headwater.core.retry import retry_pause_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ManagerConfig:
 
     def pause_s(self, failures: int) -> float:
         """How long to wait after so many failures in a row."""
-        return pause_s(failures, base_s=self.retry_base_s, cap_s=self.retry_cap_s)
+        return retry_pause_s(failures, base_s=self.retry_base_s, cap_s=self.retry_cap_s)
 
 
 class PartitionStatus(msgspec.Struct, frozen=True):
