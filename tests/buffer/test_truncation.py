@@ -22,7 +22,7 @@ from headwater.buffer.truncation import (
 from headwater.core import limits, runtime
 from headwater.core.errors import NotFound, Refused, Trimmed
 from headwater.store import MemoryBackend, Store
-from tests.buffer.consumer.produced import produce
+from tests.buffer.consumer.given import produce
 from tests.buffer.native.given import Cloud
 from tests.buffer.stream.test_crash import LANDS, crashed
 from tests.buffer.transaction.given import micro_batch, upload, values_of

@@ -106,7 +106,7 @@ def encode_parts(batch: Batch, compression: Compression = Compression.NONE) -> E
     body = arrow_stream.parts(records, batch.deferred)
     raw_bytes = body_bytes = sum(map(len, body))
     if compression is not Compression.NONE:
-        body = [memoryview(compress(compression, list(_at_hand(body)))).cast("B")]
+        body = [memoryview(compress(compression, list(_buffers_of(body)))).cast("B")]
         body_bytes = len(body[0])
     tail = arrow_stream.parts(calls.columns)
     low_ms, high_ms = calls.time_range_ms
@@ -136,7 +136,7 @@ class EncodedBatch(Parts):
     def __iter__(self) -> Iterator[bytes | memoryview]:
         checksum = xxhash.xxh3_64()
         small: list[bytes | memoryview] = []
-        for part in _at_hand(self._parts):
+        for part in _buffers_of(self._parts):
             if len(part) <= SMALL_PART_BYTES:
                 small.append(part)
                 continue
@@ -159,7 +159,7 @@ class EncodedBatch(Parts):
         return memoryview(whole).cast("B").toreadonly()
 
 
-def _at_hand(parts: Iterable[arrow_stream.BytesPart]) -> Iterator[bytes | memoryview]:
+def _buffers_of(parts: Iterable[arrow_stream.BytesPart]) -> Iterator[bytes | memoryview]:
     for part in parts:
         if isinstance(part, bytes | memoryview):
             yield part

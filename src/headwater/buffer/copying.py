@@ -187,12 +187,12 @@ def used_columns(rows: pa.RecordBatch, stream: str) -> pa.RecordBatch:
     unused = [
         name
         for name, value in defaults.items()
-        if name in rows.schema.names and _is_throughout(rows.column(name), value)
+        if name in rows.schema.names and _has_only(rows.column(name), value)
     ]
     return rows.drop_columns(unused) if unused else rows
 
 
-def _is_throughout(column: pa.Array, value: object) -> bool:
+def _has_only(column: pa.Array, value: object) -> bool:
     if value is None:
         return bool(column.null_count == len(column))
     equal = pc.equal(column, pa.scalar(value, column.type))

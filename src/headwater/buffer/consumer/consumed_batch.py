@@ -77,7 +77,7 @@ class ConsumedBatch:
         stream: str,
         partition: int,
         lost: LostRecords | None = None,
-        recorded: StreamColumns | None = None,
+        recorded: RecordedSchema | None = None,
     ) -> None:
         self.descriptor: Descriptor = descriptor
         self.records: pa.RecordBatch = records
@@ -85,7 +85,7 @@ class ConsumedBatch:
         self.partition: int = partition
         self.lost = lost
         self._calls = calls
-        self._recorded = recorded or StreamColumns()
+        self._recorded = recorded or RecordedSchema()
 
     @classmethod
     def empty(
@@ -95,7 +95,7 @@ class ConsumedBatch:
         stream: str,
         partition: int,
         lost: LostRecords | None = None,
-        recorded: StreamColumns | None = None,
+        recorded: RecordedSchema | None = None,
     ) -> ConsumedBatch:
         """A batch that delivers nothing."""
         return cls(
@@ -212,7 +212,7 @@ _DEFAULTS: Final[dict[str, Callable[[ConsumedBatch], pa.Array]]] = {
 }
 
 
-class StreamColumns:
+class RecordedSchema:
     """The stream's columns, as known when a batch is delivered; None for opaque values."""
 
     def __init__(self, schema: pa.Schema | None = None) -> None:
@@ -265,7 +265,7 @@ class ReaderColumns:
         """The records of a batch in these columns."""
         present = set(batch.records.schema.names)
         if len(batch):
-            self._check_nothing_vanishes(batch, present)
+            self._check_all_shown(batch, present)
         arrays = [self._column(batch, field, field.name in present) for field in self.schema]
         return pa.record_batch(arrays, schema=self.schema)
 
@@ -287,7 +287,7 @@ class ReaderColumns:
                 f"stream has another by now, open it again ({error})"
             ) from error
 
-    def _check_nothing_vanishes(self, batch: ConsumedBatch, present: set[str]) -> None:
+    def _check_all_shown(self, batch: ConsumedBatch, present: set[str]) -> None:
         """Refuse a batch whose values these columns would not show."""
         shown = set(self.schema.names)
         values = {name for name in present if name == VALUE or not name.startswith("_")}

@@ -207,12 +207,12 @@ class Consumer:
         async with self._reading:
             self._check_open()
             self._frontier.room()
-            await self._delivery.look(self._after, self._check_fence)
+            await self._delivery.read_more(self._after, self._check_fence)
             self._count_queue()
             async with explain_deletion(self.stream):
                 batch = await self._delivery.next_batch()
             if batch is not None:
-                self._hand_out([batch.descriptor])
+                self._note_delivered([batch.descriptor])
             return batch
 
     async def next_descriptors(self, max_count: int) -> list[Descriptor]:
@@ -229,8 +229,8 @@ class Consumer:
             most = min(max_count, self._frontier.room())
             found = await self._after(self._delivery.cursor, most)
             self._count_queue()
-            self._delivery.hand_out(found)
-            self._hand_out(found)
+            self._delivery.pass_over(found)
+            self._note_delivered(found)
             return found
 
     def fetch_handle(self) -> FetchHandle:
@@ -322,8 +322,8 @@ class Consumer:
         self.metrics.acks += self._frontier.advance(sequence)
         self._count_waiting()
 
-    def _hand_out(self, descriptors: list[Descriptor]) -> None:
-        self._frontier.hand_out(descriptors)
+    def _note_delivered(self, descriptors: list[Descriptor]) -> None:
+        self._frontier.note_delivered(descriptors)
         self._count_waiting()
 
     # Calling the queue

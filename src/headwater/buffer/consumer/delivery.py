@@ -55,9 +55,9 @@ class Delivery:
         self.cursor = position
         """The last batch that was delivered; None before the first."""
 
-    async def look(self, after: After, check: Check | None) -> None:
+    async def read_more(self, after: After, check: Check | None) -> None:
         """Read more descriptors from the queue; if enough are known, only check the fence."""
-        has_read = await self._ahead.learn(after, self.cursor)
+        has_read = await self._ahead.read_more(after, self.cursor)
         if not has_read and check is not None:
             await check()
 
@@ -67,23 +67,23 @@ class Delivery:
             return None
         outcome = await self._ahead.first()
         if not isinstance(outcome, ConsumedBatch):
-            self._ahead.try_first_again()
+            self._ahead.retry_first()
             outcome = await self._bad(outcome)
         elif _may_be_given_up(outcome.descriptor):
             letter = await read_dead_letter(self._stream, self._partition, outcome.sequence)
             outcome.lost = None if letter is None else letter.lost
-        await self._learn(outcome.descriptor.schema_version)
+        await self._update_columns(outcome.descriptor.schema_version)
         self.cursor = outcome.sequence
         self._ahead.pop()
         return outcome
 
-    async def _learn(self, version: int) -> None:
+    async def _update_columns(self, version: int) -> None:
         """Read the stream's columns again if a batch has a newer schema version."""
         if version > self._stream.schema_version:
             self._stream = await self._stream.reread()
             self.handle.recorded.schema = self._stream.schema
 
-    def hand_out(self, descriptors: list[Descriptor]) -> None:
+    def pass_over(self, descriptors: list[Descriptor]) -> None:
         """Pass these batches, whose descriptors the caller gets."""
         if descriptors:
             self.cursor = descriptors[-1].sequence
@@ -164,7 +164,7 @@ class _Slot:
         return max(self.descriptor.size_bytes, self.decoded_bytes)
 
     @property
-    def failed_unseen(self) -> bool:
+    def failed_unnoticed(self) -> bool:
         """Whether the store failed while no caller waited: it may answer now."""
         task = self.task
         if task is None or not task.done() or task.cancelled():
@@ -226,7 +226,7 @@ class ReadAhead:
             return 0
         return self._max_batches - len(self._slots)
 
-    async def learn(self, after: After, cursor: int | None) -> bool:
+    async def read_more(self, after: After, cursor: int | None) -> bool:
         """Read more descriptors if there is room. Returns whether the queue was read.
 
         `cursor` is the batch before the first known one.
@@ -250,8 +250,8 @@ class ReadAhead:
 
     async def first(self) -> Outcome:
         """Wait for the first batch, or for the error of fetching it. It stays the first."""
-        if self._slots[0].failed_unseen:
-            self.try_first_again()
+        if self._slots[0].failed_unnoticed:
+            self.retry_first()
         self._begin_more()
         task = self._slots[0].task
         assert task is not None
@@ -267,7 +267,7 @@ class ReadAhead:
         self._begin_more()
         return slot.descriptor
 
-    def try_first_again(self) -> None:
+    def retry_first(self) -> None:
         """The error of the first batch was raised: fetch it again at the next call."""
         self._slots[0].task, self._slots[0].decoded_bytes = None, 0
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from headwater.buffer import arrow_stream
 from headwater.buffer.batch import FOOTER_BYTES, Calls, decode_batch, read_footer
 from headwater.buffer.batch import SCHEMA as CALLS_SCHEMA
-from headwater.buffer.consumer.consumed_batch import ConsumedBatch, StreamColumns, calls_of
+from headwater.buffer.consumer.consumed_batch import ConsumedBatch, RecordedSchema, calls_of
 from headwater.buffer.consumer.dead_letter import UnreadableBatch, unreadable
 from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.queue.contract import Descriptor
@@ -44,7 +44,7 @@ class FetchHandle:
         partition: int,
         metrics: ConsumerMetrics | None = None,
         lenient: bool = False,
-        recorded: StreamColumns | None = None,
+        recorded: RecordedSchema | None = None,
     ) -> None:
         """`lenient` reads published v1 batches as the reference does; `recorded` are the columns
         of the stream. `of` asks the stream for both."""
@@ -54,7 +54,7 @@ class FetchHandle:
         self._metrics = metrics or ConsumerMetrics()
         self._chunk_cache = ChunkCache(store)
         self._lenient = lenient
-        self.recorded = recorded or StreamColumns()
+        self.recorded = recorded or RecordedSchema()
 
     @classmethod
     def of(
@@ -67,7 +67,7 @@ class FetchHandle:
             partition=partition,
             metrics=metrics,
             lenient=stream.config.is_lenient,
-            recorded=StreamColumns(stream.schema),
+            recorded=RecordedSchema(stream.schema),
         )
 
     def __repr__(self) -> str:
@@ -163,7 +163,7 @@ class FetchHandle:
 
 
 def _handle(
-    store: Store, stream: str, partition: int, lenient: bool, recorded: StreamColumns
+    store: Store, stream: str, partition: int, lenient: bool, recorded: RecordedSchema
 ) -> FetchHandle:
     return FetchHandle(
         store, stream=stream, partition=partition, lenient=lenient, recorded=recorded

@@ -143,7 +143,7 @@ class Follower:
         self._process.check()
         async with self._reading, explain_deletion(self.stream):
             self._check_open()
-            await self._delivery.look(self._looker.after, None)
+            await self._delivery.read_more(self._looker.after, None)
             return await self._delivery.next_batch()
 
     async def next_descriptors(self, max_count: int) -> list[Descriptor]:
@@ -156,7 +156,7 @@ class Follower:
             if not max_count:
                 return []
             found = await self._looker.after(self._delivery.cursor, max_count)
-            self._delivery.hand_out(found)
+            self._delivery.pass_over(found)
             return found
 
     def fetch_handle(self) -> FetchHandle:

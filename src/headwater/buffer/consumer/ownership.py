@@ -185,10 +185,10 @@ class Frontier:
             )
         return left
 
-    def hand_out(self, descriptors: Iterable[Descriptor]) -> None:
+    def note_delivered(self, descriptors: Iterable[Descriptor]) -> None:
         """Note that these batches were delivered."""
         for descriptor in descriptors:
-            self._unacked.append(_slim(descriptor))
+            self._unacked.append(_without_bytes(descriptor))
             self.last_handed_out = descriptor.sequence
 
     def check_next(self, sequence: int) -> None:
@@ -228,7 +228,7 @@ class Frontier:
             )
 
 
-def _slim(descriptor: Descriptor) -> Descriptor:
+def _without_bytes(descriptor: Descriptor) -> Descriptor:
     """The descriptor without inline bytes: it may wait long for its acknowledgement."""
     return Descriptor(
         sequence=descriptor.sequence,

@@ -77,7 +77,7 @@ class PartitionReader:
             if last is None or not self._reaches_end(last):
                 try:
                     async with trimmed_by_lsn(self._stream, self._partition):
-                        await self._ahead.learn(self._looker.after, self._after)
+                        await self._ahead.read_more(self._looker.after, self._after)
                 except Uncounted as error:
                     self._end_at(error)
                     continue
@@ -86,7 +86,7 @@ class PartitionReader:
             found = await self._ahead.first()
             if isinstance(found, ConsumedBatch):
                 return found
-            self._ahead.try_first_again()
+            self._ahead.retry_first()
             if not isinstance(found, UnreadableBatch):
                 raise found
             async with trimmed_by_lsn(self._stream, self._partition):

@@ -181,11 +181,11 @@ class SchemaFitter:
         if not wrong or self._origin == "declared":
             for name, found in given.items():
                 what = f"{type_text(found.type)} is given, and not {self._origin}"
-                wrong.append((name, f"{what}{self._near(name)}"))
+                wrong.append((name, f"{what}{self._suggestion(name)}"))
         if wrong:
-            raise self._refused(f"these records do not fit:{difference(wrong)}\n{self._cure()}")
+            raise self._refused(f"these records do not fit:{difference(wrong)}\n{self._advice()}")
 
-    def _cure(self) -> str:
+    def _advice(self) -> str:
         if self._origin == "declared":
             return f"Cast or leave out; or declare the next version of the schema: {self._alter}"
         return (
@@ -204,7 +204,7 @@ class SchemaFitter:
                 "only a delete may"
             )
 
-    def _near(self, name: str) -> str:
+    def _suggestion(self, name: str) -> str:
         names = {field.name.lower(): field.name for field in self._declared}
         found = difflib.get_close_matches(name.lower(), list(names), n=1)
         return f" (did you mean {names[found[0]]!r}?)" if found else ""

@@ -171,18 +171,18 @@ class Holder:
             hold = Hold(self._attempt.application, token, above, self._timeout_ms)
             return now.with_hold(name, hold)
 
-        return self._standing((await self._register.update(change)).value)
+        return self._active_hold((await self._register.update(change)).value)
 
     async def read(self) -> Hold:
         """The hold; `HoldLost` if it is gone."""
-        return self._standing(await read_holds(self._register))
+        return self._active_hold(await read_holds(self._register))
 
     async def renew(self, token: str) -> None:
         """Record that the transaction is still running."""
 
         def change(now: Holds | None) -> Holds:
             now = now or Holds()
-            hold = self._standing(now, token)
+            hold = self._active_hold(now, token)
             renewed = msgspec.structs.replace(hold, renewals=hold.renewals + 1)
             return now.with_hold(self._attempt.hold, renewed)
 
@@ -227,7 +227,7 @@ class Holder:
         if name in (await read_holds(self._register)).holds:
             await self._register.update(lambda now: (now or Holds()).with_hold(name, None))
 
-    def _standing(self, holds: Holds, token: str | None = None) -> Hold:
+    def _active_hold(self, holds: Holds, token: str | None = None) -> Hold:
         hold = holds.holds.get(self._attempt.hold)
         if hold is None or hold.is_ending or (token is not None and hold.token != token):
             raise HoldLost(

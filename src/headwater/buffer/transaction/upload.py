@@ -161,7 +161,7 @@ class Uploader:
         upload = self._upload(partition, len(places) - 1, pending, self._hold)
         task = runtime.spawn(upload, name=f"sink-upload-{partition}")
         self._uploading.add(task)
-        task.add_done_callback(self._landed)
+        task.add_done_callback(self._upload_done)
 
     async def _take_hold(self) -> Hold:
         """Take the hold for everything that is accumulated.
@@ -190,7 +190,7 @@ class Uploader:
                 pending.size_bytes = sum(one.nbytes for one in pending.pieces)
         self._pending_bytes = sum(one.size_bytes for one in self._pending.values())
 
-    def _landed(self, task: asyncio.Task[None]) -> None:
+    def _upload_done(self, task: asyncio.Task[None]) -> None:
         self._slots.release()
         if task.cancelled() or task.exception() is None:
             self._uploading.discard(task)

@@ -71,8 +71,8 @@ async def adopt_v1_queue(
     names = V1Names(prefix, queue_id)
     manifest = ManifestObject(store, names.manifest, lenient=lenient)
     side = SideObject(store, names, queue_id)
-    before = await side.look()
-    if await manifest.look() is None:
+    before = await side.find()
+    if await manifest.find() is None:
         await manifest.create()
     found = await manifest.read()
     if before is not None:
@@ -193,12 +193,12 @@ async def create_v1_queue(
     names = V1Names(prefix, queue_id)
     manifest = ManifestObject(store, names.manifest, lenient=lenient)
     side = SideObject(store, names, queue_id)
-    there = await side.look()
+    there = await side.find()
     if there is None:
-        if await manifest.look() is None:
+        if await manifest.find() is None:
             await manifest.create()
         found = await manifest.read()
-        there = await side.look()  # after the manifest: see `read_view`
+        there = await side.find()  # after the manifest: see `read_view`
         check_front(names.manifest, found, there)
         there = await side.create(SideState(queue_id))
     check_not_back(names.manifest, await manifest.read(), there)

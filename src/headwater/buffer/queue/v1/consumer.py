@@ -69,8 +69,8 @@ class V1Consumer(QueueConsumer):
         self._names = names
         self._policy = policy or RetryPolicy()
         self._manifest = ManifestObject(store, names.manifest, self.counters, lenient=lenient)
-        self._beside = SideObject(store, names, queue_id, self._policy)
-        self._reader = EntryReader(store, names, self._beside)
+        self._side_object = SideObject(store, names, queue_id, self._policy)
+        self._reader = EntryReader(store, names, self._side_object)
         self._queue_id = queue_id
         self._claim = ""
         self._side = SideState(queue_id)
@@ -100,10 +100,10 @@ class V1Consumer(QueueConsumer):
                 side, group=group, claim=claim, opened_ms=runtime.wall_ms()
             )
 
-        side = await self._beside.update(claimed)
+        side = await self._side_object.update(claimed)
         try:
             found = await self._raise_epoch(side, claim)
-            self._side = await self._beside.update(
+            self._side = await self._side_object.update(
                 lambda now: msgspec.structs.replace(_owned(now, claim), epoch=found.epoch)
             )
         except Unavailable as error:
@@ -123,7 +123,7 @@ class V1Consumer(QueueConsumer):
         start = 0 if sequence is None else sequence + 1
         if start < self._side.sequence:
             # A garbage collector may have raised the floor.
-            self._side = _owned(await self._beside.read(), self._claim)
+            self._side = _owned(await self._side_object.read(), self._claim)
         try:
             return await self._reader.after(QueueView(found, self._side), start, limit)
         except Uncounted:
@@ -162,7 +162,7 @@ class V1Consumer(QueueConsumer):
                 )
         # A consumer that crashed may have written down what it counted before the batch was lost.
         await self._reader.acked.discard_from(self._side.sequence)
-        self._side = await self._beside.update(lambda now: self._without(now, sequence, rows))
+        self._side = await self._side_object.update(lambda now: self._without(now, sequence, rows))
 
     def _without(self, now: SideState, sequence: int, rows: int) -> SideState:
         given_up = sorted({*_owned(now, self._claim).given_up, sequence})
@@ -176,15 +176,15 @@ class V1Consumer(QueueConsumer):
 
     async def _present(self) -> QueueView:
         """The queue, before it is opened."""
-        if await self._beside.look() is None:
-            found = await self._manifest.look()
+        if await self._side_object.find() is None:
+            found = await self._manifest.find()
             if found is None:
-                await self._beside.read()
+                await self._side_object.read()
             else:
                 # If nothing was ever dequeued, LSNs are known without a side object.
-                check_front(self._names.manifest, found, await self._beside.look())
-                await self._beside.create(SideState(self._queue_id))
-        return await read_view(self._manifest, self._beside)
+                check_front(self._names.manifest, found, await self._side_object.find())
+                await self._side_object.create(SideState(self._queue_id))
+        return await read_view(self._manifest, self._side_object)
 
     def _check_resume(self, view: QueueView, last_acked_sequence: int | None) -> None:
         if last_acked_sequence is None:
@@ -206,7 +206,7 @@ class V1Consumer(QueueConsumer):
                     await self._reader.ledger.extend(view.found, end)
                     return
                 except Uncounted as error:
-                    view = await read_view(self._manifest, self._beside)
+                    view = await read_view(self._manifest, self._side_object)
                     if view.side.sequence <= error.descriptor.sequence:
                         raise
                     # It was acknowledged and collected while it was read.
@@ -217,7 +217,7 @@ class V1Consumer(QueueConsumer):
         async def prepared(found: StoredManifest) -> Manifest:
             nonlocal side
             if found.front > side.sequence:
-                side = _owned(await self._beside.read(), claim)
+                side = _owned(await self._side_object.read(), claim)
                 check_front(self._names.manifest, found, side)
             check_not_back(self._names.manifest, found, side)
             return found.manifest.dequeued(side.sequence - 1)
@@ -273,7 +273,7 @@ class V1Consumer(QueueConsumer):
                 given_up_rows=[(s, rows) for s, rows in now.given_up_rows if s >= end],
             )
 
-        self._side = await self._beside.update(acknowledged)
+        self._side = await self._side_object.update(acknowledged)
         self._count_pending(found)
 
     async def _shorten(self, found: StoredManifest) -> None:

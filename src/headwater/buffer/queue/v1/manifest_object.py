@@ -93,7 +93,7 @@ class ManifestObject:
         self._counters = counters or Counters()
         self._seen: tuple[int, int, int] | None = None
 
-    async def look(self) -> StoredManifest | None:
+    async def find(self) -> StoredManifest | None:
         """The manifest; None if there is none."""
         seen = self._seen  # before the request: its answer may be older than a concurrent one
         try:
@@ -104,7 +104,7 @@ class ManifestObject:
 
     async def read(self) -> StoredManifest:
         """The manifest of a queue that exists; `RolledBack` if it is gone."""
-        found = await self.look()
+        found = await self.find()
         if found is None:
             raise self._gone()
         return found
@@ -117,7 +117,7 @@ class ManifestObject:
             return
         except OutcomeUnknown as unknown:
             with staying_unknown(unknown):
-                found = await self.look()
+                found = await self.find()
             if found is None:
                 raise
 
@@ -153,14 +153,14 @@ class ManifestObject:
             self._counters.conflicts += 1
             raise
         found = StoredManifest(manifest, version, _front(manifest))
-        self._see(found)
+        self._note_seen(found)
         return found
 
     def taken(self, base: StoredManifest, conflict: Conflict) -> StoredManifest:
         """The manifest that a write found in place of its base."""
         if conflict.current is None:
             raise self._gone() from conflict
-        return self._decoded(conflict.current, _heights(base))
+        return self._decoded(conflict.current, _progress_of(base))
 
     def _decoded(self, found: Object, seen: tuple[int, int, int] | None) -> StoredManifest:
         try:
@@ -171,8 +171,8 @@ class ManifestObject:
         if self._lenient:
             self._check_order(decoded)
         if seen is not None:
-            self._check_not_back(seen, _heights(decoded))
-        self._see(decoded)
+            self._check_not_back(seen, _progress_of(decoded))
+        self._note_seen(decoded)
         return decoded
 
     def _check_order(self, found: StoredManifest) -> None:
@@ -200,8 +200,8 @@ class ManifestObject:
                     "was replaced by an older one. Restore the one that was there."
                 )
 
-    def _see(self, found: StoredManifest) -> None:
-        now = _heights(found)
+    def _note_seen(self, found: StoredManifest) -> None:
+        now = _progress_of(found)
         epoch, following, front = self._seen or now
         epoch = now[0] if is_earlier_epoch(epoch, now[0]) else epoch
         self._seen = (epoch, max(following, now[1]), max(front, now[2]))
@@ -272,5 +272,5 @@ def _front(manifest: Manifest) -> int:
     return manifest.entries[0].sequence if len(manifest.entries) else manifest.next_sequence
 
 
-def _heights(found: StoredManifest) -> tuple[int, int, int]:
+def _progress_of(found: StoredManifest) -> tuple[int, int, int]:
     return found.epoch, found.next_sequence, found.front

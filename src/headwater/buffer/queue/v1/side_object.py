@@ -220,7 +220,7 @@ class SideObject:
         self._register: Register[SideState] = Register(store, names.side, SideState, policy=policy)
         self._queue_id = queue_id
 
-    async def look(self) -> SideState | None:
+    async def find(self) -> SideState | None:
         """The value; None before the queue was created."""
         try:
             return self._checked((await self._register.read()).value)
@@ -229,7 +229,7 @@ class SideObject:
 
     async def read(self) -> SideState:
         """The value; `NotFound` before the queue was created."""
-        found = await self.look()
+        found = await self.find()
         if found is None:
             raise self._absent()
         return found
@@ -279,7 +279,7 @@ async def read_view(manifest: ManifestObject, side: SideObject) -> QueueView:
     later it has at least the manifest's first pending sequence, unless another implementation took
     entries. In the other order, a dequeue between the two reads would look like that.
     """
-    found = await manifest.look()
+    found = await manifest.find()
     if found is None:
         await side.read()  # without a side object, there never was a queue
         found = await manifest.read()

@@ -1,16 +1,21 @@
-"""Batches in real queues, put there by their own doors."""
+"""Consumers and streams with records, for the tests of this package."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
 
 from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.compression import Compression
+from headwater.buffer.consumer import AsyncReader, Consumer
 from headwater.buffer.queue.contract import AppendedBatch, NewBatch
 from headwater.buffer.queue.v1.manifest_format import pack_calls
 from headwater.buffer.records import from_values
 from headwater.buffer.stream import Stream
 from headwater.core import runtime
+from tests.buffer.consumer.fakes import FakeQueue, FakeStream
 
 
 async def produce(
@@ -41,3 +46,32 @@ async def produce(
             )
         )
     return await appender.append(entries)
+
+
+# Streams of rows to read, and the rows that were read.
+
+
+async def rows_of(reader: AsyncReader) -> list[dict[str, Any]]:
+    batches = [batch async for batch in reader]
+    assert all(batch.schema == reader.schema for batch in batches)
+    rows: list[dict[str, Any]] = pa.Table.from_batches(batches, reader.schema).to_pylist()
+    return rows
+
+
+class FakeStreamWithSchema(FakeStream):
+    def __init__(self, queue: FakeQueue, schema: pa.Schema) -> None:
+        super().__init__(queue, "query", 1)
+        self.schema = schema
+
+
+# A consumer on a fake queue, and what it hands out next.
+
+
+async def opened(queue: FakeQueue, **options: object) -> Consumer:
+    return await Consumer.open(queue.stream(), gc=False, **options)  # type: ignore[arg-type]
+
+
+async def sequence_of_next(consumer: Consumer) -> int:
+    batch = await consumer.next_batch()
+    assert batch is not None
+    return batch.sequence

@@ -22,7 +22,7 @@ from headwater.core import limits, runtime
 from headwater.core.errors import Refused
 from headwater.store import MemoryBackend, Store
 from headwater.testing import simulate
-from tests.buffer.consumer.rows import rows_of
+from tests.buffer.consumer.given import rows_of
 from tests.store.scripted import virtual
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
