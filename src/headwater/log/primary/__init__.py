@@ -66,6 +66,6 @@ __all__ = [
     "ReplicationProgress",
     "ReplicationSource",
     "SlotView",
-    "throttle_delay_s",
     "parse_policy",
+    "throttle_delay_s",
 ]
