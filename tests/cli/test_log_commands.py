@@ -14,8 +14,8 @@ from headwater.cli.app import app
 from headwater.log.replica.copies import SavedState, encode_state
 from headwater.log.spool import Spool, prepare_lost
 from headwater.log.spool.codec import GroupFrame
-from headwater.log.spool.frame import GroupKind, encode_frame
-from tests.log.given import numbered, wait
+from headwater.log.spool.frame import GroupKind
+from tests.log.given import encode_frame, numbered, wait
 
 SEGMENT = f"{1:020d}.wal"
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from headwater.core.errors import Refused
 from headwater.log.record import ChangeRecord, changes_of, record_hashes
 from headwater.log.spool import Spool, SpoolCorrupt
-from headwater.log.spool.frame import encode_frame
-from tests.log.given import contents, numbered, opened, planted, spans, wait
+from tests.log.given import contents, encode_frame, numbered, opened, planted, spans, wait
 
 NAME = "x.logical.wal"
 

@@ -20,7 +20,7 @@ from headwater.core import limits, runtime
 from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import TERM_MAX
 from headwater.log.record.group import COMMIT_TIMESTAMP, Group
-from headwater.log.spool.codec import filled, merge_schemas
+from headwater.log.spool.codec import fill_columns, merge_schemas
 from headwater.log.wal import Wal
 from headwater.tier.errors import NotOneSegment
 from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState, SegmentUpdate
@@ -167,7 +167,7 @@ class SegmentEncoder:
             return group
         if merge_schemas(columns, given) != columns:
             return group
-        return replace(group, records=filled(group.records, columns, given=given))
+        return replace(group, records=fill_columns(group.records, columns, own_schema=given))
 
     def _add(self, group: Group) -> None:
         if group.lost is None:
