@@ -63,17 +63,17 @@ def _known_beside(source: Source) -> dict[str, Any]:
     first_lsn = int(source.key[:20])
     later = [first for first in listing.segments if first > first_lsn]
     known: dict[str, Any] = {}
-    if listing.marks is not None:
+    if listing.watermarks is not None:
         known |= {
-            "floor_lsn_beside": listing.marks.floor_lsn,
-            "synced_lsn_beside": listing.marks.synced_lsn,
+            "floor_lsn_beside": listing.watermarks.floor_lsn,
+            "synced_lsn_beside": listing.watermarks.synced_lsn,
         }
     if later:
         known["sealed"] = f"yes: the next segment begins at LSN {later[0]}"
         known["reached_lsn"] = later[0] - 1
-    elif listing.marks is not None:
+    elif listing.watermarks is not None:
         known["sealed"] = "no: it is the last one"
-        known["reached_lsn"] = listing.marks.synced_lsn
+        known["reached_lsn"] = listing.watermarks.synced_lsn
     return known
 
 
