@@ -1,6 +1,6 @@
 """What the spool costs: `python -m bench.log [--quick] [--json] [--only NAME …] [--dir FOLDER]`.
 
-- groups: groups of 1 MiB from several threads at once, each returning when its bytes are synced,
+- groups: groups of 1 MiB from several tasks at once, each returning when its bytes are synced,
   against one write and one fdatasync for each of the same frames by hand, which is the limit of
   whoever does not share syncs and checksums nothing;
 - records: small records through group commit against one sync a record, both by the spool, and
@@ -26,7 +26,6 @@ import shutil
 import sqlite3
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -84,12 +83,15 @@ class Folders:
         return str(self._root / str(self._count))
 
 
-def _from_threads(writers: int, work: Callable[[], None]) -> None:
-    threads = [threading.Thread(target=work) for _ in range(writers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+async def _appended(spool: Spool, records: pa.RecordBatch, *, tasks: int, each: int) -> None:
+    """Append from several tasks at once, and close."""
+
+    async def work() -> None:
+        for _ in range(each):
+            await spool.append(records, term=1)
+
+    await asyncio.gather(*(work() for _ in range(tasks)))
+    await spool.close()
 
 
 def groups(folders: Folders, quick: bool) -> Section:
@@ -101,20 +103,12 @@ def groups(folders: Folders, quick: bool) -> Section:
 
     def ours() -> None:
         spool = Spool.open(folders.fresh())
-
-        def work() -> None:
-            for _ in range(each):
-                portal.shared().call(spool.append(batch, term=1))
-
-        _from_threads(WRITERS, work)
+        asyncio.run(_appended(spool, batch, tasks=WRITERS, each=each))
         syncs.append(spool.metrics.appends / spool.metrics.syncs)
-        portal.shared().call(spool.close())
 
     def alone() -> None:
         spool = Spool.open(folders.fresh())
-        for _ in range(WRITERS * each):
-            portal.shared().call(spool.append(batch, term=1))
-        portal.shared().call(spool.close())
+        asyncio.run(_appended(spool, batch, tasks=1, each=WRITERS * each))
 
     def raw() -> None:
         descriptor = os.open(folders.fresh(), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -123,7 +117,7 @@ def groups(folders: Folders, quick: bool) -> Section:
             os.fdatasync(descriptor)
         os.close(descriptor)
 
-    spent = timed({f"spool, {WRITERS} threads": ours, "spool, 1 thread": alone, "raw": raw}, rounds)
+    spent = timed({f"spool, {WRITERS} tasks": ours, "spool, 1 task": alone, "raw": raw}, rounds)
     total_mib = WRITERS * each * len(frame) / MIB
     section = Section(
         f"Groups of 1 MiB, synced: {total_mib:,.0f} MiB, medians of {rounds}",
@@ -136,7 +130,7 @@ def groups(folders: Folders, quick: bool) -> Section:
             [name, f"{total_mib / seconds:,.0f}", f"{rows / seconds:,.0f}", f"{ratio:.2f}"]
         )
     section.notes.append(f"{statistics.median(syncs):.1f} appends shared a sync")
-    shared = spent["raw"] / spent[f"spool, {WRITERS} threads"]
+    shared = spent["raw"] / spent[f"spool, {WRITERS} tasks"]
     section.goals.append(Goal("group commit ÷ raw write + fdatasync", 0.9, shared, timed=True))
     return section
 
@@ -148,16 +142,11 @@ def records(folders: Folders, quick: bool) -> Section:
     rows = [(bytes(value),) for value in many.column(0).to_pylist()]
 
     def one_by_one() -> None:
-        spool = Spool.open(folders.fresh())
-        for _ in range(singles):
-            portal.shared().call(spool.append(one, term=1))
-        portal.shared().call(spool.close())
+        asyncio.run(_appended(Spool.open(folders.fresh()), one, tasks=1, each=singles))
 
     def in_groups() -> None:
-        spool = Spool.open(folders.fresh())
-        for _ in range(grouped // many.num_rows):
-            portal.shared().call(spool.append(many, term=1))
-        portal.shared().call(spool.close())
+        each = grouped // many.num_rows
+        asyncio.run(_appended(Spool.open(folders.fresh()), many, tasks=1, each=each))
 
     def sqlite() -> None:
         path = folders.fresh()

@@ -14,8 +14,8 @@ from headwater.cli.app import app
 from headwater.log.replica.copies import SavedState, encode_state
 from headwater.log.spool import Spool, prepare_lost
 from headwater.log.spool.codec import GroupFrame
-from headwater.log.spool.frame import GroupKind, encode_frame
-from tests.log.given import numbered, wait
+from headwater.log.spool.frame import GroupKind
+from tests.log.given import encode_frame, numbered, wait
 
 SEGMENT = f"{1:020d}.wal"
 
@@ -122,7 +122,7 @@ def test_repair_says_what_no_copy_has(folder: Path) -> None:
     assert "missing  LSN 1 to 1: no source has it" in result.stdout
     status, found = told("log", "repair", str(folder), "--give-up")
     assert (status, found["missing"]) == (0, [])
-    assert found["mended"][0]["source"] == "given up in a repair"
+    assert found["repaired"][0]["source"] == "given up in a repair"
 
 
 def test_what_was_given_up_is_not_called_mended(folder: Path) -> None:
@@ -216,4 +216,4 @@ def test_frames_out_of_order_are_told_as_that(tmp_path: Path) -> None:
     path.write_bytes(b"".join(frames))
     status, found = told("inspect", "wal", str(path))
     assert (status, found["ending"]) == (1, "corrupt")
-    assert "LSN 2 stands behind" in found["problems"][0]["message"]
+    assert "LSN 2 is behind" in found["problems"][0]["message"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from headwater.core.errors import HeadwaterError
 from headwater.log.record import Group, record_hashes
 from headwater.log.spool import Spool, SpoolConfig, prepare_append
 from headwater.log.spool.commit import PendingAppend
+from headwater.log.spool.frame import CRC, MAGIC, V3, check_payload_bytes
 from headwater.log.spool.state import SpoolSegment
 from headwater.testing.disk import Crashed, FaultyDisk
 
@@ -63,6 +65,14 @@ def pending_append() -> PendingAppend:
     return PendingAppend(
         prepare_append(numbered(1, 1)).take(), term=1, first_lsn=None, timestamp_ms=0
     )
+
+
+def encode_frame(payload: bytes, *, term: int, lsn: int, timestamp_ms: int) -> bytes:
+    """A v3 frame of any payload, as other implementations write it."""
+    check_payload_bytes(len(payload))
+    header = V3.pack(MAGIC, 3, term, lsn, timestamp_ms, len(payload))
+    crc = zlib.crc32(payload, zlib.crc32(header[len(MAGIC) :]))
+    return b"".join((header, payload, CRC.pack(crc)))
 
 
 def found(groups: Iterable[Group]) -> dict[int, bytes]:

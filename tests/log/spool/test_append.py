@@ -110,7 +110,7 @@ def test_a_draft_is_good_for_one_append() -> None:
     spool = opened(FaultyDisk())
     draft = prepare_append(numbered(1, 2))
     assert wait(spool.append(draft, term=1)) == (1, 2)
-    with pytest.raises(Refused, match="make another"):
+    with pytest.raises(Refused, match="prepare another"):
         wait(spool.append(draft, term=1))
 
 
@@ -131,7 +131,7 @@ def test_a_draft_that_changed_nothing_can_be_appended_again() -> None:
         wait(spool.append(draft, term=5))
     assert wait(spool.append(draft, term=5)) == (2, 3)
     assert list(everything(spool)) == [1, 2, 3]
-    with pytest.raises(Refused, match="make another"):
+    with pytest.raises(Refused, match="prepare another"):
         wait(spool.append(draft, term=5))
 
 
@@ -160,7 +160,7 @@ def test_a_draft_whose_outcome_is_not_known_is_not_appended_again() -> None:
     disk.fail_next("sync", errno.EIO)
     with pytest.raises(DiskFailed):
         wait(spool.append(draft, term=1))
-    with pytest.raises(Refused, match="make another"):
+    with pytest.raises(Refused, match="prepare another"):
         wait(opened(FaultyDisk()).append(draft, term=1))
 
 

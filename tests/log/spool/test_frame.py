@@ -17,13 +17,12 @@ from headwater.log.spool.frame import (
     FrameHeader,
     GroupKind,
     combine,
-    encode_frame,
     is_whole,
     payload_of,
     read_envelope,
     read_header,
 )
-from tests.log.given import numbered
+from tests.log.given import encode_frame, numbered
 
 V2 = bytes.fromhex("52444c570203000000000000002c00000000000000060000006c6567616379f9909ddf")
 V1 = bytes.fromhex("52444c570105000000000000000300000000000000616263")

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from headwater.core.errors import Refused
 from headwater.log.record import ChangeRecord, changes_of, record_hashes
 from headwater.log.spool import Spool, SpoolCorrupt
-from headwater.log.spool.frame import encode_frame
-from tests.log.given import contents, numbered, opened, planted, spans, wait
+from tests.log.given import contents, encode_frame, numbered, opened, planted, spans, wait
 
 NAME = "x.logical.wal"
 
@@ -29,12 +28,12 @@ def frame(lsn: int, payload: bytes = b"payload") -> bytes:
 def test_whole_frames_that_are_out_of_order_are_never_cut_off(lsns: tuple[int, ...]) -> None:
     data = b"".join(map(frame, lsns))
     disk = planted({NAME: data})
-    with pytest.raises(SpoolCorrupt, match=r"stands behind .* in the order of their LSNs"):
+    with pytest.raises(SpoolCorrupt, match=r"is behind .* in the order of their LSNs"):
         opened(disk)
     assert contents(disk)[NAME] == data
     # Also where the file was taken over by somebody who did not look.
     disk = planted({f"{lsns[0]:020d}.wal": data})
-    with pytest.raises(SpoolCorrupt, match="stands behind"):
+    with pytest.raises(SpoolCorrupt, match="is behind"):
         opened(disk)
     assert data in contents(disk).values()
 
@@ -42,7 +41,7 @@ def test_whole_frames_that_are_out_of_order_are_never_cut_off(lsns: tuple[int, .
 def test_a_whole_frame_behind_damage_is_not_cut_off_though_its_lsn_is_lower() -> None:
     data = frame(1) + frame(5) + b"damaged" + frame(3)
     disk = planted({NAME: data})
-    with pytest.raises(SpoolCorrupt, match="LSN 3 stands behind"):
+    with pytest.raises(SpoolCorrupt, match="LSN 3 is behind"):
         opened(disk)
     assert contents(disk)[NAME] == data
 

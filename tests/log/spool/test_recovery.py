@@ -18,7 +18,6 @@ from headwater.log.spool.frame import (
     HEAD_BYTES,
     MAGIC,
     V3,
-    encode_frame,
     read_header,
 )
 from headwater.testing.disk import FaultyDisk
@@ -26,6 +25,7 @@ from headwater.testing.disk_explore import explore
 from tests.log.given import (
     PATH,
     contents,
+    encode_frame,
     everything,
     found,
     numbered,

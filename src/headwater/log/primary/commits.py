@@ -1,4 +1,4 @@
-"""Writers: delayed while replicas are far behind, and told when a record is replicated.
+"""Writers: delayed while replicas are far behind, and waiting until a record is replicated.
 
 Whether a policy is met is always computed from the registry, never counted up. So an
 acknowledgement of a replica that left, or lost its data, stops counting by itself.

@@ -20,13 +20,13 @@ from typing import Literal
 
 from headwater.core import limits
 from headwater.core.errors import Refused
-from headwater.core.metrics import Histogram
-from headwater.core.settings import whole_number
+from headwater.core.metrics import Histogram, Metrics
+from headwater.core.settings import check_above_zero, whole_number
 from headwater.log.primary.registry import ReplicaState
 from headwater.log.slots import RetentionLimits
 
 
-class ReplicationMetrics:
+class ReplicationMetrics(Metrics):
     """Counts and durations of one leader."""
 
     def __init__(self) -> None:
@@ -194,15 +194,14 @@ class ReplicationConfig:
     max_delay_s: float = limits.FLOW_MAX_DELAY_S
 
     def __post_init__(self) -> None:
-        for name in (
+        check_above_zero(
+            self,
             "commit_timeout_s",
             "health_timeout_s",
             "sweep_interval_s",
             "slot_write_interval_s",
             "max_delay_s",
-        ):
-            if not getattr(self, name) > 0:
-                raise Refused(f"{name} is {getattr(self, name)}: it must be above 0")
+        )
         if self.sweep_interval_s < limits.REPLICA_SWEEP_MIN_S:
             raise Refused(
                 f"sweep_interval_s is {self.sweep_interval_s}: {limits.REPLICA_SWEEP_MIN_S} at "

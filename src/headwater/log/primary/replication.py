@@ -156,11 +156,6 @@ class PrimaryReplication:
         """Rises whenever the set of replicas, their health or their bootstraps change."""
         return self._registry.topology_epoch
 
-    @property
-    def replica_count(self) -> int:
-        """How many replicas are registered."""
-        return len(self._registry)
-
     def replicas(self) -> list[ReplicaState]:
         """All registered replicas."""
         return self._registry.replicas()
@@ -294,10 +289,6 @@ class PrimaryReplication:
         return [
             self.retention.view(slot, is_active=slot.name in healthy) for slot in self._slots.all()
         ]
-
-    def retention_floor_lsn(self) -> int | None:
-        """The lowest position of a valid slot: the log is kept above it. None if there is none."""
-        return self._slots.wanted_floor_lsn()
 
     def enforce_retention_limits(self) -> list[tuple[str, InvalidationCause]]:
         """Give up slots that are beyond a limit; which, and why."""

@@ -11,7 +11,7 @@ Always holds, for `PrimaryService`:
 - no replica resumes beyond the end of the log: what a longer copy has there is compared first;
 - a replica that waits for records is never taken for a silent one: a pull waits for half of
   `health_timeout_s` at most;
-- a slot that a replica was told about is stored, so the next leader has it, too.
+- a slot is stored before its replica gets the answer, so the next leader has it, too.
 """
 
 from __future__ import annotations

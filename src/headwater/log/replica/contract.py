@@ -35,6 +35,7 @@ import pyarrow as pa
 
 from headwater.core import limits
 from headwater.core.errors import Damaged, Refused, Unavailable
+from headwater.core.settings import check_above_zero
 from headwater.log.record import Group
 
 
@@ -80,7 +81,8 @@ class ReplicaConfig:
     """How long a reader with a bookmark waits by default."""
 
     def __post_init__(self) -> None:
-        for name in (
+        check_above_zero(
+            self,
             "wait_s",
             "call_timeout_s",
             "max_records",
@@ -88,9 +90,7 @@ class ReplicaConfig:
             "compare_records",
             "ack_interval_s",
             "retry_cap_s",
-        ):
-            if not getattr(self, name) > 0:
-                raise Refused(f"{name} is {getattr(self, name)}: it must be above 0")
+        )
         if not self.read_timeout_s >= 0:
             raise Refused(f"read_timeout_s is {self.read_timeout_s}: it must be 0 or more")
 

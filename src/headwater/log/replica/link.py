@@ -35,7 +35,7 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
-from headwater.core.metrics import Histogram
+from headwater.core.metrics import Histogram, Metrics
 from headwater.log.primary import (
     Acknowledgement,
     AcknowledgeResponse,
@@ -186,7 +186,7 @@ def _dense_runs(groups: Sequence[Group]) -> Iterator[list[Group]]:
         yield [group for group, _ in run]
 
 
-class ReplicaMetrics:
+class ReplicaMetrics(Metrics):
     """Counts and durations of one replica, since it was opened."""
 
     def __init__(self) -> None:

@@ -130,14 +130,6 @@ def check_payload_bytes(size_bytes: int) -> None:
         )
 
 
-def encode_frame(payload: Buffer, *, term: int, lsn: int, timestamp_ms: int) -> bytes:
-    """A v3 frame of any payload, as other implementations write it."""
-    check_payload_bytes(len(payload))
-    header = V3.pack(MAGIC, 3, term, lsn, timestamp_ms, len(payload))
-    crc = zlib.crc32(payload, zlib.crc32(header[len(MAGIC) :]))
-    return b"".join((header, payload, _FRAME_CRC.pack(crc)))
-
-
 GROUP_MAGIC: Final = b"HWG1"
 ENVELOPE: Final = struct.Struct("<4sB2xQQQ")
 ENVELOPE_BYTES: Final = ENVELOPE.size

@@ -81,15 +81,15 @@ def cut_torn_end(
             offset=found.valid_bytes,
             lsn=found.last_lsn + 1,
         )
-    told = [peeked.header.lsn for peeked in found.later]
+    last_lsns = [peeked.header.lsn for peeked in found.later]
     if found.said_lsn is not None:
-        told.append(found.said_lsn)
+        last_lsns.append(found.said_lsn)
     torn = TornTail(
         path,
         found.valid_bytes,
         found.size_bytes - found.valid_bytes,
         found.last_lsn + 1,
-        max(told, default=None),
+        max(last_lsns, default=None),
     )
     _log.warning("%s", torn)
     file.truncate(found.valid_bytes)

@@ -14,7 +14,8 @@ from typing import Literal, NamedTuple
 
 from headwater.core import limits, runtime
 from headwater.core.errors import HeadwaterError, Refused
-from headwater.core.metrics import Histogram
+from headwater.core.metrics import Histogram, Metrics
+from headwater.core.settings import check_above_zero
 from headwater.log.spool.folder import SparseIndex
 
 Sync = Literal["always", "none"] | float
@@ -47,9 +48,9 @@ class SpoolConfig:
             raise Refused(f"sync is {self.sync!r}: always, none, or a number of seconds")
         if not isinstance(self.sync, str) and not self.sync > 0:
             raise Refused(f"sync is {self.sync}: an interval is above 0")
-        for name in ("segment_bytes", "segment_age_s", "group_bytes", "tail_bytes", "queue_bytes"):
-            if not getattr(self, name) > 0:
-                raise Refused(f"{name} is {getattr(self, name)}: it must be above 0")
+        check_above_zero(
+            self, "segment_bytes", "segment_age_s", "group_bytes", "tail_bytes", "queue_bytes"
+        )
 
     @property
     def sync_always(self) -> bool:
@@ -62,7 +63,7 @@ class SpoolConfig:
         return None if isinstance(self.sync, str) else self.sync
 
 
-class SpoolMetrics:
+class SpoolMetrics(Metrics):
     """Counts and durations of one spool."""
 
     def __init__(self) -> None:
