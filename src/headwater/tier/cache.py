@@ -294,8 +294,8 @@ class TierCache:
         """
         partition = partition_of(event)
         epoch = publisher_epoch_of(event, publisher_epoch)
-        is_known = partition in self._partitions
-        cache = self.partition(partition)
+        known = self._partitions.get(partition)
+        cache = self.partition(partition) if known is None else known
         if epoch is not None:
             if cache.publisher_epoch is not None and epoch < cache.publisher_epoch:
                 return EventOutcome.STALE
@@ -304,7 +304,7 @@ class TierCache:
         else:
             outcome = cache.apply(event)
         # An event about a segment never makes a known partition an empty one.
-        if not is_known or isinstance(event, PartitionDelete):
+        if known is None or isinstance(event, PartitionDelete):
             self._store(cache)
         return outcome
 
