@@ -46,6 +46,7 @@ def test_the_repository_keeps_its_layers() -> None:
         ("headwater/buffer/a.py", "import obstore.store\n", "obstore is imported only in store"),
         ("headwater/testing/a.py", "from obstore import S3\n", "obstore is imported only in store"),
         ("headwater/tier/a.py", "import pyspark\n", "pyspark is imported only in spark"),
+        ("headwater/tier/a.py", "import pyiceberg\n", "only in table and spark"),
         ("headwater/table/a.py", "import pyspark\n", "pyspark is imported only in spark"),
         ("headwater/table/a.py", "import headwater.node\n", "table imports node"),
         ("pyspark_headwater/__init__.py", "from headwater.cli import X\n", "door to spark alone"),
