@@ -214,10 +214,13 @@ def _pieces(
 def _reporting_nulls(
     pieces: Iterator[InputPiece], columns: JsonRows | CsvColumns, view: ProduceView
 ) -> Iterator[InputPiece]:
+    was_sent = False
     try:
-        yield from pieces
+        for piece in pieces:
+            was_sent = True
+            yield piece
     finally:
-        if columns.left_out:
+        if was_sent and columns.left_out:
             view.say(columns.left_out)
 
 

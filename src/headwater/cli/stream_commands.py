@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import json
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -373,13 +374,14 @@ def read_schema_file(path: Path) -> SchemaLike:
         raise Refused(f"the schema file {path} cannot be read: {error.strerror}") from error
     try:
         if head.startswith(b"PAR1"):
-            return pq.read_schema(path)
+            with pa.OSFile(os.fsencode(path)) as source:
+                return pq.read_schema(source)
         if head == b"ARROW1":
-            with pa.ipc.open_file(path) as arrow:
+            with pa.OSFile(os.fsencode(path)) as source, pa.ipc.open_file(source) as arrow:
                 return arrow.schema
         if head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"{":
             return _columns(path)
-        with pa.OSFile(str(path)) as source, pa.ipc.open_stream(source) as stream:
+        with pa.OSFile(os.fsencode(path)) as source, pa.ipc.open_stream(source) as stream:
             return stream.schema
     except (pa.ArrowInvalid, OSError, ValueError) as error:
         raise Refused(
