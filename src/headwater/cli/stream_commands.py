@@ -207,13 +207,17 @@ def verify(
 
     from headwater.buffer.retained import Verified, verify_stream
     from headwater.buffer.stream import open_stream
-    from headwater.cli.render import new_console
-    from headwater.cli.stream_view import VerifyView, show_verified
+    from headwater.cli.render import StatusLine, new_console
+    from headwater.cli.stream_view import show_verified, verifying_words
 
     async def run() -> Verified:
         async with open_with_options(url, option) as store:
-            with VerifyView() as view:
-                return await verify_stream(await open_stream(store, name), partition, view.advance)
+            with StatusLine() as line:
+                return await verify_stream(
+                    await open_stream(store, name),
+                    partition,
+                    lambda found: line.show(verifying_words(found)),
+                )
 
     found = run_loop(run())
     if as_json:

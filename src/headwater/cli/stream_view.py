@@ -217,30 +217,9 @@ def show_deleted(
         console.print(Text(f"{still} ({untold})", style="yellow"), soft_wrap=True)
 
 
-class VerifyView:
-    """How far a check has come, on a terminal."""
-
-    def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
-        self._status = self._console.status("opening") if self._console.is_terminal else None
-
-    def __enter__(self) -> VerifyView:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def advance(self, found: Verified) -> None:
-        """One more batch was read."""
-        self.say(f"{found.batches:,} batches, {size_words(found.size_bytes)}")
-
-    def say(self, words: str) -> None:
-        """How far it is."""
-        if self._status is not None:
-            self._status.update(words)
+def verifying_words(found: Verified) -> str:
+    """How far a check has come."""
+    return f"{found.batches:,} batches, {size_words(found.size_bytes)}"
 
 
 def show_verified(console: Console, name: str, found: Verified) -> None:

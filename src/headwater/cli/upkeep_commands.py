@@ -42,9 +42,14 @@ def gc(
     from headwater.buffer.stream import open_stream
     from headwater.buffer.transaction.holds import holds_register, read_holds
     from headwater.cli.render import new_console
-    from headwater.cli.upkeep_view import CollectView, collect_all, collected_json, show_collected
+    from headwater.cli.upkeep_view import (
+        CollectProgress,
+        collect_all,
+        collected_json,
+        show_collected,
+    )
 
-    async def run(view: CollectView) -> tuple[Stream, dict[int, Collected], int]:
+    async def run(view: CollectProgress) -> tuple[Stream, dict[int, Collected], int]:
         async with open_with_options(url, option) as store:
             opened = await open_stream(store, stream, writing=True)
             wanted = range(opened.partitions) if partition is None else [partition]
@@ -52,7 +57,7 @@ def gc(
             done = await collect_all(opened, wanted, full=full, advance=view.advance)
             return opened, done, len((await read_holds(holds_register(opened))).holds)
 
-    with CollectView(stream, full=full) as view:
+    with CollectProgress(stream, full=full) as view:
         opened, reports, held = run_loop(run(view))
     with reporting():
         if as_json:

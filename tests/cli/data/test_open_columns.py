@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pandas
 import pyarrow as pa
 import pytest
 
@@ -233,6 +232,7 @@ def test_columns_without_a_value_are_not_named_where_nothing_was_sent(
 def test_the_index_of_pandas_that_no_column_holds_is_refused_with_what_a_command_can_do(
     invoke: Invoke, url: str, tmp_path: Path
 ) -> None:
+    pandas: Any = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"a": [1, 2]}, index=pandas.RangeIndex(10, 30, 10, name="n"))
     frame.to_parquet(tmp_path / "in.parquet")
     done = invoke("produce", url, "events", str(tmp_path / "in.parquet"), "--parquet")
