@@ -243,6 +243,20 @@ async def test_what_is_no_copy_of_the_source_is_refused_and_left_alone() -> None
 
 
 @virtual
+async def test_a_refused_copy_records_no_columns_in_the_other_stream() -> None:
+    store = memory()
+    streams = []
+    for name, row in (("source", {"id": 2, "other": "x"}), ("target", {"id": 1})):
+        streams.append(await create_stream(store, name))
+        async with await Producer.open(streams[-1], linger_ms=0) as producer:
+            await (await producer.produce_rows([row]))
+    before = (await open_stream(store, "target")).config
+    with pytest.raises(Refused, match="none of them is known to be copied"):
+        await copy_stream(streams[0], store, "target", resume=True)
+    assert (await open_stream(store, "target")).config == before
+
+
+@virtual
 async def test_another_stream_of_the_sources_name_is_not_taken_for_it() -> None:
     store = memory()
     source = await opaque(store, partitions=1)

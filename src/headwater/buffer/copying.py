@@ -101,7 +101,7 @@ async def copy_stream(
     # afterwards has every column of the records before these ends.
     ends = [(await source.looker(one).state()).checked() for one in range(source.partitions)]
     source = await _refreshed(source)
-    target = await _target(source, store, name, resume=resume)
+    target, infers_types = await _target(source, store, name, resume=resume)
     states = [await target.looker(one).state() for one in range(target.partitions)]
     producer = await Producer.open(
         target, producer_id=f"copy-of-{source.id}", max_block_ms=None, delivery_timeout_ms=600_000
@@ -111,6 +111,9 @@ async def copy_stream(
             _position(source, target, number, producer.resumed[number], states[number])
             for number in range(source.partitions)
         ]
+        # Only now: columns stay, so a stream that is no copy must not get them.
+        if infers_types and source.schema is not None:
+            await target.recording(source.schema)
         run = _PartitionRun(source, producer, _total(starts, ends), progress)
         return [
             await run.partition(number, starts[number], ends[number])
@@ -203,8 +206,8 @@ async def _refreshed(source: Stream) -> Stream:
     return found
 
 
-async def _target(source: Stream, store: Store, name: str, *, resume: bool) -> Stream:
-    """The stream to copy into, with the source's columns."""
+async def _target(source: Stream, store: Store, name: str, *, resume: bool) -> tuple[Stream, bool]:
+    """The stream to copy into, and whether it has yet to record the source's columns."""
     latest = source.config.schemas[-1] if source.config.schemas else None
     is_declared = latest is not None and latest.origin == "declared"
     settings = {setting: getattr(source.config, setting) for setting in SETTINGS}
@@ -227,9 +230,7 @@ async def _target(source: Stream, store: Store, name: str, *, resume: bool) -> S
             f"format, and {source.name!r} has {source.partitions}, to be copied into the native "
             f"one: it is no copy. {_ANOTHER}"
         )
-    if source.schema is not None and not is_declared:
-        target = await target.recording(source.schema)
-    return target
+    return target, not is_declared
 
 
 def _position(
