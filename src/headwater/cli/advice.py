@@ -1,4 +1,4 @@
-"""What a person reads when something goes wrong: one line, and what to do about it."""
+"""Errors as people read them: one line, and what to do about it."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class HeadwaterGroup(TyperGroup):
             show(error)
             raise typer.Exit(EXIT_COULD_NOT_RUN) from error
         except BrokenPipeError:
-            # Whoever read the output has seen enough. Python would complain once more at exit.
+            # The reader of the output has seen enough. Python would report it again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(EXIT_PIPE_CLOSED) from None
         except OSError as error:

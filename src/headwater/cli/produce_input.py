@@ -89,7 +89,7 @@ class LineBlock(NamedTuple):
 
 
 def input_bytes(files: list[str]) -> int | None:
-    """How much there is to read; None where nobody knows."""
+    """How much there is to read; None if that is unknown."""
     packed = (".gz", ".zst")
     plain = [name for name in files if os.path.isfile(name) and not name.endswith(packed)]
     sizes = [os.stat(name).st_size for name in plain]

@@ -35,7 +35,7 @@ class Output(ABC):
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write these, so that whoever waits for them sees them."""
+        """Write these records, and flush them."""
 
     def close(self) -> None:
         """Write what ends the form, if anything does."""

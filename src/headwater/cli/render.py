@@ -15,7 +15,7 @@ from rich.text import Text
 
 from headwater.buffer.stream.config import UNLIMITED
 
-# Nobody wraps the lines of a pipe, unless COLUMNS says so; a table keeps a row on a line.
+# In a pipe a table row stays on one line, unless COLUMNS is set.
 PIPE_WIDTH: Final = 400
 _UNITS_MS: Final = (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1_000))
 _UNITS_BYTES: Final = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
@@ -42,7 +42,7 @@ class CommandConsole(Console):
         self.file.flush()
 
     def on_broken_pipe(self) -> None:
-        """Let whoever started the command decide what its status is."""
+        """Let the command decide its exit status."""
         raise  # noqa: PLE0704  called while the BrokenPipeError is handled
 
 

@@ -137,7 +137,7 @@ def list_all(url: str = URL, as_json: bool = AS_JSON, option: list[str] = OPTION
 def describe(
     url: str = URL, name: str = NAME, as_json: bool = AS_JSON, option: list[str] = OPTION
 ) -> None:
-    """Say what a stream is, and how each of its partitions stands. Fences nobody.
+    """Show the settings and columns of a stream, and the state of its partitions. Fences nothing.
 
     Exit status: 0, or 1 if the state of a partition cannot be told.
     """
@@ -199,7 +199,7 @@ def verify(
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """Read every retained batch with its checksum, and list those that are damaged. Fences nobody.
+    """Read every retained batch with its checksum, and list damaged ones. Fences nothing.
 
     Exit status: 0 if all of them can be read, 1 if not.
     """

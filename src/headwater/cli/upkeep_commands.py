@@ -34,7 +34,7 @@ def gc(
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """Delete what nobody needs any more: what is past its retention, and uploads never appended.
+    """Delete what is not needed any more: batches past the retention, and uploads never appended.
 
     Says what went and why, and what stays and why. Consumers do the same while they run.
     Exit status: 0, or 1 if something could not be deleted; the next run tries it again.
@@ -80,7 +80,7 @@ def lag(
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """What is appended and not processed: batches, records, bytes, seconds. Fences nobody.
+    """What is appended and not processed: batches, records, bytes, seconds. Fences nothing.
 
     Exit status: 0, 1 if the lag of a partition cannot be told, 2 of a group that is not known.
     """
