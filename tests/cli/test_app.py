@@ -139,6 +139,20 @@ def test_without_the_environment_the_address_is_asked_for(invoke: Invoke) -> Non
         assert "give URL, or set HEADWATER_URL" in done.stderr
 
 
+@pytest.mark.parametrize("words", ["read events", "stream describe events", "gc events"])
+def test_a_name_without_an_address_lacks_the_address(invoke: Invoke, words: str) -> None:
+    found = invoke(*words.split(), HEADWATER_URL="")
+    assert found.exit_code == 2
+    assert "Missing argument 'URL': 'events' is no address of a store. Give that" in found.stderr
+    assert "HEADWATER_URL" in found.stderr
+    assert "STREAM'" not in found.stderr
+
+
+def test_an_address_without_a_name_lacks_the_name(invoke: Invoke, tmp_path: Path) -> None:
+    found = invoke("read", f"file://{tmp_path}")
+    assert (found.exit_code, "Missing argument 'STREAM'" in found.stderr) == (2, True)
+
+
 def test_no_command_shows_the_help(invoke: Invoke) -> None:
     assert "Usage" in invoke().output
 

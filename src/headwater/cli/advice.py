@@ -1,4 +1,4 @@
-"""What a person reads when something goes wrong: one line, and what to do about it."""
+"""Errors as people read them: one line, and what to do about it."""
 
 from __future__ import annotations
 
@@ -67,6 +67,13 @@ _OF_PROGRAMS: Final = (
         (
             "goes on with --resume once the object is back; to do without it, pipe headwater read "
             "--skip-unreadable --format arrow into headwater produce --arrow, with another stream"
+        ),
+    ),
+    (
+        "reset_index() first, or reset_index(drop=True)",
+        (
+            "write the file again from df.reset_index(), or from df.reset_index(drop=True) to "
+            "leave the index out"
         ),
     ),
     ('start="earliest" begins there', "--start earliest begins there"),
@@ -166,8 +173,8 @@ class HeadwaterGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find a command; one that expects a URL and gets none is given HEADWATER_URL."""
         name, command, rest = super().resolve_command(ctx, args)
-        url = os.environ.get(URL_VARIABLE)
-        if url and command is not None and not ctx.resilient_parsing:
+        url = os.environ.get(URL_VARIABLE) or None
+        if command is not None and not ctx.resilient_parsing:
             rest = _with_url(ctx, command, rest, url)
         return name, command, rest
 
@@ -190,7 +197,7 @@ class HeadwaterGroup(TyperGroup):
             show(error)
             raise typer.Exit(EXIT_COULD_NOT_RUN) from error
         except BrokenPipeError:
-            # Whoever read the output has seen enough. Python would complain once more at exit.
+            # The reader of the output has seen enough. Python would report it again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(EXIT_PIPE_CLOSED) from None
         except OSError as error:
@@ -210,15 +217,31 @@ class HeadwaterTyper(typer.Typer):
         return super().command(name, **{"cls": HeadwaterCommand, **settings})
 
 
-def _with_url(ctx: Any, command: Any, arguments: list[str], url: str) -> list[str]:
-    """The arguments, with `url` before them if the command expects an address and has none."""
+def _with_url(ctx: Any, command: Any, arguments: list[str], url: str | None) -> list[str]:
+    """The arguments, with `url` before them if the command expects an address and has none.
+
+    Without `url`, arguments that are too few and begin with no address lack that, and not the last.
+    """
     names = [param.name for param in command.params if param.param_type_name == "argument"]
     if names[:1] != ["url"] or not {"-h", "--help"}.isdisjoint(arguments):
         return arguments
     with command.context_class(command, parent=ctx, resilient_parsing=True) as probe:
         given, _, _ = command.make_parser(probe).parse_args(list(arguments))
     first = given.get("url")
-    return arguments if isinstance(first, str) and "://" in first else [url, *arguments]
+    is_address = isinstance(first, str) and "://" in first
+    if is_address or url is not None:
+        return arguments if is_address or url is None else [url, *arguments]
+    required = [param.name for param in command.params if _is_required_argument(param)]
+    if first is not None and any(given.get(name) is None for name in required):
+        probe.fail(
+            f"Missing argument 'URL': {first!r} is no address of a store. Give that first, or set "
+            f"{URL_VARIABLE}."
+        )
+    return arguments
+
+
+def _is_required_argument(param: Any) -> bool:
+    return bool(param.param_type_name == "argument" and param.required)
 
 
 def output_failed(error: OSError) -> int:

@@ -128,7 +128,7 @@ def _jars() -> list[str]:
 def _place(store: Store, scheme: str, contents: Contents | None) -> Iterator[Finding]:
     from headwater.cli import doctor_checks
     from headwater.cli.doctor_contents import check_contents
-    from headwater.cli.stream_view import VerifyView
+    from headwater.cli.render import StatusLine
 
     yield doctor_checks.check_credentials(scheme, os.environ)
     if scheme == "s3" and importlib.util.find_spec("pyspark") is not None:
@@ -138,8 +138,8 @@ def _place(store: Store, scheme: str, contents: Contents | None) -> Iterator[Fin
         async with store:
             found = [finding async for finding in doctor_checks.check_reach_and_streams(store)]
             if contents is not None and found[0].status != "wrong":
-                with VerifyView() as view:
-                    found += [one async for one in check_contents(store, contents, view.say)]
+                with StatusLine() as line:
+                    found += [one async for one in check_contents(store, contents, line.show)]
             return found
 
     yield from run_loop(look())

@@ -1,4 +1,4 @@
-"""The first and the last moments of the `headwater` command, in which nobody else listens.
+"""The start and the end of the `headwater` command, where Ctrl-C has no other handler.
 
 What is imported up here is loaded before Ctrl-C is listened for: next to nothing.
 """
@@ -16,7 +16,7 @@ _EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 
 def main() -> None:
     """The `headwater` command."""
-    # Whoever started it in the background may have told it to ignore Ctrl-C.
+    # A shell that starts a command in the background makes it ignore Ctrl-C.
     listens = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if listens:
         signal.signal(signal.SIGINT, _leave)

@@ -119,7 +119,7 @@ def reset(
     yes: bool = YES,
     option: list[str] = OPTION,
 ) -> None:
-    """Begin anew where the slots of a partition are damaged or gone, with no backup to restore.
+    """Recreate the slots of a partition that are damaged or gone, without a backup to restore.
 
     Until then nothing of its log is deleted. Replicas that come back register again; those that are
     away may find that the log has gone on without them, and bootstrap. Start the leader again

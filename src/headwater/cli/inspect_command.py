@@ -88,7 +88,7 @@ def queue(
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """A chunk or a register of a queue; with --stream, the whole queue. Fences nobody.
+    """A chunk or a register of a queue; with --stream, the whole queue. Fences nothing.
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import re
 from collections.abc import Callable
 from datetime import datetime
@@ -30,10 +31,21 @@ from headwater.buffer.consumer.positions import is_finer_than_us
 from headwater.buffer.records import HEADERS, KEY, POSITION_COLUMNS, RESERVED, TIMESTAMP, VALUE
 from headwater.core.errors import Refused
 
+
+class _MinusZero(int):
+    """`-0`, which is 0 in a column of integers and -0.0 in one of doubles."""
+
+
+MINUS_ZERO: Final = _MinusZero(0)
+_MINUS_ZERO: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|-0(?![0-9.eE])')
+_MARKED_ZERO: Final = "-0e-000"
+"""What -0 is decoded as, so that the decoder does not take it for 0."""
 _DECODER: Final = msgspec.json.Decoder(dict[str, Any])
 
 
-def _decimal(text: str) -> Decimal:
+def _decimal(text: str) -> Decimal | int:
+    if text == _MARKED_ZERO:
+        return MINUS_ZERO
     try:
         return Decimal(text)
     except InvalidOperation:
@@ -43,6 +55,16 @@ def _decimal(text: str) -> Decimal:
 _EXACT_DECODER: Final = msgspec.json.Decoder(dict[str, Any], float_hook=_decimal)
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _BASE64: Final = "base64"
+_SURROGATES: Final = re.compile(
+    rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
+"""Pairs, and in the group what is half of one; an escaped backslash begins nothing."""
+_DEPTH_MAX: Final = 100
+"""More than a column may have, and few enough for functions that call themselves."""
+_TOO_DEEP: Final = (
+    f"is nested more than {_DEPTH_MAX} levels deep: write the inner value as text, which is JSON"
+)
 
 
 def row_of(line: bytes, *, exact: bool = False) -> dict[str, Any]:
@@ -50,12 +72,22 @@ def row_of(line: bytes, *, exact: bool = False) -> dict[str, Any]:
 
     With `exact`, numbers that are not whole are Decimals, as they were written, for `read_back`.
     """
+    if b"-0" in line:
+        marked = _MINUS_ZERO.sub(_mark_zero, line)
+        if marked != line:
+            line, exact = marked, True
     try:
         row = (_EXACT_DECODER if exact else _DECODER).decode(line)
     except msgspec.DecodeError as error:
         if not exact and "out of range" in str(error):
             return row_of(line, exact=True)
-        raise Refused(f"is no JSON object: {error}") from error
+        raise Refused(_why_no_object(line, error)) from error
+    except UnicodeDecodeError as error:
+        raise Refused(_why_no_text(line)) from error
+    except RecursionError:
+        raise Refused(_TOO_DEEP) from None
+    if line.count(b"[") + line.count(b"{") > _DEPTH_MAX and _is_deep(row):
+        raise Refused(_TOO_DEEP)
     keys = _count_keys(row)
     # A colon outside of strings stands for a key; most lines have none within.
     if line.count(b":") != keys and _STRING.sub(b"", line).count(b":") != keys:
@@ -67,15 +99,53 @@ def row_of(line: bytes, *, exact: bool = False) -> dict[str, Any]:
     return row
 
 
+def _mark_zero(found: re.Match[bytes]) -> bytes:
+    return _MARKED_ZERO.encode() if found[0] == b"-0" else found[0]
+
+
+def _why_no_object(line: bytes, error: msgspec.DecodeError) -> str:
+    lone = next((one[1] for one in _SURROGATES.finditer(line) if one[1]), None)
+    if lone is not None:
+        return (
+            f"has {lone.decode()}, one half of a surrogate pair, which is no character: write the "
+            "whole pair, or leave it out"
+        )
+    return f"is no JSON object: {error}"
+
+
+def _why_no_text(line: bytes) -> str:
+    try:
+        line.decode()
+    except UnicodeDecodeError as error:
+        return (
+            f"is not UTF-8: byte 0x{line[error.start]:02x} at offset {error.start:,} of the line "
+            f"({error.reason}). Convert the file first, as in: iconv -f LATIN1 -t UTF-8"
+        )
+    return "is not UTF-8"
+
+
+def _is_deep(row: dict[str, Any]) -> bool:
+    level: list[Any] = [row]
+    for _ in range(_DEPTH_MAX):
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for values in inner for one in values if isinstance(one, dict | list)]
+    return bool(level)
+
+
 def read_back(value: Any, kind: pa.DataType | None) -> Any:
     """The value with bytes where {"base64": …} stands for them, and with doubles for Decimals.
 
     `kind` is its type, if known. `Refused` if a double does not hold a number.
     """
+    if value is MINUS_ZERO:
+        return -0.0 if kind is not None and pa.types.is_floating(kind) else 0
     if isinstance(value, Decimal):
         return value if kind is not None and pa.types.is_decimal(kind) else _double(value)
     if isinstance(value, list):
-        return [read_back(one, _inside(kind)) for one in value]
+        inner = _inside(kind)
+        if inner is None and any(isinstance(one, float | Decimal) for one in value):
+            inner = pa.float64()
+        return [read_back(one, inner) for one in value]
     if not isinstance(value, dict):
         return value
     if kind is not None and pa.types.is_struct(kind):
@@ -171,7 +241,9 @@ _LONG_NUMBER: Final = re.compile(_LONG + rb"0*(?:e[-+]?0+)?")
 _TINY_NUMBER: Final = re.compile(rb"0+e-000+")
 _BEFORE_NUMBERS: Final = frozenset(b":[,- \t\r\n")
 """What JSON has before a number: all of its whitespace, and its own signs."""
-_NO_NUMBERS: Final = (b"NaN", b"Inf")
+_NO_NUMBER: Final = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf)")
+_JSON_NUMBER: Final = r"^[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
+_UINT64_NUMBER: Final = r"^[0-9]{1,19}$"
 _PLAIN: Final = frozenset(
     {pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float64(), pa.string()}
 )
@@ -205,6 +277,11 @@ class JsonColumns:
         table = _arrow_table(data, self._schema)
         if table is None or table.num_rows != data.count(b"\n") + 1:
             return None
+        if self._has_floats:
+            # An integer beyond 2**53 may be an id in an int64 column, where it is exact.
+            rounded = rounded_doubles(suspicious_numbers(data))
+            if len(rounded) and any(_holds(column, rounded) for column in table.columns):
+                return None
         columns = {}
         for name, kind in self._types.items():
             column = table.column(name)
@@ -228,7 +305,7 @@ class JsonColumns:
         return bool(pc.all(pc.equal(given, found.cast(given.type))).as_py())
 
     def _is_plain(self, data: bytes) -> bool:
-        """Whether each line is a whole object, and no number would become another one."""
+        """Whether each line is a whole object in UTF-8, without NaN and infinities."""
         apart = data.count(b"\n") - data.count(b"}\n{")
         if apart and apart != data.count(b"}\r\n{"):
             return False
@@ -237,9 +314,8 @@ class JsonColumns:
                 data.decode()
             except UnicodeDecodeError:
                 return False
-        if not self._has_floats:
-            return True
-        return not any(word in data for word in _NO_NUMBERS) and are_exact(suspicious_numbers(data))
+        may_have = self._has_floats and (b"NaN" in data or b"Inf" in data)
+        return not (may_have and _NO_NUMBER.search(data))
 
 
 def suspicious_numbers(data: bytes) -> list[bytes]:
@@ -251,6 +327,38 @@ def suspicious_numbers(data: bytes) -> list[bytes]:
             found += [match.span() for match in pattern.finditer(alike)]
     # Elsewhere they stand within text; some that do are taken for numbers.
     return [data[start:end] for start, end in found if data[start - 1] in _BEFORE_NUMBERS]
+
+
+def rounded_doubles(numbers: list[bytes]) -> pa.Array:
+    """The nearest doubles of those numbers that no double holds."""
+    if not numbers:
+        return pa.array([], pa.float64())
+    written = pa.array(numbers, pa.binary()).cast(pa.string())
+    # What is no number stands within text, and becomes no value of a column.
+    written = written.filter(pc.match_substring_regex(written, _JSON_NUMBER))
+    is_whole = pc.match_substring_regex(written, _UINT64_NUMBER)
+    whole = written.filter(is_whole).cast(pa.uint64())
+    near = whole.cast(pa.float64(), safe=False)
+    of_whole = near.filter(pc.not_equal(near.cast(pa.uint64(), safe=False), whole))
+    others = written.filter(pc.invert(is_whole))
+    with contextlib.suppress(pa.ArrowException):  # beyond the range of doubles
+        same = pc.equal(others.cast(pa.float64()).cast(pa.string()), others)
+        others = others.filter(pc.invert(same))
+    inexact = [float(one) for one in others.to_pylist() if not is_exact(one)]
+    of_others = pa.array(inexact, pa.float64())
+    return pa.concat_arrays([of_whole, of_others]).unique()
+
+
+def _holds(column: pa.ChunkedArray | pa.Array, doubles: pa.Array) -> bool:
+    """Whether a value of a double column, or of one within it, is one of these or its negative."""
+    kind = column.type
+    if pa.types.is_list(kind):
+        return _holds(pc.list_flatten(column), doubles)
+    if pa.types.is_struct(kind):
+        return any(_holds(pc.struct_field(column, [at]), doubles) for at in range(len(kind)))
+    if not pa.types.is_floating(kind):
+        return False
+    return bool(pc.any(pc.is_in(pc.abs(column), value_set=doubles)).as_py())
 
 
 def are_exact(numbers: list[bytes]) -> bool:

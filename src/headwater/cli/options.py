@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headwater.store import Store
     from headwater.tier.eventlog import MetadataEventLog, StoredEventLog
 
-# A person waits: an address that does not answer should say so within seconds.
+# A person waits: a store that does not answer is reported within seconds.
 PATIENCE: Final = RetryPolicy(attempts=6, deadline_s=60.0)
 
 URL = typer.Argument(
@@ -112,7 +112,7 @@ class EventLogOptions:
 
     @property
     def is_default(self) -> bool:
-        """Whether nobody named another one: there may be none then."""
+        """Whether the options name no other log: it may not exist then."""
         return self.servers is None and self.prefix == STORED_PREFIX
 
     @asynccontextmanager

@@ -214,10 +214,13 @@ def _pieces(
 def _reporting_nulls(
     pieces: Iterator[InputPiece], columns: JsonRows | CsvColumns, view: ProduceView
 ) -> Iterator[InputPiece]:
+    was_sent = False
     try:
-        yield from pieces
+        for piece in pieces:
+            was_sent = True
+            yield piece
     finally:
-        if columns.left_out:
+        if was_sent and columns.left_out:
             view.say(columns.left_out)
 
 
@@ -270,7 +273,7 @@ def _settings(texts: list[str]) -> dict[str, Any]:
             raise typer.BadParameter("a setting is NAME=VALUE", param_hint="--set")
         settings[name] = value
     if not settings.keys() & {"max_block_ms", "max.block.ms"}:
-        # Whoever reads a file has nothing better to do than to wait for room.
+        # A command that reads a file can wait for room.
         settings["max_block_ms"] = None
     # What comes after a loss would be accepted with a hole before it.
     settings.setdefault("on_failure", "stop")

@@ -89,7 +89,7 @@ class LineBlock(NamedTuple):
 
 
 def input_bytes(files: list[str]) -> int | None:
-    """How much there is to read; None where nobody knows."""
+    """How much there is to read; None if that is unknown."""
     packed = (".gz", ".zst")
     plain = [name for name in files if os.path.isfile(name) and not name.endswith(packed)]
     sizes = [os.stat(name).st_size for name in plain]
@@ -197,7 +197,7 @@ def column_pieces(
             with _opened(name, interrupt) as opened:
                 if kind == "csv":
                     # Arrow reads ahead on a thread of its own, which no signal is to end half-way.
-                    source = opened if name == STANDARD_INPUT else pa.OSFile(name)
+                    source = opened if name == STANDARD_INPUT else pa.OSFile(os.fsencode(name))
                     if codec := _codec(opened):
                         source = pa.CompressedInputStream(source, codec)
                     batches = csv.read(_name(name), source, BLOCK_BYTES)
@@ -252,7 +252,8 @@ def _columns_source(kind: str, name: str, opened: io.BufferedReader) -> InputSou
 def _parquet(name: InputSource) -> Iterator[pa.RecordBatch]:
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(name) as file:
+    assert isinstance(name, str)  # standard input has no end to read it from
+    with pa.OSFile(os.fsencode(name)) as source, pq.ParquetFile(source) as file:
         check_pandas_index(file.schema_arrow)
         yield from file.iter_batches(batch_size=_PARQUET_ROWS)
 
@@ -263,7 +264,7 @@ def _arrow(name: InputSource) -> Iterator[pa.RecordBatch]:
             check_pandas_index(piped.schema)
             yield from piped
         return
-    with pa.OSFile(name) as source:
+    with pa.OSFile(os.fsencode(name)) as source:
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
         if is_file:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from headwater.buffer.conversion import Inexact, exact_cast, extended_type, fill_untyped
 from headwater.buffer.producer.rows import check_exact, table_of
 from headwater.buffer.records import KEY, RESERVED, from_arrow
-from headwater.cli.json_lines import JsonColumns, read_back, row_of, suspicious_numbers
+from headwater.cli.json_lines import MINUS_ZERO, JsonColumns, read_back, row_of, suspicious_numbers
 from headwater.cli.produce_input import DecodedRows, LineBlock, TargetColumns, first_refused
 from headwater.core.errors import Refused
 
@@ -204,9 +204,12 @@ class JsonRows:
 
     def _column(self, name: str, values: list[Any]) -> pa.Array:
         known = self._types.get(name)
-        if any(isinstance(value, dict | list | Decimal) for value in values):
+        if any(isinstance(value, dict | list | Decimal) or value is MINUS_ZERO for value in values):
+            kind = known
+            if kind is None and any(isinstance(value, float | Decimal) for value in values):
+                kind = pa.float64()
             try:
-                values = [read_back(value, known) for value in values]
+                values = [read_back(value, kind) for value in values]
             except Refused as error:
                 raise Refused(f"column {name!r}: {error}") from error
         if known is not None and pa.types.is_decimal(known):

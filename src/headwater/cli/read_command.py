@@ -60,7 +60,7 @@ def read(
     ),
     option: list[str] = OPTION,
 ) -> None:
-    """Show the records of a stream. Opens nothing and fences nobody.
+    """Show the records of a stream. Opens nothing and fences nothing.
 
     Lines have the value: text where it is UTF-8, hexadecimal digits where not, JSON for typed
     columns. Exit status: 0, 1 if batches were skipped, 143 after SIGTERM, 130 after Ctrl-C without
@@ -97,7 +97,7 @@ def read(
     view.conclude(stream, lost=reader.lost)
     if reader.lost:
         raise typer.Exit(EXIT_NO)
-    # Ctrl-C is how following ends; whoever sends another signal asked for no more.
+    # Ctrl-C is how following ends; another signal asks for the status of an interrupted command.
     if view.interrupted and not (follow and interrupt.received == signal.SIGINT):
         raise typer.Exit(interrupt.exit_status)
 
@@ -140,7 +140,7 @@ def read_all(
     while limit is None or shown.records < limit:
         batch: pa.RecordBatch | None
         try:
-            # Whoever is interrupted here was given nothing: no batch is half shown.
+            # No batch has been read yet when the wait is interrupted, so none is half shown.
             with interrupt.waiting():
                 batch = next(reader, None)
         except WaitInterrupted:

@@ -35,7 +35,7 @@ class Output(ABC):
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write these, so that whoever waits for them sees them."""
+        """Write these records, and flush them."""
 
     def close(self) -> None:
         """Write what ends the form, if anything does."""
@@ -101,6 +101,8 @@ class LinesOutput(Output):
         self._separator = None if key_separator is None else key_separator.encode()
         self._values = [name for name in schema.names if not name.startswith("_")]
         self._as_json = bool(self._values)
+        self._has_digits = self._has_prefix = False
+        """Whether bytes were shown as hexadecimal digits, and whether text begins as those do."""
         if VALUE in schema.names or not self._values:
             self._values = [VALUE] if VALUE in schema.names else schema.names
             self._as_json = len(self._values) > 1
@@ -124,11 +126,31 @@ class LinesOutput(Output):
             return _json_lines(batch.select(self._values)).split(b"\n")[:-1]
         column = batch.column(self._values[0])
         texts = _texts(column)
+        self._check_digits(batch, column, texts)
         if texts is not None and not texts.null_count:
             lines = column.to_pylist() if texts is not column else _encoded(texts)
             self._refuse_null_text(batch, lines, "value")
             return lines
         return self._with_text(batch, [_raw(value) for value in python_values(column)], "value")
+
+    def _check_digits(
+        self, batch: pa.RecordBatch, column: pa.Array, texts: pa.Array | None
+    ) -> None:
+        """Refuse bytes that are no text beside text that looks like their digits."""
+        if self._on_screen or not (texts is not None or pa.types.is_binary(column.type)):
+            return
+        if texts is None:
+            values = [value for value in column.to_pylist() if value is not None]
+            self._has_digits |= any(_raw(value) != value for value in values)
+            self._has_prefix |= any(value.startswith(b"0x") for value in values)
+        else:
+            self._has_prefix |= bool(pc.any(pc.starts_with(texts, "0x")).as_py())
+        if self._has_digits and self._has_prefix:
+            raise Refused(
+                f"{_place_of(batch, 0)} and those after it: bytes that are not text are shown as "
+                "hexadecimal digits, and other values are text that begins with 0x: lines do not "
+                "tell them apart. Take another --format, such as json"
+            )
 
     def _with_text(
         self, batch: pa.RecordBatch, given: list[bytes | None], what: str

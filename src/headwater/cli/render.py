@@ -6,7 +6,7 @@ import base64
 import os
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from rich.console import Console
 from rich.padding import Padding
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from headwater.buffer.stream.config import UNLIMITED
 
-# Nobody wraps the lines of a pipe, unless COLUMNS says so; a table keeps a row on a line.
+# In a pipe a table row stays on one line, unless COLUMNS is set.
 PIPE_WIDTH: Final = 400
 _UNITS_MS: Final = (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1_000))
 _UNITS_BYTES: Final = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
@@ -42,7 +42,7 @@ class CommandConsole(Console):
         self.file.flush()
 
     def on_broken_pipe(self) -> None:
-        """Let whoever started the command decide what its status is."""
+        """Let the command decide its exit status."""
         raise  # noqa: PLE0704  called while the BrokenPipeError is handled
 
 
@@ -52,6 +52,29 @@ def new_console() -> Console:
     if not console.is_terminal and not os.environ.get("COLUMNS", "").isdecimal():
         console.width = PIPE_WIDTH
     return console
+
+
+class StatusLine:
+    """How far a command is: a line on standard error that is drawn again; only on a terminal."""
+
+    def __init__(self, words: str = "opening") -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self.is_shown = self.console.is_terminal
+        self._status = self.console.status(words) if self.is_shown else None
+
+    def __enter__(self) -> Self:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def show(self, words: str) -> None:
+        """Replace the line."""
+        if self._status is not None:
+            self._status.update(words)
 
 
 def print_table(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import json
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -136,7 +137,7 @@ def list_all(url: str = URL, as_json: bool = AS_JSON, option: list[str] = OPTION
 def describe(
     url: str = URL, name: str = NAME, as_json: bool = AS_JSON, option: list[str] = OPTION
 ) -> None:
-    """Say what a stream is, and how each of its partitions stands. Fences nobody.
+    """Show the settings and columns of a stream, and the state of its partitions. Fences nothing.
 
     Exit status: 0, or 1 if the state of a partition cannot be told.
     """
@@ -198,7 +199,7 @@ def verify(
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """Read every retained batch with its checksum, and list those that are damaged. Fences nobody.
+    """Read every retained batch with its checksum, and list damaged ones. Fences nothing.
 
     Exit status: 0 if all of them can be read, 1 if not.
     """
@@ -206,13 +207,17 @@ def verify(
 
     from headwater.buffer.retained import Verified, verify_stream
     from headwater.buffer.stream import open_stream
-    from headwater.cli.render import new_console
-    from headwater.cli.stream_view import VerifyView, show_verified
+    from headwater.cli.render import StatusLine, new_console
+    from headwater.cli.stream_view import show_verified, verifying_words
 
     async def run() -> Verified:
         async with open_with_options(url, option) as store:
-            with VerifyView() as view:
-                return await verify_stream(await open_stream(store, name), partition, view.advance)
+            with StatusLine() as line:
+                return await verify_stream(
+                    await open_stream(store, name),
+                    partition,
+                    lambda found: line.show(verifying_words(found)),
+                )
 
     found = run_loop(run())
     if as_json:
@@ -373,13 +378,14 @@ def read_schema_file(path: Path) -> SchemaLike:
         raise Refused(f"the schema file {path} cannot be read: {error.strerror}") from error
     try:
         if head.startswith(b"PAR1"):
-            return pq.read_schema(path)
+            with pa.OSFile(os.fsencode(path)) as source:
+                return pq.read_schema(source)
         if head == b"ARROW1":
-            with pa.ipc.open_file(path) as arrow:
+            with pa.OSFile(os.fsencode(path)) as source, pa.ipc.open_file(source) as arrow:
                 return arrow.schema
         if head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"{":
             return _columns(path)
-        with pa.OSFile(str(path)) as source, pa.ipc.open_stream(source) as stream:
+        with pa.OSFile(os.fsencode(path)) as source, pa.ipc.open_stream(source) as stream:
             return stream.schema
     except (pa.ArrowInvalid, OSError, ValueError) as error:
         raise Refused(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -52,8 +49,16 @@ def copy(
 
     from headwater.buffer.copying import copy_stream
     from headwater.buffer.stream import open_stream
+    from headwater.cli.render import StatusLine
 
-    async def run(view: _CopyView) -> list[CopyResult]:
+    copied = 0
+
+    def advance(records: int, total: int) -> None:
+        nonlocal copied
+        copied = records
+        line.show(f"copying {name} into {new_name}: {records:,} of {total:,} records")
+
+    async def run() -> list[CopyResult]:
         async with AsyncExitStack() as stack:
             there = await stack.enter_async_context(
                 open_with_options(new_url, new_option or option)
@@ -62,10 +67,16 @@ def copy(
                 raise Refused("a copy in memory:// would be gone when this command ends")
             here = await stack.enter_async_context(open_with_options(url, option))
             source = await open_stream(here, name)
-            return await copy_stream(source, there, new_name, resume=resume, progress=view.advance)
+            return await copy_stream(source, there, new_name, resume=resume, progress=advance)
 
-    with _CopyView(name, new_name) as view:
-        done = run_loop(run(view))
+    line = StatusLine(f"copying {name} into {new_name}")
+    try:
+        with line:
+            done = run_loop(run())
+    except BaseException:
+        if copied:
+            line.console.print("cut off: the same command with --resume goes on", soft_wrap=True)
+        raise
     with reporting():
         if as_json:
             found = {"stream": name, "copy": new_name, "partitions": msgspec.to_builtins(done)}
@@ -78,38 +89,6 @@ def _words(name: str, new_name: str, done: list[CopyResult]) -> str:
     records, before = sum(one.records for one in done), sum(one.before for one in done)
     line = f"✓ copied {records:,} records of stream {name} into {new_name}"
     return f"{line}, after {before:,} of earlier runs" if before else line
-
-
-class _CopyView:
-    """How far a copy is, on a terminal; whoever cuts it off learns how to go on."""
-
-    def __init__(self, name: str, new_name: str) -> None:
-        from rich.console import Console
-
-        self._console = Console(stderr=True, highlight=False)
-        self._words = f"copying {name} into {new_name}"
-        self._status = self._console.status(self._words)
-        self.copied = 0
-
-    def __enter__(self) -> _CopyView:
-        self._status.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._status.stop()
-        if self.copied and error is not None:
-            self._console.print("cut off: the same command with --resume goes on", soft_wrap=True)
-
-    def advance(self, copied: int, total: int) -> None:
-        """So many records are on their way, of so many."""
-        self.copied = copied
-        if self._console.is_terminal:
-            self._status.update(f"{self._words}: {copied:,} of {total:,} records")
 
 
 # `headwater stream truncate`: give up the records before an offset, as Kafka's delete-records.
@@ -137,6 +116,7 @@ def truncate(
     """
     from headwater.buffer.stream import open_stream
     from headwater.buffer.truncation import plan_truncation, truncate_all
+    from headwater.cli.render import StatusLine
 
     bounds = _bounds(before, partition)
     wanted = None if partition is None else [partition]
@@ -149,7 +129,14 @@ def truncate(
     async def run(plans: list[TruncationPlan]) -> Outcomes:
         async with open_with_options(url, option) as store:
             stream = await open_stream(store, name, writing=True)
-            with _progress(name, len(plans)) as advance:
+            done = 0
+
+            def advance() -> None:
+                nonlocal done
+                done += 1
+                line.show(f"truncating {name}: {done:,} of {len(plans):,} partitions")
+
+            with StatusLine(f"truncating {name}") as line:
                 return await truncate_all(stream, plans, advance)
 
     plans = run_loop(plan())
@@ -199,27 +186,6 @@ def _ask(name: str, plans: list[TruncationPlan]) -> None:
     if not is_interactive():
         raise Refused(f"nobody is here to confirm that these are to go: {what}. Say --yes")
     confirm(f"Give up {what}, for good?")
-
-
-@contextlib.contextmanager
-def _progress(name: str, partitions: int) -> Iterator[Callable[[], None]]:
-    """How many partitions are done, on a terminal."""
-    from rich.console import Console
-
-    done = 0
-    console = Console(stderr=True, highlight=False)
-
-    def words() -> str:
-        return f"truncating {name}: {done:,} of {partitions:,} partitions"
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        if console.is_interactive:
-            status.update(words())
-
-    with console.status(words()) as status:
-        yield advance
 
 
 def _line(plan: TruncationPlan, outcome: Truncated | HeadwaterError | None) -> str:

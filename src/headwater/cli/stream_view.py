@@ -12,7 +12,7 @@ from rich.text import Text
 
 from headwater.buffer.cost import estimate_cost
 from headwater.buffer.queue.contract import QueueState
-from headwater.buffer.stream.config import LINGER_MS, UNLIMITED, SchemaVersion, StreamConfig
+from headwater.buffer.stream.config import LINGER_MS, UNLIMITED, Column, SchemaVersion, StreamConfig
 from headwater.cli.render import duration_words, print_table, size_words
 from headwater.core import runtime
 
@@ -118,7 +118,7 @@ def show_schemas(console: Console, versions: list[SchemaVersion]) -> None:
             column.name,
             column.type + ("" if column.nullable else " not null"),
             versions[-1].origin,
-            f"version {_since(versions, column.name)}",
+            _since(versions, column),
         )
         for column in versions[-1].columns
     ]
@@ -217,30 +217,9 @@ def show_deleted(
         console.print(Text(f"{still} ({untold})", style="yellow"), soft_wrap=True)
 
 
-class VerifyView:
-    """How far a check has come, on a terminal."""
-
-    def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
-        self._status = self._console.status("opening") if self._console.is_terminal else None
-
-    def __enter__(self) -> VerifyView:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def advance(self, found: Verified) -> None:
-        """One more batch was read."""
-        self.say(f"{found.batches:,} batches, {size_words(found.size_bytes)}")
-
-    def say(self, words: str) -> None:
-        """How far it is."""
-        if self._status is not None:
-            self._status.update(words)
+def verifying_words(found: Verified) -> str:
+    """How far a check has come."""
+    return f"{found.batches:,} batches, {size_words(found.size_bytes)}"
 
 
 def show_verified(console: Console, name: str, found: Verified) -> None:
@@ -292,10 +271,20 @@ def _schema_words(config: StreamConfig) -> str:
     return f"version {latest.version}, {len(latest.columns):,} columns, {latest.origin}"
 
 
-def _since(versions: list[SchemaVersion], name: str) -> int:
-    """The oldest version known in which the column has the type it has."""
-    latest = next(column for column in versions[-1].columns if column.name == name)
-    return next(version.version for version in versions if latest in version.columns)
+def _since(versions: list[SchemaVersion], column: Column) -> str:
+    """The first version known with a column of the name; later ones that changed or declared it."""
+    having = [
+        (version, one) for version in versions for one in version.columns if one.name == column.name
+    ]
+    first = having[0][0]
+    words = f"version {first.version}"
+    typed = next(version for version, one in having if one.type == column.type)
+    if typed.version != first.version:
+        words += f", {column.type} in version {typed.version}"
+    if first.origin == "inferred" and versions[-1].origin == "declared":
+        declared = next(version for version, _ in having if version.origin == "declared")
+        words += f", declared in version {declared.version}"
+    return words
 
 
 def _value(name: str, value: object) -> str:

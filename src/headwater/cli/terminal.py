@@ -102,7 +102,7 @@ def write_whole() -> None:
 
 
 def output_has_gone() -> bool:
-    """Whether whoever read standard output is not there any more; told without writing to it."""
+    """Whether the reader of standard output has closed it; found without writing to it."""
     try:
         descriptor = sys.stdout.fileno()
     except io.UnsupportedOperation:
@@ -127,7 +127,7 @@ _EXIT_BASE: Final = 128
 SAME_S: Final = 0.5
 """Signals that follow each other within this are one."""
 LOOK_S: Final = 0.5
-"""How often somebody who waits looks whether it is still waited for."""
+"""How often a waiting command checks whether its output is still read."""
 
 
 class WaitInterrupted(Exception):
@@ -204,7 +204,7 @@ class Interrupt:
     def _note(self, number: int, _: FrameType | None) -> None:
         now_s = runtime.monotonic_s()
         if self.received is not None:
-            # Whoever started the command (make, timeout) may pass on what the terminal sent, too.
+            # The parent (make, timeout) may pass on the signal that the terminal sent as well.
             if now_s - self._received_s > SAME_S:
                 raise KeyboardInterrupt
             return
@@ -215,7 +215,7 @@ class Interrupt:
 
 T = TypeVar("T")
 
-# Ctrl-C is asyncio's own. Whoever sends one of these means the same, and what was written for
+# asyncio handles Ctrl-C itself. These signals mean the same, and what was written for
 # the time of a command is removed then, too.
 _END_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 
@@ -243,7 +243,7 @@ def run_loop(work: Coroutine[Any, Any, T]) -> T:
 
 
 def confirm(question: str) -> None:
-    """Go on only if somebody says yes. Ctrl-C is no answer: it ends the command as anywhere."""
+    """Continue only if the answer is yes. Ctrl-C is no answer: it ends the command."""
     try:
         agreed = typer.confirm(question)
     except typer.Abort as stopped:

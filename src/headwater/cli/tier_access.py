@@ -34,7 +34,7 @@ class TierPartition:
     store: Store
     log_start: LogStartRegister
     first_lsn: int
-    """The log start; 0 if nobody has led the partition with a tier."""
+    """The log start; 0 if no leader with a tier has opened the partition."""
     leader_epoch: int | None
     """Of the last leader that began, as the log start says."""
     heard_epoch: int | None

@@ -187,7 +187,7 @@ def renew(
     metadata_partitions: int = METADATA_PARTITIONS,
     kafka_config: Path | None = KAFKA_CONFIG,
 ) -> None:
-    """Begin a log of the tier's events anew, with what another one comes to.
+    """Start a new log of the tier's events from the current state of another one.
 
     For a log that moves, and for one in which an epoch was published that no leader reaches. The
     old one says where it goes on, and is opened no more. Stop whoever uses it first, and let them
@@ -234,7 +234,7 @@ def rebuild(
     option: list[str] = OPTION,
     prefix: str = PREFIX,
 ) -> None:
-    """Begin a damaged log of the tier's events anew, with what is left of it and the segments.
+    """Replace a damaged log of the tier's events, from what is left of it and the segments.
 
     The old one says where it goes on, and is opened no more. Stop whoever uses it first, and let
     them go on with the new one.
@@ -261,7 +261,7 @@ def rebuild(
             opened.push_async_callback(target.close)
             with RebuildBar(count) as bar:
                 done = await rebuild_log(store, source, target, on_step=bar.step)
-            # One without a record, or with a damaged one, nobody opens as it is.
+            # A log without a record, or with a damaged one, cannot be opened anyway.
             with suppress(NotFound, Damaged):
                 await mark_renewed(store, prefix, to_prefix)
             return done

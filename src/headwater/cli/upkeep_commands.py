@@ -34,7 +34,7 @@ def gc(
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """Delete what nobody needs any more: what is past its retention, and uploads never appended.
+    """Delete what is not needed any more: batches past the retention, and uploads never appended.
 
     Says what went and why, and what stays and why. Consumers do the same while they run.
     Exit status: 0, or 1 if something could not be deleted; the next run tries it again.
@@ -42,9 +42,14 @@ def gc(
     from headwater.buffer.stream import open_stream
     from headwater.buffer.transaction.holds import holds_register, read_holds
     from headwater.cli.render import new_console
-    from headwater.cli.upkeep_view import CollectView, collect_all, collected_json, show_collected
+    from headwater.cli.upkeep_view import (
+        CollectProgress,
+        collect_all,
+        collected_json,
+        show_collected,
+    )
 
-    async def run(view: CollectView) -> tuple[Stream, dict[int, Collected], int]:
+    async def run(view: CollectProgress) -> tuple[Stream, dict[int, Collected], int]:
         async with open_with_options(url, option) as store:
             opened = await open_stream(store, stream, writing=True)
             wanted = range(opened.partitions) if partition is None else [partition]
@@ -52,7 +57,7 @@ def gc(
             done = await collect_all(opened, wanted, full=full, advance=view.advance)
             return opened, done, len((await read_holds(holds_register(opened))).holds)
 
-    with CollectView(stream, full=full) as view:
+    with CollectProgress(stream, full=full) as view:
         opened, reports, held = run_loop(run(view))
     with reporting():
         if as_json:
@@ -75,7 +80,7 @@ def lag(
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """What is appended and not processed: batches, records, bytes, seconds. Fences nobody.
+    """What is appended and not processed: batches, records, bytes, seconds. Fences nothing.
 
     Exit status: 0, 1 if the lag of a partition cannot be told, 2 of a group that is not known.
     """

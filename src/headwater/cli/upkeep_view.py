@@ -16,14 +16,13 @@ from headwater.buffer.consumer import Lag
 from headwater.buffer.consumer.collection import retention_of
 from headwater.buffer.queue.contract import Collected
 from headwater.buffer.stream import Stream
-from headwater.cli.render import new_console, size_words
+from headwater.cli.render import StatusLine, new_console, size_words
 from headwater.cli.stream_view import disorder, retention_words
 from headwater.core import limits
 from headwater.core.errors import RolledBack
 
 if TYPE_CHECKING:
     from rich.live import Live
-    from rich.status import Status
 
 
 def show_collected(
@@ -197,56 +196,31 @@ _COUNTED: Final = (
 )
 
 
-class CollectView:
-    """How far it is, on standard error: a line that is drawn over on a terminal, else a remark."""
+class CollectProgress(StatusLine):
+    """How many partitions are collected; in a pipe, a remark where that takes long."""
 
     def __init__(self, name: str, *, full: bool) -> None:
-        self._console = Console(stderr=True, highlight=False)
-        self._status: Status | None = None
-        self._name = name
+        self._words = f"collecting what {name} does not need"
         self._full = full
-        self._done = 0
-        self._total = 0
-
-    def __enter__(self) -> CollectView:
-        if self._console.is_terminal:
-            from rich.status import Status
-
-            text = f"collecting what {self._name} does not need"
-            self._status = Status(text, console=self._console)
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
+        self._done = self._total = 0
+        super().__init__(self._words)
 
     def begin(self, stream: Stream, partitions: int) -> None:
-        """So many partitions will be gone through."""
+        """So many partitions will be collected."""
         self._total = partitions
-        waits = self._full and stream.config.format == "native"
         turns = -(-partitions // PARTITIONS_AT_ONCE)
-        if waits and not self._console.is_terminal:
-            self._console.print(
+        if self._full and stream.config.format == "native" and not self.is_shown:
+            self.console.print(
                 f"waiting up to {turns * limits.FLOOR_SETTLE_S:,.0f} s until pieces of the queue "
                 "that are not needed may go",
                 soft_wrap=True,
             )
-        self._show()
 
     def advance(self) -> None:
         """One of them is done."""
         self._done += 1
-        self._show()
-
-    def _show(self) -> None:
-        if self._status is None:
-            return
         waits = f"; each may wait for {limits.FLOOR_SETTLE_S:.0f} s" if self._full else ""
-        self._status.update(
-            f"collecting what {self._name} does not need: {self._done:,} of {self._total:,} "
-            f"partitions{waits}"
-        )
+        self.show(f"{self._words}: {self._done:,} of {self._total:,} partitions{waits}")
 
 
 async def collect_all(

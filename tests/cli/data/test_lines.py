@@ -151,3 +151,17 @@ def test_a_producer_id_goes_on_for_its_predecessor(invoke: Invoke, url: str, fil
     again = invoke(*arguments)
     assert "'me' had 1 batches accepted before, the last with \"row 1\"" in again.stderr
     assert [row["_metadata"] for row in lines(url, columns=["_metadata"])] == [b"row 1"] * 2
+
+
+def test_bytes_are_not_shown_beside_text_that_looks_like_them(
+    invoke: Invoke, url: str, make: Make, file: File
+) -> None:
+    make("text")
+    assert invoke("produce", url, "events", file(b"\xff\xfe\n0xfffe\n")).exit_code == 0
+    assert invoke("produce", url, "text", file("0xfffe\n0x00\n")).exit_code == 0
+    done = invoke("read", url, "events")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "lines do not tell them apart" in done.stderr
+    assert "--format, such as json" in done.stderr
+    assert invoke("read", url, "text").stdout == "0xfffe\n0x00\n"
+    assert invoke("read", url, "events", "--limit", "1").stdout == "0xfffe\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -204,3 +205,36 @@ def test_types_that_grow_within_a_file_hold_for_all_of_it(
     assert done.exit_code == 0, done.stderr
     found = [row["s"] for row in lines(url, columns=["s"])]
     assert found == [{"x": 1, "y": None}] * 300 + [{"x": None, "y": 2}]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [('{"a":null,"b":1}\n{"a":null,"b":"x"}\n', "json"), ("a,b\n,1\n,1,2\n", "csv")],
+)
+def test_columns_without_a_value_are_named_where_something_was_sent(
+    invoke: Invoke, url: str, file: File, text: str, kind: str
+) -> None:
+    done = invoke("produce", url, "events", file(text), f"--{kind}")
+    assert (done.exit_code, "no such column was sent" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [('{"a":null,"b":1}\n', "--json --key-column=c"), ("a,b\n,1\n", "--csv --key-column=c")],
+)
+def test_columns_without_a_value_are_not_named_where_nothing_was_sent(
+    invoke: Invoke, url: str, file: File, text: str, options: str
+) -> None:
+    done = invoke("produce", url, "events", file(text), *options.split())
+    assert (done.exit_code, "no such column was sent" in done.stderr) == (2, False)
+
+
+def test_the_index_of_pandas_that_no_column_holds_is_refused_with_what_a_command_can_do(
+    invoke: Invoke, url: str, tmp_path: Path
+) -> None:
+    pandas: Any = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1, 2]}, index=pandas.RangeIndex(10, 30, 10, name="n"))
+    frame.to_parquet(tmp_path / "in.parquet")
+    done = invoke("produce", url, "events", str(tmp_path / "in.parquet"), "--parquet")
+    assert done.exit_code == 2
+    assert "write the file again from df.reset_index()" in done.stderr

@@ -31,7 +31,8 @@ def large(invoke: Invoke, url: str, file: File) -> str:
     """Much more than a pipe holds, in one batch."""
     chance = random.Random(7)
     text = "\n".join(chance.randbytes(50_000).hex() for _ in range(12))
-    assert invoke("produce", url, "events", file(text)).exit_code == 0
+    done = invoke("produce", url, "events", file(text), "--set", "linger_ms=60000")
+    assert done.exit_code == 0
     return url
 
 

@@ -141,3 +141,21 @@ def test_describe_shows_a_partition_that_cannot_be_read(
     found = invoke("stream", "describe", url, "orders", "--json")
     assert found.exit_code == 1
     assert "error" in json.loads(found.stdout)["queues"][1]
+
+
+def test_describe_says_since_when_a_column_is_there_and_what_changed_it(
+    invoke: Invoke, url: str, tmp_path: Path
+) -> None:
+    def declare(columns: str) -> None:
+        (tmp_path / "schema").write_text(columns)
+        done(invoke("stream", "alter", url, "events", "--schema", str(tmp_path / "schema")))
+
+    done(invoke("stream", "create", url, "events"))
+    (tmp_path / "rows").write_text('{"id":1}\n')
+    done(invoke("produce", url, "events", str(tmp_path / "rows"), "--json"))
+    declare('{"id":"int64","n":"int32"}')
+    declare('{"id":"int64","n":"int64","new":"string"}')
+    shown = done(invoke("stream", "describe", url, "events"))
+    assert "id      int64   declared  version 1, declared in version 2\n" in shown
+    assert "n       int64   declared  version 2, int64 in version 3\n" in shown
+    assert "new     string  declared  version 3\n" in shown

@@ -1,4 +1,4 @@
-"""A producer of the demo: numbered orders, each once, whoever is killed on the way.
+"""A producer of the demo: numbered orders, each exactly once, also if it is killed.
 
     python -m headwater.cli.demo.producer URL ID ORDERS SECONDS REPORT
 

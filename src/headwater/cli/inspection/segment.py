@@ -334,7 +334,7 @@ def _judge_end(report: InspectionReport, found: Survey) -> None:
 
 
 def _judge_frames(report: InspectionReport, window: Window, found: Survey) -> None:
-    """Say of the first frame that is whole and cannot be read: whoever reads the log meets it."""
+    """Report the first frame that is complete and cannot be decoded: readers fail on it."""
     for peeked in found.frames:
         contents = _frame_contents(window, peeked)
         if contents.startswith(_UNREADABLE_FRAME):
