@@ -27,7 +27,7 @@ from headwater.buffer.producer import Accepted, BlockingHandle, BlockingProducer
 from headwater.buffer.producer.open_batches import BATCH_ROWS
 from headwater.buffer.producer.record_columns import cut
 from headwater.buffer.records import KEY, VALUE
-from headwater.cli.produce_input import InputPiece, InputCall
+from headwater.cli.produce_input import InputCall, InputPiece
 from headwater.cli.terminal import Interrupt, WaitInterrupted
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused
