@@ -352,7 +352,7 @@ def test_values_of_another_shape_than_a_query_expects_are_not_shown_as_null(
         world.produce([b"opaque"])
     else:
         world.produce_arrow(pa.table({"id": [7]}))
-    with pytest.raises(Refused, match=r"null would be shown\. Open it again"):
+    with pytest.raises(Refused, match=r"it would show null\. Open it again"):
         rows_of(reader, reader.partitions(start, reader.latestOffset(start)))
 
 
