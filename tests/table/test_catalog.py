@@ -360,7 +360,7 @@ def test_a_look_that_fails_leaves_a_commit_unknown(warehouse: Warehouse) -> None
         raise OutcomeUnknown("connection reset")
 
     with mock.patch.object(Register, "update", unknown):
-        with pytest.raises(OutcomeUnknown, match="connection reset; looking"):
+        with pytest.raises(OutcomeUnknown, match="connection reset; reading"):
             portal.shared().call(pointers.point("shop", "orders", now, "memory://elsewhere"))
         backend.deaf = False
         now = "memory://elsewhere"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
@@ -17,7 +17,9 @@ from headwater.core.errors import HeadwaterError
 from headwater.tier import SegmentMetadata, SegmentState, gaps
 from headwater.tier.eventlog import Compaction
 from headwater.tier.jobs import Flaw, ScrubFinding, ScrubResult
-from headwater.tier.rebuild import Rebuilt, RebuiltPartition
+
+if TYPE_CHECKING:  # rebuilding loads Arrow
+    from headwater.tier.rebuild import Rebuilt, RebuiltPartition
 
 FOREIGN_SHOWN = 20
 _LEADER = "only its leader may say so: let that call TierManager.scrub(repair=True)"
