@@ -160,7 +160,7 @@ def test_another_type_is_refused_before_anything_is_written(
         ("SELECT 1 AS x, null AS y", "column y has no type, only nulls: cast it"),
         ("SELECT 1 AS y, 2 AS y", "columns y, y: Spark treats these names as equal"),
         ("SELECT 1 AS y, 2 AS Y", "columns y, Y: Spark treats these names as equal"),
-        ("SELECT named_struct('a', 1, 'A', 2) AS y", r"columns y\.a, y\.A: Spark takes"),
+        ("SELECT named_struct('a', 1, 'A', 2) AS y", r"columns y\.a, y\.A: Spark treats"),
         ("SELECT 1 AS `a.b`", r"column a\.b: a name in a table has no dot.*'a_b'"),
     ],
 )
