@@ -76,7 +76,7 @@ def test_check_says_plainly_that_a_store_is_not_safe(invoke: Invoke) -> None:
     assert "this store is NOT safe: race-replace: 10 of 15 accepted updates" in result.stdout
     assert "do not use this store" in result.stdout
     assert "✗ fail       create-if-absent" in result.stdout
-    assert "because a number in a sequence is taken once" in result.stdout
+    assert "because a number in a log is taken once" in result.stdout
 
 
 @pytest.mark.usefixtures("wrong_store")
