@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from headwater.buffer import Batch, Call, Calls, Compression, encode_batch, from_values
 from headwater.buffer.records import KEY, with_column
 from headwater.cli.app import app
-from headwater.cli.inspection.source import split_key
+from headwater.cli.inspection.report import split_key
 from headwater.cli.render import bytes_words, text_of, time_words, visible
 from headwater.core.errors import BadUrl
 from headwater.store import open_store

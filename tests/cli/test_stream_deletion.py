@@ -10,7 +10,7 @@ import pytest
 
 from headwater.buffer.stream import DeletedReport, delete_stream
 from headwater.buffer.stream.delete import BeforeObjects
-from headwater.cli import tier_access
+from headwater.cli import tier_view
 from headwater.store import Store, open_store
 from headwater.tier import PartitionDeleteState, TopicIdPartition, TopicMetadataManager, jobs
 from headwater.tier.eventlog import MetadataEventLog, StoredEventLog
@@ -105,7 +105,7 @@ def test_a_deletion_that_left_objects_has_not_finished(
         return report
 
     with monkeypatch.context() as patched:
-        patched.setattr(tier_access, "delete_stream", partly)
+        patched.setattr(tier_view, "delete_stream", partly)
         assert invoke("stream", "delete", url, "orders", "--yes").exit_code == 1
     assert listed(url, place) == (2, PartitionDeleteState.STARTED)
     assert invoke("stream", "delete", url, "orders", "--yes").exit_code == 0

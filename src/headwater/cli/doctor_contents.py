@@ -21,9 +21,8 @@ from headwater.buffer.stream import open_stream, stream_names
 from headwater.cli.doctor_checks import Finding, ok, wrong
 from headwater.cli.inspection.event import inspect_event
 from headwater.cli.inspection.register import inspect_register
-from headwater.cli.inspection.report import InspectionReport
+from headwater.cli.inspection.report import READ_MAX_BYTES, InspectedObject, InspectionReport
 from headwater.cli.inspection.segment import inspect_segment
-from headwater.cli.inspection.source import READ_MAX_BYTES, InspectedObject
 from headwater.cli.stream_view import bad_words
 from headwater.core import runtime
 from headwater.core.errors import Damaged, HeadwaterError, NotFound, Refused

@@ -55,7 +55,7 @@ def batch(
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
     from headwater.cli.inspection.batch import inspect_batch
-    from headwater.cli.inspection.source import read_source
+    from headwater.cli.inspection.report import read_source
 
     _conclude(inspect_batch(read_source(source, option), records=records), as_json)
 
@@ -72,7 +72,7 @@ def manifest(
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
     from headwater.cli.inspection.queue import inspect_manifest
-    from headwater.cli.inspection.source import read_source
+    from headwater.cli.inspection.report import read_source
 
     _conclude(inspect_manifest(read_source(source, option), entries=entries), as_json)
 
@@ -93,7 +93,7 @@ def queue(
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
     from headwater.cli.inspection.queue import inspect_queue_object
-    from headwater.cli.inspection.source import read_source
+    from headwater.cli.inspection.report import read_source
 
     if stream is not None:
         report = _partition(_store_url(source), stream, partition, entries, option)
@@ -113,8 +113,8 @@ def wal(
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
+    from headwater.cli.inspection.report import read_source
     from headwater.cli.inspection.segment import inspect_wal
-    from headwater.cli.inspection.source import read_source
 
     _conclude(inspect_wal(read_source(source, option), frames=frames), as_json)
 
@@ -139,7 +139,7 @@ def event(
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
     from headwater.cli.inspection.event import inspect_event
-    from headwater.cli.inspection.source import read_source
+    from headwater.cli.inspection.report import read_source
 
     if metadata_partition is None:
         _conclude(inspect_event(read_source(source, option)), as_json)
@@ -160,8 +160,8 @@ def segment(
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
+    from headwater.cli.inspection.report import read_source
     from headwater.cli.inspection.segment import inspect_segment
-    from headwater.cli.inspection.source import read_source
 
     _conclude(inspect_segment(read_source(source, option), records=records), as_json)
 

@@ -112,7 +112,7 @@ def _copy(path: str, *, damaged: str) -> SpoolSource:
 def _tier(url: str, name: str, partition: int, options: list[str]) -> Iterator[RepairSource]:
     """What the tier of a stream's partition covers, by the log of events in the same store."""
     from headwater.cli.options import EventLogOptions
-    from headwater.cli.tier_access import open_partitions
+    from headwater.cli.tier_view import open_partitions
     from headwater.tier.jobs import LogStartRegister
     from headwater.tier.manager import RefreshedCover
     from headwater.tier.reader import TierSource

@@ -279,7 +279,7 @@ def delete(
     from headwater.buffer.stream import DeletedReport, check_deletable, delete_damaged_stream
     from headwater.cli.render import new_console
     from headwater.cli.stream_view import show_deleted
-    from headwater.cli.tier_access import delete_with_tier
+    from headwater.cli.tier_view import delete_with_tier
 
     events = EventLogOptions(prefix, servers, topic, metadata_partitions, kafka_config)
 

@@ -29,7 +29,7 @@ from headwater.cli.terminal import run_loop
 from headwater.core import limits, runtime
 
 if TYPE_CHECKING:
-    from headwater.cli.tier_access import TierPartition
+    from headwater.cli.tier_view import TierPartition
 
 tier_app = HeadwaterTyper(
     help="The tier: which segment is read for which records, and whether it is there.",
@@ -282,7 +282,7 @@ async def _places(
     url: str, options: list[str], events: EventLogOptions, stream: str, partition: int | None
 ) -> AsyncIterator[list[TierPartition]]:
     from headwater.buffer.stream import open_stream
-    from headwater.cli.tier_access import open_partitions
+    from headwater.cli.tier_view import open_partitions
 
     async with open_with_options(url, options) as store:
         opened = await open_stream(store, stream)

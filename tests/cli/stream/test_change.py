@@ -109,7 +109,7 @@ def test_delete_says_what_is_left(
     async def partly(*_: object, **more: object) -> DeletedReport:
         return DeletedReport("orders", "x", objects=5, failed=2, cause="500 InternalError")
 
-    monkeypatch.setattr("headwater.cli.tier_access.delete_stream", partly)
+    monkeypatch.setattr("headwater.cli.tier_view.delete_stream", partly)
     result = invoke("stream", "delete", url, "orders", "--yes")
     assert result.exit_code == 1
     assert "2 objects may still be there: delete it once more (500 InternalError)" in result.stdout

@@ -12,13 +12,15 @@ from headwater.buffer import batch as native
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.v1 import batch_format
 from headwater.cli.inspection.report import (
+    InspectedObject,
     InspectionReport,
     Problem,
     ReportTable,
+    empty_object,
     offset_in,
     record_rows,
+    wrong_kind,
 )
-from headwater.cli.inspection.source import InspectedObject, empty_object, wrong_kind
 from headwater.core.errors import Corrupt, HeadwaterError, LimitExceeded, NotSupported, Refused
 from headwater.core.runtime import ULID_LENGTH, decode_ulid, ulid_time_ms
 

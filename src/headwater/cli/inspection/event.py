@@ -6,8 +6,14 @@ import re
 import uuid
 from typing import Any, Final
 
-from headwater.cli.inspection.report import InspectionReport, Problem, ReportTable
-from headwater.cli.inspection.source import InspectedObject, empty_object, wrong_kind
+from headwater.cli.inspection.report import (
+    InspectedObject,
+    InspectionReport,
+    Problem,
+    ReportTable,
+    empty_object,
+    wrong_kind,
+)
 from headwater.core.errors import (
     Corrupt,
     HeadwaterError,

@@ -13,8 +13,15 @@ from headwater.buffer.queue.v1 import acked, manifest_format
 from headwater.buffer.queue.v1.manifest_format import Manifest, ManifestEntry
 from headwater.buffer.queue.v1.side_object import V1Names
 from headwater.cli.inspection.register import inspect_register
-from headwater.cli.inspection.report import InspectionReport, Problem, ReportTable
-from headwater.cli.inspection.source import InspectedObject, empty_object, recognise, wrong_kind
+from headwater.cli.inspection.report import (
+    InspectedObject,
+    InspectionReport,
+    Problem,
+    ReportTable,
+    empty_object,
+    recognise,
+    wrong_kind,
+)
 from headwater.core.errors import Corrupt, HeadwaterError, NotSupported
 
 ACKED_SEGMENT: Final = "segment of acknowledged entries, HWA1"

@@ -26,8 +26,7 @@ from headwater.buffer.transaction.record import (
     CommitAttempt,
     producer_id,
 )
-from headwater.cli.inspection.report import InspectionReport, Problem, ReportTable
-from headwater.cli.inspection.source import InspectedObject
+from headwater.cli.inspection.report import InspectedObject, InspectionReport, Problem, ReportTable
 from headwater.cli.stream_view import retention_words
 from headwater.core.errors import Corrupt, NotSupported
 from headwater.core.limits import REGISTER_HISTORY

@@ -10,8 +10,15 @@ from typing import Any, Final
 import xxhash
 
 from headwater.cli.advice import command
-from headwater.cli.inspection.report import InspectionReport, Problem, ReportTable, record_rows
-from headwater.cli.inspection.source import InspectedObject, empty_object, wrong_kind
+from headwater.cli.inspection.report import (
+    InspectedObject,
+    InspectionReport,
+    Problem,
+    ReportTable,
+    empty_object,
+    record_rows,
+    wrong_kind,
+)
 from headwater.core.disk import OsDisk
 from headwater.core.errors import Corrupt, HeadwaterError, NotSupported
 from headwater.log.record.group import Group
