@@ -28,7 +28,7 @@ from tests.interop.servers import Server
 from tests.spark.killed_table_query import SCHEMA
 
 TABLE = "shop.orders"
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
