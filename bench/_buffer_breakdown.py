@@ -18,7 +18,7 @@ import xxhash
 
 from bench._findings import Section
 from headwater.buffer import arrow_stream, batch
-from headwater.buffer.producer import accumulator, draft, engine, lane
+from headwater.buffer.producer import accumulator, record_batch, sender, serializer
 from headwater.core import disk
 from headwater.store import local
 
@@ -95,10 +95,10 @@ def watched(clock: Clock) -> Iterator[None]:
         (arrow_stream.ValuesColumn, "pieces", clock.each(JOIN, arrow_stream.ValuesColumn.pieces))
     )
     for owner, name, step in (
-        (engine.Engine, "valued", GATHER),
-        (accumulator.Accumulator, "take", GATHER),
-        (draft.Draft, "build", BUILD),
-        (lane.Lane, "_encode", BUILD),
+        (serializer.RecordSerializer, "values", GATHER),
+        (accumulator.RecordAccumulator, "append", GATHER),
+        (record_batch.ProducerBatch, "build", BUILD),
+        (sender.PartitionSender, "_encode", BUILD),
         (disk.OsFile, "append", WRITE),
         (disk.OsFile, "sync", SYNC),
         (disk.OsDisk, "sync_dir", SYNC),

@@ -16,6 +16,7 @@ from typing import Final
 import pyarrow as pa
 
 from bench._findings import Section
+from headwater.core import portal
 from headwater.log.spool import Spool, SpoolConfig
 
 BINARIES: Final = "/usr/lib/postgresql/*/bin"
@@ -171,13 +172,13 @@ def _ours(path: str, batch: pa.RecordBatch, times: int) -> tuple[float, float]:
     spool = Spool.open(path, config=SpoolConfig(tail_bytes=1))
     started_s = time.perf_counter()
     for _ in range(times):
-        spool.append_blocking(batch, term=1)
+        portal.shared().call(spool.append(batch, term=1))
     written_s = time.perf_counter()
     found, lsn = 0, 0
-    while groups := spool.read_since_blocking(lsn, max_records=100_000):
+    while groups := portal.shared().call(spool.read_since(lsn, max_records=100_000)):
         found, lsn = found + sum(map(len, groups)), groups[-1].last_lsn
     ended_s = time.perf_counter()
-    spool.close_blocking()
+    portal.shared().call(spool.close())
     assert found == batch.num_rows * times
     return written_s - started_s, ended_s - written_s
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from bench._findings import Section
+from headwater.core import portal
 from headwater.log import (
     Bookmark,
     ImageStore,
@@ -51,7 +52,7 @@ def replicas(root: Path, quick: bool) -> Section:
         found[name] = asyncio.run(_caught_up(leader, str(root / f"copy{number}"), targets))
     for name, seconds in found.items():
         section.rows.append([name, f"{count / seconds:,.0f}", f"{alone_s / seconds:.2f}"])
-    leader.close_blocking()
+    portal.shared().call(leader.close())
     return section
 
 
@@ -62,13 +63,13 @@ def _grown(path: str, count: int) -> Spool:
         keys = [b"%08d" % (n * 7919 % KEYS) for n in range(first, first + GROUP_RECORDS)]
         values = [os.urandom(RECORD_BYTES)] * GROUP_RECORDS
         columns = {"_key": pa.array(keys, pa.binary()), "_value": pa.array(values, pa.binary())}
-        spool.append_blocking(pa.record_batch(columns), term=1)
+        portal.shared().call(spool.append(pa.record_batch(columns), term=1))
     return spool
 
 
 def _read(spool: Spool) -> float:
     started_s, lsn = time.perf_counter(), 0
-    while found := spool.read_since_blocking(lsn):
+    while found := portal.shared().call(spool.read_since(lsn)):
         lsn = found[-1].last_lsn
     return time.perf_counter() - started_s
 

@@ -28,13 +28,12 @@ from headwater.tier.jobs import (
     Leader,
     LedPartition,
     LogStartRegister,
-    ManagedPartition,
     ParquetSegments,
     TierConfig,
     TierManager,
 )
+from headwater.tier.manager import ManagedPartition, RefreshedCover
 from headwater.tier.reader import LogReader
-from headwater.tier.segment_cover import RefreshedCover
 from headwater.tier.segments import ObjectCache, ObjectStorage
 
 EVERY_S: Final = 0.001

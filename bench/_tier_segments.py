@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench._findings import Goal, Section
+from headwater.core import portal
 from headwater.log import Group, Spool, SpoolConfig
 from headwater.store import open_store
 from headwater.tier import TopicIdPartition
@@ -159,11 +160,11 @@ def copying(rows: int, rounds: int) -> Section:
     with tempfile.TemporaryDirectory() as folder:
         spool = Spool.open(folder, first_lsn=1, config=SpoolConfig(sync="none", tail_bytes=1))
         for group in groups:
-            spool.append_blocking(group.records, term=1)
+            portal.shared().call(spool.append(group.records, term=1))
         ours, theirs = in_turn(
             rounds, lambda: from_spool(spool, rows), lambda: plainly(table, "zstd")
         )
-        spool.close_blocking()
+        portal.shared().call(spool.close())
     found = ratio(theirs, ours)
     section.rows.append(_row("typed, read from a spool", raw, groups, table, ours, theirs, found))
     what = "log to segment ÷ pyarrow, typed, read from a spool"

@@ -33,7 +33,7 @@ from bench._report import machine
 from headwater.coordinator import (
     CoordinatorConfig,
     Durability,
-    Froze,
+    FrozenDelta,
     WriteCoordinator,
 )
 
@@ -68,8 +68,8 @@ class Rows:
     def estimate_size(self) -> int:
         return self._size_bytes
 
-    def freeze(self) -> Froze[list[Any], list[Any], int]:
-        return Froze(self._writes, self._writes, self._total)
+    def freeze(self) -> FrozenDelta[list[Any], list[Any], int]:
+        return FrozenDelta(self._writes, self._writes, self._total)
 
     def reader(self) -> list[Any]:
         return self._writes

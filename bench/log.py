@@ -1,6 +1,6 @@
 """What the spool costs: `python -m bench.log [--quick] [--json] [--only NAME …] [--dir FOLDER]`.
 
-- groups: groups of 1 MiB from several threads at once, each returning when its bytes are synced,
+- groups: groups of 1 MiB from several tasks at once, each returning when its bytes are synced,
   against one write and one fdatasync for each of the same frames by hand, which is the limit of
   whoever does not share syncs and checksums nothing;
 - records: small records through group commit against one sync a record, both by the spool, and
@@ -26,7 +26,6 @@ import shutil
 import sqlite3
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +36,7 @@ from bench._findings import Goal, Section
 from bench._log_postgres import postgres
 from bench._log_replicas import replicas
 from bench._report import machine
+from headwater.core import portal
 from headwater.core.limits import MIB
 from headwater.log.spool import Spool, SpoolConfig, prepare_append
 
@@ -83,37 +83,32 @@ class Folders:
         return str(self._root / str(self._count))
 
 
-def _from_threads(writers: int, work: Callable[[], None]) -> None:
-    threads = [threading.Thread(target=work) for _ in range(writers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+async def _appended(spool: Spool, records: pa.RecordBatch, *, tasks: int, each: int) -> None:
+    """Append from several tasks at once, and close."""
+
+    async def work() -> None:
+        for _ in range(each):
+            await spool.append(records, term=1)
+
+    await asyncio.gather(*(work() for _ in range(tasks)))
+    await spool.close()
 
 
 def groups(folders: Folders, quick: bool) -> Section:
     """Groups of 1 MiB."""
     each, rounds = (24, 3) if quick else (64, ROUNDS)
     batch = records_of(MIB // (RECORD_BYTES + 4))
-    frame = bytes(prepare_append(batch).take()[0].frame)
+    frame = bytes(prepare_append(batch).take()[0].data)
     syncs: list[float] = []
 
     def ours() -> None:
         spool = Spool.open(folders.fresh())
-
-        def work() -> None:
-            for _ in range(each):
-                spool.append_blocking(batch, term=1)
-
-        _from_threads(WRITERS, work)
+        asyncio.run(_appended(spool, batch, tasks=WRITERS, each=each))
         syncs.append(spool.metrics.appends / spool.metrics.syncs)
-        spool.close_blocking()
 
     def alone() -> None:
         spool = Spool.open(folders.fresh())
-        for _ in range(WRITERS * each):
-            spool.append_blocking(batch, term=1)
-        spool.close_blocking()
+        asyncio.run(_appended(spool, batch, tasks=1, each=WRITERS * each))
 
     def raw() -> None:
         descriptor = os.open(folders.fresh(), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -122,7 +117,7 @@ def groups(folders: Folders, quick: bool) -> Section:
             os.fdatasync(descriptor)
         os.close(descriptor)
 
-    spent = timed({f"spool, {WRITERS} threads": ours, "spool, 1 thread": alone, "raw": raw}, rounds)
+    spent = timed({f"spool, {WRITERS} tasks": ours, "spool, 1 task": alone, "raw": raw}, rounds)
     total_mib = WRITERS * each * len(frame) / MIB
     section = Section(
         f"Groups of 1 MiB, synced: {total_mib:,.0f} MiB, medians of {rounds}",
@@ -135,7 +130,7 @@ def groups(folders: Folders, quick: bool) -> Section:
             [name, f"{total_mib / seconds:,.0f}", f"{rows / seconds:,.0f}", f"{ratio:.2f}"]
         )
     section.notes.append(f"{statistics.median(syncs):.1f} appends shared a sync")
-    shared = spent["raw"] / spent[f"spool, {WRITERS} threads"]
+    shared = spent["raw"] / spent[f"spool, {WRITERS} tasks"]
     section.goals.append(Goal("group commit ÷ raw write + fdatasync", 0.9, shared, timed=True))
     return section
 
@@ -147,16 +142,11 @@ def records(folders: Folders, quick: bool) -> Section:
     rows = [(bytes(value),) for value in many.column(0).to_pylist()]
 
     def one_by_one() -> None:
-        spool = Spool.open(folders.fresh())
-        for _ in range(singles):
-            spool.append_blocking(one, term=1)
-        spool.close_blocking()
+        asyncio.run(_appended(Spool.open(folders.fresh()), one, tasks=1, each=singles))
 
     def in_groups() -> None:
-        spool = Spool.open(folders.fresh())
-        for _ in range(grouped // many.num_rows):
-            spool.append_blocking(many, term=1)
-        spool.close_blocking()
+        each = grouped // many.num_rows
+        asyncio.run(_appended(Spool.open(folders.fresh()), many, tasks=1, each=each))
 
     def sqlite() -> None:
         path = folders.fresh()
@@ -190,13 +180,15 @@ def _grown(path: str, count: int) -> Spool:
     spool = Spool.open(path, config=SpoolConfig(sync="none", tail_bytes=1))
     many = records_of(10_000)
     for _ in range(count // many.num_rows):
-        spool.append_blocking(many, term=1)
+        portal.shared().call(spool.append(many, term=1))
     return spool
 
 
 def _read_from(spool: Spool, lsn: int, most: int) -> int:
     done = 0
-    while done < most and (found := spool.read_since_blocking(lsn, max_records=min(most, 100_000))):
+    while done < most and (
+        found := portal.shared().call(spool.read_since(lsn, max_records=min(most, 100_000)))
+    ):
         lsn, done = found[-1].last_lsn, done + sum(map(len, found))
     return done
 
@@ -224,7 +216,7 @@ def resume(folders: Folders, quick: bool) -> Section:
     )
     ratio = spent["all"] / spent["first 1,000 from the middle"]
     section.goals.append(Goal("full scan ÷ resume from the middle", 100, ratio, timed=True))
-    spool.close_blocking()
+    portal.shared().call(spool.close())
     return section
 
 
@@ -258,7 +250,7 @@ def fan_out(folders: Folders, quick: bool) -> Section:
                 str(spool.metrics.disk_reads),
             ]
         )
-        spool.close_blocking()
+        portal.shared().call(spool.close())
     return section
 
 
@@ -289,7 +281,7 @@ def reopen(folders: Folders, quick: bool) -> Section:
         path = folders.fresh()
         spool = _grown(path, count)
         size_bytes, segments = spool.bytes_since(0), len(spool.segments())
-        spool.close_blocking()
+        portal.shared().call(spool.close())
         closed_s = _opened(path)
         # A killed process leaves no marks that say how far the log was synced.
         for marks in Path(path).glob("*.marks"):
@@ -313,7 +305,7 @@ def reopen(folders: Folders, quick: bool) -> Section:
 
 def _opened(path: str) -> float:
     started_s = time.perf_counter()
-    Spool.open(path).close_blocking()
+    portal.shared().call(Spool.open(path).close())
     return time.perf_counter() - started_s
 
 

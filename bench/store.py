@@ -9,7 +9,7 @@ Measured here, on one directory of this machine:
 - the same through obstore's LocalStore, which syncs nothing: what it "puts" may be gone after a
   power loss. Its ratio shows what durability costs, not who is faster;
 - put-if-absent and put-if-unchanged of 1 KiB;
-- how many requests an append to a sequence and a change of a register take at 0, 100 and 10,000
+- how many requests an append to a numbered log and a change of a register take at 0, 100 and 10,000
   existing entries (memory; constant is right);
 - how many simulated histories a second the simulator runs.
 
@@ -37,8 +37,17 @@ import obstore
 from obstore.store import LocalStore
 
 from bench._report import machine, seconds, table
-from headwater.core.limits import KIB, MIB
-from headwater.store import MemoryBackend, Register, Sequence, Store, open_store
+from headwater.core.lease import Lease
+from headwater.core.limits import FLOOR_LEASE_S, KIB, MIB
+from headwater.store import (
+    LeasedFloor,
+    LogFloor,
+    MemoryBackend,
+    NumberedLog,
+    Register,
+    Store,
+    open_store,
+)
 from headwater.testing import simulate
 
 SIZES = {"1 KiB": KIB, "1 MiB": MIB, "64 MiB": 64 * MIB}
@@ -241,31 +250,45 @@ async def bench_conditional(root: Path, rounds: int) -> None:
     table("Conditional writes of 1 KiB, one at a time", ["operation", "median", "ours/raw"], rows)
 
 
+class _Log(NumberedLog):
+    """A log whose floor never rises."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store, "log", LeasedFloor(FLOOR_LEASE_S))
+
+    async def read_floor(self) -> LogFloor:
+        self.leased_floor.learn(LogFloor(0, 0), Lease())
+        return self.leased_floor.floor
+
+
+def _entry(_: int, token: bytes) -> bytes:
+    return token
+
+
 async def bench_growth(lengths: tuple[int, ...]) -> None:
     """Requests of an append and of a change, by what is there already."""
     rows = []
     for length in lengths:
         backend = MemoryBackend()
-        writer = Sequence(Store(backend), "sequence")
-        await writer.create()
+        writer = _Log(Store(backend))
         register: Register[int] = Register(Store(backend), "register", int)
         await register.update(lambda _: 0)
         for _ in range(length):
-            await writer.append(b"entry")
+            await writer.append(_entry)
             await register.update(lambda now: (now or 0) + 1)
         first, warm = await _append_cost(backend)
         rows.append([f"{length:,}", str(first), f"{warm:g}", f"{await _update_cost(backend):g}"])
-    head = ["existing", "first append of a handle", "append", "update"]
+    head = ["existing", "first append of a client", "append", "update"]
     table("Requests per operation, by existing entries or changes (memory)", head, rows)
 
 
 async def _append_cost(backend: MemoryBackend) -> tuple[int, float]:
     store = Store(backend)
-    handle = Sequence(store, "sequence")
-    await handle.append(b"entry")
+    log = _Log(store)
+    await log.append(_entry)
     first = store.stats.requests
     for _ in range(10):
-        await handle.append(b"entry")
+        await log.append(_entry)
     return first, (store.stats.requests - first) / 10
 
 

@@ -39,6 +39,7 @@ PLUGIN = "pyspark_headwater"
 LIBRARY_ROOMS = {
     "confluent_kafka": ("tier",),
     "obstore": ("store",),
+    "pyiceberg": ("table", "spark"),
     "pyspark": ("spark", PLUGIN),
 }
 """A library that reaches outside, and the only places that import it."""

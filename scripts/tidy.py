@@ -1,8 +1,9 @@
 """Style as a check: what a reviewer should never have to say twice.
 
-In `src`: files and functions of a readable size, rooms whose `__init__.py` is a table of contents,
-no swallowed errors, no unfinished words, no prints. In every file of the repository: a final
-newline, no trailing blanks, and no words that belong to somebody's machine and not to the project.
+In `src`: files and functions of a readable size, packages whose `__init__.py` is a table of
+contents, names from the field, each class name once, no swallowed errors, no unfinished words, no
+prints. In every file of the repository: a final newline, no trailing blanks, and no words that
+belong to somebody's machine and not to the project.
 
     python scripts/tidy.py [ROOT]
 """
@@ -17,16 +18,30 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 FILE_LINES = 450
-"""Past this, ask whether the file is two rooms; LONG_FILES names those that are not."""
+"""Past this, ask whether the file is two concepts; LONG_FILES names those that are not."""
 FILE_LINES_HARD = 600
 """Past this there is no exception."""
 FUNCTION_LINES = 70
 """A function fits a screen. Its docstring does not count: explaining more is never the offence."""
 
-LONG_FILES: dict[str, str] = {}
+LONG_FILES: dict[str, str] = {
+    "src/headwater/buffer/producer/sender.py": "a sender and its partitions are read together",
+}
 """Path → why this file of more than FILE_LINES lines is still one thing."""
 
-VAGUE_NAMES = ("utils.py", "helpers.py", "common.py")
+_VAGUE = "says nothing: name the concept"
+_VERB = "is a participle: name what the module holds or what the class is, with a noun"
+_FIGURE = "is a figure of speech: use the word that Kafka, Spark or PostgreSQL uses"
+BANNED_NAMES = {
+    **dict.fromkeys(("utils", "helpers", "common", "misc", "stuff"), _VAGUE),
+    **dict.fromkeys(("place", "thing", "kind", "loose", "about"), _VAGUE),
+    **dict.fromkeys(("asked", "found", "given", "kept", "known", "made", "said", "seen"), _VERB),
+    **dict.fromkeys(("told", "taken", "wanted", "riding", "giving_up", "sole_work"), _VERB),
+    **dict.fromkeys(("carrier", "desk", "flight", "gathering", "lane", "line", "parcel"), _FIGURE),
+    **dict.fromkeys(("likeness", "setbacks", "stage", "voice", "whereabouts"), _FIGURE),
+}
+"""Names that no module and no class may have, with the reason. A reader who knows the field guesses
+what `sender` holds and has to open `lane` to learn it."""
 PRINTING_ROOMS = ("src/headwater/cli/", "src/headwater/testing/")
 
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX)\b")
@@ -64,6 +79,7 @@ Finding = tuple[int, str]
 def check(root: Path) -> list[str]:
     """All that is untidy under `root` as `path:line: reason`, in the order of the files."""
     found: list[str] = []
+    classes: dict[str, str] = {}
     for name in _files(root):
         data = (root / name).read_bytes()
         if b"\0" in data:
@@ -75,6 +91,7 @@ def check(root: Path) -> list[str]:
         findings = list(_check_text(text))
         if name.startswith("src/"):
             findings += _check_source(name, text)
+            findings += _check_classes(name, text, classes)
         found += [f"{name}:{line}: {why}" for line, why in sorted(findings)]
     return found
 
@@ -109,8 +126,8 @@ def _check_source(name: str, text: str) -> Iterator[Finding]:
     if path.suffix != ".py":
         return
     yield from _check_size(name, len(text.splitlines()))
-    if path.name in VAGUE_NAMES:
-        yield 1, f"{path.name} says nothing: name the noun it is about"
+    if path.stem in BANNED_NAMES:
+        yield 1, f"{path.name} {BANNED_NAMES[path.stem]}"
     tree = ast.parse(text, filename=name)
     if path.name == "__init__.py":
         yield from _check_init(tree)
@@ -123,11 +140,26 @@ def _check_source(name: str, text: str) -> Iterator[Finding]:
             yield from _check_call(name, node)
 
 
+def _check_classes(name: str, text: str, classes: dict[str, str]) -> Iterator[Finding]:
+    """Banned class names, and those that `classes` (name → file so far) has already."""
+    if not name.endswith(".py"):
+        return
+    for node in ast.parse(text, filename=name).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", node.name.lstrip("_")).lower()
+        if snake in BANNED_NAMES:
+            yield node.lineno, f"class {node.name} {BANNED_NAMES[snake]}"
+        first = classes.setdefault(node.name, name)
+        if first != name:
+            yield node.lineno, f"class {node.name} is also in {first}: one name, one thing"
+
+
 def _check_size(name: str, lines: int) -> Iterator[Finding]:
     if lines > FILE_LINES_HARD:
-        yield 1, f"{lines} lines, more than {FILE_LINES_HARD}: this is two rooms"
+        yield 1, f"{lines} lines, more than {FILE_LINES_HARD}: this is two concepts"
     elif lines > FILE_LINES and name not in LONG_FILES:
-        yield 1, f"{lines} lines, more than {FILE_LINES}: is this two rooms?"
+        yield 1, f"{lines} lines, more than {FILE_LINES}: is this two concepts?"
 
 
 def _check_init(tree: ast.Module) -> Iterator[Finding]:

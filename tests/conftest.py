@@ -44,6 +44,7 @@ ROOMS = {
     "cli": "ground",
     "golden": "ground",
     "project": "ground",
+    "table": "spark",
     "server": "front door",
     "front_door": "front door",
 }

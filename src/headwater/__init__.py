@@ -1,10 +1,9 @@
 """Headwater: a brokerless, durable, replicated, tiered log on object storage, read by PySpark.
 
-Enters: records. Leaves: DataFrames, exactly once. `open_store` is where every use begins, and
-`read` shows what a stream holds; the rooms (`headwater.core`, `headwater.store`, …) say in their
-own words what they do.
+`open_store` opens the store that every other call needs, and `read` returns the records of a
+stream. Each package (`headwater.buffer`, `headwater.spark`, …) documents what it does.
 
-Always holds: importing this loads no room; a name is loaded when it is asked for.
+Always holds: importing this loads none of the packages; a name is loaded when it is first used.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Streams and what waits in them, asked without an event loop and by an address alone."""
+"""Streams and their lag, asked without an event loop and by an address alone."""
 
 from __future__ import annotations
 

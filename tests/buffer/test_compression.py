@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.buffer.compression import (
-    STREAM_OVERHEAD_BYTES,
     ZSTD_FRAMES_MAX,
     Compression,
     compress,
@@ -27,6 +26,9 @@ TEXT = b"the same words again and again, "
 ZSTD_MAGIC = bytes.fromhex("28b52ffd")
 HELLO_BLOCK = bytes.fromhex("290000") + b"hello"
 """The last block of a zstd frame, raw, five bytes."""
+
+STREAM_OVERHEAD_BYTES = 2 * MIB
+"""What Arrow's buffers take beside input and output."""
 
 
 def streamed(kind: Compression, data: bytes, *, piece_bytes: int = 50_000) -> bytes:

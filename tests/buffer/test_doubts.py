@@ -116,7 +116,7 @@ async def test_a_segment_that_may_be_there_is_not_called_failed() -> None:
 @pytest.mark.parametrize("error", [Unavailable, Conflict, NotFound, Refused])
 def test_what_fails_while_one_looks_leaves_the_outcome_unknown(error: type[HeadwaterError]) -> None:
     with (
-        pytest.raises(OutcomeUnknown, match="reset; looking what became of it failed: x"),
+        pytest.raises(OutcomeUnknown, match="reset; reading what became of it failed: x"),
         staying_unknown(OutcomeUnknown("reset")),
     ):
         raise error("x")

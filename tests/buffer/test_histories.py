@@ -15,16 +15,16 @@ from headwater.buffer.queue import Collected
 from headwater.buffer.queue.native import (
     NativeAppender,
     NativeCollector,
-    NativeTaker,
+    NativeConsumer,
     appender,
 )
 from headwater.buffer.queue.native.chunk import Chunk
-from headwater.buffer.queue.native.chunks import Chunks, Held
-from headwater.buffer.queue.native.expiring import Expiring
-from headwater.buffer.queue.native.forgetting import Forgetting
-from headwater.buffer.queue.native.orphans import Orphans
-from headwater.buffer.queue.native.records import Scanned
-from headwater.buffer.queue.native.tail import Tail
+from headwater.buffer.queue.native.chunk_log import ChunkLog, StoredChunk
+from headwater.buffer.queue.native.orphans import OrphanPass
+from headwater.buffer.queue.native.producers import SilencePass
+from headwater.buffer.queue.native.registers import CollectorRecord
+from headwater.buffer.queue.native.retention import RetentionPass
+from headwater.buffer.queue.native.tail import QueueTail
 from headwater.core import limits, runtime
 from headwater.core.errors import OutcomeUnknown
 from headwater.core.lease import FloorAge, FloorClock, Lease
@@ -42,15 +42,17 @@ FIRST_SEEDS = {
     "lease-by-the-monotonic-clock": 60,
     "lease-by-the-wall-clock": 60,
     "floor-not-read-after-a-write": 46,
-    "read-past-an-open-chunk": 120,
-    "retention-by-its-own-clock": 480,
-    "sweep-deletes-batches": 28,
+    "read-past-an-open-chunk": 130,
+    "retention-by-its-own-clock": 613,
+    "sweep-deletes-batches": 46,
+    "mark-dropped-too-early": 30,
+    "time-counted-twice": 145,
 }
 """Where not to begin at 0: most histories are blind to the bug, or it shows as one without end."""
 CAUGHT = (*NOTICED, LookupError)
 
 
-async def no_marker(self: Orphans, to: str) -> int:
+async def no_marker(self: OrphanPass, to: str) -> int:
     """Age alone: what nobody refers to is deleted, and nobody is told."""
     return (await self._chunks.last()).chunk.number
 
@@ -92,12 +94,12 @@ class LowAppender(NativeAppender):
         return
 
 
-async def says_nothing(tail: Tail, make: Any, budget: Any) -> Chunk:
+async def says_nothing(tail: QueueTail, make: Any, budget: Any) -> Chunk:
     """An opening that is in the record and not in the queue."""
     return await tail.find()
 
 
-async def never_dead(self: Tail, number: int) -> bool:
+async def never_dead(self: QueueTail, number: int) -> bool:
     """Believes that whatever could be written counts."""
     return False
 
@@ -111,23 +113,23 @@ def on_an_open_one(self: Chunk, *args: Any, **options: Any) -> Chunk:
 _written = Chunk.written
 
 
-async def forgets_to_fold(self: Expiring, expired: Any) -> None:
+async def forgets_to_fold(self: RetentionPass, expired: Any) -> None:
     """Deletes chunks before the marks know of them."""
 
 
-def past_by_its_own_clock(self: Expiring, appended_ms: int) -> bool:
+def past_by_its_own_clock(self: RetentionPass, appended_ms: int) -> bool:
     """Believes its own clock, and not the store's."""
     retention_ms = self._retention.retention_ms
     return retention_ms is not None and appended_ms <= runtime.wall_ms() - retention_ms
 
 
-def passes_pending(self: Expiring, held: Held, since_ms: int, queue: Any) -> int:
+def passes_pending(self: RetentionPass, held: StoredChunk, since_ms: int, queue: Any) -> int:
     """Takes the batches of a chunk for acknowledged when the first of them is."""
     chunk = held.chunk
     return len(chunk.entries) if chunk.first_sequence < self._consumer.sequence else 0
 
 
-def over_when_silent(self: Forgetting, one: Any) -> bool:
+def over_when_silent(self: SilencePass, one: Any) -> bool:
     """Drops the mark of whoever was silent, without telling it to stop."""
     stands_at = max(one.anchor, one.mark.chunk if one.mark else 0)
     return bool(stands_at < self._floor and one.silent_looks > 0)
@@ -140,7 +142,7 @@ class ThoroughCollector(NativeCollector):
         async for meta in self._store.list(f"{self._prefix}/chunks"):
             number = self._chunks.number_of(meta.key)
             if number is not None and number < floor:
-                held = await self._chunks.get(number)
+                held = await self._chunks.load(number)
                 for entry in held.chunk.entries if held else ():
                     await self._store.delete(self._chunks.batch_key(entry.batch_id))
         await super()._sweep(floor, report)
@@ -149,7 +151,7 @@ class ThoroughCollector(NativeCollector):
 class BelievingCollector(NativeCollector):
     """Takes a floor for settled when the store wrote it long ago, by the store's clock."""
 
-    async def _begin(self, chunk_floor: int) -> tuple[Scanned, int]:
+    async def _begin(self, chunk_floor: int) -> tuple[CollectorRecord, int]:
         scanned, now_ms = await super()._begin(chunk_floor)
         raised_ms = (await self._store.head(self._chunks.register.key)).modified_ms
         if now_ms - raised_ms > 1000 * (limits.FLOOR_SETTLE_S + 1):
@@ -170,25 +172,25 @@ def leased_by_the_wall_clock(self: Lease, seconds: float) -> bool:
     return (runtime.wall_ms() - self.at_wall_ms) / 1000 < seconds
 
 
-class UnfencedTaker(NativeTaker):
+class UnfencedTaker(NativeConsumer):
     """Acknowledges whoever the owner is."""
 
     def _owned(self, now: Any) -> Any:
         return now
 
 
-class UncheckedTaker(NativeTaker):
+class UncheckedTaker(NativeConsumer):
     """Hands out what it read without looking whether it is still the owner."""
 
     async def check_fence(self) -> None:
         return
 
 
-async def reads_past_an_open_one(self: Chunks, first: int, count: int) -> list[Held]:
+async def reads_past_an_open_one(self: ChunkLog, first: int, count: int) -> list[StoredChunk]:
     """Takes what was read together for what was there together."""
-    found: list[Held] = []
+    found: list[StoredChunk] = []
     for number in range(first, first + count):
-        held = await self.get(number)
+        held = await self.load(number)
         if held is None:
             break
         found.append(held)
@@ -200,22 +202,22 @@ def _replacing(owner: Any, name: str, instead: Any) -> Parts:
 
 
 PLANTED = {
-    "age-only-gc": _replacing(Orphans, "_raise_batch_floor", no_marker),
+    "age-only-gc": _replacing(OrphanPass, "_raise_batch_floor", no_marker),
     "blind-re-append": Parts(appender=BlindAppender),
     "never-an-answer": Parts(appender=UselessAppender),
     "openings-not-checked": Parts(appender=UnfencedAppender),
     "opening-not-written": _replacing(appender, "write_note", says_nothing),
     "batch-floor-not-checked": Parts(appender=LowAppender),
-    "floor-not-read-after-a-write": _replacing(Tail, "is_dead", never_dead),
+    "floor-not-read-after-a-write": _replacing(QueueTail, "is_dead", never_dead),
     "created-on-an-open-chunk": _replacing(Chunk, "written", on_an_open_one),
-    "marks-not-folded": _replacing(Expiring, "_fold", forgets_to_fold),
-    "retention-by-its-own-clock": _replacing(Expiring, "_is_past", past_by_its_own_clock),
-    "floor-passes-what-is-pending": _replacing(Expiring, "_passed", passes_pending),
-    "mark-dropped-too-early": _replacing(Forgetting, "_is_over", over_when_silent),
+    "marks-not-folded": _replacing(RetentionPass, "_fold", forgets_to_fold),
+    "retention-by-its-own-clock": _replacing(RetentionPass, "_is_past", past_by_its_own_clock),
+    "floor-passes-what-is-pending": _replacing(RetentionPass, "_passed", passes_pending),
+    "mark-dropped-too-early": _replacing(SilencePass, "_is_over", over_when_silent),
     "sweep-deletes-batches": Parts(collector=ThoroughCollector),
     "dequeue-unfenced": Parts(taker=UnfencedTaker),
     "read-unfenced": Parts(taker=UncheckedTaker),
-    "read-past-an-open-chunk": _replacing(Chunks, "run", reads_past_an_open_one),
+    "read-past-an-open-chunk": _replacing(ChunkLog, "run", reads_past_an_open_one),
 }
 
 

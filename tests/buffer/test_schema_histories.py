@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.buffer.stream import Stream, fitting, queues, schema
+from headwater.buffer.stream import Stream, fitting, handle, schema
 from headwater.buffer.stream.config import StreamRegister
 from headwater.core import runtime
 from tests.planted import expect_noticed
@@ -47,7 +47,7 @@ async def records_later(self: Stream, records: pa.Schema, *, is_fresh: bool = Fa
 
 async def only_looks(store: Any, config: Any, partition: int, floor: int, check: Any) -> None:
     """Checks what is there, and lets whoever appends go on."""
-    state = await queues.queue_reader(store, config, partition).state()
+    state = await Stream(store, config).looker(partition).state()
     await check(state.next_sequence)
 
 
@@ -62,7 +62,7 @@ BUGS: dict[str, tuple[Replacement, ...]] = {
         (fitting, "_as", casts),
     ),
     "recorded-after-the-append": ((Stream, "recording", records_later),),
-    "replaced-without-a-fence": ((queues, "raise_schema_floor", only_looks),),
+    "replaced-without-a-fence": ((handle, "raise_schema_floor", only_looks),),
     "the-latest-type-wins": ((schema, "common_type", takes_the_latest),),
 }
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from headwater.buffer.consumer import collection
-from headwater.buffer.transaction import TransactionCommitter, expiry
+from headwater.buffer.transaction import TransactionCommitter
 from headwater.buffer.transaction import commit as committing
+from headwater.buffer.transaction import holds as holds_module
 from headwater.buffer.transaction.record import Appending, ApplicationRecord
 from tests.buffer.transaction.test_histories import (
     appends_from_the_start,
@@ -46,7 +47,7 @@ PLANTED: dict[str, list[Replacement]] = {
         (TransactionCommitter, "_finish", says_what_failed),
     ],
     "collector-ignores-holds": [(collection, "retention_of", ignores_holds)],
-    "hold-dropped-at-once": [(expiry, "_end", drops_at_once)],
+    "hold-dropped-at-once": [(holds_module, "_end_holds", drops_at_once)],
     "version-committed-again": [(ApplicationRecord, "has", knows_nothing)],
     "record-appended-again": [(Appending, "_append", appends_from_the_start)],
 }

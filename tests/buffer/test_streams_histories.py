@@ -58,7 +58,7 @@ PARTITIONS: dict[str, Replacement] = {
     "collected-in-the-first": (Stream, "collector", collects_the_first),
 }
 ALTERING: dict[str, Replacement] = {
-    "deleted-by-name": (delete, "_own", deletes_by_name),
+    "deleted-by-name": (delete, "_objects_of", deletes_by_name),
     "altered-blindly": (StreamRegister, "update_live", alters_blindly),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from headwater.cli.app import app
@@ -124,3 +126,36 @@ def test_a_process_that_fails_is_noticed_with_its_last_words(tmp_path: Path) -> 
     with pytest.raises(HeadwaterError, match=r"it failed: .*no_such_module"):
         assert process.is_done
     assert os.path.basename(sys.executable) in process.log.read_text()
+
+
+def test_a_job_whose_worker_started_too_slowly_for_spark_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "busy_once.py").write_text(
+        "import pathlib, sys\n"
+        "mark = pathlib.Path(sys.argv[1])\n"
+        "if not mark.exists():\n"
+        "    mark.touch()\n"
+        f"    sys.exit('{demo_module.SLOW_WORKER}')\n"
+        "sys.exit(sys.argv[2] or 0)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    for later, said in (("", ""), ("another error", "another error")):
+        root = tmp_path / f"root-{later}"
+        root.mkdir()
+        console = Console(file=io.StringIO())
+        demo = demo_module.Demo(console, root, orders=2, seconds=1)
+        demo.job = DemoProcess("the job", "busy_once", [str(root / "mark"), later], root / "log")
+        demo.job.start()
+        assert demo.job.process is not None
+        demo.job.process.wait(60)
+        assert not demo.look()
+        assert demo.job.lives == 2
+        assert "too busy" in console.file.getvalue()  # type: ignore[attr-defined]
+        demo.job.process.wait(60)
+        if said:
+            with pytest.raises(HeadwaterError, match=said):
+                demo.look()
+        else:
+            assert demo.job.is_done
+        assert demo.job.lives == 2

@@ -13,7 +13,7 @@ import typer
 from headwater.buffer.layout import slots_key
 from headwater.buffer.stream import open_stream
 from headwater.cli.app import app
-from headwater.log.slots import InvalidationCause, SlotKeeper, SlotRegister
+from headwater.log.slots import InvalidationCause, SlotRegister, SlotWriter
 from headwater.store import Store, open_store
 from tests.cli.conftest import Invoke
 
@@ -26,11 +26,11 @@ def url(tmp_path: Path, invoke: Invoke) -> str:
 
     async def run() -> None:
         async with open_store(address) as store:
-            keeper = await SlotKeeper.open(await register(store), leader_epoch=7)
-            keeper.book.create("standby", 120)
-            keeper.book.create("fresh", 120, bootstrapping=True)
-            keeper.book.create("laptop", 3)
-            keeper.book.invalidate("laptop", InvalidationCause.HORIZON)
+            keeper = await SlotWriter.open(await register(store), leader_epoch=7)
+            keeper.slots.create("standby", 120)
+            keeper.slots.create("fresh", 120, bootstrapping=True)
+            keeper.slots.create("laptop", 3)
+            keeper.slots.invalidate("laptop", InvalidationCause.HORIZON)
             await keeper.settle()
 
     asyncio.run(run())
@@ -161,8 +161,8 @@ def test_list_tells_slots_from_consumer_groups(invoke: Invoke, url: str) -> None
 def test_a_slot_whose_replica_has_nothing_is_listed_with_nothing(invoke: Invoke, url: str) -> None:
     async def run() -> None:
         async with open_store(url) as store:
-            keeper = await SlotKeeper.open(await register(store), leader_epoch=8)
-            keeper.book.create("late", 100, bootstrapping=True, confirmed_lsn=0)
+            keeper = await SlotWriter.open(await register(store), leader_epoch=8)
+            keeper.slots.create("late", 100, bootstrapping=True, confirmed_lsn=0)
             await keeper.settle()
 
     asyncio.run(run())

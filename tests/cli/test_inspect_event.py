@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from headwater.cli.app import app
 from headwater.tier import TierCache, encode_event
 from headwater.tier.eventlog import EventDelivered
-from headwater.tier.eventlog.stored.event_object import encode_event_object
+from headwater.tier.eventlog.stored_events import encode_event_object
 from headwater.tier.events import SegmentState, stamp
 from headwater.tier.snapshot import Snapshot, dump_all, encode_snapshot
 from tests.tier.given import became, started

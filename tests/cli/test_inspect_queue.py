@@ -13,8 +13,8 @@ import pytest
 
 from headwater.buffer.consumer import Consumer, Follower
 from headwater.buffer.producer import Producer
-from headwater.buffer.queue.native.chunks import Chunks
-from headwater.buffer.queue.native.records import Queue
+from headwater.buffer.queue.native.chunk_log import ChunkLog
+from headwater.buffer.queue.native.registers import QueueFloors
 from headwater.buffer.queue.v1.batch_format import encode_batch
 from headwater.buffer.queue.v1.manifest_format import Manifest, encode_manifest
 from headwater.buffer.stream import create_stream
@@ -270,7 +270,7 @@ def test_marks_of_batches_that_come_meanwhile_are_not_beyond_the_end(
     monkeypatch.setattr(limits, "CHUNK_MAX_ENTRIES", 1)
     listed = partition._chunk_numbers
 
-    async def then_produced(chunks: Chunks) -> list[int]:
+    async def then_produced(chunks: ChunkLog) -> list[int]:
         numbers = await listed(chunks)
         for _ in range(3):
             await produced(chunks.store, "events", "p2")
@@ -301,8 +301,10 @@ def raise_floor(root: Path, queue: Path, **floors: int) -> None:
     key = str((queue / "queue.json").relative_to(root))
 
     async def write(store: Store) -> None:
-        register = Register(store, key, Queue)
-        await register.update(lambda held: msgspec.structs.replace(held or Queue(""), **floors))
+        register = Register(store, key, QueueFloors)
+        await register.update(
+            lambda held: msgspec.structs.replace(held or QueueFloors(""), **floors)
+        )
 
     with_store(root, write)
 
@@ -395,9 +397,13 @@ def test_an_object_that_is_collected_meanwhile_is_not_missed(
 
     async def late(stream: Any, wanted: Any) -> Any:
         batch.unlink()
-        register = Register(stream.store, str((queue / "queue.json").relative_to(root)), Queue)
+        register = Register(
+            stream.store, str((queue / "queue.json").relative_to(root)), QueueFloors
+        )
         await register.update(
-            lambda held: msgspec.structs.replace(held or Queue(""), floor_sequence=2, floor_lsn=5)
+            lambda held: msgspec.structs.replace(
+                held or QueueFloors(""), floor_sequence=2, floor_lsn=5
+            )
         )
         return await looked(stream, wanted)
 

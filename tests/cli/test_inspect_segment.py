@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from headwater.cli.app import app
 from headwater.log.record.group import Group
-from headwater.tier.segments.footer import SEAL_BYTES
+from headwater.tier.segments.seal import SEAL_BYTES
 from tests.tier.segments.given import encoded, lost, orders
 
 SEGMENT = encoded(
@@ -113,7 +113,7 @@ def test_a_segment_is_recognised_and_another_parquet_file_is_told_apart(tmp_path
     sink = io.BytesIO()
     pq.write_table(pa.table({"a": [1]}), sink)
     [problem] = told(written(tmp_path, sink.getvalue()))["problems"]
-    assert "no segment of Headwater" in problem["message"]
+    assert "not a segment of Headwater" in problem["message"]
 
 
 def test_nothing_at_all_in_a_file_is_bad(tmp_path: Path) -> None:

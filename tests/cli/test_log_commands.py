@@ -14,8 +14,8 @@ from headwater.cli.app import app
 from headwater.log.replica.copies import SavedState, encode_state
 from headwater.log.spool import Spool, prepare_lost
 from headwater.log.spool.codec import GroupFrame
-from headwater.log.spool.frame import GroupKind, encode_frame
-from tests.log.given import numbered
+from headwater.log.spool.frame import GroupKind
+from tests.log.given import encode_frame, numbered, wait
 
 SEGMENT = f"{1:020d}.wal"
 
@@ -28,9 +28,9 @@ def folder(tmp_path: Path) -> Path:
 def grown(path: Path) -> Path:
     spool = Spool.open(str(path))
     for lsn in range(1, 6):
-        spool.append_blocking(numbered(lsn, 1), term=2, timestamp_ms=1_700_000_000_000)
-    spool.append_blocking(prepare_lost(2, "batch 7 is gone"), term=2)
-    spool.close_blocking()
+        wait(spool.append(numbered(lsn, 1), term=2, timestamp_ms=1_700_000_000_000))
+    wait(spool.append(prepare_lost(2, "batch 7 is gone"), term=2))
+    wait(spool.close())
     return path
 
 
@@ -122,7 +122,7 @@ def test_repair_says_what_no_copy_has(folder: Path) -> None:
     assert "missing  LSN 1 to 1: no source has it" in result.stdout
     status, found = told("log", "repair", str(folder), "--give-up")
     assert (status, found["missing"]) == (0, [])
-    assert found["mended"][0]["source"] == "given up in a repair"
+    assert found["repaired"][0]["source"] == "given up in a repair"
 
 
 def test_what_was_given_up_is_not_called_mended(folder: Path) -> None:
@@ -143,7 +143,7 @@ def test_repair_mends_from_the_buffer(folder: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*asked, "--stream", "orders"])
     assert result.exit_code == 0
     assert "mended   LSN 1 to 1 from the buffer of orders, partition 0" in result.stdout
-    (group, *_) = Spool.open(str(folder)).read_since_blocking(0)
+    (group, *_) = wait(Spool.open(str(folder)).read_since(0))
     assert group.records.column("_value").to_pylist() == [b"record 1"]
 
 
@@ -195,7 +195,7 @@ def test_frames_that_are_whole_and_cannot_be_read_are_a_problem(tmp_path: Path) 
     body = GroupFrame._of([b"no Arrow"], GroupKind.RECORDS, 1, numbered(1, 1))
     body.place(term=1, first_lsn=1, timestamp_ms=0, synced_lsn=0, offset=0)
     path = tmp_path / SEGMENT
-    path.write_bytes(bytes(body.frame))
+    path.write_bytes(bytes(body.data))
     status, found = told("inspect", "wal", str(path))
     assert status == 1
     assert "unreadable" in found["problems"][-1]["message"]
@@ -216,4 +216,4 @@ def test_frames_out_of_order_are_told_as_that(tmp_path: Path) -> None:
     path.write_bytes(b"".join(frames))
     status, found = told("inspect", "wal", str(path))
     assert (status, found["ending"]) == (1, "corrupt")
-    assert "LSN 2 stands behind" in found["problems"][0]["message"]
+    assert "LSN 2 is behind" in found["problems"][0]["message"]

@@ -11,6 +11,7 @@ from headwater.log.spool import Spool
 from headwater.tier.jobs import TierManager
 from tests.cli.conftest import Invoke
 from tests.cli.test_tier_commands import led
+from tests.log.given import closing, wait
 
 SEGMENT = f"{1:020d}.wal"
 
@@ -31,10 +32,10 @@ def url(tmp_path: Path, invoke: Invoke) -> str:
 
 def grown(path: Path, *, records: int = 100, text: str = "%d") -> Path:
     """A log whose first frame is damaged."""
-    with Spool.open(str(path)) as spool:
+    with closing(Spool.open(str(path))) as spool:
         for lsn in range(1, records + 1, 10):
             values = [(text % one).encode() for one in range(lsn, lsn + 10)]
-            spool.append_blocking(pa.record_batch({"_value": pa.array(values)}), term=1)
+            wait(spool.append(pa.record_batch({"_value": pa.array(values)}), term=1))
     data = bytearray((path / SEGMENT).read_bytes())
     data[100] ^= 1
     (path / SEGMENT).write_bytes(bytes(data))
@@ -46,8 +47,8 @@ def test_a_log_is_mended_from_the_tier(url: str, tmp_path: Path, invoke: Invoke)
     result = invoke("log", "repair", str(folder), "--tier", url, "--stream", "orders")
     assert result.exit_code == 0, result.output
     assert "mended   LSN 1 to 10 from the tier of orders, partition 0" in result.stdout
-    with Spool.open(str(folder)) as spool:
-        found = pa.Table.from_batches([one.records for one in spool.read_since_blocking(0)])
+    with closing(Spool.open(str(folder))) as spool:
+        found = pa.Table.from_batches([one.records for one in wait(spool.read_since(0))])
     assert found.column("_value").to_pylist() == [b"%d" % lsn for lsn in range(1, 101)]
 
 

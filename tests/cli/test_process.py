@@ -16,7 +16,7 @@ from headwater.cli.advice import output_problem
 from headwater.cli.app import app
 from headwater.log.spool import Spool
 from tests.cli.conftest import Invoke
-from tests.log.given import numbered
+from tests.log.given import numbered, wait
 
 COMMAND = [sys.executable, "-m", "headwater.cli"]
 
@@ -309,8 +309,8 @@ def test_work_that_was_not_done_is_said_not_to_be_though_nobody_hears_of_it(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_repair_that_was_done_is_no_failure_though_nobody_could_be_told(tmp_path: Path) -> None:
     spool = Spool.open(str(tmp_path / "log"))
-    spool.append_blocking(numbered(1, 1), term=1)
-    spool.close_blocking()
+    wait(spool.append(numbered(1, 1), term=1))
+    wait(spool.close())
     repair = [*COMMAND, "log", "repair", str(tmp_path / "log")]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(repair, stdout=full, stderr=subprocess.PIPE, timeout=60)

@@ -17,7 +17,7 @@ from headwater.store import open_store
 from headwater.tier import TopicIdPartition, encode_event
 from headwater.tier.eventlog import StoredEventLog
 from tests.cli.conftest import Invoke
-from tests.log.given import numbered
+from tests.log.given import numbered, wait
 from tests.tier.given import finished, started
 
 HEAVY = {"numpy", "pandas", "pyarrow", "pydantic", "pyiceberg", "pyspark"}
@@ -87,8 +87,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("startup")
     asyncio.run(_fill(f"file://{made}/store"))
     spool = Spool.open(str(made / "log"))
-    spool.append_blocking(numbered(1, 3), term=1)
-    spool.close_blocking()
+    wait(spool.append(numbered(1, 3), term=1))
+    wait(spool.close())
     return made
 
 

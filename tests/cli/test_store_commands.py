@@ -76,7 +76,7 @@ def test_check_says_plainly_that_a_store_is_not_safe(invoke: Invoke) -> None:
     assert "this store is NOT safe: race-replace: 10 of 15 accepted updates" in result.stdout
     assert "do not use this store" in result.stdout
     assert "✗ fail       create-if-absent" in result.stdout
-    assert "because a number in a sequence is taken once" in result.stdout
+    assert "because a number in a log is taken once" in result.stdout
 
 
 @pytest.mark.usefixtures("wrong_store")
@@ -89,9 +89,9 @@ def test_check_as_json_has_the_same_exit_status(invoke: Invoke) -> None:
 def test_an_undecided_check_is_neither_yes_nor_no(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def undecided(store: Store, **_: object) -> conformance.Report:
+    async def undecided(store: Store, **_: object) -> conformance.StoreReport:
         result = conformance.CheckResult("list", "why", "unfinished", "no answer", 0.1)
-        return conformance.Report(store.url, "x", [result], ["x/left"], 1, 0.0, {})
+        return conformance.StoreReport(store.url, "x", [result], ["x/left"], 1, 0.0, {})
 
     monkeypatch.setattr(conformance, "check_store", undecided)
     result = invoke("store", "check", "memory://")

@@ -52,7 +52,7 @@ def listed(url: str, place: TopicIdPartition) -> tuple[int, PartitionDeleteState
             manager = await TopicMetadataManager.start(log)
             await manager.reconcile_assignment({manager.metadata_partition(place)})
             await manager.wait_ready(manager.metadata_partition(place))
-            found = len(manager.segments(place)), manager.delete_state(place)
+            found = len(manager.partition(place).segments()), manager.partition(place).delete_state
             await manager.close()
             await log.close()
             return found

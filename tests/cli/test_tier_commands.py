@@ -19,16 +19,16 @@ from headwater.store import Register, Store, open_store
 from headwater.testing import MemoryWal
 from headwater.tier import TopicIdPartition, TopicMetadataManager
 from headwater.tier.eventlog import StoredEventLog
-from headwater.tier.eventlog.stored.identity import LogRecord
+from headwater.tier.eventlog.stored_log import LogRecord
 from headwater.tier.jobs import (
     Leader,
     LedPartition,
     LogStartRegister,
-    ManagedPartition,
     ParquetSegments,
     TierConfig,
     TierManager,
 )
+from headwater.tier.manager import ManagedPartition
 from headwater.tier.segments.object_storage import segment_key
 from tests.cli.conftest import Invoke
 from tests.tier.jobs.sealed_wal import SealedWal
@@ -91,11 +91,11 @@ async def partition(store: Store) -> TopicIdPartition:
 
 
 async def _delete_first_object(tier: TierManager) -> None:
-    await tier.led.storage.delete(tier.led.metadata.segments_in(1, 101)[0].segment_id)
+    await tier.led.storage.delete(tier.led.metadata.state().segments_in(1, 101)[0].segment_id)
 
 
 async def _unlist_first(tier: TierManager) -> None:
-    await tier.led.unlist(tier.led.metadata.segments_in(1, 101)[0])
+    await tier.led.unlist(tier.led.metadata.state().segments_in(1, 101)[0])
 
 
 def test_list_shows_what_is_read(invoke: Invoke, url: str) -> None:
@@ -145,11 +145,11 @@ def test_scrub_tells_what_is_missing(invoke: Invoke, url: str) -> None:
     result = invoke("tier", "scrub", url, "orders", COLUMNS="200")
     assert result.exit_code == 1
     assert "✗ missing: LSN 1 to 50" in result.stdout
-    assert "TierManager.scrub(mend=True)" in result.stdout
+    assert "TierManager.scrub(repair=True)" in result.stdout
 
     found = json.loads(invoke("tier", "scrub", url, "orders", "--json").stdout)
     [finding] = found[0]["findings"]
-    assert (finding["kind"], finding["mended"]) == ("missing", False)
+    assert (finding["kind"], finding["repaired"]) == ("missing", False)
 
 
 def test_scrub_removes_objects_that_no_event_names(invoke: Invoke, url: str) -> None:
@@ -182,7 +182,7 @@ def written(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 async def _damage_first(tier: TierManager) -> None:
-    [first, _] = tier.led.metadata.segments_in(1, 101)
+    [first, _] = tier.led.metadata.state().segments_in(1, 101)
     stray = await tier.led.storage.prepare(51, 100, tier.led.local_groups(51, 100))
     await tier.led.storage.copy(stray)
     store = open_store(tier.led.storage._store.url)  # type: ignore[attr-defined]

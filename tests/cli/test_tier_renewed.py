@@ -58,7 +58,7 @@ def test_a_scrub_removes_nothing_by_a_log_that_its_leader_does_not_use(
     async def leads_by_another_log() -> None:
         async with open_store(url) as store:
             start = LogStartRegister(store, await partition(store))
-            await start.stamp(5, began_ms=1, oldest_lsn=1)
+            await start.begin_epoch(5, began_ms=1, oldest_lsn=1)
 
     asyncio.run(leads_by_another_log())
     scrub = ("tier", "scrub", url, "orders", *ANEW)

@@ -19,7 +19,7 @@ from headwater.coordinator import (
 )
 from headwater.core import runtime
 from headwater.testing import simulate
-from tests.coordinator.given import KeyFlusher, Put, Rows, coordinator
+from tests.coordinator.key_state import KeyFlusher, Put, Rows, coordinator
 
 SEEDS = range(10)
 ANSWER_WITHIN_S = 3600.0
@@ -84,8 +84,8 @@ class Scene:
         with contextlib.suppress(Shutdown):
             while True:
                 last = (await subscriber.recv()).last_written
-                if last is not None and last.epochs not in seen:
-                    seen.append(last.epochs)
+                if last is not None and last.write_epochs not in seen:
+                    seen.append(last.write_epochs)
 
     async def _write(self, writer: int) -> None:
         with contextlib.suppress(Shutdown):
@@ -98,13 +98,13 @@ class Scene:
         assert c.view().snapshot == self.flusher.kept
         assert c.metrics.watermarks.written == len(self.accepted)
         for seen in self.seen.values():
-            assert [epoch for epochs in seen for epoch in epochs] == list(
+            assert [write_epoch for write_epochs in seen for write_epoch in write_epochs] == list(
                 range(1, len(self.accepted) + 1)
             )
         assert c.metrics.queue_depth == {"in": 0}
         assert c.metrics.writers_waiting == {"in": 0}
         (channel,) = c._channels
-        assert (channel._held, channel._size_bytes) == (0, 0)
+        assert (channel._reserved, channel._size_bytes) == (0, 0)
         assert not any(c._watermarks._waiting.values())
 
 
@@ -122,7 +122,7 @@ async def write_out_of_time(scene: Scene) -> None:
 async def wait_for_mine(scene: Scene) -> None:
     write = await scene.handle.write(Put("mine", 1))
     scene.accepted.append("mine")
-    await write.epoch()
+    await write.write_epoch()
     await scene.handle.flush(durable=True)
     await write.wait(Durability.DURABLE)
 
@@ -159,7 +159,9 @@ def test_a_call_can_be_cancelled_at_every_point(call: str) -> None:
 
 @pytest.mark.parametrize("times", [1, 2, 3])
 @pytest.mark.parametrize("ticks", range(0, 40, 3))
-def test_everybody_is_told_when_the_coordinator_itself_is_cancelled(ticks: int, times: int) -> None:
+def test_every_waiter_fails_when_the_coordinator_itself_is_cancelled(
+    ticks: int, times: int
+) -> None:
     async def main(_: object) -> None:
         scene = Scene()
         c = scene.coordinator

@@ -16,7 +16,7 @@ from headwater.coordinator import (
 )
 from headwater.core import runtime
 from headwater.core.errors import Refused
-from tests.coordinator.given import (
+from tests.coordinator.key_state import (
     Context,
     Coordinator,
     Gate,
@@ -60,28 +60,28 @@ async def test_a_write_larger_than_its_channel_goes_in_alone() -> None:
 
 
 @virtual
-async def test_room_goes_to_those_who_came_first() -> None:
+async def test_room_goes_to_the_caller_that_came_first() -> None:
     c = coordinator(KeyFlusher(), queue_capacity=1)
     handle = c.handle("default")
     handle.try_write(Put("first", 0))
     came: list[int] = []
-    epochs: dict[int, int] = {}
+    write_epochs: dict[int, int] = {}
 
     async def write(number: int) -> None:
         came.append(number)
         promise = await handle.write(Put(f"w{number}", 0))
-        epochs[number] = await promise.epoch()
+        write_epochs[number] = await promise.write_epoch()
 
     waiting = [asyncio.ensure_future(write(number)) for number in range(20)]
     await runtime.sleep(0.01)
     c.start()
     await asyncio.gather(*waiting)
-    assert sorted(epochs, key=lambda number: epochs[number]) == came
+    assert sorted(write_epochs, key=lambda number: write_epochs[number]) == came
     await c.stop()
 
 
 @virtual
-async def test_nobody_who_comes_later_passes_those_in_line() -> None:
+async def test_a_later_caller_does_not_pass_a_waiting_one() -> None:
     c = coordinator(KeyFlusher(), by_size("in", 100))
     handle = c.handle("in")
     handle.try_write(Put("a", 1, size=60))
@@ -90,12 +90,12 @@ async def test_nobody_who_comes_later_passes_those_in_line() -> None:
     with pytest.raises(Backpressure):
         handle.try_write(Put("small", 1, size=1))
     c.start()
-    assert await (await big).epoch() == 2
+    assert await (await big).write_epoch() == 2
     await c.stop()
 
 
 @virtual
-async def test_nor_does_one_who_would_wait() -> None:
+async def test_nor_does_a_later_caller_that_would_wait() -> None:
     c = coordinator(KeyFlusher(), by_size("in", 100))
     handle = c.handle("in")
     handle.try_write(Put("a", 1, size=60))
@@ -105,8 +105,8 @@ async def test_nor_does_one_who_would_wait() -> None:
     await runtime.sleep(0.01)
     assert not small.done()
     c.start()
-    assert await (await big).epoch() == 2
-    assert await (await small).epoch() == 3
+    assert await (await big).write_epoch() == 2
+    assert await (await small).write_epoch() == 3
     await c.stop()
 
 
@@ -126,7 +126,7 @@ async def test_nor_does_a_delta_that_writes_while_it_is_written_to() -> None:
     in_line = asyncio.ensure_future(c.handle("in").write(Put("in line", 1)))
     await runtime.sleep(0.01)
     c.start()
-    assert await (await in_line).epoch() == 2
+    assert await (await in_line).write_epoch() == 2
     await c.stop()
     assert flusher.kept.keys() == {"a", "in line"}
 
@@ -143,14 +143,14 @@ async def test_a_call_cancelled_in_line_has_put_nothing_in() -> None:
     given_up.cancel()
     await asyncio.gather(given_up, return_exceptions=True)
     c.start()
-    await (await kept).epoch()
+    await (await kept).write_epoch()
     await c.stop()
     assert flusher.kept.keys() == {"a", "kept"}
 
 
 @pytest.mark.parametrize("steps", range(8))
 @virtual
-async def test_a_call_cancelled_while_room_is_given_puts_in_all_or_nothing(steps: int) -> None:
+async def test_a_call_cancelled_while_it_gets_room_enqueues_all_or_nothing(steps: int) -> None:
     flusher = KeyFlusher()
     c = coordinator(flusher, queue_capacity=1)
     handle = c.handle("default")
@@ -163,7 +163,7 @@ async def test_a_call_cancelled_while_room_is_given_puts_in_all_or_nothing(steps
         await runtime.sleep(0)
     writing.cancel()
     (outcome,) = await asyncio.gather(writing, return_exceptions=True)
-    await (await after).epoch()
+    await (await after).write_epoch()
     await c.stop()
     assert ("b" in flusher.kept) == (not isinstance(outcome, BaseException))
     assert "c" in flusher.kept
@@ -176,12 +176,12 @@ async def test_channels_take_turns() -> None:
         c.handle("busy").try_write(Put(f"b{number}", number))
     calm = c.handle("calm").try_write(Put("calm", 1))
     c.start()
-    assert await calm.epoch() < 2_000
+    assert await calm.write_epoch() < 2_000
     await c.stop()
 
 
 @virtual
-async def test_a_busy_channel_does_not_put_the_interval_off() -> None:
+async def test_a_busy_channel_does_not_defer_the_interval() -> None:
     flusher = KeyFlusher()
     c = coordinator(flusher, flush_interval_s=1.0, queue_capacity=10)
     c.start()
@@ -213,9 +213,11 @@ async def test_a_hundred_handles_are_served_alike() -> None:
             promises = [await c.handle(name).write(Put(f"{name}/{n}", n)) for n in range(20)]
             return [await promise.wait(APPLIED) for promise in promises]
 
-        epochs = await asyncio.gather(*(write(name) for name in names))
-        assert sorted(epoch for own in epochs for epoch in own) == list(range(1, 2001))
-        assert all(own == sorted(own) for own in epochs)
+        write_epochs = await asyncio.gather(*(write(name) for name in names))
+        assert sorted(write_epoch for own in write_epochs for write_epoch in own) == list(
+            range(1, 2001)
+        )
+        assert all(own == sorted(own) for own in write_epochs)
     assert len(flusher.kept) == 2000
 
 
@@ -225,13 +227,13 @@ async def test_pausing_under_load_keeps_every_write_and_its_order() -> None:
     c = coordinator(flusher, "a", "b", queue_capacity=4, flush_size_bytes=100)
     pause = c.pause_handle("a")
     c.start()
-    epochs: list[int] = []
+    write_epochs: list[int] = []
 
     async def write(name: str) -> None:
         for number in range(200):
             promise = await c.handle(name).write(Put(f"{name}{number}", number))
             if name == "a":
-                epochs.append(await promise.epoch())
+                write_epochs.append(await promise.write_epoch())
 
     async def pause_and_resume() -> None:
         for _ in range(20):
@@ -244,7 +246,7 @@ async def test_pausing_under_load_keeps_every_write_and_its_order() -> None:
     await asyncio.gather(write("a"), write("b"), pause_and_resume())
     await c.stop()
     assert len(flusher.kept) == 400
-    assert epochs == sorted(epochs)
+    assert write_epochs == sorted(write_epochs)
 
 
 @virtual
@@ -261,7 +263,7 @@ async def test_a_stop_gives_back_what_is_in_a_paused_channel() -> None:
     assert flusher.kept.keys() == {"done"}
     assert await done.wait(WRITTEN) == 1
     with pytest.raises(Shutdown) as raised:
-        await queued.epoch()
+        await queued.write_epoch()
     assert raised.value.write == Put("queued", 1)
     with pytest.raises(Shutdown) as raised:
         await in_line
@@ -274,7 +276,7 @@ async def test_one_that_was_never_started_gives_everything_back() -> None:
     write = c.handle("default").try_write(Put("a", 1))
     await c.stop()
     with pytest.raises(Shutdown):
-        await write.epoch()
+        await write.write_epoch()
     with pytest.raises(Shutdown):
         c.handle("default").try_write(Put("b", 1))
 
@@ -334,7 +336,7 @@ async def test_names_are_checked() -> None:
 
 @pytest.mark.parametrize("size", [None, -1, 2.5])
 @virtual
-async def test_a_size_that_is_none_is_refused_and_harms_nobody(size: Any) -> None:
+async def test_a_size_that_is_no_number_is_refused_and_changes_nothing(size: Any) -> None:
     sizes = iter([size])
     config = ChannelConfig("in", capacity_bytes=100, size_of=lambda _: next(sizes, 1))
     flusher = KeyFlusher()

@@ -10,12 +10,12 @@ from headwater.coordinator import (
     ApplyFailed,
     Durability,
     FlushFailed,
-    Froze,
+    FrozenDelta,
     WriteCoordinator,
 )
 from headwater.core import runtime
 from headwater.core.errors import DiskFailed, Refused, Unavailable
-from tests.coordinator.given import (
+from tests.coordinator.key_state import (
     Context,
     Coordinator,
     Gate,
@@ -32,7 +32,7 @@ APPLIED, WRITTEN, DURABLE = Durability.APPLIED, Durability.WRITTEN, Durability.D
 
 
 @virtual
-async def test_everybody_who_waits_is_told_with_the_cause() -> None:
+async def test_every_waiting_call_fails_with_the_cause() -> None:
     flusher = KeyFlusher()
     flusher.errors = [DiskFailed("no more")]
     gate = flusher.gate = Gate()
@@ -56,7 +56,7 @@ async def test_everybody_who_waits_is_told_with_the_cause() -> None:
             write.wait(WRITTEN),
             write.wait(DURABLE),
             flush.wait(DURABLE),
-            queued.epoch(),
+            queued.write_epoch(),
             queued.wait(WRITTEN),
             wait_for_room(),
             subscriber.recv(),
@@ -75,7 +75,7 @@ async def test_everybody_who_waits_is_told_with_the_cause() -> None:
 
 
 @virtual
-async def test_everybody_who_comes_later_is_told_too() -> None:
+async def test_every_later_call_fails_too() -> None:
     flusher = KeyFlusher()
     flusher.errors = [DiskFailed("no more")]
     c = coordinator(flusher)
@@ -126,7 +126,7 @@ async def test_a_failed_flush_of_the_storage_is_as_loud() -> None:
 @virtual
 async def test_a_delta_that_cannot_be_frozen_ends_the_coordinator() -> None:
     class Icy(KeyDelta):
-        def freeze(self) -> Froze[Rows, Rows, Context]:
+        def freeze(self) -> FrozenDelta[Rows, Rows, Context]:
             raise Refused("too hot")
 
     flusher = KeyFlusher()
@@ -160,7 +160,7 @@ async def test_what_may_pass_is_tried_again_with_the_same_delta() -> None:
         write = c.handle("default").try_write(Put("a", 1))
         await c.handle("default").flush(durable=True)
         assert await write.wait(DURABLE) == 1
-        assert [one.epochs for one in flusher.flushed] == [range(1, 2)]
+        assert [one.write_epochs for one in flusher.flushed] == [range(1, 2)]
         assert c.metrics.flush_retries == 5
 
 
@@ -192,7 +192,7 @@ async def test_while_a_flush_is_tried_again_memory_is_bounded_and_writers_wait()
 
 
 @virtual
-async def test_a_stop_does_not_try_for_ever() -> None:
+async def test_a_stop_does_not_retry_without_end() -> None:
     flusher = KeyFlusher()
     flusher.errors = [Unavailable("later") for _ in range(100_000)]
     c = coordinator(flusher, stop_grace_s=5.0)
@@ -205,7 +205,7 @@ async def test_a_stop_does_not_try_for_ever() -> None:
 
 
 @virtual
-async def test_durable_can_be_told_by_others_and_never_passes_written() -> None:
+async def test_durable_can_be_reported_and_never_passes_written() -> None:
     flusher = KeyFlusher()
     async with coordinator(flusher) as c:
         handle = c.handle("default")
@@ -226,10 +226,10 @@ async def test_durable_can_be_told_by_others_and_never_passes_written() -> None:
 
 
 @virtual
-async def test_nobody_can_say_of_a_write_before_it_is_made_that_it_is_durable() -> None:
+async def test_a_write_cannot_be_reported_durable_before_it_is_made() -> None:
     flusher = KeyFlusher()
     async with coordinator(flusher) as c:
-        c.durable_through(5_000)  # of another run, whose epochs were others
+        c.durable_through(5_000)  # of another run, with other write epochs
         write = c.handle("default").try_write(Put("a", 1))
         await (await c.handle("default").flush()).wait(WRITTEN)
         assert c.metrics.watermarks.durable == 0
@@ -256,7 +256,7 @@ async def test_a_stop_in_an_outage_ends_though_the_writer_waits_for_room() -> No
 @virtual
 async def test_a_flush_that_was_cancelled_is_no_stop() -> None:
     class Cancelled(KeyFlusher):
-        async def flush_delta(self, frozen: Rows, epochs: range) -> Rows:
+        async def flush_delta(self, frozen: Rows, write_epochs: range) -> Rows:
             raise asyncio.CancelledError
 
     c = coordinator(Cancelled())
@@ -272,7 +272,7 @@ async def test_a_flush_that_was_cancelled_is_no_stop() -> None:
 @virtual
 async def test_no_flush_goes_on_after_the_writer_failed() -> None:
     class Melting(KeyDelta):
-        def freeze(self) -> Froze[Rows, Rows, Context]:
+        def freeze(self) -> FrozenDelta[Rows, Rows, Context]:
             if "bad" in self._rows:
                 raise Refused("too hot")
             return super().freeze()
@@ -303,7 +303,7 @@ class Unspeakable(Exception):
 
 @pytest.mark.parametrize("raised", [asyncio.CancelledError, GeneratorExit, Unspeakable])
 @virtual
-async def test_whoever_wrote_is_told_whatever_apply_raises(raised: type[BaseException]) -> None:
+async def test_the_writer_gets_whatever_apply_raises(raised: type[BaseException]) -> None:
     class Odd(KeyDelta):
         def apply(self, write: Put) -> int:
             raise raised
@@ -313,7 +313,7 @@ async def test_whoever_wrote_is_told_whatever_apply_raises(raised: type[BaseExce
     c.start()
     write = c.handle("in").try_write(Put("a", 1))
     with pytest.raises(ApplyFailed, match=raised.__name__):
-        await write.epoch()
+        await write.write_epoch()
     if raised is Unspeakable:
         await c.stop()
     else:
@@ -322,13 +322,13 @@ async def test_whoever_wrote_is_told_whatever_apply_raises(raised: type[BaseExce
 
 
 @virtual
-async def test_errors_that_are_told_again_and_again_do_not_grow() -> None:
+async def test_errors_that_are_raised_repeatedly_do_not_grow() -> None:
     async with coordinator(KeyFlusher(), context=Context(error="no")) as c:
         write = c.handle("default").try_write(Put("a", 1))
         lengths = []
         for _ in range(3):
             with pytest.raises(ApplyFailed) as raised:
-                await write.epoch()
+                await write.write_epoch()
             lengths.append(len(raised.traceback))
         assert len(set(lengths)) == 1
 

@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
-from headwater.coordinator import ChannelConfig, Durability, FlushFailed, Froze, WriteCoordinator
+from headwater.coordinator import (
+    ChannelConfig,
+    Durability,
+    FlushFailed,
+    FrozenDelta,
+    WriteCoordinator,
+)
 from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown, Refused
-from tests.coordinator.given import Context, Coordinator, KeyDelta, KeyFlusher, Put, Rows, quiet
+from tests.coordinator.key_state import Context, Coordinator, KeyDelta, KeyFlusher, Put, Rows, quiet
 from tests.store.scripted import virtual
 
 WRITTEN, DURABLE = Durability.WRITTEN, Durability.DURABLE
@@ -54,10 +60,10 @@ class FailingDelta(KeyDelta):
         self._failing.at("estimate_size")
         return super().estimate_size()
 
-    def freeze(self) -> Froze[Rows, Rows, Context]:
+    def freeze(self) -> FrozenDelta[Rows, Rows, Context]:
         self._failing.at("freeze")
         if self._failing.is_time and self._failing.step == "frozen view":
-            return Froze(self._rows, self._rows, self._context)[:2]  # type: ignore[return-value]
+            return FrozenDelta(self._rows, self._rows, self._context)[:2]  # type: ignore[return-value]
         return super().freeze()
 
     def reader(self) -> Rows:
@@ -70,9 +76,9 @@ class FailingFlusher(KeyFlusher):
         super().__init__()
         self._failing = failing
 
-    async def flush_delta(self, frozen: Rows, epochs: range) -> Rows:
+    async def flush_delta(self, frozen: Rows, write_epochs: range) -> Rows:
         self._failing.at("flush_delta")
-        return await super().flush_delta(frozen, epochs)
+        return await super().flush_delta(frozen, write_epochs)
 
     async def flush_storage(self) -> None:
         await runtime.sleep(0)
@@ -102,7 +108,7 @@ STEPS = (
 
 @pytest.mark.parametrize("step", STEPS)
 @virtual
-async def test_whichever_step_fails_everybody_is_told(step: str) -> None:
+async def test_whichever_step_fails_every_waiter_fails(step: str) -> None:
     failing = Failing(step)
     flusher = FailingFlusher(failing)
     held = ChannelConfig("held", capacity=1)
@@ -128,7 +134,14 @@ async def test_whichever_step_fails_everybody_is_told(step: str) -> None:
 
     async with asyncio.timeout(ANSWER_WITHIN_S):
         told = await asyncio.gather(
-            *(bad.wait(DURABLE), flushed(), queued.epoch(), in_line, follow(), monitor.wait(99)),
+            *(
+                bad.wait(DURABLE),
+                flushed(),
+                queued.write_epoch(),
+                in_line,
+                follow(),
+                monitor.wait(99),
+            ),
             return_exceptions=True,
         )
         with pytest.raises(FlushFailed) as stopped:
@@ -160,7 +173,7 @@ async def test_a_flusher_that_would_stop_its_own_coordinator_is_refused() -> Non
     stopped: list[Coordinator] = []
 
     class Stopping(KeyFlusher):
-        async def flush_delta(self, frozen: Rows, epochs: range) -> Rows:
+        async def flush_delta(self, frozen: Rows, write_epochs: range) -> Rows:
             await stopped[0].stop()
             return frozen
 

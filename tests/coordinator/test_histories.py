@@ -8,8 +8,8 @@ from unittest import mock
 
 import pytest
 
+from headwater.coordinator.channel import WriteHandle
 from headwater.coordinator.errors import Termination
-from headwater.coordinator.handle import WriteHandle
 from headwater.coordinator.view import ViewBoard
 from headwater.coordinator.writer import FlushLoop, Writer
 from headwater.core import runtime
@@ -20,16 +20,16 @@ from tests.torture.coordinator_scenarios import SCENARIOS, coordinator_history
 HISTORIES_TO_CATCH_A_BUG = 200
 
 
-async def watermark_first(self: FlushLoop, frozen: Any, epochs: range) -> None:
+async def watermark_first(self: FlushLoop, frozen: Any, write_epochs: range) -> None:
     """Wakes the waiters, and publishes the view when it comes to it."""
-    snapshot = await self._persist(lambda: self._flusher.flush_delta(frozen, epochs))
-    self._last_flushed = epochs.stop - 1
-    self._watermarks.write(self._last_flushed)
+    snapshot = await self._persist(lambda: self._flusher.flush_delta(frozen, write_epochs))
+    self._last_flushed = write_epochs.stop - 1
+    self._watermarks.set_written(self._last_flushed)
     await runtime.sleep(0)
-    self._board.flushed(snapshot, epochs)
+    self._board.publish_flushed(snapshot, write_epochs)
     self._frozen -= 1
-    if self._roomy is not None and not self._roomy.done():
-        self._roomy.set_result(None)
+    if self._room_freed is not None and not self._room_freed.done():
+        self._room_freed.set_result(None)
 
 
 def oldest_first(self: ViewBoard[Any, Any, Any], frozen: Any, current: Any) -> None:
@@ -37,11 +37,13 @@ def oldest_first(self: ViewBoard[Any, Any, Any], frozen: Any, current: Any) -> N
     self._publish(self.view._replace(current=current, frozen=(*self.view.frozen, frozen)))
 
 
-def reuses_epochs(self: Writer, handle: WriteHandle[Any], epoch: int, error: Exception) -> None:
-    """Gives the epoch of a write that was refused to the next one."""
-    _refuse(self, handle, epoch, error)
-    if epoch > self._delta_start:
-        self._epoch -= 1
+def reuses_epochs(
+    self: Writer, handle: WriteHandle[Any], write_epoch: int, error: Exception
+) -> None:
+    """Reuses the write epoch of a refused write."""
+    _refuse(self, handle, write_epoch, error)
+    if write_epoch > self._delta_start:
+        self._next_write_epoch -= 1
 
 
 def forgets_the_cause(self: Termination, cause: BaseException | None = None) -> None:
@@ -61,9 +63,9 @@ _refuse, _run = Writer._refuse, FlushLoop.run
 
 PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "watermark-before-view": (FlushLoop, "_flush", watermark_first),
-    "frozen-order-reversed": (ViewBoard, "freeze", oldest_first),
-    "epoch-reused": (Writer, "_refuse", reuses_epochs),
-    "failure-told-as-a-stop": (Termination, "__init__", forgets_the_cause),
+    "frozen-order-reversed": (ViewBoard, "publish_frozen", oldest_first),
+    "write-epoch-reused": (Writer, "_refuse", reuses_epochs),
+    "failure-reported-as-a-stop": (Termination, "__init__", forgets_the_cause),
     "drain-error-swallowed": (FlushLoop, "run", drops_what_fails),
 }
 

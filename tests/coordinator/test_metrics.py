@@ -10,7 +10,7 @@ import pytest
 
 from headwater.coordinator import Backpressure, WriteTimeout
 from headwater.core import runtime
-from tests.coordinator.given import Context, Gate, KeyFlusher, Put, coordinator
+from tests.coordinator.key_state import Context, Gate, KeyFlusher, Put, coordinator
 from tests.store.scripted import virtual
 
 

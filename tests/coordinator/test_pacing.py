@@ -14,7 +14,7 @@ from headwater.coordinator import (
     WriteCoordinator,
 )
 from headwater.core import limits, runtime
-from tests.coordinator.given import (
+from tests.coordinator.key_state import (
     Context,
     Coordinator,
     Gate,
@@ -81,7 +81,7 @@ async def test_a_pause_during_a_flush_holds_what_is_left_of_the_same_take() -> N
 
 
 @virtual
-async def test_a_delta_may_pause_its_channel_by_what_it_finds_in_a_write() -> None:
+async def test_a_delta_may_pause_its_channel_while_it_applies_a_write() -> None:
     pauses: list[PauseHandle] = []
 
     class Barred(KeyDelta):
@@ -95,11 +95,11 @@ async def test_a_delta_may_pause_its_channel_by_what_it_finds_in_a_write() -> No
     pauses.append(c.pause_handle("in"))
     before, bar, after = (c.handle("in").try_write(Put(key, 1)) for key in ("a", "bar", "z"))
     c.start()
-    assert (await before.epoch(), await bar.epoch()) == (1, 2)
+    assert (await before.write_epoch(), await bar.write_epoch()) == (1, 2)
     await runtime.sleep(1)
-    assert repr(after) == "<write that waits>"
+    assert repr(after) == "<queued write>"
     pauses[0].unpause()
-    assert await after.epoch() == 3
+    assert await after.write_epoch() == 3
     await c.stop()
 
 

@@ -14,7 +14,7 @@ from headwater.coordinator import (
 )
 from headwater.core import runtime
 from headwater.core.limits import COORDINATOR_VIEWS
-from tests.coordinator.given import Context, Gate, KeyFlusher, Put, coordinator
+from tests.coordinator.key_state import Context, Gate, KeyFlusher, Put, coordinator
 from tests.store.scripted import virtual
 
 APPLIED, WRITTEN, DURABLE = Durability.APPLIED, Durability.WRITTEN, Durability.DURABLE
@@ -28,7 +28,7 @@ async def test_should_assign_monotonic_epochs() -> None:
     async with coordinator(KeyFlusher()) as c:
         handle = c.handle("default")
         writes = [handle.try_write(Put(key, 1)) for key in "abc"]
-        assert [await write.epoch() for write in writes] == [1, 2, 3]
+        assert [await write.write_epoch() for write in writes] == [1, 2, 3]
 
 
 @virtual
@@ -55,8 +55,8 @@ async def test_should_propagate_apply_error_to_handle() -> None:
     async with coordinator(KeyFlusher(), context=Context(error="apply error")) as c:
         write = c.handle("default").try_write(Put("a", 1))
         with pytest.raises(ApplyFailed) as raised:
-            await write.epoch()
-        assert (raised.value.epoch, raised.value.message) == (1, "apply error")
+            await write.write_epoch()
+        assert (raised.value.write_epoch, raised.value.message) == (1, "apply error")
 
 
 # Flushing on command
@@ -89,7 +89,7 @@ async def test_should_return_correct_epoch_from_flush_handle() -> None:
         handle.try_write(Put("a", 1))
         last = handle.try_write(Put("b", 2))
         flush = await handle.flush()
-        assert await flush.epoch() == await last.epoch() == 2
+        assert await flush.write_epoch() == await last.write_epoch() == 2
 
 
 @virtual
@@ -114,7 +114,7 @@ async def test_should_skip_flush_when_no_new_writes() -> None:
         await handle.flush()
         await write.wait(WRITTEN)
         await handle.flush()
-        await handle.try_write(Put("sync", 0)).epoch()
+        await handle.try_write(Put("sync", 0)).write_epoch()
         assert len(flusher.flushed) == 1
 
 
@@ -174,7 +174,7 @@ async def test_should_accept_writes_during_flush() -> None:
         first = handle.try_write(Put("a", 1))
         await handle.flush()
         await gate.arrived.wait()
-        assert await handle.try_write(Put("b", 2)).epoch() > await first.epoch()
+        assert await handle.try_write(Put("b", 2)).write_epoch() > await first.write_epoch()
         gate.opened.set()
 
 
@@ -188,7 +188,7 @@ async def test_should_assign_new_epochs_during_flush() -> None:
         await handle.flush()
         await gate.arrived.wait()
         writes = [handle.try_write(Put(key, 2)) for key in "bc"]
-        assert [await write.epoch() for write in writes] == [2, 3]
+        assert [await write.write_epoch() for write in writes] == [2, 3]
         gate.opened.set()
 
 
@@ -259,7 +259,7 @@ async def test_should_succeed_when_queue_drains_within_timeout() -> None:
     handle.try_write(Put("b", 2))
     c.start()
     write = await handle.write_timeout(Put("c", 3), 5.0)
-    assert await write.epoch() == 3
+    assert await write.write_epoch() == 3
     await c.stop()
 
 
@@ -279,9 +279,9 @@ async def test_should_flush_pending_writes_on_shutdown() -> None:
     c = coordinator(flusher)
     c.start()
     write = c.handle("default").try_write(Put("a", 1))
-    epoch = await write.epoch()
+    write_epoch = await write.write_epoch()
     await c.stop()
-    assert [list(one.epochs) for one in flusher.flushed] == [[epoch]]
+    assert [list(one.write_epochs) for one in flusher.flushed] == [[write_epoch]]
     assert flusher.kept == {"a": (0, 1)}
     assert c.metrics.flushes == {"stop": 1}
 
@@ -316,7 +316,7 @@ async def test_should_track_epoch_range_in_flush_event() -> None:
         *_, last = [handle.try_write(Put(key, 1)) for key in "abc"]
         await handle.flush()
         await last.wait(WRITTEN)
-        assert flusher.flushed[0].epochs == range(1, 4)
+        assert flusher.flushed[0].write_epochs == range(1, 4)
 
 
 @virtual
@@ -328,7 +328,7 @@ async def test_should_have_contiguous_epoch_ranges() -> None:
             *_, last = [handle.try_write(Put(key, 1)) for key in keys]
             await handle.flush()
             await last.wait(WRITTEN)
-        assert [one.epochs for one in flusher.flushed] == [range(1, 3), range(3, 4)]
+        assert [one.write_epochs for one in flusher.flushed] == [range(1, 3), range(3, 4)]
 
 
 @virtual
@@ -336,9 +336,9 @@ async def test_should_include_exact_epochs_in_range() -> None:
     flusher = KeyFlusher()
     async with coordinator(flusher) as c:
         handle = c.handle("default")
-        epochs = [await handle.try_write(Put(key, 1)).epoch() for key in "ab"]
+        write_epochs = [await handle.try_write(Put(key, 1)).write_epoch() for key in "ab"]
         await (await handle.flush()).wait(WRITTEN)
-        assert list(flusher.flushed[0].epochs) == epochs
+        assert list(flusher.flushed[0].write_epochs) == write_epochs
 
 
 @virtual
@@ -398,12 +398,12 @@ async def test_should_include_epoch_range_in_view_after_flush() -> None:
         subscriber, _ = c.subscribe()
         subscriber.initialize()
         handle = c.handle("default")
-        epochs = [await handle.try_write(Put(key, 1)).epoch() for key in "ab"]
+        write_epochs = [await handle.try_write(Put(key, 1)).write_epoch() for key in "ab"]
         await handle.flush()
         await subscriber.recv()
         last = (await subscriber.recv()).last_written
         assert last is not None
-        assert list(last.epochs) == epochs
+        assert list(last.write_epochs) == write_epochs
 
 
 @virtual

@@ -11,7 +11,7 @@ from headwater.coordinator import Durability, MessageLost, Shutdown, ViewSubscri
 from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.core.limits import COORDINATOR_VIEWS
-from tests.coordinator.given import Coordinator, KeyFlusher, Put, Rows, coordinator
+from tests.coordinator.key_state import Coordinator, KeyFlusher, Put, Rows, coordinator
 from tests.store.scripted import virtual
 
 APPLIED, WRITTEN, DURABLE = Durability.APPLIED, Durability.WRITTEN, Durability.DURABLE
@@ -28,8 +28,8 @@ async def follow(subscriber: ViewSubscriber[Rows, Rows, Rows], seen: list[range]
     subscriber.initialize()
     while True:
         last = (await subscriber.recv()).last_written
-        if last is not None and (not seen or seen[-1] != last.epochs):
-            seen.append(last.epochs)
+        if last is not None and (not seen or seen[-1] != last.write_epochs):
+            seen.append(last.write_epochs)
 
 
 @virtual
@@ -75,9 +75,9 @@ async def test_a_monitor_waits_until_its_subscriber_has_taken_the_write_in() -> 
     async with coordinator(KeyFlusher()) as c:
         subscriber, monitor = c.subscribe()
         subscriber.initialize()
-        epoch = await written(c, "a")
-        frozen = asyncio.ensure_future(monitor.wait(epoch, APPLIED))
-        taken = asyncio.ensure_future(monitor.wait(epoch))
+        write_epoch = await written(c, "a")
+        frozen = asyncio.ensure_future(monitor.wait(write_epoch, APPLIED))
+        taken = asyncio.ensure_future(monitor.wait(write_epoch))
         await subscriber.recv()  # as frozen; being looked at
         await runtime.sleep(1)
         assert not frozen.done()
@@ -108,20 +108,20 @@ async def test_after_a_stop_the_views_that_are_left_are_still_given() -> None:
     c.start()
     subscriber, monitor = c.subscribe()
     subscriber.initialize()
-    epoch = await written(c, "a")
-    taken = asyncio.ensure_future(monitor.wait(epoch))
+    write_epoch = await written(c, "a")
+    taken = asyncio.ensure_future(monitor.wait(write_epoch))
     await c.stop()
     await subscriber.recv()
-    assert (await subscriber.recv()).written == epoch
+    assert (await subscriber.recv()).written == write_epoch
     with pytest.raises(Shutdown):
         await subscriber.recv()
     await taken
     with pytest.raises(Shutdown):
-        await monitor.wait(epoch + 1)
+        await monitor.wait(write_epoch + 1)
 
 
 @virtual
-async def test_who_waits_for_a_subscriber_that_is_gone_is_told() -> None:
+async def test_a_wait_for_a_dropped_subscriber_fails() -> None:
     async with coordinator(KeyFlusher()) as c:
         subscriber, monitor = c.subscribe()
         waiting = asyncio.ensure_future(monitor.wait(1))
@@ -145,7 +145,7 @@ async def test_a_closed_subscriber_is_kept_no_views() -> None:
         await written(c, "before")
         subscriber.close()
         await written(c, "after")
-        assert repr(subscriber).startswith("<subscriber with 0 views to come")
+        assert repr(subscriber).startswith("<subscriber with 0 queued views")
         with pytest.raises(MessageLost, match="closed"):
             await subscriber.recv()
 
@@ -171,15 +171,15 @@ async def test_a_subscriber_is_for_one_task() -> None:
 
 
 @virtual
-async def test_after_a_stop_nobody_waits_for_what_no_view_will_show() -> None:
+async def test_after_a_stop_a_wait_for_what_no_view_will_show_fails() -> None:
     c = coordinator(KeyFlusher())
     c.start()
     _idle, monitor = c.subscribe()
-    epoch = await written(c, "a")
-    beyond = asyncio.ensure_future(monitor.wait(epoch + 1))
+    write_epoch = await written(c, "a")
+    beyond = asyncio.ensure_future(monitor.wait(write_epoch + 1))
     await runtime.sleep(0)
     await c.stop()
     with pytest.raises(Shutdown):
         await beyond
     with pytest.raises(Shutdown):
-        await monitor.wait(epoch + 50)
+        await monitor.wait(write_epoch + 50)

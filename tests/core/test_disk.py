@@ -10,7 +10,7 @@ from tests.core.places import Place
 # Files.
 
 
-def test_what_is_appended_is_read_back_at_any_offset(place: Place) -> None:
+def test_appended_data_are_read_back_at_any_offset(place: Place) -> None:
     with place.disk.create(place.path("a")) as file:
         file.append(b"hello ")
         file.append(bytearray(b"wide "))
@@ -46,7 +46,7 @@ def test_two_open_files_append_after_one_another(place: Place) -> None:
     assert place.read("a") == b"123"
 
 
-def test_a_cut_file_goes_on_from_the_cut(place: Place) -> None:
+def test_a_truncated_file_continues_at_the_cut(place: Place) -> None:
     with place.disk.create(place.path("a")) as file:
         file.append(b"hello world")
         file.truncate(5)
@@ -180,7 +180,7 @@ def test_a_folder_is_made_once(place: Place) -> None:
     assert sorted(place.disk.list_dir(place.path("d"))) == [("a", False)]
 
 
-def test_a_rename_moves_the_file_over_whatever_stood_there(place: Place) -> None:
+def test_a_rename_replaces_the_file_at_the_target(place: Place) -> None:
     place.disk.make_dir(place.path("d"))
     inode = place.disk.stat(place.write("a", b"new")).inode
     place.write("d/b", b"old")
@@ -223,7 +223,7 @@ def test_a_link_is_a_second_name_and_never_replaces(place: Place) -> None:
     assert place.read("taken") == b"other"
 
 
-def test_unlink_tells_whether_the_name_was_there(place: Place) -> None:
+def test_unlink_returns_whether_the_name_existed(place: Place) -> None:
     place.write("a", b"")
 
     assert place.disk.unlink(place.path("a")) is True
@@ -237,7 +237,7 @@ def test_unlink_leaves_a_folder(place: Place) -> None:
     assert place.disk.stat(place.path("d")).is_dir
 
 
-def test_a_replaced_file_is_told_from_the_one_before(place: Place) -> None:
+def test_a_replaced_file_differs_from_the_one_before(place: Place) -> None:
     before = place.disk.stat(place.write("a", b"x"))
     with place.disk.create(place.path("next")) as file:
         file.append(b"y")
@@ -254,7 +254,7 @@ def test_a_name_may_be_long_but_not_too_long(place: Place) -> None:
         place.disk.create(place.path("n" * 256))
 
 
-def test_syncs_of_what_is_there_return(place: Place) -> None:
+def test_syncs_of_existing_files_and_folders_return(place: Place) -> None:
     with place.disk.create(place.path("a")) as file:
         file.append(b"x")
         file.sync()

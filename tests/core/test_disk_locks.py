@@ -76,7 +76,7 @@ def test_a_thread_enters_after_the_one_before_has_left(place: Place) -> None:
     assert order == ["first leaves", "second enters"]
 
 
-def test_whoever_waited_for_a_file_that_was_removed_locks_the_one_that_is_there(
+def test_a_wait_for_a_removed_lock_file_locks_the_new_one(
     place: Place,
 ) -> None:
     at_the_door, entered, leaves = threading.Event(), threading.Event(), threading.Event()
@@ -110,7 +110,7 @@ def test_locks_of_two_files_do_not_meet(place: Place) -> None:
         pass
 
 
-def test_a_lock_that_is_never_released_is_given_up(
+def test_the_wait_for_a_lock_that_is_never_released_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headwater.core.disk_locks.LOCK_WAIT_S", 0.0)

@@ -115,9 +115,7 @@ def test_a_mount_is_recognised_however_its_name_is_spelt(
     assert OsDisk().file_system(str(tmp_path / point / "hidden")) == "nfs4"
 
 
-def test_a_mount_table_of_macos_is_understood(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mount_table_of_macos_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listing = (
         "/dev/disk3s1s1 on / (apfs, sealed, local, read-only, journaled)\n"
         f"//user@host/share on {tmp_path} (smbfs, nodev, nosuid)\n"
@@ -161,7 +159,7 @@ def test_a_file_above_the_systems_limit_is_refused_and_may_hold_a_part(tmp_path:
     assert re.match(r"1000 .*ulimit -f", done.stdout)
 
 
-def test_a_write_that_the_system_cuts_short_goes_on(
+def test_a_write_that_the_system_cuts_short_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system_write = os.write
@@ -174,7 +172,7 @@ def test_a_write_that_the_system_cuts_short_goes_on(
     assert (tmp_path / "a").read_bytes() == data
 
 
-def test_a_read_that_the_system_cuts_short_goes_on(
+def test_a_read_that_the_system_cuts_short_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a").write_bytes(bytes(range(256)))

@@ -1,15 +1,16 @@
-"""Histograms: counts that add up and quantiles to within a bucket."""
+"""Histograms: counts that add up and quantiles to within a bucket; metrics by name."""
 
 from __future__ import annotations
 
 import bisect
 import math
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.core.metrics import LATENCY_BOUNDS_S, Histogram
+from headwater.core.metrics import LATENCY_BOUNDS_S, Histogram, Metrics
 
 VALUES = st.lists(st.floats(0, 500), min_size=1, max_size=100)
 
@@ -74,3 +75,27 @@ def test_a_quantile_outside_of_nought_to_one_is_refused(q: float) -> None:
 
 def test_a_rank_that_floats_overstate_is_the_whole_number_it_is() -> None:
     assert observed([0.0] * 7 + [1.0] * 18).quantile(0.28) == LATENCY_BOUNDS_S[0]
+
+
+class Requests(Metrics):
+    computed = ("failed",)
+
+    def __init__(self) -> None:
+        self.sent = 3
+        self.by_kind = Counter(get=2, put=1)
+        self._accepted = 2
+
+    @property
+    def failed(self) -> int:
+        return self.sent - self._accepted
+
+
+def test_metrics_are_the_public_attributes_and_the_computed_ones() -> None:
+    requests = Requests()
+
+    assert requests.values() == {"sent": 3, "by_kind": {"get": 2, "put": 1}, "failed": 1}
+    assert requests.values(["failed", "sent"], prefix="store.") == {
+        "store.failed": 1,
+        "store.sent": 3,
+    }
+    assert repr(requests) == "Requests(sent=3, by_kind=Counter({'get': 2, 'put': 1}), failed=1)"

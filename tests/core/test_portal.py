@@ -194,7 +194,7 @@ def test_a_blocking_call_on_the_loop_itself_is_refused() -> None:
         async def inside() -> None:
             home.call(thread_name())
 
-        with pytest.raises(Refused, match="wait for ever"):
+        with pytest.raises(Refused, match="never return"):
             home.call(inside())
 
 
@@ -224,7 +224,7 @@ def test_a_child_that_was_forked_while_a_portal_was_asked_for_can_ask_for_one() 
         assert _forked(lambda: portal.shared().call(thread_name()) == "headwater-loop")
 
 
-def test_whoever_asks_is_told_in_a_forked_child_and_only_there() -> None:
+def test_registered_methods_are_called_in_a_forked_child_and_only_there() -> None:
     class Holder:
         told = 0
 

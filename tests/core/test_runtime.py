@@ -117,7 +117,7 @@ def test_tokens_of_the_real_runtime_differ() -> None:
     assert len({runtime.new_token() for _ in range(1000)}) == 1000
 
 
-def test_tasks_inherit_the_runtime_of_whoever_spawned_them() -> None:
+def test_tasks_inherit_the_runtime_of_their_parent() -> None:
     one, two = Fixed(1), Fixed(2)
 
     async def clock() -> int:
@@ -165,7 +165,7 @@ def test_blocking_work_hands_its_error_to_the_caller() -> None:
         asyncio.run(main())
 
 
-def test_a_task_that_nobody_holds_runs_to_its_end() -> None:
+def test_an_unreferenced_task_runs_to_its_end() -> None:
     """asyncio holds tasks weakly: one that waits for what only itself holds is garbage."""
 
     async def main() -> bool:

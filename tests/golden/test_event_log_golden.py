@@ -11,7 +11,7 @@ from headwater.store import MemoryBackend, Store
 from headwater.tier.eventlog import (
     Compactor,
     EventDelivered,
-    Item,
+    LogItem,
     SnapshotDelivered,
     StoredEventLog,
 )
@@ -47,7 +47,7 @@ async def _written() -> dict[str, bytes]:
     }
 
 
-async def _read() -> list[Item]:
+async def _read() -> list[LogItem]:
     store = Store(MemoryBackend())
     for key, name in FILES.items():
         await store.put(key, (HERE / name).read_bytes())

@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 
 from headwater.core import runtime
-from headwater.core.frame import Ending, encode_frame, scan
-from headwater.store import MemoryBackend, Register, Sequence, Store
+from headwater.store import MemoryBackend, Register, Store
 from tests.golden.fixed_runtime import FixedRuntime
 
 HERE = Path(__file__).parent
@@ -33,22 +32,6 @@ async def _written_register() -> bytes:
     return bytes((await store.get("register")).data)
 
 
-async def _written_sequence() -> dict[str, bytes]:
-    store = Store(MemoryBackend())
-    sequence = Sequence(store, "sequence")
-    await sequence.create()
-    for payload in (b"", b"one", b"\x00\xff"):
-        await sequence.append(payload)
-    await sequence.raise_floor(2)
-    return {meta.key: bytes((await store.get(meta.key)).data) async for meta in store.list()}
-
-
-def _written_frames() -> bytes:
-    first = encode_frame(b"first", number=1, synced=0, offset=0, salt=b"salt")
-    second = encode_frame(b"", number=5, synced=1, offset=len(first), salt=b"salt")
-    return first + second
-
-
 def test_a_register_is_written_and_read_as_it_always_was() -> None:
     golden = (HERE / "register.1.json").read_bytes()
     with runtime.installed(FixedRuntime()):
@@ -60,30 +43,3 @@ def test_a_register_is_written_and_read_as_it_always_was() -> None:
         return (await Register(store, "register", Counter).read()).value
 
     assert asyncio.run(read()) == Counter(2, "größe")
-
-
-def test_a_sequence_is_written_and_read_as_it_always_was() -> None:
-    names = ("floor", *(f"{number:020d}" for number in range(3)))
-    golden = {f"sequence/{name}": (HERE / "sequence.1" / name).read_bytes() for name in names}
-    with runtime.installed(FixedRuntime()):
-        assert asyncio.run(_written_sequence()) == golden
-
-    async def read() -> tuple[int, list[bytes]]:
-        store = Store(MemoryBackend())
-        for key, data in golden.items():
-            await store.put(key, data)
-        sequence = Sequence(store, "sequence")
-        return await sequence.floor(), [entry.payload for entry in await sequence.read(2)]
-
-    assert asyncio.run(read()) == (2, [b"\x00\xff"])
-
-
-def test_frames_are_written_and_read_as_they_always_were() -> None:
-    golden = (HERE / "frames.1").read_bytes()
-    assert _written_frames() == golden
-    found = scan(golden, salt=b"salt")
-    assert found.ending is Ending.CLEAN
-    assert [(frame.number, bytes(frame.payload)) for frame in found.frames] == [
-        (1, b"first"),
-        (5, b""),
-    ]

@@ -10,7 +10,7 @@ from headwater.log.record import ChangeRecord, changes_of, group_of
 from headwater.log.spool import Spool, prepare_lost
 from headwater.log.spool.folder import decode_index
 from headwater.testing.disk import FaultyDisk
-from tests.log.given import PATH, contents, opened, planted
+from tests.log.given import PATH, contents, opened, planted, wait
 
 HERE = Path(__file__).parent
 SEGMENT, INDEX = f"{41:020d}.wal", f"{41:020d}.index"
@@ -23,18 +23,18 @@ CHANGES = [
 
 
 def _grow(spool: Spool) -> None:
-    spool.append_blocking(group_of(CHANGES).records, term=3, timestamp_ms=1_700_000_000_001)
-    spool.append_blocking(prepare_lost(4, "batch 7 is gone"), term=3, timestamp_ms=2)
-    spool.append_blocking(pa.record_batch({"amount": [1]}), term=3, timestamp_ms=3)
+    wait(spool.append(group_of(CHANGES).records, term=3, timestamp_ms=1_700_000_000_001))
+    wait(spool.append(prepare_lost(4, "batch 7 is gone"), term=3, timestamp_ms=2))
+    wait(spool.append(pa.record_batch({"amount": [1]}), term=3, timestamp_ms=3))
 
 
 def test_a_segment_is_written_as_it_always_was() -> None:
     disk = FaultyDisk()
     spool = opened(disk, first_lsn=41)
     _grow(spool)
-    spool.prune_through_blocking(41)
-    spool.seal_blocking()
-    spool.close_blocking()
+    wait(spool.prune_through(41))
+    wait(spool.seal())
+    wait(spool.close())
     files = contents(disk)
     # The last record has a column of its own, so it is in a segment of its own.
     assert files[SEGMENT] == (HERE / "wal.1").read_bytes()
@@ -45,7 +45,7 @@ def test_a_segment_is_written_as_it_always_was() -> None:
 def test_a_segment_is_read_as_it_always_was() -> None:
     data = (HERE / "wal.1").read_bytes()
     spool = opened(planted({SEGMENT: data, MARKS.replace("47-", "46-"): b""}))
-    groups = spool.read_since_blocking(0)
+    groups = wait(spool.read_since(0))
     assert [(group.term, group.first_lsn, group.last_lsn) for group in groups] == [
         (3, 42, 42),
         (3, 43, 46),

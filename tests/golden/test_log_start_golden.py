@@ -19,8 +19,8 @@ ORDERS = TopicIdPartition(uuid.UUID(int=1), "orders", 0)
 async def _written() -> bytes:
     store = Store(MemoryBackend())
     register = LogStartRegister(store, ORDERS)
-    await register.stamp(6, began_ms=1_767_225_600_000, oldest_lsn=1)
-    await register.stamp(7, began_ms=1_767_312_000_000, oldest_lsn=1)
+    await register.begin_epoch(6, began_ms=1_767_225_600_000, oldest_lsn=1)
+    await register.begin_epoch(7, began_ms=1_767_312_000_000, oldest_lsn=1)
     await register.move(7, 1201)
     return bytes((await store.get(register.key)).data)
 

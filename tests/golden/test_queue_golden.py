@@ -17,20 +17,20 @@ from headwater.buffer.batch import Batch, Call, Calls, decode_batch
 from headwater.buffer.queue.native.chunk import (
     Chunk,
     ChunkEntry,
-    Newest,
-    Owner,
+    LatestTimes,
+    ProducerIncarnation,
     decode_chunk,
     encode_chunk,
     first_chunk,
 )
-from headwater.buffer.queue.native.records import (
+from headwater.buffer.queue.native.registers import (
+    CollectorRecord,
     ConsumerRecord,
-    End,
     Mark,
     ProducerRecord,
-    Queue,
-    Scanned,
-    Shard,
+    ProducerShard,
+    QueueEnd,
+    QueueFloors,
 )
 from headwater.buffer.queue.v1.acked import decode_segment, encode_segment
 from headwater.buffer.queue.v1.ledger import NumberedEntry
@@ -56,12 +56,12 @@ CHUNK = Chunk(
     first_sequence=1000,
     first_lsn=123_456_789_012,
     bytes_before=2**40,
-    newest_before=(Newest(AT_MS, AT_MS * 1000), Newest(), Newest(AT_MS + 1, -1)),
+    newest_before=(LatestTimes(AT_MS, AT_MS * 1000), LatestTimes(), LatestTimes(AT_MS + 1, -1)),
     batch_floor=BATCH,
     openings=3,
-    recent_openings=(Owner("größe", "b" * 32), Owner("p", "a" * 32)),
+    recent_openings=(ProducerIncarnation("größe", "b" * 32), ProducerIncarnation("p", "a" * 32)),
     schema_floor=2,
-    owners=(Owner("p", "a" * 32), Owner("größe", "b" * 32)),
+    owners=(ProducerIncarnation("p", "a" * 32), ProducerIncarnation("größe", "b" * 32)),
     entries=(
         ChunkEntry(0, b"\x01" * 16, 7, 4096, AT_MS, AT_MS + 5, None, None, 1, 2),
         ChunkEntry(1, b"\x02" * 16, 0, 0, 0, 0, None, None, 9, 0, b"", b"HWB1 and so on"),
@@ -73,10 +73,10 @@ CHUNK = Chunk(
 
 MARK = Mark(9, 1001, 123_456_789_019, 42, b"offset \xff")
 REGISTERS: dict[str, Any] = {
-    "queue.2": Queue(QUEUE, 42, 1001, 123_456_789_019, BATCH, AT_MS),
-    "end.1": End(42, 1000, 123_456_789_012),
+    "queue.2": QueueFloors(QUEUE, 42, 1001, 123_456_789_019, BATCH, AT_MS),
+    "end.1": QueueEnd(42, 1000, 123_456_789_012),
     "consumer.1": ConsumerRecord(7, "größe", 1001, 123_456_789_019, 2**40, 42, AT_MS, 1000),
-    "producers.2": Shard(
+    "producers.2": ProducerShard(
         {
             "größe": ProducerRecord("b" * 32, 42, AT_MS, MARK),
             "p": ProducerRecord("a" * 32, 41, AT_MS, silent_looks=3, silent_looked_ms=AT_MS + 9),
@@ -84,7 +84,7 @@ REGISTERS: dict[str, Any] = {
         },
         17,
     ),
-    "gc.1": Scanned(BATCH, 42, (BATCH,), AT_MS, "2bf", 7, 40, FloorAge(42, 61_500)),
+    "gc.1": CollectorRecord(BATCH, 42, (BATCH,), AT_MS, "2bf", 7, 40, FloorAge(42, 61_500)),
 }
 
 SEGMENT_ENTRIES = [
@@ -144,19 +144,19 @@ def test_the_registers_of_a_queue_are_written_and_read_as_they_always_were(name:
 
 
 def test_floors_that_name_no_time_are_read_as_they_always_were() -> None:
-    async def read() -> Queue:
+    async def read() -> QueueFloors:
         store = Store(MemoryBackend())
         await store.put("queue", (HERE / "queue.1.json").read_bytes())
-        return (await Register(store, "queue", Queue).read()).value
+        return (await Register(store, "queue", QueueFloors).read()).value
 
-    assert asyncio.run(read()) == Queue(QUEUE, 42, 1000, 123_456_789_012, BATCH, 0)
+    assert asyncio.run(read()) == QueueFloors(QUEUE, 42, 1000, 123_456_789_012, BATCH, 0)
 
 
 def test_producers_whose_silence_nobody_noted_are_read_as_they_always_were() -> None:
-    async def read() -> Shard:
+    async def read() -> ProducerShard:
         store = Store(MemoryBackend())
         await store.put("producers", (HERE / "producers.1.json").read_bytes())
-        return (await Register(store, "producers", Shard).read()).value
+        return (await Register(store, "producers", ProducerShard).read()).value
 
     found = asyncio.run(read())
     assert found.dropped == 17

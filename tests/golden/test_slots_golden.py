@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from headwater.core import runtime
-from headwater.log.slots import InvalidationCause, SlotKeeper
+from headwater.log.slots import InvalidationCause, SlotWriter
 from headwater.log.slots.slot_register import SlotTable
 from tests.golden.fixed_runtime import FixedRuntime
 from tests.log.leaders import SLOTS_KEY, memory_store, slot_register
@@ -27,12 +27,12 @@ class FixedClock(FixedRuntime):
 
 async def _written() -> bytes:
     store = memory_store()
-    keeper = await SlotKeeper.open(slot_register(store), leader_epoch=7)
-    keeper.book.create("standby-eu", 120)
-    keeper.book.advance("standby-eu", applied_lsn=140, durable_lsn=130)
-    keeper.book.create("laptop", 3)
-    keeper.book.invalidate("laptop", InvalidationCause.HORIZON)
-    keeper.book.create("fresh", 100, bootstrapping=True)
+    keeper = await SlotWriter.open(slot_register(store), leader_epoch=7)
+    keeper.slots.create("standby-eu", 120)
+    keeper.slots.advance("standby-eu", applied_lsn=140, durable_lsn=130)
+    keeper.slots.create("laptop", 3)
+    keeper.slots.invalidate("laptop", InvalidationCause.HORIZON)
+    keeper.slots.create("fresh", 100, bootstrapping=True)
     await keeper.settle()
     return bytes((await store.get(SLOTS_KEY)).data)
 
@@ -64,8 +64,8 @@ def test_slots_of_the_first_format_stay_readable_and_can_be_led() -> None:
 async def _led(data: bytes) -> SlotTable:
     store = memory_store()
     await store.put(SLOTS_KEY, data)
-    keeper = await SlotKeeper.open(slot_register(store), leader_epoch=8)
-    return keeper.book.table()
+    keeper = await SlotWriter.open(slot_register(store), leader_epoch=8)
+    return keeper.slots.table()
 
 
 def _check_slots(table: SlotTable) -> None:

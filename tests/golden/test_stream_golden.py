@@ -11,7 +11,7 @@ from unittest import mock
 
 import pyarrow as pa
 
-from headwater.buffer.stream import Stream, alter_stream, create_stream, open_stream, queues
+from headwater.buffer.stream import Stream, alter_stream, create_stream, open_stream
 from headwater.core import runtime
 from headwater.store import MemoryBackend, Store
 from tests.golden.fixed_runtime import FixedRuntime
@@ -50,7 +50,10 @@ async def _written() -> bytes:
 
 def _bytes_written() -> bytes:
     # Without its queues: they have golden files of their own, and take chance too.
-    with runtime.installed(StoppedRuntime()), mock.patch.object(queues, "create_queue"):
+    with (
+        runtime.installed(StoppedRuntime()),
+        mock.patch("headwater.buffer.stream.streams.create_queue"),
+    ):
         return asyncio.run(_written())
 
 

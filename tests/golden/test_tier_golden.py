@@ -34,7 +34,7 @@ from headwater.tier.segments import (
     SegmentPlan,
     read_index,
 )
-from headwater.tier.segments.footer import read_receipt
+from headwater.tier.segments.seal import read_receipt
 from headwater.tier.snapshot import (
     PartitionDump,
     Snapshot,
@@ -43,6 +43,7 @@ from headwater.tier.snapshot import (
     encode_snapshot,
     restore_all,
 )
+from tests.tier.given import updated
 from tests.tier.segments.given import by_lsn, decoded
 
 FOLDER = Path(__file__).parent
@@ -88,7 +89,7 @@ SNAPSHOT = Snapshot(
             publisher_epoch=6,
             delete_state=PartitionDeleteState.MARKED,
             finishes=1,
-            segments=(BEGAN.with_update(ENDED),),
+            segments=(updated(BEGAN, ENDED),),
             finished=(1,),
             referenced=((4, 1, 0), (6, 70_000, 0)),
             highest=((4, 69_999), (6, 100_000)),
@@ -173,5 +174,5 @@ def test_a_segment_stays_readable() -> None:
 def test_what_events_say_of_a_segment_is_written_and_read_as_it_always_was() -> None:
     golden = (FOLDER / "segment_receipt.1").read_bytes()
     receipt = Receipt(6, 12_345, 6_789, 1, (5, 8), bytes(range(16)))
-    assert receipt.stamped(6) == golden
+    assert receipt.custom_metadata(6) == golden
     assert read_receipt(unstamp(golden)[1]) == receipt

@@ -17,7 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from headwater.tier.eventlog.kafka.topic import read_id
+from headwater.tier.eventlog.kafka_topic import read_id
 from tests.interop.kafka_broker import FORMATTER, KafkaBroker
 
 CALL_TIMEOUT_S: Final = 30.0

@@ -24,8 +24,8 @@ from headwater.tier import (
 )
 from headwater.tier.eventlog import (
     EventDelivered,
-    Item,
     KafkaEventLog,
+    LogItem,
     PartitionFailed,
     PositionReached,
     Subscription,
@@ -182,7 +182,7 @@ def test_a_partition_that_ends_in_markers_of_transactions_is_followed_to_its_end
         end = 4
         while (await log.high_water_marks())[0] < end:
             await runtime.sleep(0.05)
-        items: list[Item] = []
+        items: list[LogItem] = []
         subscription = await log.subscribe({0: 0})
         while not isinstance(item := await anext(subscription.items), PositionReached) or (
             item.next_offset < end

@@ -97,7 +97,7 @@ def test_what_a_broker_says_of_its_own_segments_is_known(
         return {
             segment.segment_id.id: (segment.start_offset, segment.end_offset)
             for partition in partitions
-            for segment in manager.segments(partition)
+            for segment in manager.partition(partition).segments()
             if segment.state is SegmentState.COPY_FINISHED
         }
 
@@ -109,11 +109,11 @@ def test_what_a_broker_says_of_its_own_segments_is_known(
         await until(manager, lambda: len(finished(manager)) == 2 * FINISHED)
         known.update(finished(manager))
         for partition in partitions:
-            end = manager.highest_offset(partition, epoch=0)
+            end = manager.partition(partition).highest_offset(epoch=0)
             assert end is not None
-            covered = manager.cover(partition, 0, end + 1)
+            covered = manager.partition(partition).cover(0, end + 1)
             assert not list(gaps(covered, 0, end + 1)), "everything is found, from the first on"
-            middle = manager.segment_at(partition, epoch=0, offset=end // 2)
+            middle = manager.partition(partition).segment_at(epoch=0, offset=end // 2)
             assert middle is not None
             assert middle.segment_id.id in known
         marks = await log.high_water_marks()
@@ -139,15 +139,21 @@ def test_segments_that_a_broker_deletes_are_forgotten(kafka: KafkaBroker) -> Non
         log = await KafkaEventLog.open(kafka.servers, partition_count=METADATA_PARTITIONS)
         manager = await TopicMetadataManager.start(log)
         await manager.reconcile_assignment(range(METADATA_PARTITIONS))
-        await until(manager, lambda: all(len(manager.segments(p)) >= FINISHED for p in partitions))
-        await until(manager, lambda: None not in [manager.highest_offset(p, 0) for p in partitions])
-        before = [manager.highest_offset(partition, epoch=0) for partition in partitions]
+        await until(
+            manager,
+            lambda: all(len(manager.partition(p).segments()) >= FINISHED for p in partitions),
+        )
+        await until(
+            manager,
+            lambda: None not in [manager.partition(p).highest_offset(0) for p in partitions],
+        )
+        before = [manager.partition(partition).highest_offset(epoch=0) for partition in partitions]
         # What we publish there is no concern of the broker's, and does not stop it.
         await copy_segment(manager, 10, 0, 99, publisher=1)
         await manager.publish(partition_delete(PartitionDeleteState.MARKED), publisher_epoch=2)
         await runtime.run_blocking(lambda: configure_topic(kafka, "expiring", retention_bytes="1"))
-        await until(manager, lambda: not any(manager.segments(p) for p in partitions))
-        after = [manager.highest_offset(partition, epoch=0) for partition in partitions]
+        await until(manager, lambda: not any(manager.partition(p).segments() for p in partitions))
+        after = [manager.partition(partition).highest_offset(epoch=0) for partition in partitions]
         assert all(
             new is not None and new >= (old or 0) for new, old in zip(after, before, strict=True)
         )
@@ -171,7 +177,10 @@ def test_a_manager_goes_on_when_its_broker_comes_back(kafka: KafkaBroker) -> Non
         await runtime.run_blocking(kafka.start, lambda: answers(kafka))
         partitions = await runtime.run_blocking(fill, kafka, "after")
         await manager.reconcile_assignment(range(METADATA_PARTITIONS))
-        await until(manager, lambda: all(len(manager.segments(p)) >= FINISHED for p in partitions))
+        await until(
+            manager,
+            lambda: all(len(manager.partition(p).segments()) >= FINISHED for p in partitions),
+        )
         await manager.close()
         await log.close()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headwater.store import open_store
-from headwater.store.conformance import Report, check_store
+from headwater.store.conformance import StoreReport, check_store
 from tests.interop.servers import FLAWED, Server, Unavailable
 
 pytestmark = pytest.mark.interop
@@ -48,7 +48,7 @@ def flawed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
 
 
 def test_a_good_server_is_safe(server: Server) -> None:
-    async def run() -> tuple[Report, list[str]]:
+    async def run() -> tuple[StoreReport, list[str]]:
         async with open_store(f"{server.url}conformance") as store:
             report = await check_store(store)
             return report, [meta.key async for meta in store.list()]
@@ -62,7 +62,7 @@ def test_a_good_server_is_safe(server: Server) -> None:
 
 @pytest.mark.parametrize("flawed", ["rclone"], indirect=True)
 def test_a_server_that_ignores_conditions_is_found(flawed: Server) -> None:
-    async def run() -> Report:
+    async def run() -> StoreReport:
         async with open_store(f"{flawed.url}conformance") as store:
             return await check_store(store)
 
@@ -74,7 +74,7 @@ def test_a_server_that_ignores_conditions_is_found(flawed: Server) -> None:
 
 @pytest.mark.parametrize("flawed", ["moto"], indirect=True)
 def test_a_server_that_loses_an_update_now_and_then_is_found(flawed: Server) -> None:
-    async def run() -> Report:
+    async def run() -> StoreReport:
         async with open_store(f"{flawed.url}conformance") as store:
             return await check_store(
                 store, only=["race-replace"], increments=RARE_INCREMENTS, repeat=RARE_ROUNDS

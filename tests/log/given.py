@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from headwater.core import portal
 from headwater.core.disk import Disk
+from headwater.core.errors import HeadwaterError
 from headwater.log.record import Group, record_hashes
 from headwater.log.spool import Spool, SpoolConfig, prepare_append
 from headwater.log.spool.commit import PendingAppend
-from headwater.testing.disk import FaultyDisk
+from headwater.log.spool.frame import CRC, MAGIC, V3, check_payload_bytes
+from headwater.log.spool.state import SpoolSegment
+from headwater.testing.disk import Crashed, FaultyDisk
 
+T = TypeVar("T")
 PATH = "/log"
+
+
+def wait(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, from a test without an event loop.
+
+    Where a thread of the spool met the crash of a disk, it is raised here.
+    """
+    try:
+        return portal.shared().call(coroutine)
+    except HeadwaterError as error:
+        if isinstance(error.__cause__, Crashed):
+            raise error.__cause__ from None
+        raise
+
+
+@contextmanager
+def closing(spool: Spool) -> Iterator[Spool]:
+    """Closes a spool at the end of the block."""
+    try:
+        yield spool
+    finally:
+        wait(spool.close())
 
 
 def values(*texts: bytes) -> pa.RecordBatch:
@@ -30,11 +60,19 @@ def opened(disk: Disk, *, first_lsn: int | None = None, config: SpoolConfig | No
     return Spool.open(PATH, first_lsn=first_lsn, config=config, disk=disk)
 
 
-def waiting_ticket() -> PendingAppend:
-    """An append that nobody has handed in."""
+def pending_append() -> PendingAppend:
+    """An append that was not submitted."""
     return PendingAppend(
         prepare_append(numbered(1, 1)).take(), term=1, first_lsn=None, timestamp_ms=0
     )
+
+
+def encode_frame(payload: bytes, *, term: int, lsn: int, timestamp_ms: int) -> bytes:
+    """A v3 frame of any payload, as other implementations write it."""
+    check_payload_bytes(len(payload))
+    header = V3.pack(MAGIC, 3, term, lsn, timestamp_ms, len(payload))
+    crc = zlib.crc32(payload, zlib.crc32(header[len(MAGIC) :]))
+    return b"".join((header, payload, CRC.pack(crc)))
 
 
 def found(groups: Iterable[Group]) -> dict[int, bytes]:
@@ -57,15 +95,33 @@ def hashes(groups: Iterable[Group]) -> dict[int, int]:
 
 def everything(spool: Spool) -> dict[int, bytes]:
     """All records of a spool, read from its segments and not from memory."""
-    records: dict[int, bytes] = {}
+    return found(stored_groups(spool))
+
+
+def read_now(spool: Spool, lsn: int, *, max_records: int | None = None) -> list[Group]:
+    """What `read_since` returns, on this thread: for checks inside of a simulation."""
+    read = spool._reader.begin(lsn, max_records, 1 << 30)
+    if not spool._reader.read_tail(read):
+        spool._reader.read_disk(read)
+    return read.groups
+
+
+def stored_groups(spool: Spool) -> list[Group]:
+    """All groups of a spool, read from its segments and not from memory."""
+    groups: list[Group] = []
     lsn = 0
     while True:
-        taking = spool._reader.taking(lsn, 1000, 1 << 20)
-        spool._reader.read_disk(taking)
-        if not taking.groups:
-            return records
-        records |= found(taking.groups)
-        lsn = taking.lsn
+        read = spool._reader.begin(lsn, 1000, 1 << 20)
+        spool._reader.read_disk(read)
+        if not read.groups:
+            return groups
+        groups += read.groups
+        lsn = read.lsn
+
+
+def segment_path(spool: Spool, segment: SpoolSegment) -> str:
+    """The file of a segment."""
+    return spool._folder.segment(segment.first_lsn)
 
 
 def spans(groups: Sequence[Group]) -> list[tuple[int, int]]:

@@ -25,7 +25,7 @@ from typing import Final, NoReturn
 import pyarrow as pa
 
 from headwater.log.spool import Spool, SpoolConfig
-from tests.log.given import everything, values
+from tests.log.given import everything, values, wait
 from tests.warm_process import WarmProcess, serve
 
 LIVES: Final = 4
@@ -66,7 +66,7 @@ class Writer:
         number = 0
         while True:
             self._before(name, number)
-            found = self._spool.append_blocking(self._records(name, number), term=1)
+            found = wait(self._spool.append(self._records(name, number), term=1))
             self._note(f"has {found.first_lsn} {found.last_lsn} {self._life} {name} {number}")
             number += 1
 
@@ -93,11 +93,11 @@ class Writer:
             if what < 0.3:
                 floor_lsn = max(0, self._spool.current_lsn() - KEPT)
                 self._note(f"floor {floor_lsn}")
-                self._spool.prune_through_blocking(floor_lsn)
+                wait(self._spool.prune_through(floor_lsn))
             elif what < 0.5:
-                self._spool.seal_blocking()
+                wait(self._spool.seal())
             else:
-                self._spool.tend_blocking()
+                wait(self._spool.tend())
 
     def _records(self, name: int, number: int) -> pa.RecordBatch:
         return values(*(value_of(self._life, name, number),) * (1 + number % 3))
@@ -163,7 +163,7 @@ def check(root: Path) -> int:
             kept = lsn < spool.oldest_lsn() or found.get(lsn) == value
             assert kept, f"LSN {lsn} is lost, or another: {found.get(lsn)!r}, not {value!r}"
     finally:
-        spool.close_blocking()
+        wait(spool.close())
     return len(acknowledged)
 
 

@@ -62,7 +62,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     ),
     "one-answer-is-enough": (Verification, "reached", done_after_one_answer),
     "nothing-is-compared": (LogFollower, "_compare", looks_away),
-    "slots-above-the-log": (LogRetention, "bring_back", leaves_slots),
+    "slots-above-the-log": (LogRetention, "lower_slots_to_log_end", leaves_slots),
 }
 
 

@@ -27,7 +27,7 @@ from headwater.log.replica.link import SplitPull
 from headwater.log.replica.log_copy import LogCopies, LogCopy
 from headwater.log.replica.replica import Replica
 from headwater.log.slots import Slot
-from headwater.log.slots.slot_writer import SlotBook
+from headwater.log.slots.slot_writer import LeaderSlots
 from tests.planted import expect_noticed
 from tests.torture.replica_scenarios import SCENARIOS, replica_history
 
@@ -49,21 +49,21 @@ def begins_anywhere(pulled: PullResponse, applied_lsn: int) -> None:
 def applies_again(pulled: PullResponse, applied_lsn: int, **how: Any) -> SplitPull:
     """Applies all of an answer, also what is there already."""
     found = _take_in(pulled, applied_lsn, **how)
-    through_lsn = max(found.through_lsn, applied_lsn + bool(found.again))
-    return found._replace(again=[], fresh=[*found.again, *found.fresh], through_lsn=through_lsn)
+    through_lsn = max(found.through_lsn, applied_lsn + bool(found.repeated))
+    return found._replace(repeated=[], new=[*found.repeated, *found.new], through_lsn=through_lsn)
 
 
 async def heeds_anybody(self: ReplicaCopies, term: int) -> bool:
     """Listens to whoever answers."""
-    self._kept = msgspec.structs.replace(self._kept, term=term)
+    self._state = msgspec.structs.replace(self._state, term=term)
     return True
 
 
 async def heeds_until_a_restart(self: ReplicaCopies, term: int) -> bool:
     """Keeps in memory alone whom it has heard of."""
-    if term < self._kept.term:
-        await _heed(self, term)
-    self._kept = msgspec.structs.replace(self._kept, term=term)
+    if term < self._state.term:
+        await _check_term(self, term)
+    self._state = msgspec.structs.replace(self._state, term=term)
     return True
 
 
@@ -97,7 +97,7 @@ def deletes_nothing(records: pa.RecordBatch) -> Any:
     return pa.repeat(pa.scalar(False), records.num_rows)
 
 
-def never_renews(self: SlotBook, name: str, at_lsn: int, **how: Any) -> Slot:
+def never_renews(self: LeaderSlots, name: str, at_lsn: int, **how: Any) -> Slot:
     """Leaves a slot that was given up as it is."""
     before = self.find(name)
     if before is not None and not before.is_valid:
@@ -105,7 +105,7 @@ def never_renews(self: SlotBook, name: str, at_lsn: int, **how: Any) -> Slot:
     return _create(self, name, at_lsn, **how)
 
 
-def frees_what_it_knows(self: SlotBook) -> int | None:
+def frees_what_it_knows(self: LeaderSlots) -> int | None:
     """Lets the log go before anybody else knows that it may."""
     return self.wanted_floor_lsn()
 
@@ -122,14 +122,14 @@ async def loads_half(copy: LogCopy, archive: LogArchive, lsns: range) -> None:
 
 _load = log_copy._load
 _check_dense, _take_in = link._check_dense, link.split_pull
-_heed, _create = ReplicaCopies.heed, SlotBook.create
+_check_term, _create = ReplicaCopies.check_term, LeaderSlots.create
 
 PLANTED: dict[str, tuple[Any, str, Any]] = {
     "gap-is-applied": (link, "_check_dense", looks_away),
     "empty-copy-begins-anywhere": (link, "_check_dense", begins_anywhere),
     "applied-twice": (follower, "split_pull", applies_again),
-    "older-leader-is-heeded": (ReplicaCopies, "heed", heeds_anybody),
-    "fence-in-memory": (ReplicaCopies, "heed", heeds_until_a_restart),
+    "older-leader-is-heeded": (ReplicaCopies, "check_term", heeds_anybody),
+    "fence-in-memory": (ReplicaCopies, "check_term", heeds_until_a_restart),
     "fence-not-synced": (SavedStateFile, "write", writes_without_a_sync),
     "log-copy-durable-when-applied": (LogCopy, "durable_lsn", property(durable_when_applied)),
     "state-durable-when-applied": (KeyedState, "durable_lsn", property(durable_when_applied)),
@@ -140,9 +140,9 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "tier-is-left-out": (LogCopies, "begin", begins_at_the_end),
     "tier-is-loaded-in-part": (log_copy, "_load", loads_half),
     "deleted-keys-stay": (keyed_table, "_deletes", deletes_nothing),
-    "rebootstrap-for-ever": (SlotBook, "create", never_renews),
-    "pruned-before-stored": (SlotBook, "floor_lsn", frees_what_it_knows),
-    "dead-slot-holds-for-ever": (log_retention, "breach", looks_away),
+    "rebootstrap-for-ever": (LeaderSlots, "create", never_renews),
+    "pruned-before-stored": (LeaderSlots, "floor_lsn", frees_what_it_knows),
+    "dead-slot-holds-for-ever": (log_retention, "exceeded_limit", looks_away),
 }
 
 

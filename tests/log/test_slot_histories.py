@@ -15,7 +15,7 @@ from headwater.log.primary.log_retention import LogRetention
 from headwater.log.primary.registry import ReplicaRegistry, ReplicaState
 from headwater.log.slots import SlotRegister, SlotTable, slot_register
 from headwater.log.slots.slot import Slot
-from headwater.log.slots.slot_writer import SlotBook
+from headwater.log.slots.slot_writer import LeaderSlots
 from tests.planted import expect_noticed
 from tests.torture.slot_scenarios import SCENARIOS, slot_history
 
@@ -31,7 +31,7 @@ def counts_at_once(self: ReplicaRegistry, name: str, **about: Any) -> ReplicaSta
     return self._replicas[name]
 
 
-def frees_what_it_knows(self: SlotBook) -> int | None:
+def frees_what_it_knows(self: LeaderSlots) -> int | None:
     """Lets the log go before anybody else knows that it may."""
     return self.wanted_floor_lsn()
 
@@ -53,7 +53,7 @@ def empty_log_has_no_oldest(self: LogRetention) -> int:
     return 0 if is_empty else _oldest_lsn(self)
 
 
-def never_renews(self: SlotBook, name: str, at_lsn: int, **how: Any) -> Slot:
+def never_renews(self: LeaderSlots, name: str, at_lsn: int, **how: Any) -> Slot:
     """Leaves a slot that was given up as it is."""
     before = self.find(name)
     if before is not None and not before.is_valid:
@@ -77,19 +77,19 @@ def gives_the_same_session(self: ReplicaRegistry, name: str, **about: Any) -> Re
 
 
 _stamp = SlotRegister.stamp
-_register, _create = ReplicaRegistry.register, SlotBook.create
+_register, _create = ReplicaRegistry.register, LeaderSlots.create
 _oldest_lsn = LogRetention.oldest_lsn
 
 PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "new-replica-counts": (ReplicaRegistry, "register", counts_at_once),
     "sessions-are-no-tokens": (ReplicaRegistry, "register", gives_the_same_session),
     "unreadable-slots-are-none": (SlotRegister, "stamp", begins_without),
-    "pruned-before-stored": (SlotBook, "floor_lsn", frees_what_it_knows),
-    "dropped-slot-comes-back": (slot_register, "joined", joins_blindly),
+    "pruned-before-stored": (LeaderSlots, "floor_lsn", frees_what_it_knows),
+    "dropped-slot-comes-back": (slot_register, "merge_tables", joins_blindly),
     "older-leader-writes": (slot_register, "_refuse_others", looks_away),
-    "dead-slot-holds-for-ever": (log_retention, "breach", looks_away),
+    "dead-slot-holds-for-ever": (log_retention, "exceeded_limit", looks_away),
     "empty-log-resumes-anybody": (LogRetention, "oldest_lsn", empty_log_has_no_oldest),
-    "rebootstrap-for-ever": (SlotBook, "create", never_renews),
+    "rebootstrap-for-ever": (LeaderSlots, "create", never_renews),
 }
 
 

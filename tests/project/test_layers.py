@@ -46,6 +46,7 @@ def test_the_repository_keeps_its_layers() -> None:
         ("headwater/buffer/a.py", "import obstore.store\n", "obstore is imported only in store"),
         ("headwater/testing/a.py", "from obstore import S3\n", "obstore is imported only in store"),
         ("headwater/tier/a.py", "import pyspark\n", "pyspark is imported only in spark"),
+        ("headwater/tier/a.py", "import pyiceberg\n", "only in table and spark"),
         ("headwater/table/a.py", "import pyspark\n", "pyspark is imported only in spark"),
         ("headwater/table/a.py", "import headwater.node\n", "table imports node"),
         ("pyspark_headwater/__init__.py", "from headwater.cli import X\n", "door to spark alone"),
@@ -91,7 +92,7 @@ def test_a_banned_name_is_found_under_any_alias(tmp_path: Path, source: str, lin
     [
         ("headwater/core/a.py", "import random, time\n\nx = time.time()\n"),
         ("headwater/store/a.py", "import obstore\nfrom headwater.core import X\n"),
-        ("headwater/store/a.py", "from headwater.store.keys import Key\nfrom . import keys\n"),
+        ("headwater/store/a.py", "from headwater.store.objects import Key\nfrom . import keys\n"),
         ("headwater/spark/a.py", "from pyspark.sql import DataFrame\nimport headwater.node\n"),
         ("headwater/cli/a.py", "from headwater import Producer\n"),
         ("headwater/testing/a.py", "import random\nfrom headwater.cli import X\n"),

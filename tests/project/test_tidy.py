@@ -30,16 +30,27 @@ def test_the_repository_is_tidy() -> None:
     assert tidy.check(ROOT) == []
 
 
+def test_a_class_name_that_two_files_have_is_found_in_the_second(tree: Path) -> None:
+    assert findings(tree, "src/headwater/a.py", "class Slot: ...\n") == []
+    [found] = findings(tree, "src/headwater/b.py", "class Slot: ...\n")
+    assert found.startswith("src/headwater/b.py:1: class Slot is also in src/headwater/a.py")
+    assert findings(tree, "tests/test_slot.py", "class Slot: ...\n") == [found]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("src/headwater/a.py", "x = 1\n" * (tidy.FILE_LINES + 1), "is this two rooms?"),
-        ("src/headwater/a.py", "x = 1\n" * (tidy.FILE_LINES_HARD + 1), "this is two rooms"),
+        ("src/headwater/a.py", "x = 1\n" * (tidy.FILE_LINES + 1), "is this two concepts?"),
+        ("src/headwater/a.py", "x = 1\n" * (tidy.FILE_LINES_HARD + 1), "this is two concepts"),
         ("src/headwater/a.py", LONG_FUNCTION, "more than 70"),
         ("src/headwater/a.py", "async " + LONG_FUNCTION, "more than 70"),
         ("src/headwater/utils.py", "", "utils.py says nothing"),
         ("src/headwater/core/helpers.py", "", "helpers.py says nothing"),
         ("src/headwater/store/common.py", "", "common.py says nothing"),
+        ("src/headwater/store/known.py", "", "known.py is a participle"),
+        ("src/headwater/store/lane.py", "", "lane.py is a figure of speech"),
+        ("src/headwater/store/a.py", "class Desk: ...\n", "class Desk is a figure of speech"),
+        ("src/headwater/store/a.py", "class _Kept: ...\n", "class _Kept is a participle"),
         ("src/headwater/__init__.py", "__all__ = []\n", "without a docstring"),
         ("src/headwater/__init__.py", '"""Door."""\n', "without __all__"),
         ("src/headwater/__init__.py", '"""Door."""\n__all__ = ["b", "a"]\n', "not a sorted list"),

@@ -8,6 +8,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headwater.spark import session
+from tests.table.conftest import warehouse
+
+__all__ = ["spark", "warehouse"]
 
 
 @pytest.fixture(scope="session")

@@ -130,7 +130,7 @@ def test_names_options_and_schemas_of_ones_own(spark: SparkSession) -> None:
         ("id long", {"column": "number"}, "JSON is string or binary"),
         ("key string", {}, "key: both in the schema"),
         ("_rescued_data string", {}, "both in the schema"),
-        ("long", {}, "is no list of columns"),
+        ("long", {}, "is not a list of columns"),
         ("id long", {"options": {"MODE": "FAILFAST"}}, "option MODE is set by from_json"),
     ],
 )

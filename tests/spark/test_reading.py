@@ -20,8 +20,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from headwater.spark import versions
 from headwater.table.reference import load
 from tests.project.test_docs import FENCE
-from tests.spark.source.engine import places
-from tests.spark.source.given import World
+from tests.spark.source.engine import positions
+from tests.spark.source.source_world import World
 
 SHELL = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 WITH_LIMITS = pytest.mark.skipif(
@@ -192,7 +192,7 @@ def test_a_query_ends_fully_acknowledged_and_adds_nothing_when_run_again(
     assert [world.state(partition=number).pending for number in (0, 1)] == [0, 0]
     # The lag is what the end of the micro-batch lacks of the end of the stream.
     source = progress[0]["sources"][0]
-    ends = [places(json.loads(source[name])) for name in ("latestOffset", "endOffset")]
+    ends = [positions(json.loads(source[name])) for name in ("latestOffset", "endOffset")]
     assert sum(ends[0][number][0] - ends[1][number][0] for number in (0, 1)) == 18
     again = queries.start(queries.frame(**limit))
     assert again.awaitTermination(120)

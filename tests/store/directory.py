@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from headwater.store import LocalBackend, MemoryBackend
-from headwater.store.keys import RESERVED_SEGMENT
-from headwater.store.objects import Buffer
+from headwater.store.objects import RESERVED_SEGMENT, Buffer
 
 
 def backend_at(path: Path) -> LocalBackend:

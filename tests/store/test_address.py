@@ -101,11 +101,11 @@ def test_options_come_as_keywords_too_and_win() -> None:
         ("file:///a%00b", "zero byte"),
         ("file:///a#b", "'#' has no meaning"),
         ("s3://bucket#x", "'#' has no meaning"),
-        ("s3://", "the name of a bucket, s3://BUCKET/PREFIX"),
-        ("s3://-bucket", "s3://-bucket: after the slashes stands the name of a bucket"),
-        ("s3://a b", "stands the name of a bucket"),
-        ("gs:///prefix", "the name of a bucket, gs://BUCKET/PREFIX"),
-        ("memory://name/path", "a name, no path"),
+        ("s3://", "the name of a bucket follows the slashes, s3://BUCKET/PREFIX"),
+        ("s3://-bucket", "s3://-bucket: the name of a bucket follows the slashes"),
+        ("s3://a b", "the name of a bucket follows"),
+        ("gs:///prefix", "the name of a bucket follows the slashes, gs://BUCKET/PREFIX"),
+        ("memory://name/path", "a name and no path"),
     ],
 )
 def test_a_bad_address_is_answered_with_advice(url: str, advice: str) -> None:
@@ -192,12 +192,12 @@ def test_a_prefix_obeys_the_rules_of_keys(path: str) -> None:
 @pytest.mark.parametrize(
     ("url", "option", "advice"),
     [
-        ("s3://bucket", "regoin", "did you mean 'region'?"),
-        ("s3://bucket", "endpoint_url", "did you mean 'endpoint'?"),
-        ("az://bucket", "acount", "did you mean 'account'?"),
-        ("s3://bucket", "zzz", "s3:// takes anonymous, endpoint, profile"),
-        ("file:///x", "region", "file:// takes none"),
-        ("memory://", "region", "memory:// takes none"),
+        ("s3://bucket", "regoin", "did you mean region?"),
+        ("s3://bucket", "endpoint_url", "did you mean endpoint?"),
+        ("az://bucket", "acount", "did you mean account?"),
+        ("s3://bucket", "zzz", "of s3://; known: anonymous, endpoint, profile"),
+        ("file:///x", "region", "of file://; known: none"),
+        ("memory://", "region", "of memory://; known: none"),
     ],
 )
 def test_an_unknown_option_is_answered_with_the_known_ones(

@@ -98,7 +98,7 @@ def test_conditions(store: Store) -> None:
     asyncio.run(check())
 
 
-def test_a_listing_of_more_than_a_page_goes_on_and_starts_where_asked(store: Store) -> None:
+def test_a_listing_of_more_than_a_page_continues_and_starts_after_a_key(store: Store) -> None:
     names = [f"k/{number:05d}" for number in range(LIST_PAGE_KEYS + 30)]
 
     async def check() -> None:
@@ -147,7 +147,7 @@ def test_a_stream_whose_source_fails_leaves_nothing(store: Store) -> None:
     asyncio.run(check())
 
 
-def test_deleting_what_is_not_there_succeeds(store: Store) -> None:
+def test_deleting_an_absent_object_succeeds(store: Store) -> None:
     async def check() -> None:
         await store.put("a", b"")
         await store.delete("a")
@@ -206,7 +206,7 @@ print("parent", head(inherited))
 """
 
 
-def test_a_child_forked_after_the_first_request_is_told_so(store: Store) -> None:
+def test_a_child_forked_after_the_first_request_is_refused_with_the_reason(store: Store) -> None:
     """Its requests would never be answered; one forked before it makes its own."""
     asyncio.run(store.put("a", b"one"))
     command = [sys.executable, "-c", FORKED, store.url]
@@ -268,7 +268,7 @@ def test_a_store_may_be_used_from_one_event_loop_after_another(store: Store) -> 
     assert asyncio.run(store.get("a")).data == b"one"
 
 
-def test_whoever_opens_a_cloud_store_leaves_its_threads_time_at_the_end(
+def test_an_opened_cloud_store_gives_its_threads_time_at_exit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[bool] = []

@@ -12,7 +12,7 @@ from headwater.core.errors import Refused, Unavailable
 from headwater.core.limits import MIB
 from headwater.store import MemoryBackend, Store, Version
 from headwater.store.backend import Condition, Unreachable
-from headwater.store.conformance import CheckProgress, Report, check_store
+from headwater.store.conformance import CheckProgress, StoreReport, check_store
 from headwater.store.conformance_catalogue import CHECKS, WORST
 from headwater.store.objects import Buffer
 from tests.store import wrong
@@ -21,18 +21,18 @@ from tests.store.scripted import virtual
 NAMES = [check.name for check in CHECKS]
 
 
-async def check_quickly(store: Store, **sizes: int) -> Report:
+async def check_quickly(store: Store, **sizes: int) -> StoreReport:
     small = {"writers": 4, "increments": 20, "racers": 8, "keys": 4, "large_bytes": 20 * MIB}
     return await check_store(store, **(small | sizes))  # type: ignore[arg-type]
 
 
-def failures(report: Report) -> set[str]:
+def failures(report: StoreReport) -> set[str]:
     assert not report.named("unfinished"), report.verdict
     return set(report.named("fail"))
 
 
 def test_a_right_store_is_safe_and_left_as_it_was(any_store: Store) -> None:
-    async def run() -> tuple[Report, list[str]]:
+    async def run() -> tuple[StoreReport, list[str]]:
         await any_store.put("somebody/else", b"here before")
         # Of more than a page there is in memory alone: elsewhere a thousand writes take seconds,
         # and what lists pages is tested by itself.
@@ -51,7 +51,7 @@ def test_a_right_store_is_safe_and_left_as_it_was(any_store: Store) -> None:
     ("kind", "expected"),
     [
         (wrong.LosesUpdates, {"race-replace", "race-register"}),
-        (wrong.CreatesTwice, {"race-create", "race-register", "race-sequence"}),
+        (wrong.CreatesTwice, {"race-create", "race-register", "race-numbered-log"}),
         (
             wrong.IgnoresConditions,
             {
@@ -60,7 +60,7 @@ def test_a_right_store_is_safe_and_left_as_it_was(any_store: Store) -> None:
                 "race-replace",
                 "race-create",
                 "race-register",
-                "race-sequence",
+                "race-numbered-log",
             },
         ),
         (wrong.RefusesReplacements, {"replace-if-unchanged", "race-replace", "race-register"}),

@@ -6,6 +6,7 @@ nothing about the code that is right.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,28 +18,29 @@ from headwater.core.errors import (
     OutcomeUnknown,
     RolledBack,
 )
-from headwater.store import IF_ABSENT, IfAbsent, Object, Register, Sequence, Store, Version
-from headwater.store.sequence import Floor
+from headwater.store import IF_ABSENT, IfAbsent, LogFloor, Object, Register, Store, Version
+from headwater.store.numbered_log import CreateResult
 from headwater.testing.guard import UnhandledFailure
 from tests.planted import expect_noticed
+from tests.store.numbered_logs import SampleLog
 from tests.torture.store_scenarios import (
     SCENARIOS,
     Parts,
+    numbered_log_history,
+    numbered_log_outages_history,
     register_history,
     register_outages_history,
-    sequence_history,
-    sequence_outages_history,
 )
 
 HISTORIES_TO_CATCH_A_BUG = 400
 CAUGHT = (AssertionError, RolledBack, UnhandledFailure, pytest.fail.Exception)
 
 
-class UselessSequence(Sequence):
+class UselessLog(SampleLog):
     """Never says anything wrong, and never anything of use."""
 
-    async def append(self, payload: bytes) -> int:
-        await super().append(payload)
+    async def append_payload(self, payload: bytes) -> int:
+        await super().append_payload(payload)
         raise OutcomeUnknown("who knows")
 
 
@@ -69,36 +71,37 @@ class HidingRegister(Register[Any]):
             raise
 
 
-class HidingSequence(Sequence):
+class HidingLog(SampleLog):
     """The same of entries."""
 
-    async def _settle(self, number: int, token: bytes, unknown: OutcomeUnknown) -> bool:
+    async def _settle(self, number: int, token: bytes, unknown: OutcomeUnknown) -> CreateResult:
         try:
             return await super()._settle(number, token, unknown)
         except OutcomeUnknown:
-            await self._exists(number)
+            await self.exists(number)
             raise
 
 
-class FloorlessWriter(Sequence):
+class FloorlessWriter(SampleLog):
     """Believes that a number it could create is an entry."""
 
-    async def _floor_after(self, number: int, token: bytes) -> Floor:
-        return Floor(0, [])
+    async def _floor_after_create(self, number: int) -> LogFloor:
+        return LogFloor(0, 0)
 
 
-class FloorlessReader(Sequence):
+class FloorlessReader(SampleLog):
     """Believes that what it can read is alive."""
 
-    async def _check_floor_after(self, start: int) -> None:
-        return
+    async def read(self, start: int, count: int) -> list[Object]:
+        stored = [await self.get(number) for number in range(start, start + count)]
+        return [one for one in itertools.takewhile(bool, stored) if one is not None]
 
 
 class HastyStore(Store):
     """Takes a 409 for a conflict, though the key is absent."""
 
     @staticmethod
-    def _taken_by(
+    def _conflict_with(
         key: str, current: Object | None, condition: IfAbsent | Version, *, nothing_landed: bool
     ) -> Conflict:
         kind = AlreadyExists if condition is IF_ABSENT else Conflict
@@ -119,27 +122,27 @@ def test_no_history_loses_doubles_or_invents_an_update(scenario: Any) -> None:
             id="blind-retry-after-conflict-register",
         ),
         pytest.param(
-            sequence_history, Parts(store=BlindStore), id="blind-retry-after-conflict-sequence"
+            numbered_log_history, Parts(store=BlindStore), id="blind-retry-after-conflict-log"
         ),
         pytest.param(register_history, Parts(fixed_token=True), id="no-nonce-register"),
-        pytest.param(sequence_history, Parts(fixed_token=True), id="no-nonce-sequence"),
+        pytest.param(numbered_log_history, Parts(fixed_token=True), id="no-nonce-log"),
         pytest.param(
-            sequence_history, Parts(sequence=FloorlessWriter), id="floor-not-checked-on-append"
+            numbered_log_history, Parts(log=FloorlessWriter), id="floor-not-checked-on-append"
         ),
         pytest.param(
-            sequence_history, Parts(sequence=FloorlessReader), id="floor-not-checked-on-read"
+            numbered_log_history, Parts(log=FloorlessReader), id="floor-not-checked-on-read"
         ),
-        pytest.param(sequence_history, Parts(sequence=UselessSequence), id="never-an-answer"),
-        pytest.param(sequence_history, Parts(store=HastyStore), id="409-treated-as-conflict"),
+        pytest.param(numbered_log_history, Parts(log=UselessLog), id="never-an-answer"),
+        pytest.param(numbered_log_history, Parts(store=HastyStore), id="409-treated-as-conflict"),
         pytest.param(
             register_outages_history,
             Parts(register=HidingRegister),
             id="look-hides-the-unknown-register",
         ),
         pytest.param(
-            sequence_outages_history,
-            Parts(sequence=HidingSequence),
-            id="look-hides-the-unknown-sequence",
+            numbered_log_outages_history,
+            Parts(log=HidingLog),
+            id="look-hides-the-unknown-log",
         ),
     ],
 )
@@ -148,6 +151,6 @@ def test_a_planted_bug_is_caught(history: Callable[[int, Parts], str], parts: Pa
 
 
 def test_the_same_seed_gives_the_same_history() -> None:
-    for history in (register_history, sequence_history):
+    for history in (register_history, numbered_log_history):
         assert history(5) == history(5)
         assert history(5) != history(6)

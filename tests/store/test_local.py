@@ -14,8 +14,8 @@ import pytest
 from headwater.core import runtime
 from headwater.core.errors import Conflict, NotFound
 from headwater.store import IF_ABSENT, ByteRange, Store
-from headwater.store.keys import RESERVED_SEGMENT
 from headwater.store.local import ABANDONED_AFTER_MS
+from headwater.store.objects import RESERVED_SEGMENT
 from tests.store.directory import backend_at, in_chunks, keys, unfinished
 
 
@@ -68,7 +68,7 @@ def test_ranges(tmp_path: Path) -> None:
         assert asyncio.run(backend.get("a", part)).data == expected
 
 
-def test_deleting_what_is_not_there_succeeds(tmp_path: Path) -> None:
+def test_deleting_an_absent_object_succeeds(tmp_path: Path) -> None:
     backend = backend_at(tmp_path)
     asyncio.run(backend.put("a", b""))
     for key in ("b", "a/b", "c/d/e", "a", "a"):

@@ -181,7 +181,7 @@ def test_an_error_at_every_call_breaks_no_promise(number: int, journaled: bool) 
     assert explore_store(make_disk=make_disk, errors=(number,), crashes=False, states=2) > 200
 
 
-def test_a_folder_that_a_killed_process_made_is_made_safe_by_whoever_uses_it() -> None:
+def test_a_folder_created_by_a_killed_process_is_synced_by_the_next_writer() -> None:
     async def run_body(disk: FaultyDisk, tell: Tell) -> None:
         await LocalBackend("/data/store", disk).put("first", b"")
         disk.make_dir("/data/store/a")  # and then its maker is gone, before any sync

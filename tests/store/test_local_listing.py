@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headwater.core.disk import OsDisk
 from headwater.core.errors import NotFound, NotSupported
 from headwater.store import IF_ABSENT, LocalBackend, MemoryBackend, Store
-from headwater.store.keys import RESERVED_SEGMENT
+from headwater.store.objects import RESERVED_SEGMENT
 from headwater.testing import FaultyDisk, simulate
 from tests.store.directory import backend_at, keys, unfinished
 
@@ -102,7 +102,7 @@ def test_a_file_deleted_during_a_listing_does_not_break_it(tmp_path: Path) -> No
     assert asyncio.run(keys(backend)) == ["here"]
 
 
-def test_a_folder_that_holds_no_object_is_none(tmp_path: Path) -> None:
+def test_a_folder_without_objects_is_not_listed(tmp_path: Path) -> None:
     async def check() -> None:
         store = Store(LocalBackend(str(tmp_path)))
         for key in ("a/b/gone", "c/d/kept", "file"):

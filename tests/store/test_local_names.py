@@ -163,7 +163,7 @@ READS: dict[str, Callable[[LocalBackend], object]] = {
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("change", ["create", "replace", "delete"])
 @pytest.mark.parametrize("read", READS)
-def test_whoever_reads_a_name_that_is_being_synced_waits(
+def test_a_read_of_a_name_that_is_being_synced_waits(
     tmp_path: Path, read: str, change: str, fails: bool
 ) -> None:
     disk = _StalledDisk()
@@ -214,7 +214,7 @@ def test_a_forked_child_does_not_wait_for_what_its_parent_syncs(tmp_path: Path) 
     assert child.exitcode == 0
 
 
-def test_what_one_thread_lost_is_acknowledged_to_none(tmp_path: Path) -> None:
+def test_data_lost_by_one_thread_are_acknowledged_to_none(tmp_path: Path) -> None:
     """The kernel reports lost names to the first sync that asks, and to no other."""
 
     class FirstFails(_StalledDisk):
@@ -315,7 +315,7 @@ class _UnreadableParent(OsDisk):
         super().sync_dir(path)
 
 
-def test_a_root_that_was_there_may_stand_in_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
+def test_an_existing_root_may_be_in_an_unreadable_folder(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     LocalBackend(str(tmp_path / "root"), _UnreadableParent(tmp_path))._put("a", b"", None)
 
@@ -370,7 +370,7 @@ def test_a_write_that_stalls_is_of_unknown_outcome_until_its_name_is_safe(tmp_pa
 def test_a_root_inside_another_root_is_refused(tmp_path: Path) -> None:
     async def main() -> None:
         await LocalBackend(str(tmp_path)).put("a/b", b"x")
-        with pytest.raises(NotSupported, match="lies inside the local store"):
+        with pytest.raises(NotSupported, match="is inside the local store"):
             await LocalBackend(f"{tmp_path}/a").put("b", b"y")
         assert (await LocalBackend(f"{tmp_path}/a").get("b")).data == b"x"
 

@@ -145,7 +145,7 @@ class _OneInodeInMemory(FaultyDisk):
 
 
 @virtual
-async def test_a_version_never_comes_back_while_the_clock_stands_still() -> None:
+async def test_a_version_never_comes_back_while_the_clock_does_not_advance() -> None:
     backend = LocalBackend("/store", _OneInodeInMemory())
     versions = [backend._put("a", b"%03d" % number, None) for number in range(20)]
     assert len(set(versions)) == 20

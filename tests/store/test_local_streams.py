@@ -44,7 +44,7 @@ class _SlowDisk(OsDisk):
 
 
 @pytest.mark.parametrize("held", ["append", "sync"])
-def test_a_stream_given_up_while_a_thread_writes_it_harms_nothing(
+def test_a_stream_abandoned_while_a_thread_writes_it_changes_nothing(
     tmp_path: Path, held: str
 ) -> None:
     disk = _SlowDisk(held)

@@ -12,7 +12,7 @@ import pytest
 from headwater.core.disk import DiskFile, OsDisk, raise_for
 from headwater.core.errors import Denied, DiskFailed, NoSpace, NotSupported, Unavailable
 from headwater.store import IF_ABSENT, LocalBackend, Store
-from headwater.store.keys import RESERVED_SEGMENT
+from headwater.store.objects import RESERVED_SEGMENT
 from headwater.testing import FaultyDisk, simulate
 from tests.store.directory import in_chunks, unfinished
 from tests.store.scripted import virtual
@@ -122,7 +122,7 @@ def test_coarse_modification_times_are_refused(tmp_path: Path) -> None:
             return file
 
     backend = LocalBackend(str(tmp_path), Coarse())
-    with pytest.raises(NotSupported, match="too coarsely"):
+    with pytest.raises(NotSupported, match="rounds modification times"):
         backend._put("a", b"", None)
     assert not (tmp_path / "a").exists()
 

@@ -84,7 +84,7 @@ async def test_a_change_whose_response_was_lost_is_made_once(loss: Step) -> None
 
 @pytest.mark.parametrize("error", [LOST, REFUSED])
 @virtual
-async def test_landed_and_then_replaced_by_others_is_told_by_the_history(error: Exception) -> None:
+async def test_the_history_shows_a_change_that_landed_and_was_replaced(error: Exception) -> None:
     backend, mine, theirs = given()
     await mine.add("a")
     others = then(theirs.add, "x", "y", "z")
@@ -94,7 +94,7 @@ async def test_landed_and_then_replaced_by_others_is_told_by_the_history(error: 
 
 
 @virtual
-async def test_landed_and_then_undone_by_others_is_told_by_the_history() -> None:
+async def test_the_history_shows_a_change_that_landed_and_was_undone() -> None:
     backend, mine, theirs = given()
     await mine.add("a")
 
@@ -107,7 +107,7 @@ async def test_landed_and_then_undone_by_others_is_told_by_the_history() -> None
 
 
 @virtual
-async def test_created_and_then_replaced_by_others_is_told_by_the_history() -> None:
+async def test_the_history_shows_a_creation_that_was_replaced() -> None:
     backend, mine, theirs = given()
     backend.next("put_if_absent", lands_then_after(then(theirs.add, "x", "y"), LOST))
     assert await mine.add("a") == 1
@@ -233,7 +233,7 @@ async def test_concurrent_changes_each_land_exactly_once() -> None:
 
 
 @virtual
-async def test_two_writers_of_the_same_value_are_told_apart() -> None:
+async def test_two_writers_of_the_same_value_are_distinguished() -> None:
     # On a store whose versions follow from the bytes, only the nonce separates these two.
     backend, mine, theirs = given()
     await mine.add("a")

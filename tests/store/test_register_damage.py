@@ -116,7 +116,7 @@ async def test_a_value_edited_by_hand_is_refused() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"not json", b'{"register":1', b"\xff\x00"])
 @virtual
-async def test_what_is_no_register_is_refused(data: bytes) -> None:
+async def test_an_object_that_is_not_a_register_is_refused(data: bytes) -> None:
     with pytest.raises(Corrupt, match="not a register"):
         await (await _stored(data)).read()
     with pytest.raises(Corrupt, match="not a register"):
@@ -150,13 +150,13 @@ async def test_the_bytes_are_as_documented() -> None:
 
 
 @virtual
-async def test_only_what_is_damaged_is_written_over() -> None:
+async def test_only_a_damaged_register_is_overwritten() -> None:
     store = Store(MemoryBackend())
     register = Register(store, "r", int)
     with pytest.raises(NotFound):
         await register.replace_damaged(1)
     await register.update(lambda _: 1)
-    with pytest.raises(Refused, match="can be read"):
+    with pytest.raises(Refused, match="can be decoded"):
         await register.replace_damaged(2)
     await store.put("r", b"{")
     await Register(store, "r", int).replace_damaged(3)

@@ -92,7 +92,7 @@ def test_a_large_put_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @virtual
-async def test_parts_that_stand_apart_make_one_object() -> None:
+async def test_separate_parts_make_one_object() -> None:
     backend, store = given()
     backend.next("put", fails(DOWN))
     await store.put("a", GivenParts(b"one", b"", b"two"))

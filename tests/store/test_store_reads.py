@@ -87,7 +87,7 @@ def _metas(*keys: str) -> list[ObjectMeta]:
 
 
 @virtual
-async def test_a_listing_goes_on_where_it_broke_off_without_duplicates() -> None:
+async def test_a_broken_listing_continues_without_duplicates() -> None:
     backend, store = given()
     for key in "abcdef":
         await backend.inner.put(key, b"")

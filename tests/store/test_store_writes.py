@@ -57,7 +57,7 @@ async def test_409_while_the_key_is_absent_is_tried_again_until_created() -> Non
 
 
 @virtual
-async def test_409_with_anothers_object_there_tells_whose() -> None:
+async def test_409_with_another_writers_object_is_a_conflict_with_it() -> None:
     backend, store = given()
     theirs = await backend.inner.put("a", OTHERS)
     backend.next("put_if_absent", fails(CONFLICT))
@@ -68,7 +68,7 @@ async def test_409_with_anothers_object_there_tells_whose() -> None:
 
 
 @virtual
-async def test_409_for_ever_with_the_key_absent_ends_without_a_guess() -> None:
+async def test_endless_409_with_the_key_absent_is_an_unknown_outcome() -> None:
     # A refused create whose object is gone may have been created and deleted meanwhile.
     backend, store = given()
     backend.next("put_if_absent", *[fails(CONFLICT)] * limits.ATTEMPTS_MAX)
@@ -78,10 +78,10 @@ async def test_409_for_ever_with_the_key_absent_ends_without_a_guess() -> None:
 
 
 @virtual
-async def test_the_same_bytes_without_a_token_may_be_anybodys() -> None:
+async def test_the_same_bytes_without_a_token_may_be_another_writers() -> None:
     backend, store = given()
     await backend.inner.put("a", b"same")
-    with pytest.raises(OutcomeUnknown, match="no token"):
+    with pytest.raises(OutcomeUnknown, match="without a token"):
         await store.put_if_absent("a", b"same", token=None)
 
 
@@ -95,7 +95,7 @@ async def test_other_bytes_without_a_token_are_anothers() -> None:
 
 @pytest.mark.parametrize("token", [b"", b"another"])
 @virtual
-async def test_a_token_must_stand_in_the_bytes(token: bytes) -> None:
+async def test_a_token_must_be_part_of_the_bytes(token: bytes) -> None:
     backend, store = given()
     with pytest.raises(Refused, match="token"):
         await store.put_if_absent("a", MINE, token=token)
@@ -157,7 +157,7 @@ async def test_a_vanished_object_is_a_conflict_with_nothing() -> None:
 
 
 @virtual
-async def test_refused_for_ever_though_unchanged_ends_without_a_guess() -> None:
+async def test_endless_refusals_of_an_unchanged_object_are_an_unknown_outcome() -> None:
     backend, store = given()
     before = await store.put("a", OTHERS)
     backend.next("put_if_unchanged", *[fails(CONFLICT)] * limits.ATTEMPTS_MAX)

@@ -43,7 +43,7 @@ def is_whole(disk: FaultyDisk, acknowledged: list[bytes]) -> None:
         assert found >= acknowledged[-1]
 
 
-def test_explore_passes_what_is_right_at_every_point() -> None:
+def test_explore_passes_a_body_that_is_right_at_every_point() -> None:
     done = explore(put_twice, is_whole, states=8, errors=(errno.EIO, errno.ENOSPC))
 
     assert done.points == 21

@@ -35,7 +35,7 @@ def test_after_a_failed_sync_the_next_one_succeeds_and_the_bytes_are_gone() -> N
         assert content in {b"safe" + bytes(n) for n in range(5)}
 
 
-def test_what_is_written_and_synced_after_a_failed_sync_follows_a_hole() -> None:
+def test_data_written_and_synced_after_a_failed_sync_follow_a_hole() -> None:
     disk = FaultyDisk()
     safe_file(disk, "/a", b"safe")
     with disk.open("/a", write=True) as file:
@@ -116,7 +116,7 @@ def test_an_append_that_fails_may_leave_a_part_but_never_all(number: int) -> Non
     assert all(part is not None and len(part) < 10 for part in found)
 
 
-def test_a_full_disk_takes_what_fits_and_goes_on_when_space_is_freed() -> None:
+def test_a_full_disk_takes_what_fits_and_continues_when_space_is_freed() -> None:
     disk = FaultyDisk(space_bytes=10)
     write(disk, "/a", b"123456")
     with disk.create("/b") as file:

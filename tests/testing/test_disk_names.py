@@ -78,7 +78,7 @@ def test_a_safe_rename_is_not_undone_by_what_its_old_name_once_was() -> None:
     assert contents(disk, "/tmp/a", "/data/a") == {(None, b"x")}
 
 
-def test_what_is_safe_is_not_remembered_as_a_change() -> None:
+def test_a_durable_change_is_not_stored_as_a_change() -> None:
     """Else a long run with its unfinished files in a folder nobody syncs gets ever slower."""
     disk = FaultyDisk()
     for folder in ("/tmp", "/data"):

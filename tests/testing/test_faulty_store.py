@@ -66,7 +66,7 @@ def test_404_on_write_if_unchanged_changes_nothing() -> None:
     run(test)
 
 
-def test_what_is_applied_late_may_race_with_what_came_later() -> None:
+def test_a_late_request_may_race_with_later_ones() -> None:
     async def test() -> None:
         inner, faulty = given(apply_late=1.0)
         await inner.put("a", b"x")
@@ -103,7 +103,7 @@ def test_a_read_that_fails_says_that_it_may_be_repeated(fault: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["stall", "stall_after"])
-def test_a_client_that_stands_still_does_so_for_long(fault: str) -> None:
+def test_a_paused_client_is_paused_for_long(fault: str) -> None:
     async def test() -> None:
         _, faulty = given(**{fault: 1.0})
         await faulty.put("a", b"x")

@@ -216,7 +216,7 @@ class TestClocks:
 
         simulate(scenario, stall_max_s=0)
 
-    def test_the_clock_of_one_process_is_set_while_its_others_go_on(self) -> None:
+    def test_the_clock_of_one_process_is_set_while_other_clocks_are_not(self) -> None:
         async def read() -> tuple[float, int]:
             return runtime.monotonic_s(), runtime.wall_ms()
 

@@ -265,7 +265,7 @@ def test_cancelled_timers_are_forgotten() -> None:
     assert simulate(main).value < 1_000
 
 
-def test_a_deadlock_names_who_waits_and_where() -> None:
+def test_a_deadlock_names_the_waiting_tasks_and_lines() -> None:
     async def never(lock: asyncio.Lock) -> None:
         async with lock:
             await lock.acquire()
@@ -299,7 +299,7 @@ def test_virtual_time_is_bounded() -> None:
         simulate(main, max_virtual_s=60)
 
 
-def test_a_failure_nobody_awaits_fails_the_run() -> None:
+def test_an_unawaited_failure_fails_the_run() -> None:
     async def fail() -> None:
         raise LookupError("unseen")
 
@@ -312,7 +312,7 @@ def test_a_failure_nobody_awaits_fails_the_run() -> None:
     assert isinstance(raised.value.__cause__, LookupError)
 
 
-def test_a_failure_nobody_awaits_is_named_beside_the_deadlock_it_caused() -> None:
+def test_an_unawaited_failure_is_named_with_the_deadlock_it_caused() -> None:
     async def main(sim: Simulation) -> None:
         event = asyncio.Event()
 

@@ -109,7 +109,7 @@ class TestProcesses:
 
         assert [event.name for event in simulate(scenario).history] == ["number"] * 3
 
-    def test_waiting_for_a_process_tells_whether_it_ended_by_itself(self) -> None:
+    def test_waiting_for_a_process_returns_whether_it_ended_by_itself(self) -> None:
         async def scenario(sim: Simulation) -> list[bool]:
             ends, dies = sim.process("ends"), sim.process("dies")
             ends.spawn(runtime.sleep(1))
@@ -141,7 +141,7 @@ class TestProcesses:
 
         simulate(scenario)
 
-    def test_the_failure_of_a_killed_process_is_nobodys_concern(self) -> None:
+    def test_the_failure_of_a_killed_process_is_ignored(self) -> None:
         async def work(process: Process) -> None:
             process.kill()
             raise LookupError("after death")
@@ -170,7 +170,7 @@ class TestProcesses:
 
         simulate(scenario)
 
-    def test_a_frozen_process_goes_on_later_and_sees_the_time_gone(self) -> None:
+    def test_a_frozen_process_continues_later_and_sees_the_time_gone(self) -> None:
         async def work(sim: Simulation) -> None:
             for _ in range(3):
                 await runtime.sleep(1)

@@ -91,7 +91,7 @@ def test_one_round_of_a_seed_repeats_exactly_that_history(
     assert "seed 103 is bad" in capsys.readouterr().out
 
 
-def test_an_interrupted_run_goes_on_where_it_stopped(
+def test_an_interrupted_run_continues_where_it_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seeds: list[int] = []
@@ -110,7 +110,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
     assert run_scenarios([_recorded(later)], state_dir=tmp_path) == PASSED
 
     assert later == list(range(100 + done, 150))
-    assert "the same command goes on" in capsys.readouterr().out
+    assert "the same command continues" in capsys.readouterr().out
 
 
 def test_only_rounds_with_none_missing_below_count_as_done(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_only_rounds_with_none_missing_below_count_as_done(tmp_path: Path) -> No
     assert done == [0, 10, 30]
 
 
-def test_a_finished_run_is_not_repeated_but_still_tells_its_failures(tmp_path: Path) -> None:
+def test_a_finished_run_is_not_repeated_but_still_reports_its_failures(tmp_path: Path) -> None:
     seeds: list[int] = []
     scenario = _recorded(seeds, bad=lambda seed: seed == 103)
     run_scenarios([scenario], seed=100, state_dir=tmp_path)
@@ -137,7 +137,7 @@ def test_a_finished_run_is_not_repeated_but_still_tells_its_failures(tmp_path: P
     assert seeds == []
 
 
-def test_more_rounds_go_on_from_a_finished_run(tmp_path: Path) -> None:
+def test_more_rounds_continue_a_finished_run(tmp_path: Path) -> None:
     seeds: list[int] = []
     run_scenarios([_recorded(seeds)], seed=100, state_dir=tmp_path)
     seeds.clear()

@@ -15,6 +15,7 @@ from headwater.tier import (
     SegmentUpdate,
 )
 from headwater.tier.events import publisher_epoch_of
+from tests.tier.given import updated
 
 SEGMENT_STEPS = {(0, 1), (0, 2), (1, 2), (2, 3)}
 REJECTED = "rejected"
@@ -69,7 +70,7 @@ class ModelPartition:
 
     def _move(self, known: SegmentMetadata, event: SegmentUpdate) -> None:
         name = event.segment_id.id
-        self.segments[name] = known.with_update(event)
+        self.segments[name] = updated(known, event)
         if event.state == SegmentState.COPY_FINISHED:
             self.finish_order.append(name)
             for epoch, start in known.epochs:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import uuid
 
+import msgspec
+
 from headwater.tier import (
     PartitionDelete,
     PartitionDeleteState,
@@ -75,3 +77,14 @@ def partition_delete(
     state: PartitionDeleteState, partition: TopicIdPartition = ORDERS
 ) -> PartitionDelete:
     return PartitionDelete(partition, 1, 500, state)
+
+
+def updated(segment: SegmentMetadata, update: SegmentUpdate) -> SegmentMetadata:
+    """The segment as an update leaves it."""
+    return msgspec.structs.replace(
+        segment,
+        broker_id=update.broker_id,
+        event_timestamp_ms=update.event_timestamp_ms,
+        custom_metadata=update.custom_metadata,
+        state=update.state,
+    )

@@ -85,9 +85,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule()
     def go_on_from_the_dump(self) -> None:
         # From here on the restored one is asked: whatever a dump leaves out shows itself.
-        known = self.cache.partition(ORDERS)
-        if known is not None:
-            self.cache.replace(restore_partition(dump_partition(known)))
+        self.cache.replace(restore_partition(dump_partition(self.cache.partition(ORDERS))))
 
     def _apply(self, event: MetadataEvent, beside: int | None = None) -> None:
         highest = self._highest()
@@ -96,46 +94,49 @@ class CacheMachine(RuleBasedStateMachine):
         except EventRejected:
             outcome = REJECTED
         assert outcome == self.model.apply(event, beside)
-        if self.cache.partition(ORDERS) is not None:
+        if not self.cache.partition(ORDERS).is_blank:
             for epoch, before in highest.items():
-                after = self.cache.highest_offset(ORDERS, epoch)
+                after = self.cache.partition(ORDERS).highest_offset(epoch)
                 assert before is None or (after is not None and after >= before)
 
     def _highest(self) -> dict[int, int | None]:
-        return {epoch: self.cache.highest_offset(ORDERS, epoch) for epoch in range(EPOCH_MAX + 1)}
+        return {
+            epoch: self.cache.partition(ORDERS).highest_offset(epoch)
+            for epoch in range(EPOCH_MAX + 1)
+        }
 
     @invariant()
     def every_answer_is_the_model_s(self) -> None:
         cache, model = self.cache, self.model
         for epoch in range(EPOCH_MAX + 1):
             index = model.epochs.get(epoch)
-            assert cache.highest_offset(ORDERS, epoch) == (index.highest if index else None)
+            assert cache.partition(ORDERS).highest_offset(epoch) == (
+                index.highest if index else None
+            )
             for offset in range(OFFSET_MAX + 2):
-                found = name_of(cache.segment_at(ORDERS, epoch, offset))
+                found = name_of(cache.partition(ORDERS).segment_at(epoch, offset))
                 assert found == model.at(epoch, offset)
-                timed = name_of(cache.segment_at_time(ORDERS, epoch, offset % 6, offset))
+                timed = name_of(cache.partition(ORDERS).segment_at_time(epoch, offset % 6, offset))
                 assert timed == model.at_time(epoch, offset % 6, offset)
-            of_epoch = cache.segments_of(ORDERS, epoch)
+            of_epoch = cache.partition(ORDERS).segments_of(epoch)
             assert of_epoch == sorted(of_epoch, key=place_of)
             assert {name_of(one) for one in of_epoch} == {
                 name for name, one in model.segments.items() if epoch in dict(one.epochs)
             }
-        listed = cache.segments(ORDERS)
+        listed = cache.partition(ORDERS).segments()
         assert {one.segment_id.id: one for one in listed} == model.segments
         assert listed == sorted(listed, key=place_of)
-        assert cache.publisher_epoch(ORDERS) == model.publisher
-        assert cache.delete_state(ORDERS) == model.deletion
+        assert cache.partition(ORDERS).publisher_epoch == model.publisher
+        assert cache.partition(ORDERS).delete_state == model.deletion
 
     @invariant()
     def the_cover_is_that_of_the_finished(self) -> None:
-        pieces = self.cache.cover(ORDERS, 2, OFFSET_MAX)
+        pieces = self.cache.partition(ORDERS).cover(2, OFFSET_MAX)
         assert pieces == cover(self.model.finished(), 2, OFFSET_MAX)
 
     @invariant()
     def a_part_of_the_listed_is_found_without_the_rest(self) -> None:
         known = self.cache.partition(ORDERS)
-        if known is None:
-            return
         listed = sorted(self.model.segments.values(), key=place_of)
         assert known.unfinished() == [one for one in listed if one.state != 1]
         assert sorted(known.segments_in(3, 7), key=place_of) == [
@@ -156,10 +157,9 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def a_dump_is_restored_to_the_same(self) -> None:
         known = self.cache.partition(ORDERS)
-        if known is not None:
-            value, again = dump_partition(known), restore_partition(dump_partition(known))
-            assert dump_partition(again) == value
-            assert again.unfinished() == known.unfinished()
+        value, again = dump_partition(known), restore_partition(dump_partition(known))
+        assert dump_partition(again) == value
+        assert again.unfinished() == known.unfinished()
 
 
 def test_the_cache_follows_its_rules() -> None:

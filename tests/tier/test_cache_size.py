@@ -67,12 +67,12 @@ def test_a_question_looks_at_a_chunk_s_worth_of_rows_however_many_there_are() ->
         index.add(row, row)
     for least in (0, 5_000, 100 * CHUNK_ROWS - 1, 100 * CHUNK_ROWS):
         asked = 0
-        found = next(index.reaching(least), None)
+        found = next(index.rows_from(least), None)
         assert found == (least if least < 100 * CHUNK_ROWS else None)
         assert asked <= CHUNK_ROWS
     # A chunk whose largest value is gone is not looked through for it.
     for row in range(CHUNK_ROWS - 1, 100 * CHUNK_ROWS, CHUNK_ROWS):
         index.remove(row, row)
     asked = 0
-    assert next(index.reaching(2 * CHUNK_ROWS - 1, end=2 * CHUNK_ROWS), None) is None
+    assert next(index.rows_from(2 * CHUNK_ROWS - 1, end=2 * CHUNK_ROWS), None) is None
     assert asked <= 1

@@ -1,8 +1,9 @@
-"""Metadata events: byte for byte as Kafka writes them, and nothing else is read."""
+"""Metadata events: their states, epochs, bytes and partitions."""
 
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import uuid
 from pathlib import Path
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 
 from headwater.core.errors import Corrupt, HeadwaterError, LimitExceeded, NotSupported, Refused
 from headwater.tier import (
+    EventOutcome,
+    EventRejected,
     MetadataEvent,
     PartitionDelete,
     PartitionDeleteState,
@@ -22,11 +25,22 @@ from headwater.tier import (
     SegmentMetadata,
     SegmentState,
     SegmentUpdate,
+    TierCache,
     TopicIdPartition,
     decode_event,
     encode_event,
+    metadata_partition_for,
 )
-from headwater.tier.events import CUSTOM_METADATA_MAX_BYTES
+from headwater.tier.events import (
+    CUSTOM_METADATA_MAX_BYTES,
+    PAYLOAD_MAX_BYTES,
+    partition_may_become,
+    publisher_epoch_of,
+    segment_may_become,
+    stamp,
+    unstamp,
+)
+from tests.tier.given import ORDERS, became, finished, partition_delete, started
 
 VECTORS: list[dict[str, Any]] = json.loads(
     (Path(__file__).parent / "vectors" / "kafka_events.json").read_text()
@@ -234,8 +248,8 @@ def spoiled(text: str, at: int, replacement: str) -> bytes:
         (spoiled(SEGMENT_HEX, 3, "ffffffff7f"), "varint"),
         (spoiled(SEGMENT_HEX, 3, "ffffffff0f"), "bytes are announced"),
         (spoiled(SEGMENT_HEX, 26, "ff"), "partition"),
-        (spoiled(SEGMENT_HEX, 48, "ff"), "no range"),
-        (spoiled(SEGMENT_HEX, 48, "0000000000000064"), "no range"),
+        (spoiled(SEGMENT_HEX, 48, "ff"), "not a range"),
+        (spoiled(SEGMENT_HEX, 48, "0000000000000064"), "not a range"),
         (spoiled(SEGMENT_HEX, 84, "00"), "array is missing"),
         (spoiled(SEGMENT_HEX, 84, "ffffffff0f"), "do not fit"),
         (spoiled(SEGMENT_HEX, 98, "00000000"), "epochs rise"),
@@ -327,9 +341,9 @@ def _read_or_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"start_offset": -1}, "begins at 0"),
-        ({"end_offset": -1}, "begins at 0"),
-        ({"end_offset": 2**63}, "begins at 0"),
+        ({"start_offset": -1}, "starts at 0"),
+        ({"end_offset": -1}, "starts at 0"),
+        ({"end_offset": 2**63}, "starts at 0"),
         ({"broker_id": 2**31}, "32 bits"),
         ({"max_timestamp_ms": 2**63}, "64 bits"),
         ({"event_timestamp_ms": -(2**63) - 1}, "64 bits"),
@@ -383,18 +397,165 @@ def test_a_stream_s_id_is_the_topic_id() -> None:
         TopicIdPartition.of_stream("orders", "orders", 3)
 
 
-def test_an_update_replaces_the_custom_metadata_also_by_none() -> None:
-    kept = msgspec.structs.replace(SEGMENT, custom_metadata=b"before")
-    assert kept.with_update(UPDATE).custom_metadata is None
-
-
-def test_an_update_is_of_its_own_segment_only() -> None:
-    updated = SEGMENT.with_update(UPDATE)
-    assert (updated.state, updated.event_timestamp_ms) == (SegmentState.COPY_FINISHED, 456)
-    other = msgspec.structs.replace(UPDATE, segment_id=SegmentId(PLACE, uuid.UUID(int=0xFF)))
-    with pytest.raises(Refused, match="is none of"):
-        SEGMENT.with_update(other)
-
-
 def test_an_epoch_ends_before_the_next_one_in_the_segment() -> None:
     assert (SEGMENT.last_offset_of(0), SEGMENT.last_offset_of(1)) == (49, 99)
+
+
+# What may follow what: every pair of states.
+
+
+SEGMENT_STEPS = {
+    (None, 0),
+    *((state, state) for state in range(4)),
+    (0, 1),
+    (0, 2),
+    (1, 2),
+    (2, 3),
+}
+PARTITION_STEPS = {(None, 0), *((state, state) for state in range(3)), (0, 1), (1, 2)}
+
+
+@pytest.mark.parametrize(("now", "then"), [*itertools.product([None, *range(4)], range(4))])
+def test_a_segment_goes_only_where_kafka_lets_it(now: int | None, then: int) -> None:
+    before = None if now is None else SegmentState(now)
+    assert segment_may_become(before, SegmentState(then)) == ((now, then) in SEGMENT_STEPS)
+
+
+@pytest.mark.parametrize(("now", "then"), [*itertools.product([None, *range(3)], range(3))])
+def test_a_partition_s_deletion_goes_only_where_kafka_lets_it(now: int | None, then: int) -> None:
+    before = None if now is None else PartitionDeleteState(now)
+    allowed = partition_may_become(before, PartitionDeleteState(then))
+    assert allowed == ((now, then) in PARTITION_STEPS)
+
+
+# Whose events count: what an older leader publishes after a newer one changes nothing.
+
+
+@given(st.integers(0, 2**64 - 1), st.binary(max_size=PAYLOAD_MAX_BYTES))
+def test_a_stamp_is_read_as_it_was_made(epoch: int, payload: bytes) -> None:
+    assert unstamp(stamp(epoch, payload)) == (epoch, payload)
+
+
+def test_the_bytes_of_a_stamp() -> None:
+    assert stamp(258, b"x").hex() == "48574d31" + "0000000000000102" + "78"
+
+
+@pytest.mark.parametrize("custom", [None, b"", b"\x00\x01\x02\xff", b"HWM2" + bytes(8), b"HWM"])
+def test_custom_metadata_of_others_name_no_publisher(custom: bytes | None) -> None:
+    assert unstamp(custom) == (None, custom or b"")
+    assert publisher_epoch_of(became(1, SegmentState.COPY_FINISHED, custom=custom), 9) is None
+
+
+def test_what_does_not_fit_is_refused_and_what_is_cut_off_is_corrupt() -> None:
+    with pytest.raises(LimitExceeded):
+        stamp(1, bytes(PAYLOAD_MAX_BYTES + 1))
+    for epoch in (-1, 2**64):
+        with pytest.raises(Refused):
+            stamp(epoch)
+    cut_off = became(1, SegmentState.COPY_FINISHED, custom=stamp(1)[:-1])
+    cache = TierCache()
+    cache.apply(started(1, 0, 9))
+    with pytest.raises(Corrupt, match="HWM1"):
+        cache.apply(cut_off)
+    assert cache.partition(ORDERS).segment_at(0, 5) is None
+
+
+def test_after_a_newer_leader_an_older_one_changes_nothing() -> None:
+    cache = TierCache()
+    cache.apply(started(1, 0, 9, publisher=5))
+    cache.apply(started(2, 0, 9, publisher=6))
+    known = cache.partition(ORDERS).segments()
+    for event in (
+        finished(1, publisher=5),
+        became(2, SegmentState.DELETE_STARTED, publisher=5),
+        started(3, 10, 19, publisher=5),
+    ):
+        assert cache.apply(event) is EventOutcome.STALE
+    assert cache.apply(partition_delete(PartitionDeleteState.MARKED), 5) is EventOutcome.STALE
+    assert (cache.partition(ORDERS).segments(), cache.partition(ORDERS).delete_state) == (
+        known,
+        None,
+    )
+    assert cache.apply(finished(2, publisher=6)) is EventOutcome.CHANGED
+    assert cache.partition(ORDERS).publisher_epoch == 6
+
+
+def test_the_epoch_of_one_partition_is_not_that_of_another() -> None:
+    other = type(ORDERS)(ORDERS.topic_id, "orders", 1)
+    cache = TierCache()
+    cache.apply(started(1, 0, 9, publisher=6))
+    event = started(2, 0, 9, publisher=5, partition=other)
+    assert cache.apply(event) is EventOutcome.CHANGED
+
+
+def test_events_without_an_epoch_follow_the_states_alone() -> None:
+    cache = TierCache()
+    cache.apply(started(1, 0, 9, publisher=6))
+    assert cache.apply(finished(1)) is EventOutcome.CHANGED
+    assert cache.apply(started(2, 10, 19)) is EventOutcome.CHANGED
+    assert cache.apply(partition_delete(PartitionDeleteState.MARKED)) is EventOutcome.CHANGED
+    # They neither raise what was there nor lower it.
+    assert cache.partition(ORDERS).publisher_epoch == 6
+    assert cache.apply(started(3, 20, 29, publisher=5)) is EventOutcome.STALE
+
+
+def test_an_event_that_is_rejected_raises_no_epoch() -> None:
+    cache = TierCache()
+    cache.apply(started(1, 0, 9, publisher=5))
+    with pytest.raises(EventRejected):
+        cache.apply(finished(2, publisher=9))
+    assert cache.partition(ORDERS).publisher_epoch == 5
+    assert cache.apply(finished(1, publisher=5)) is EventOutcome.CHANGED
+
+
+def test_an_event_that_only_repeats_raises_the_epoch() -> None:
+    cache = TierCache()
+    cache.apply(started(1, 0, 9, publisher=5))
+    assert cache.apply(started(1, 0, 9, publisher=6)) is EventOutcome.REPEATED
+    assert cache.apply(finished(1, publisher=5)) is EventOutcome.STALE
+
+
+def test_a_deletion_beside_which_an_epoch_stands_raises_it_and_outlives_the_partition() -> None:
+    cache = TierCache()
+    cache.apply(started(1, 0, 9, publisher=5))
+    for state in PartitionDeleteState:
+        assert cache.apply(partition_delete(state), 7) is EventOutcome.CHANGED
+    assert cache.partitions() == []
+    assert cache.partition(ORDERS).publisher_epoch == 7
+    assert cache.apply(started(2, 0, 9, publisher=6)) is EventOutcome.STALE
+    assert cache.partitions() == []
+    assert cache.apply(partition_delete(PartitionDeleteState.FINISHED), 8) is EventOutcome.REPEATED
+    assert cache.partition(ORDERS).publisher_epoch == 8
+    assert cache.apply(started(3, 0, 9, publisher=8)) is EventOutcome.CHANGED
+    assert cache.partition(ORDERS).publisher_epoch == 8
+
+
+# Which metadata partition an event goes to.
+
+
+@pytest.mark.parametrize(
+    ("topic_id", "partition", "expected"), [(0xCA, 7, 31), (0x1, 0, 35), (0x1, 1, 6)]
+)
+def test_it_is_the_one_that_kafka_chooses(topic_id: int, partition: int, expected: int) -> None:
+    place = TopicIdPartition(uuid.UUID(int=topic_id), "orders", partition)
+    assert metadata_partition_for(place, 50) == expected
+
+
+def test_the_upper_half_of_the_id_counts_and_the_name_does_not() -> None:
+    low, high = uuid.UUID(int=1), uuid.UUID(int=1 | 5 << 64)
+    chosen = [metadata_partition_for(TopicIdPartition(one, "a", 0), 2**20) for one in (low, high)]
+    assert chosen[0] != chosen[1]
+    assert metadata_partition_for(TopicIdPartition(low, "b", 0), 2**20) == chosen[0]
+
+
+def test_every_number_is_in_range() -> None:
+    top = uuid.UUID(int=2**128 - 1)
+    for partition in (0, 1, 2**31 - 1):
+        for count in (1, 2, 50):
+            found = metadata_partition_for(TopicIdPartition(top, "a", partition), count)
+            assert 0 <= found < count
+
+
+def test_there_is_at_least_one_partition() -> None:
+    with pytest.raises(Refused):
+        metadata_partition_for(TopicIdPartition(uuid.UUID(int=1), "a", 0), 0)

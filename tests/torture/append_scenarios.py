@@ -24,7 +24,7 @@ from headwater.log.record.group import LOG_COLUMNS
 from headwater.log.spool import Spool, SpoolConfig
 from headwater.testing import Scenario, Simulation, simulate
 from headwater.testing.disk import FaultyDisk
-from tests.log.given import everything, found, hashes, opened, values
+from tests.log.given import everything, found, hashes, opened, stored_groups, values
 from tests.torture.surroundings import require
 
 TASKS = 6
@@ -140,7 +140,7 @@ class AppendHistory:
                 if self.random.random() < 0.3:
                     await self.spool.seal()
                 else:
-                    await runtime.run_blocking(self.spool.tend_blocking)
+                    await self.spool.tend()
 
     def _check_log(self) -> None:
         spool = opened(self.disk)
@@ -148,7 +148,7 @@ class AppendHistory:
         self.check(list(records) == list(range(1, len(records) + 1)), "a gap")
         for lsn, value in self.told.items():
             self.check(records.get(lsn) == value, f"{value!r} is not at {lsn}")
-        there = hashes(spool.read_since_blocking(0))
+        there = hashes(stored_groups(spool))
         for lsn, number in self.hashes.items():
             self.check(there.get(lsn) == number, f"the record at {lsn} is not what was given")
         self.check(not self.refused & set(records.values()), "what was refused is there")

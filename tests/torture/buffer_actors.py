@@ -23,7 +23,7 @@ from headwater.buffer.queue import (
     TimeBy,
 )
 from headwater.buffer.queue.contract import micros
-from headwater.buffer.queue.native import NativeAppender, NativeLooker, NativeTaker
+from headwater.buffer.queue.native import NativeAppender, NativeConsumer, NativeReader
 from headwater.buffer.queue.native.chunk import ChunkEntry
 from headwater.core import runtime
 from headwater.core.errors import Fenced, OutcomeUnknown, Refused, Trimmed, Unavailable
@@ -228,7 +228,7 @@ class ConsumerActor:
                 idle_s = 0.1 if position != before else min(self.world.idles_s, idle_s * 2)
                 await runtime.sleep(self.world.random.uniform(0, idle_s))
 
-    async def _open(self, taker: NativeTaker) -> int | None:
+    async def _open(self, taker: NativeConsumer) -> int | None:
         """Become the owner, with a position of its own or without one."""
         truth, random = self.truth, self.world.random
         while not self.world.over:
@@ -257,7 +257,7 @@ class ConsumerActor:
             await runtime.sleep(random.expovariate(0.2))
         raise Fenced("the history is over")
 
-    async def step(self, taker: NativeTaker, position: int | None) -> int | None:
+    async def step(self, taker: NativeConsumer, position: int | None) -> int | None:
         """Take what is there; acknowledge some of it."""
         truth, random = self.truth, self.world.random
         start = 0 if position is None else position + 1
@@ -283,10 +283,10 @@ class ConsumerActor:
             truth.check(truth.consumer.sequence > position, "acknowledged, and not so")
         return position
 
-    def _is_fenced(self, taker: NativeTaker) -> bool:
+    def _is_fenced(self, taker: NativeConsumer) -> bool:
         return taker.epoch != self.truth.consumer.epoch
 
-    def _check_delivered(self, taker: NativeTaker, descriptor: Descriptor) -> None:
+    def _check_delivered(self, taker: NativeConsumer, descriptor: Descriptor) -> None:
         """The batch of that sequence, and it can be fetched."""
         self.truth.check_descriptor(descriptor)
         # Who was fenced on the way may be told of what its successor has acknowledged.
@@ -339,7 +339,7 @@ class LookerActor:
         truth = self.truth
         return truth.queue.floor_sequence, truth.consumer.sequence, truth.next_sequence
 
-    async def _state(self, looker: NativeLooker) -> None:
+    async def _state(self, looker: NativeReader) -> None:
         truth, before = self.truth, self._bounds()
         state = await looker.state()
         told = (state.floor_sequence, state.acked_sequence, state.next_sequence)
@@ -353,7 +353,7 @@ class LookerActor:
         told_pending = (state.pending, state.pending_bytes, state.oldest_pending_ms)
         truth.check(told_pending == (len(pending), size_bytes, oldest_ms), "pending is wrong")
 
-    async def _read(self, looker: NativeLooker) -> None:
+    async def _read(self, looker: NativeReader) -> None:
         truth, start, floor = self.truth, self.position, self._bounds()[0]
         try:
             found = await looker.after(start, self.world.random.choice((1, 5, 100)))
@@ -371,7 +371,7 @@ class LookerActor:
             truth.check(right, f"{first} was read after {start}")
             self.position = found[-1].sequence
 
-    async def _at_lsn(self, looker: NativeLooker) -> None:
+    async def _at_lsn(self, looker: NativeReader) -> None:
         truth, before = self.truth, self.truth.next_lsn
         lsn = self.world.random.randint(1, before + 5)
         try:
@@ -386,7 +386,7 @@ class LookerActor:
         first_lsn, rows = real.place.first_lsn, real.entry.rows
         truth.check(first_lsn <= lsn < first_lsn + rows, f"LSN {lsn} is not in batch {found}")
 
-    async def _at_time(self, looker: NativeLooker) -> None:
+    async def _at_time(self, looker: NativeReader) -> None:
         truth, floor, end = self.truth, self._bounds()[0], self._bounds()[2]
         if not end:
             return

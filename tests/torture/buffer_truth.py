@@ -20,8 +20,14 @@ from collections.abc import Callable
 import msgspec
 
 from headwater.buffer.queue import AppendedBatch, Collector, Descriptor, Retention
-from headwater.buffer.queue.native.chunk import Chunk, ChunkEntry, Owner, decode_chunk
-from headwater.buffer.queue.native.records import ConsumerRecord, End, Queue, Shard, shard_name
+from headwater.buffer.queue.native.chunk import Chunk, ChunkEntry, ProducerIncarnation, decode_chunk
+from headwater.buffer.queue.native.registers import (
+    ConsumerRecord,
+    ProducerShard,
+    QueueEnd,
+    QueueFloors,
+    shard_name,
+)
 from headwater.core import limits
 from headwater.testing import Simulation
 from tests.torture.recording import RecordingBackend, Witness, register_value
@@ -76,8 +82,8 @@ class Truth:
         """By sequence."""
         self.sequence_of: dict[str, int] = {}
         """By batch id."""
-        self.queue = Queue(queue_id)
-        self.end = End()
+        self.queue = QueueFloors(queue_id)
+        self.end = QueueEnd()
         self.consumer = ConsumerRecord()
         self.marks: dict[str, int] = {}
         self.accepted: dict[str, list[Entered]] = {}
@@ -142,13 +148,13 @@ class Truth:
         if folder == "chunks":
             self._wrote_chunk(int(name), data, objects)
         elif folder == "queue.json":
-            self._moved_floor(register_value(key, data, Queue))
+            self._moved_floor(register_value(key, data, QueueFloors))
         elif folder == "end.json":
-            self._moved_end(register_value(key, data, End))
+            self._moved_end(register_value(key, data, QueueEnd))
         elif folder == "consumer.json":
             self._moved_consumer(register_value(key, data, ConsumerRecord))
         elif folder == "producers":
-            self._marked(name, register_value(key, data, Shard))
+            self._marked(name, register_value(key, data, ProducerShard))
 
     def deleted(self, key: str) -> None:
         """A delete was applied to something that was there."""
@@ -214,7 +220,7 @@ class Truth:
         for name in fields:
             self.check(getattr(after, name) == getattr(before, name), f"{what}: {name} changed")
 
-    def _opened(self, opening: Owner) -> None:
+    def _opened(self, opening: ProducerIncarnation) -> None:
         lives = self.lives.get(opening.producer, [])
         # A life before that has lost its place, or was forgotten, and will find out.
         if opening.incarnation in lives:
@@ -261,7 +267,7 @@ class Truth:
         if self._on_entered is not None:
             self._on_entered(entered)
 
-    def _moved_floor(self, queue: Queue) -> None:
+    def _moved_floor(self, queue: QueueFloors) -> None:
         before, self.queue = self.queue, queue
         self.check(queue.batch_floor >= before.batch_floor, "the floor of the batches went down")
         number = queue.chunk_floor
@@ -298,7 +304,7 @@ class Truth:
             is_truncated = one.place.sequence < self.truncates_before
             self.check(is_truncated or self._may_expire(at_ms, after_bytes), what)
 
-    def _moved_end(self, end: End) -> None:
+    def _moved_end(self, end: QueueEnd) -> None:
         """Nobody is told of more than there is, or of another beginning."""
         before, self.end = self.end, end
         self.check(end.chunk >= before.chunk, "the record of the end went back")
@@ -321,7 +327,7 @@ class Truth:
         self.check((consumer.lsn, consumer.bytes) == sums, "acknowledged LSN or bytes are wrong")
         self.check(consumer.chunk == last.chunk, "the last acknowledged batch stands elsewhere")
 
-    def _marked(self, name: str, shard: Shard) -> None:
+    def _marked(self, name: str, shard: ProducerShard) -> None:
         gone = [known for known in self.marks if self._shard(known) == name]
         for producer in gone:
             if producer not in shard.producers:

@@ -11,11 +11,11 @@ from headwater.buffer.queue import Retention
 from headwater.buffer.queue.native import (
     NativeAppender,
     NativeCollector,
-    NativeLooker,
-    NativeTaker,
-    chunks,
+    NativeConsumer,
+    NativeReader,
+    chunk_log,
     create_native_queue,
-    marks,
+    producers,
     reading,
 )
 from headwater.core import limits, runtime
@@ -31,8 +31,8 @@ class Parts:
     """What a history is built from. A planted bug replaces one of them."""
 
     appender: type[NativeAppender] = NativeAppender
-    taker: type[NativeTaker] = NativeTaker
-    looker: type[NativeLooker] = NativeLooker
+    taker: type[NativeConsumer] = NativeConsumer
+    looker: type[NativeReader] = NativeReader
     collector: type[NativeCollector] = NativeCollector
     replaced: tuple[Replacement, ...] = ()
 
@@ -60,9 +60,9 @@ def small_native_limits(random: _random.Random, *, haunted: bool) -> list[Replac
         (limits, "GC_REFERENCED", draw((2, 50_000))),
         (limits, "GC_FILTER_BYTES", limits.KIB),
         (limits, "GC_PARALLEL", draw((2, 16))),
-        (chunks, "LISTED_MAX", draw((1, 1000))),
-        (chunks, "READ_AHEAD", read_ahead),
-        (marks, "READ_AHEAD", read_ahead),
+        (limits, "LIST_PAGE_KEYS", draw((1, 1000))),
+        (chunk_log, "READ_AHEAD", read_ahead),
+        (producers, "READ_AHEAD", read_ahead),
         (reading, "READ_AHEAD", read_ahead),
     ]
 
@@ -107,11 +107,11 @@ class World(Surroundings):
         """A producer's door."""
         return self.parts.appender(self.store(), PREFIX, QUEUE_ID, producer, pace_s=pace_s)
 
-    def taker(self) -> NativeTaker:
+    def taker(self) -> NativeConsumer:
         """The consumer's door."""
         return self.parts.taker(self.store(), PREFIX, QUEUE_ID)
 
-    def looker(self) -> NativeLooker:
+    def looker(self) -> NativeReader:
         """Everybody's door."""
         return self.parts.looker(self.store(), PREFIX, QUEUE_ID)
 

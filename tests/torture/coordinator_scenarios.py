@@ -1,7 +1,7 @@
 """Histories of a write coordinator: writers, followers, pauses, cancellations, flushes that fail.
 
 - every view shows the fold of all writes that were applied, layer by layer;
-- a write has the epoch of its place, and whoever is told WRITTEN finds it in the snapshot;
+- a write has the write_epoch of its place, and whoever is told WRITTEN finds it in the snapshot;
 - a follower misses no range, or is told that it did;
 - durable ≤ written ≤ applied, and none goes back;
 - everybody who waits is answered, with what they waited for or with the failure.
@@ -20,11 +20,11 @@ from headwater.coordinator import (
     Backpressure,
     ChannelHandle,
     CoordinatorConfig,
+    DeltaView,
     Durability,
     FlushFailed,
     MessageLost,
     Shutdown,
-    Stamped,
     WriteCoordinator,
     WriteHandle,
     WriteTimeout,
@@ -169,15 +169,19 @@ class _History:
                 await self.coordinator.handle(self.names[0]).flush(durable=True)
             if level is not Durability.APPLIED and self.random.random() < 0.7:
                 await self.coordinator.handle(self.names[0]).flush()
-            epoch = await promise.wait(level)
+            write_epoch = await promise.wait(level)
         except ApplyFailed as error:
             self.world.check(put.refused, f"{put} was refused")
-            self.world.check(self.world.applied[error.epoch - 1] == put, "another's epoch")
+            self.world.check(
+                self.world.applied[error.write_epoch - 1] == put, "another's write epoch"
+            )
             return
-        self.world.check(self.world.applied[epoch - 1] == put, f"{put} has the epoch of another")
+        self.world.check(
+            self.world.applied[write_epoch - 1] == put, f"{put} has the write epoch of another"
+        )
         if level is not Durability.APPLIED:
             through = self.coordinator.view().snapshot.through
-            self.world.check(through >= epoch, f"told {level.name}, and not in the snapshot")
+            self.world.check(through >= write_epoch, f"told {level.name}, and not in the snapshot")
 
     async def _flush(self, handle: Handle) -> None:
         durable = self.random.random() < 0.5
@@ -188,7 +192,7 @@ class _History:
     async def _follow(self) -> None:
         subscriber, monitor = self.coordinator.subscribe()
         initial = subscriber.initialize()
-        seen: list[Stamped[State]] = [initial.last_written] if initial.last_written else []
+        seen: list[DeltaView[State]] = [initial.last_written] if initial.last_written else []
         waiting = self._spawn(self._monitor(monitor, subscriber), "monitor")
         try:
             while True:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from headwater.coordinator import Froze, Stamped, View, WriteCoordinator
+from headwater.coordinator import DeltaView, FrozenDelta, View, WriteCoordinator
 from headwater.core import runtime
 from headwater.core.errors import DiskFailed, Unavailable
 
@@ -30,7 +30,7 @@ class Kept(NamedTuple):
 
 
 class World:
-    """What was applied, in order: the write with epoch e stands at e - 1."""
+    """What was applied, in order: the write with write epoch e is at e - 1."""
 
     def __init__(self, chance: random.Random) -> None:
         self.random = chance
@@ -39,7 +39,7 @@ class World:
         self.failed: Exception | None = None
 
     def fold(self, through: int | None = None) -> State:
-        """The state after the writes through this epoch; after all of them without one."""
+        """The state after the writes through this write epoch; after all of them without one."""
         writes = self.applied if through is None else self.applied[:through]
         return {put.key: put.value for put in writes if not put.refused}
 
@@ -49,11 +49,11 @@ class World:
 
     def check_view(self, view: View[State, State, Kept]) -> None:
         """A present view shows every write that was applied, and each layer what it should."""
-        ranges = [one.epochs for one in reversed(view.frozen)]
+        ranges = [one.write_epochs for one in reversed(view.frozen)]
         start = view.snapshot.through + 1
-        for epochs in ranges:
-            self.check(epochs.start == start, f"epochs {epochs} after {start - 1}")
-            start = epochs.stop
+        for write_epochs in ranges:
+            self.check(write_epochs.start == start, f"{write_epochs} after {start - 1}")
+            start = write_epochs.stop
         self.check(view.snapshot.state == self.fold(view.snapshot.through), "snapshot ≠ fold")
         self.check(view.written == view.snapshot.through, "last_written ≠ snapshot")
         shown = dict(view.snapshot.state)
@@ -82,8 +82,8 @@ class WorldDelta:
     def estimate_size(self) -> int:
         return self._size
 
-    def freeze(self) -> Froze[State, State, World]:
-        return Froze(self._state, self._state, self._world)
+    def freeze(self) -> FrozenDelta[State, State, World]:
+        return FrozenDelta(self._state, self._state, self._world)
 
     def reader(self) -> State:
         return self._state
@@ -98,14 +98,17 @@ class WorldFlusher:
         self._calls = 0
         self.coordinator: WriteCoordinator[Any, Any, Any, Any, Any] | None = None
 
-    async def flush_delta(self, frozen: State, epochs: range) -> Kept:
+    async def flush_delta(self, frozen: State, write_epochs: range) -> Kept:
         await self._come()
         world = self._world
-        world.check(epochs.start == self._kept.through + 1, f"{epochs} after {self._kept.through}")
-        self._kept = Kept(epochs.stop - 1, self._kept.state | frozen)
+        world.check(
+            write_epochs.start == self._kept.through + 1,
+            f"{write_epochs} after {self._kept.through}",
+        )
+        self._kept = Kept(write_epochs.stop - 1, self._kept.state | frozen)
         if world.random.random() < 0.2 and self.coordinator is not None:
             # A quorum tells of what is not even written yet, or of what was long ago.
-            self.coordinator.durable_through(world.random.randint(0, epochs.stop + 3))
+            self.coordinator.durable_through(world.random.randint(0, write_epochs.stop + 3))
         return self._kept
 
     async def flush_storage(self) -> None:
@@ -123,8 +126,9 @@ class WorldFlusher:
             raise self._world.failed
 
 
-def contiguous(ranges: list[Stamped[State]]) -> bool:
+def contiguous(ranges: list[DeltaView[State]]) -> bool:
     """Whether no range is missing between those that an incremental reader saw."""
     return all(
-        later.epochs.start == earlier.epochs.stop for earlier, later in itertools.pairwise(ranges)
+        later.write_epochs.start == earlier.write_epochs.stop
+        for earlier, later in itertools.pairwise(ranges)
     )

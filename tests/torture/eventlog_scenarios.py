@@ -37,7 +37,7 @@ from headwater.tier import (
 from headwater.tier.eventlog import (
     Compactor,
     EventDelivered,
-    Item,
+    LogItem,
     PartitionFailed,
     SnapshotDelivered,
     StoredEventLog,
@@ -201,7 +201,7 @@ class Follower:
         finally:
             await subscription.assignment.close()
 
-    def take(self, item: Item) -> None:
+    def take(self, item: LogItem) -> None:
         """Go on by one item, which must be the right one."""
         world, partition = self.world, item.partition
         true = world.truth.payloads.get(partition, [])

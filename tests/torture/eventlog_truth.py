@@ -18,8 +18,8 @@ from headwater.store.objects import Buffer
 from headwater.store.register import decode_envelope
 from headwater.testing import Simulation
 from headwater.tier import TierCache, decode_event
-from headwater.tier.eventlog.stored.event_object import HEAD_BYTES
-from headwater.tier.eventlog.stored.floor import Floor
+from headwater.tier.eventlog.stored_events import HEAD_BYTES
+from headwater.tier.eventlog.stored_floor import PartitionFloor
 from headwater.tier.snapshot import PartitionDump, decode_snapshot, dump_all
 
 _EVENT = re.compile(r"metadata/(\d+)/(\d{20})")
@@ -41,7 +41,7 @@ class TrueEvents(MemoryBackend):
         """By partition: floors, and when each became one."""
         self.payloads: dict[int, list[bytes]] = {}
         """By partition, the events in the order of their offsets."""
-        self.floors: dict[int, Floor] = {}
+        self.floors: dict[int, PartitionFloor] = {}
         self.ghosts = 0
         self.deleted_events = 0
         self._replayed: dict[int, list[tuple[PartitionDump, ...]]] = {}
@@ -88,7 +88,7 @@ class TrueEvents(MemoryBackend):
             self.ghosts += 1
 
     def _moved(self, partition: int, data: bytes) -> None:
-        floor = msgspec.json.decode(decode_envelope("floor", data).value, type=Floor)
+        floor = msgspec.json.decode(decode_envelope("floor", data).value, type=PartitionFloor)
         before = self.floors.get(partition)
         self.floors[partition] = floor
         if before is not None:
@@ -124,7 +124,7 @@ class TrueEvents(MemoryBackend):
         self._check(same, f"the snapshot at {floor.floor} is not what the events come to")
 
 
-def _snapshot_key(partition: int, floor: Floor) -> str:
+def _snapshot_key(partition: int, floor: PartitionFloor) -> str:
     token = "" if floor.snapshot is None else floor.snapshot.token
     return f"metadata/{partition}/snapshot-{floor.floor - 1:020d}-{token}"
 

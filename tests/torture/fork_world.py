@@ -17,6 +17,7 @@ from headwater.log.record import Group
 from headwater.log.replica import KeyedState, LogCopy, Target
 from headwater.log.wal import Pruned
 from headwater.testing import Simulation
+from tests.log.given import read_now
 from tests.torture.replica_world import (
     Line,
     ReplicaWorld,
@@ -136,9 +137,7 @@ class ForkWorld(ReplicaWorld):
         after_lsn = max(after_lsn, target.spool.oldest_lsn() - 1)
         if through_lsn <= after_lsn:
             return
-        groups = target.spool.read_since_blocking(
-            after_lsn, max_records=through_lsn - after_lsn, max_bytes=1 << 30
-        )
+        groups = read_now(target.spool, after_lsn, max_records=through_lsn - after_lsn)
         written = [one for part in groups for one in part.records.column("_value").to_pylist()]
         expected = [lineage.value(lsn) for lsn in range(after_lsn + 1, through_lsn + 1)]
         self.check(written == expected, f"{who}, is another log before {through_lsn}")

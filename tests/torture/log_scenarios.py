@@ -21,7 +21,7 @@ from headwater.core.errors import Conflict, Corrupt, DiskFailed, HeadwaterError
 from headwater.log.spool import Spool, SpoolConfig, frame
 from headwater.testing import Scenario
 from headwater.testing.disk import Crashed, CrashKind, FaultyDisk
-from tests.log.given import contents, everything, numbered, opened, planted
+from tests.log.given import contents, everything, numbered, opened, planted, wait
 
 VARIANTS = 24
 LIVES = 3
@@ -41,15 +41,15 @@ def _grown(variant: int) -> tuple[dict[str, bytes], dict[int, bytes], int]:
     unproven = 1
     for _ in range(random.randint(1, 12)):
         unproven = spool.current_lsn() + 1
-        spool.append_blocking(numbered(unproven, random.randint(1, 5)), term=1)
+        wait(spool.append(numbered(unproven, random.randint(1, 5)), term=1))
         if random.random() < 0.2:
-            spool.prune_through_blocking(random.randint(1, spool.current_lsn()))
+            wait(spool.prune_through(random.randint(1, spool.current_lsn())))
         if random.random() < 0.1:
-            spool.seal_blocking()
+            wait(spool.seal())
             unproven = spool.current_lsn() + 1
     if random.random() < 0.5:
         unproven = spool.current_lsn() + 1
-        spool.close_blocking()
+        wait(spool.close())
     records = everything(spool)
     return contents(disk), records, unproven
 
@@ -104,7 +104,7 @@ def cuts_history(seed: int) -> None:
     for _ in range(1 + seed % 8):
         begin, before = len(contents(disk)[segment]), spool.current_lsn()
         size = random.choice((0, 0, 60))
-        spool.append_blocking(numbered(before + 1, random.randint(1, 5), size=size), term=1)
+        wait(spool.append(numbered(before + 1, random.randint(1, 5), size=size), term=1))
     data = contents(disk)[segment]
     for length in range(begin, len(data)):
         _check_cut({segment: data[:length], marks: b""}, before, is_torn=length > begin)
@@ -115,7 +115,7 @@ def _check_cut(files: dict[str, bytes], acknowledged: int, *, is_torn: bool) -> 
     spool = opened(disk)
     assert list(everything(spool)) == list(range(1, acknowledged + 1))
     assert (spool.torn is not None) == is_torn
-    spool.append_blocking(numbered(acknowledged + 1, 1), term=1)
+    wait(spool.append(numbered(acknowledged + 1, 1), term=1))
     disk.crash()
     again = opened(disk.after_crash(Random(acknowledged)))
     assert list(everything(again)) == list(range(1, acknowledged + 2))
@@ -143,7 +143,7 @@ class _Life:
                     lsn: value for lsn, value in self._written.items() if lsn <= spool.synced_lsn
                 }
             if self.random.random() < 0.3:
-                spool.close_blocking()
+                wait(spool.close())
                 self.acknowledged |= self._written
 
     def _step(self, spool: Spool, disk: FaultyDisk) -> None:
@@ -153,11 +153,11 @@ class _Life:
         elif kind < 0.85:
             floor = self.random.randint(0, spool.current_lsn())
             self.floor_lsn = max(self.floor_lsn, floor)
-            spool.prune_through_blocking(floor)
+            wait(spool.prune_through(floor))
         elif kind < 0.92:
-            spool.seal_blocking()
+            wait(spool.seal())
         else:
-            spool.tend_blocking()
+            wait(spool.tend())
 
     def _append(self, spool: Spool, disk: FaultyDisk) -> None:
         first, count = spool.current_lsn() + 1, self.random.randint(1, 12)
@@ -176,7 +176,7 @@ class _Life:
             # Between the write and its sync, where most can be lost.
             disk.crash_at = disk.points + self.random.randint(1, 2)
         try:
-            spool.append_blocking(records, term=1, first_lsn=first)
+            wait(spool.append(records, term=1, first_lsn=first))
         except (DiskFailed, Conflict):
             raise
         except HeadwaterError:
@@ -236,7 +236,7 @@ def _check(
         assert lsn < spool.oldest_lsn() or found.get(lsn) == value, f"LSN {lsn} is lost or another"
     for lsn, value in found.items():
         assert value in appended[lsn], f"LSN {lsn} was never appended so"
-    spool.close_blocking()
+    wait(spool.close())
     return found
 
 

@@ -39,6 +39,7 @@ from headwater.log.spool import SpoolConfig
 from headwater.store import Store
 from headwater.testing import Simulation
 from headwater.testing.disk import FaultyDisk
+from tests.log.given import read_now
 from tests.log.leaders import STREAM, STREAM_ID
 from tests.torture.slot_world import IMPATIENT, LeaderLife, WatchedWal, World
 
@@ -162,9 +163,7 @@ class ReplicaWorld(World):
         begins = target.spool.oldest_lsn()
         self.check(begins in self.log_starts, f"{name} begins at {begins}, and no log ever did")
         after_lsn = max(after_lsn, begins - 1)
-        groups = target.spool.read_since_blocking(
-            after_lsn, max_records=LSNS_MAX, max_bytes=1 << 30
-        )
+        groups = read_now(target.spool, after_lsn, max_records=LSNS_MAX)
         reached = after_lsn
         for group in groups:
             self.check(group.first_lsn == reached + 1, f"{name} has a gap after {reached}")

@@ -54,7 +54,7 @@ def schema_history(seed: int, *bug: Replacement) -> str:
         finally:
             for front in worlds[0].fronts if worlds else ():
                 # It ended with its process, and nobody is left to be warned of that.
-                front._engine.is_closed = True
+                front._sender.is_closed = True
 
 
 class SchemaWorld(Surroundings):

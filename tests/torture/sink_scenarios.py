@@ -57,7 +57,7 @@ class SinkWorld(StackWorld):
     def __init__(self, simulation: Simulation) -> None:
         hazards = Hazards(outages=simulation.random.random() < 0.7)
         super().__init__(simulation, "native", hazards)
-        self.book = SinkBook(self)
+        self.slots = SinkBook(self)
         if not self.gentle and self.random.random() < 0.5:
             # What lands long after it was given up is what makes a lost hold a lie.
             late = dataclasses.replace(self.network._faults, apply_late=0.3)
@@ -91,7 +91,7 @@ class SinkView:
 
     def __init__(self, world: SinkWorld) -> None:
         self._world = world
-        self.truth = world.book
+        self.truth = world.slots
         self.random = world.random
         self.gentle = world.gentle
         self.network = world.network
@@ -161,7 +161,7 @@ def sink_history(seed: int, *bug: Replacement) -> str:
         finally:
             for front in worlds[0].fronts if worlds else ():
                 # It ended with its process, and nobody is left to be warned of that.
-                front._engine.is_closed = True
+                front._sender.is_closed = True
 
 
 async def _run(world: SinkWorld) -> None:
@@ -208,7 +208,7 @@ async def _settle(world: SinkWorld, producers: list[ProducerActor], drivers: lis
         await runtime.sleep(DAY_S)
         await HoldingCollector(world).collect(full=True)
     # A driver that is gone may leave a committed transaction half appended: collectors finish it.
-    check_transactions(world.book.tried, {0: world.rows_of_sinks()}, world.check)
+    check_transactions(world.slots.tried, {0: world.rows_of_sinks()}, world.check)
     kept = await active_holds(world.stream(), 0)
     world.check(not kept.producers, f"nobody ends the holds of {sorted(kept.producers)}")
     await _check_nothing_left(world)

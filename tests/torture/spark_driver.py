@@ -51,7 +51,7 @@ def held_of(offset: Offset) -> dict[Held, int]:
     """The LSN that comes next in each partition."""
     return {
         Held(part.stream, offset.ids[part.stream], part.partition): place.lsn
-        for part, place in offset.places.items()
+        for part, place in offset.positions.items()
     }
 
 
@@ -111,7 +111,7 @@ class Driver:
             # What lies before is done: an owner that opens acknowledges it.
             self.world.commits(self.options.group_id, held_of(await self._start_of(number)))
         if self._is_41:
-            found = await self._source.latest_unasked()
+            found = await self._source.latest_without_start()
         else:
             assert start is not None
             found = await self._source.latest(start, self._limits())
@@ -188,10 +188,10 @@ class Driver:
         return kept.lsn if kept is not None and kept.lsn is not None else 1
 
     async def _commit(self, end: Offset) -> None:
-        places = held_of(end)
-        self.world.commits(self.options.group_id, places)
+        positions = held_of(end)
+        self.world.commits(self.options.group_id, positions)
         await self._source.commit(end)
-        self.world.committed(self.options.group_id, places, self.notes.delivered)
+        self.world.committed(self.options.group_id, positions, self.notes.delivered)
 
     async def _execute(self, number: int) -> None:
         end = Offset.from_json(json.loads(self._offsets[number]))
@@ -228,8 +228,8 @@ class Driver:
         found: list[tuple[int, int]] = []
         mark, column = ("_", "n") if self.world.typed else ("", "value")
         try:
-            while pieces := await reading.next_pieces():
-                for batch in rows.of(pieces):
+            while pieces := await reading.next_slices():
+                for batch in rows.build(pieces):
                     lsns = batch.column(f"{mark}offset").to_pylist()
                     values = [int(value) for value in batch.column(column).to_pylist()]
                     found += zip(lsns, values, strict=True)

@@ -12,7 +12,7 @@ from headwater.spark.source import StreamReader, feed
 from headwater.testing import Simulation, simulate
 from headwater.testing.torture import Scenario
 from tests.spark.source.engine import Checkpoint, Engine, Killed
-from tests.spark.source.given import Standing, World
+from tests.spark.source.source_world import Standing, World
 from tests.torture.spark_operator import Operator
 from tests.torture.spark_world import SparkWorld
 from tests.torture.surroundings import Replacement, replaced

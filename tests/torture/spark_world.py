@@ -253,16 +253,18 @@ class SparkWorld(Surroundings):
 
     # What queries were told, and did
 
-    def told(self, group: str, places: dict[Held, int]) -> None:
+    def told(self, group: str, positions: dict[Held, int]) -> None:
         """A query without a checkpoint was told where it begins."""
-        for held, lsn in places.items():
+        for held, lsn in positions.items():
             self.groups[group].begun.setdefault(held, lsn)
             high = self._furthest(group, held)
             self.check(lsn <= high, f"{group} begins {held} at {lsn}, and was at {high} at most")
 
-    def begins(self, group: str, places: dict[Held, int], query: Delivered, *, exact: bool) -> None:
+    def begins(
+        self, group: str, positions: dict[Held, int], query: Delivered, *, exact: bool
+    ) -> None:
         """A query without a checkpoint has its first micro-batch written down."""
-        for held, lsn in places.items():
+        for held, lsn in positions.items():
             low = self.groups[group].committed.get(held, 0) if exact else 0
             self.check(low <= lsn, f"{group} begins {held} at {lsn}, and has committed {low}")
             query.ends.setdefault(held, lsn)
@@ -360,16 +362,16 @@ class SparkWorld(Surroundings):
         left = {one for one in missing if one >= passed}
         self.check(not left, f"{group}: {held} goes on at {lsn}, and {sorted(left)} are missing")
 
-    def commits(self, group: str, places: dict[Held, int]) -> None:
+    def commits(self, group: str, positions: dict[Held, int]) -> None:
         """A commit is asked for."""
         attempted = self.groups[group].attempted
-        for held, lsn in places.items():
+        for held, lsn in positions.items():
             attempted[held] = max(attempted.get(held, 0), lsn)
 
-    def committed(self, group: str, places: dict[Held, int], query: Delivered) -> None:
+    def committed(self, group: str, positions: dict[Held, int], query: Delivered) -> None:
         """A commit was answered."""
         committed = self.groups[group].committed
-        for held, lsn in places.items():
+        for held, lsn in positions.items():
             if lsn > committed.get(held, 0):
                 self.check(
                     not query.is_over or lsn <= self.groups[group].begun.get(held, 1),

@@ -211,7 +211,7 @@ class SourceActor(ProducerActor):
         """The position to go on with, as the queue tells it."""
         truth, told = self.world.native, producer.resumed[0]
         assert truth is not None
-        owner = producer._engine.lanes[0].appender._marks.owner  # type: ignore[attr-defined]
+        owner = producer._sender.partitions[0].appender._marks.owner  # type: ignore[attr-defined]
         if not truth.is_latest(self.name, owner.incarnation):
             return int(told.metadata or b"0")  # a successor has opened: nothing of this will land
         last = truth.last_accepted(self.name)

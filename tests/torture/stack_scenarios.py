@@ -90,7 +90,7 @@ def _history(
         finally:
             for front in worlds[0].fronts if worlds else ():
                 # It ended with its process, and nobody is left to be warned of that.
-                front._engine.is_closed = True
+                front._sender.is_closed = True
 
 
 async def _run(

@@ -102,14 +102,14 @@ class Log:
     def told(self, attempt: Attempt, handle: Handle) -> bool:
         """The handle has been told; says whether all of it is accepted."""
         first, whole = 0, True
-        for draft, _, rows in handle._parts():
+        for batch, _, rows in handle._ranges():
             values = attempt.values[first : first + rows]
             first += rows
-            if draft.error is None:
-                self.check(draft.placed is not None, "neither accepted nor failed")
-            elif draft.placed is None and isinstance(draft.error, Unavailable):
-                self._bar(values, f"it was told {draft.error!r}")
-            whole = whole and draft.error is None
+            if batch.error is None:
+                self.check(batch.placed is not None, "neither accepted nor failed")
+            elif batch.placed is None and isinstance(batch.error, Unavailable):
+                self._bar(values, f"it was told {batch.error!r}")
+            whole = whole and batch.error is None
         self.check(first == len(attempt.values), f"{first} of {len(attempt.values)} were answered")
         for part in handle.accepted():
             landed = self.batches[part.sequence] if part.sequence < len(self.batches) else None

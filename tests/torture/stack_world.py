@@ -10,7 +10,7 @@ from unittest import mock
 from headwater.buffer import layout
 from headwater.buffer.batch import decode_batch
 from headwater.buffer.consumer import ownership
-from headwater.buffer.producer import Producer, lane
+from headwater.buffer.producer import Producer, sender
 from headwater.buffer.queue import Collector
 from headwater.buffer.queue.native import NativeAppender
 from headwater.buffer.stream import Stream, create_stream, streams
@@ -142,7 +142,7 @@ class StackWorld(Surroundings):
         with replaced(
             *small_native_limits(self.random, haunted=self.haunted),
             (NativeAppender, "inline_max_bytes", draw((0, 0, 400, limits.INLINE_MAX_BYTES))),
-            (lane, "GROUP_MAX", draw((1, 3, 256))),
+            (sender, "GROUP_MAX", draw((1, 3, 256))),
             (ownership, "ACKS_PER_DEQUEUE", draw((1, 2, 3, 100))),
             (limits, "V1_SEGMENT_ENTRIES", draw((1, 3, 1024))),
             (limits, "V1_COLLECT_BATCHES", draw((1, 3, 10_000))),

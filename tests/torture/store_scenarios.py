@@ -1,4 +1,4 @@
-"""Many writers on one register and on one sequence, under every fault of store and machine.
+"""Many writers on one register and on one numbered log, under every fault of store and machine.
 
 Each history draws its own number of writers, faults, clock skews, kills and freezes. The
 checkers see every write that the store ever applied, so they know what really happened,
@@ -7,8 +7,8 @@ whatever the writers were told.
 - register: every change a writer was told of is applied exactly once, a change it was told
   has not landed never is, one with unknown outcome at most once; nothing else is applied.
 - whoever calls without any fault, and whoever calls after all faults are over, is answered;
-- sequence: the same of entries, and a reader that goes forward sees them dense, in order,
-  each once, under the number its writer was given.
+- numbered log: the same of entries, and a reader that goes forward sees them dense, in order,
+  each once, under the number that its writer was given.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ import pytest
 from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown, Trimmed, Unavailable
 from headwater.core.retry import RetryPolicy
-from headwater.store import MemoryBackend, Register, Sequence, Store, Version
+from headwater.store import MemoryBackend, Register, Store, Version
 from headwater.store.backend import Condition
 from headwater.store.objects import Buffer
 from headwater.store.register import decode_envelope
 from headwater.testing import Faults, FaultyStore, Process, Scenario, Simulation, simulate
+from tests.store.numbered_logs import SampleLog
 
 CALLS_EACH = 8
 CRASHES_MAX = 4
@@ -43,7 +44,7 @@ class Parts:
 
     store: type[Store] = Store
     register: type[Register[list[str]]] = Register
-    sequence: type[Sequence] = Sequence
+    log: type[SampleLog] = SampleLog
     fixed_token: bool = False
 
     @contextlib.contextmanager
@@ -160,7 +161,7 @@ class Writer(ABC):
         self.calls_each = calls_each
         self.calls = 0
         self.current: str | None = None
-        self.handle: Register[list[str]] | Sequence | None = None
+        self.handle: Register[list[str]] | SampleLog | None = None
 
     async def work(self) -> None:
         """Go on where the last incarnation stopped."""
@@ -171,7 +172,7 @@ class Writer(ABC):
             await self.call(self.handle, name)
             self.current = None
 
-    async def call(self, handle: Register[list[str]] | Sequence, name: str) -> None:
+    async def call(self, handle: Register[list[str]] | SampleLog, name: str) -> None:
         """One call; whatever it raises says what became of it."""
         told = self.world.told
         try:
@@ -190,11 +191,11 @@ class Writer(ABC):
         self.handle = None
 
     @abstractmethod
-    async def open(self) -> Register[list[str]] | Sequence:
+    async def open(self) -> Register[list[str]] | SampleLog:
         """A handle of this process."""
 
     @abstractmethod
-    async def write(self, handle: Register[list[str]] | Sequence, name: str) -> int:
+    async def write(self, handle: Register[list[str]] | SampleLog, name: str) -> int:
         """Write `name`; returns the number it got."""
 
 
@@ -207,7 +208,7 @@ class RegisterWriter(Writer):
             world.store(), "register", list[str], policy=world.policy, history=world.history
         )
 
-    async def write(self, handle: Register[list[str]] | Sequence, name: str) -> int:
+    async def write(self, handle: Register[list[str]] | SampleLog, name: str) -> int:
         assert isinstance(handle, Register)
         keep = 0 if self.calls % 3 == 0 else 5
 
@@ -247,26 +248,24 @@ def _register_history(name: str, seed: int, parts: Parts, *, outages: bool = Fal
     return _simulate(main, seed, parts, name)
 
 
-class SequenceWriter(Writer):
+class LogWriter(Writer):
     """Appends entries."""
 
-    async def open(self) -> Sequence:
+    async def open(self) -> SampleLog:
         world = self.world
-        handle = world.parts.sequence(
-            world.store(), "sequence", policy=world.policy, history=world.history
-        )
+        log = world.parts.log(world.store(), policy=world.policy)
         while True:
             with contextlib.suppress(Unavailable, OutcomeUnknown):
-                await handle.create()
-                return handle
+                await log.create()
+                return log
 
-    async def write(self, handle: Register[list[str]] | Sequence, name: str) -> int:
-        assert isinstance(handle, Sequence)
-        return await handle.append(name.encode())
+    async def write(self, handle: Register[list[str]] | SampleLog, name: str) -> int:
+        assert isinstance(handle, SampleLog)
+        return await handle.append_payload(name.encode())
 
 
 class Reader:
-    """Reads forward, raises the floor to where it is, and deletes what is below."""
+    """Reads forward, raises the floor to where it is, and deletes what has settled below."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -276,55 +275,54 @@ class Reader:
 
     async def work(self) -> None:
         """Read and trim until told to stop, whatever fails on the way."""
-        handle = await SequenceWriter(self.world, "reader").open()
-        assert isinstance(handle, Sequence)
+        log = await LogWriter(self.world, "reader").open()
         idle_s = 1.0
         while not self.stopped:
             before = self.position
             with contextlib.suppress(Unavailable, OutcomeUnknown):
-                await self.step(handle)
+                await self.step(log)
             # A frozen writer may leave days of nothing to read.
             idle_s = 1.0 if self.position > before else idle_s * 2
             await runtime.sleep(self.world.random.uniform(0, idle_s))
 
-    async def step(self, handle: Sequence) -> None:
-        """Take what is there, then make it dead."""
-        entries = await handle.read(self.position, limit=self.world.random.randint(1, 20))
-        for entry in entries:
-            assert entry.number == self.position, f"{entry.number} follows {self.position - 1}"
-            self.seen.append(entry.payload.decode())
+    async def step(self, log: SampleLog) -> None:
+        """Take what is there; what was taken is not needed any more."""
+        count = self.world.random.randint(1, 20)
+        for payload in await log.payloads(self.position, count):
+            self.seen.append(payload.decode())
             self.position += 1
         if self.world.random.random() < 0.7:
-            await handle.raise_floor(self.position)
-            await handle.trim()
+            await log.raise_floor(self.position)
+            await log.settle()
+            await log.collect()
 
 
-def sequence_history(seed: int, parts: Parts = SOUND) -> str:
+def numbered_log_history(seed: int, parts: Parts = SOUND) -> str:
     """One history of many writers, a reader that trims, and one that comes late."""
-    return _sequence_history("sequence", seed, parts)
+    return _numbered_log_history("numbered-log", seed, parts)
 
 
-def sequence_outages_history(seed: int, parts: Parts = SOUND) -> str:
+def numbered_log_outages_history(seed: int, parts: Parts = SOUND) -> str:
     """The same, and whoever would look what became of a write often cannot."""
-    return _sequence_history("sequence-outages", seed, parts, outages=True)
+    return _numbered_log_history("numbered-log-outages", seed, parts, outages=True)
 
 
-def _sequence_history(name: str, seed: int, parts: Parts, *, outages: bool = False) -> str:
+def _numbered_log_history(name: str, seed: int, parts: Parts, *, outages: bool = False) -> str:
     async def main(simulation: Simulation) -> None:
         world = World(simulation, parts, outages=outages)
         reader = Reader(world)
         reading = world.process("reader")
         reading.spawn(reader.work())
-        sleeper = await _run_writers(world, SequenceWriter)
+        sleeper = await _run_writers(world, LogWriter)
         reader.stopped = True
         await reading.wait()
         await _settle(world, sleeper)
-        handle = await SequenceWriter(world, "last").open()
-        assert isinstance(handle, Sequence)
-        while entries := await handle.read(reader.position):
-            reader.seen += [entry.payload.decode() for entry in entries]
-            reader.position += len(entries)
-        await _check_late_reader(handle, reader)
+        log = await LogWriter(world, "last").open()
+        while payloads := await log.payloads(reader.position):
+            reader.seen += [payload.decode() for payload in payloads]
+            reader.position += len(payloads)
+        assert await log.end() == reader.position, "the end is somewhere else"
+        await _check_late_reader(log, reader)
         for number, name in enumerate(reader.seen):
             told = world.told.landed.get(name, number)
             assert told == number, f"{name} was told number {told} and is {number}"
@@ -333,14 +331,16 @@ def _sequence_history(name: str, seed: int, parts: Parts, *, outages: bool = Fal
     return _simulate(main, seed, parts, name)
 
 
-async def _check_late_reader(handle: Sequence, reader: Reader) -> None:
-    floor = await handle.floor()
-    if floor > 0:
+async def _check_late_reader(log: SampleLog, reader: Reader) -> None:
+    floor = await log.read_floor()
+    if floor.trimmed > 0:
         with pytest.raises(Trimmed) as trimmed:
-            await handle.read(floor - 1)
-        assert trimmed.value.floor == floor
-    late = [entry.payload.decode() for entry in await handle.read(floor)] if reader.seen else []
-    assert late == reader.seen[floor:], "a late reader sees something else"
+            await log.payloads(floor.trimmed - 1)
+        assert trimmed.value.floor == floor.floor
+    late: list[str] = []
+    while payloads := await log.payloads(floor.trimmed + len(late)):
+        late += [payload.decode() for payload in payloads]
+    assert late == reader.seen[floor.trimmed :], "a late reader sees something else"
 
 
 async def _run_writers(world: World, kind: type[Writer]) -> Writer:
@@ -385,7 +385,7 @@ def _simulate(
 
 SCENARIOS = [
     Scenario("store", "register", register_history, rounds=2000, sample=40),
-    Scenario("store", "sequence", sequence_history, rounds=2000, sample=30),
+    Scenario("store", "numbered-log", numbered_log_history, rounds=2000, sample=30),
     Scenario("store", "register-outages", register_outages_history, rounds=2000, sample=20),
-    Scenario("store", "sequence-outages", sequence_outages_history, rounds=2000, sample=15),
+    Scenario("store", "numbered-log-outages", numbered_log_outages_history, rounds=2000, sample=15),
 ]

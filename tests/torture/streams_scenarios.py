@@ -106,7 +106,7 @@ class ProducerActor(Actor):
 
     async def _call(self, producer: Producer, life: int, number: int) -> bool:
         """Whether this life goes on."""
-        world, stream = self.world, producer._engine.stream
+        world, stream = self.world, producer.stream
         partition = world.random.randrange(stream.partitions)
         values = tuple(
             f"{self.name}/{life}/{number}/{index}".encode()
@@ -155,7 +155,7 @@ class ProducerActor(Actor):
         except TimeoutError:
             pass
         except HeadwaterError as error:
-            self._check_told(producer._engine.stream.id, error, was_calm)
+            self._check_told(producer.stream.id, error, was_calm)
 
 
 class ConsumerActor(Actor):
@@ -407,7 +407,7 @@ def _history(
             return simulate(main, seed=seed, replay=replay, max_steps=STEPS_LIMIT).fingerprint
         finally:
             for front in worlds[0].fronts if worlds else ():
-                front._engine.is_closed = True  # it ended with its process
+                front._sender.is_closed = True  # it ended with its process
 
 
 async def _run(world: StreamsWorld, *, alters: bool) -> list[ProducerActor]:

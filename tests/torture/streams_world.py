@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from headwater.buffer import layout
 from headwater.buffer.batch import decode_batch
-from headwater.buffer.producer import Producer, lane
+from headwater.buffer.producer import Producer, sender
 from headwater.buffer.queue import Collector, Retention
 from headwater.buffer.queue.native import NativeAppender
 from headwater.buffer.stream import Stream, create_stream, open_stream
@@ -225,6 +225,6 @@ class StreamsWorld(Surroundings):
         with replaced(
             *small_native_limits(self.random, haunted=self.haunted),
             (NativeAppender, "inline_max_bytes", draw((0, 400, limits.INLINE_MAX_BYTES))),
-            (lane, "GROUP_MAX", draw((1, 3, 256))),
+            (sender, "GROUP_MAX", draw((1, 3, 256))),
         ):
             yield

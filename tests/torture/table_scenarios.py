@@ -167,7 +167,7 @@ class Writer(Actor):
         except UNKNOWN:
             # A job that names nothing must not be run again on a guess.
             return self.kind == "jobs"
-        tried.told = "there" if done.was_there else "committed"
+        tried.told = "there" if done.already_committed else "committed"
         return True
 
 
@@ -232,7 +232,7 @@ class Janitor(Actor):
             return catalog.load_table(name)
 
         hours = random.choice((0.0, 0.01, 1.0, 24.0))
-        remove_orphan_files(loaded, loaded(), catalog.place, hours, dry_run=random.random() < 0.1)
+        remove_orphan_files(loaded, loaded(), catalog.root, hours, dry_run=random.random() < 0.1)
 
 
 def table_history(seed: int, *bug: Replacement) -> str:
@@ -245,7 +245,7 @@ def table_history(seed: int, *bug: Replacement) -> str:
         swept = functools.partial(vars(commits)["sweep"], grace_ms=grace_ms)
         with replaced(
             (commits, "sweep", _stalling(swept)),
-            (commits, "described", _stalling(vars(commits)["described"])),
+            (commits, "to_data_files", _stalling(vars(commits)["to_data_files"])),
             (sweep, "SWEEP_EVERY", world.random.choice((1, 2, 50))),
         ):
             await _run(world, threads)

@@ -97,7 +97,7 @@ class _Files(StoreFileIO):
         self._truth = truth
 
     def new_input(self, location: str) -> InputFile:
-        key = self.place.key(location)
+        key = self.root.key(location)
         self._truth.check(key in self._truth._objects, f"{key} is needed, and is not there")
         return _Memory(bytes(self._truth._objects[key].data), location)
 
@@ -135,7 +135,7 @@ class TableTruth(MemoryBackend):
 
     async def delete(self, key: str) -> None:
         if key in self._objects:
-            location = self.files.place.location(key)
+            location = self.files.root.location(key)
             for uuid, known in self.tables.items():
                 needed = location in self.needed(known.location)
                 self.check(not needed, f"{key} is deleted, and {uuid} {known.names} needs it")

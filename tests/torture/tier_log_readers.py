@@ -20,8 +20,8 @@ from headwater.log.record.group import Group
 from headwater.log.spool.frame import SpoolCorrupt
 from headwater.store import Store
 from headwater.tier.errors import NotReady
+from headwater.tier.manager import RefreshedCover
 from headwater.tier.reader import LogReader
-from headwater.tier.segment_cover import RefreshedCover
 from headwater.tier.segments import ObjectCache, ObjectStorage
 from tests.torture.tier_stack_world import ParquetWorld
 from tests.torture.tier_world import LeaderLife, WornWal

@@ -178,7 +178,9 @@ class History:
         if told == "refused":
             return
         if told == "stale" and not became:
-            newest = truth.after(len(truth.dumps) - 1).publisher_epoch(partition_of(event))
+            newest = (
+                truth.after(len(truth.dumps) - 1).partition(partition_of(event)).publisher_epoch
+            )
             mine = publisher_epoch_of(event, beside)
             fenced = mine is not None and newest is not None and mine < newest
             world.check(fenced, f"epoch {mine} was fenced, and {newest} has published")

@@ -118,9 +118,9 @@ class Node:
         self.floors.clear()
         if manager is None:
             return
-        folder = manager._saving._folder
+        folder = manager._saver._folder
         if not save:
-            manager._saving._folder = None
+            manager._saver._folder = None
         await manager.close()
         if folder is not None and not save:
             folder.close()
@@ -217,13 +217,13 @@ class World:
 
 
 _QUESTIONS: Sequence[Callable[[Knows, TopicIdPartition], object]] = [
-    lambda knows, stream: knows.segments(stream),
-    lambda knows, stream: knows.segments_of(stream, 0),
-    lambda knows, stream: knows.cover(stream, 0, 60),
-    lambda knows, stream: knows.segment_at(stream, 0, 20),
-    lambda knows, stream: knows.segment_at_time(stream, 0, 20),
-    lambda knows, stream: knows.highest_offset(stream, 0),
-    lambda knows, stream: knows.delete_state(stream),
-    lambda knows, stream: knows.publisher_epoch(stream),
+    lambda knows, stream: knows.partition(stream).segments(),
+    lambda knows, stream: knows.partition(stream).segments_of(0),
+    lambda knows, stream: knows.partition(stream).cover(0, 60),
+    lambda knows, stream: knows.partition(stream).segment_at(0, 20),
+    lambda knows, stream: knows.partition(stream).segment_at_time(0, 20),
+    lambda knows, stream: knows.partition(stream).highest_offset(0),
+    lambda knows, stream: knows.partition(stream).delete_state,
+    lambda knows, stream: knows.partition(stream).publisher_epoch,
 ]
 _NOTHING: list[object] = [[], [], [], None, None, None, None, None]

@@ -145,7 +145,7 @@ class History:
                 continue
             taken_ms = world.true_ms()
             try:
-                taken = metadata.cover(start.first_lsn if start else 0, 1 << 40)
+                taken = metadata.state().cover(start.first_lsn if start else 0, 1 << 40)
             except NotReady:
                 continue
             for piece in taken:
@@ -249,7 +249,7 @@ class History:
     async def _scrub(self, life: LeaderLife, manager: TierManager) -> None:
         """Nothing that was promised is ever missing, also while others work."""
         with contextlib.suppress(Unavailable, OutcomeUnknown, Fenced):
-            scrubbed = await manager.scrub(mend=True)
+            scrubbed = await manager.scrub(repair=True)
             wrong = [one for one in scrubbed.findings if not self._is_unknown(one)]
             self.world.check(not wrong, f"a scrub found {wrong}")
         life.scrubbing = False
@@ -257,7 +257,7 @@ class History:
     def _is_unknown(self, found: ScrubFinding) -> bool:
         """Whether a finding says no more than that somebody could not look or act for a while."""
         late = (Flaw.UNKNOWN, Flaw.ORPHAN, Flaw.UNCLAIMED)
-        return found.mended or found.kind in late or "not mended" in found.detail
+        return found.repaired or found.kind in late or "not repaired" in found.detail
 
     async def _all_is_remote(self, last: LeaderLife) -> None:
         await self._until(
@@ -292,7 +292,7 @@ class History:
         wal.damaged = range(first_lsn, middle.last_lsn + 1)
         await self._until(
             lambda: (
-                manager.led.metadata.cover(third.first_lsn, third.last_lsn + 1)
+                manager.led.metadata.state().cover(third.first_lsn, third.last_lsn + 1)
                 and isinstance(manager.problems.get("look for losses"), LocalLogDamaged)
             ),
             last,
@@ -313,7 +313,7 @@ class History:
             "something is left of copies that never ended",
         )
         assert last.manager is not None
-        scrubbed = await last.manager.scrub(mend=True)
+        scrubbed = await last.manager.scrub(repair=True)
         world.check(scrubbed.is_clean, f"a scrub found {scrubbed.findings}")
         stray = world.objects.segments() - segments.keys()
         world.check(not stray, f"{stray} are left over")
@@ -334,7 +334,7 @@ class History:
         """
         world, manager = self.world, last.manager
         assert manager is not None
-        read = manager.led.metadata.cover(last.wal.oldest_lsn(), 1 << 40)
+        read = manager.led.metadata.state().cover(last.wal.oldest_lsn(), 1 << 40)
         kept = [one.segment for one in read if one.segment.start_offset >= last.wal.oldest_lsn()]
         if not kept:
             return
@@ -343,11 +343,11 @@ class History:
         await MemoryBackend.delete(world.objects, key)
         if world.whims.random() < 0.5:
             await MemoryBackend.put(world.objects, key, b"[]")
-        scrubbed = await manager.scrub(mend=True)
+        scrubbed = await manager.scrub(repair=True)
         if last.wal.oldest_lsn() > gone.start_offset:
             return  # the local log was dropped as remote before the scrub found out
         world.check(scrubbed.is_clean, f"it was not mended: {scrubbed.findings}")
-        for piece in manager.led.metadata.cover(0, 1 << 40):
+        for piece in manager.led.metadata.state().cover(0, 1 << 40):
             world.truth.check_object(piece.segment)
 
     async def _partition_goes(self, last: LeaderLife) -> None:
@@ -373,7 +373,7 @@ class History:
             await runtime.sleep(60.0)
         left = (world.truth.segments, world.objects.segments())
         world.check(left == ({}, set()), f"{left} are left of a partition that was deleted")
-        state = world.truth.cache.delete_state(PARTITION)
+        state = world.truth.cache.partition(PARTITION).delete_state
         world.check(state is None, f"the deletion came to its end, and is {state}")
 
     async def _until(self, holds: object, last: LeaderLife, message: str) -> None:

@@ -9,14 +9,15 @@ from headwater.core.errors import OutcomeUnknown, Unavailable
 from headwater.store import Store
 from headwater.tier import SegmentId, TierCache, TopicMetadataManager
 from headwater.tier.eventlog import StoredEventLog
-from headwater.tier.eventlog.stored.event_object import decode_event_object
-from headwater.tier.eventlog.stored.layout import PREFIX, Place
-from headwater.tier.jobs import ManagedPartition, ParquetSegments, PartitionMetadata, SegmentStorage
-from headwater.tier.manager import ManagerConfig
+from headwater.tier.eventlog.stored_events import decode_event_object
+from headwater.tier.eventlog.stored_floor import PREFIX
+from headwater.tier.jobs import ParquetSegments, SegmentStorage
+from headwater.tier.manager import ManagedPartition, ManagerConfig, PartitionMetadata
 from headwater.tier.segments import segment_key
 from tests.tier.segments.given import decoded
 from tests.torture.tier_world import PARTITION, World
 
+_EVENT = re.compile(rf"{PREFIX}/0/([0-9]{{20}})")
 _SEGMENT = re.compile(r".*/segments/.*/([0-9a-f-]{36})\.parquet")
 PATIENT = ManagerConfig(tend_interval_s=20.0, snapshot_interval_s=1e6)
 """Virtual time is long, and whoever looks at the clock often makes it dear."""
@@ -72,8 +73,9 @@ class StackWorld(ParquetWorld):
 
     def stored(self, key: str, data: bytes) -> None:
         """Something was: an event, or a segment."""
-        offset = Place(PREFIX, 0).event_offset(key)
-        if offset is not None:
+        matched = _EVENT.fullmatch(key)
+        if matched:
+            offset = int(matched[1])
             log_id = uuid.UUID(bytes=data[4:20])
             event = decode_event_object(key, data, log_id, 0, offset)
             self.truth.landed(event.payload, event.publisher_epoch)

@@ -41,11 +41,12 @@ from headwater.tier.eventlog import InProcessEventLog
 from headwater.tier.jobs import (
     LogStart,
     LogStartRegister,
-    PartitionMetadata,
     SegmentStorage,
     TierConfig,
     TierManager,
 )
+from headwater.tier.manager import PartitionMetadata
+from tests.tier.given import updated
 from tests.tier.jobs.followed import FollowedPartition, LineFaults
 from tests.tier.jobs.plain_storage import (
     FOLDER,
@@ -179,7 +180,7 @@ class Truth:
         if event.state is SegmentState.DELETE_FINISHED:
             del self.segments[segment_id]
         else:
-            self.segments[segment_id] = before.with_update(event)
+            self.segments[segment_id] = updated(before, event)
         if event.state is SegmentState.COPY_FINISHED:
             self.check_object(self.segments[segment_id])
             self._check_lineage(self.segments[segment_id])
@@ -187,12 +188,12 @@ class Truth:
             self._unlisted_ms[segment_id] = self.world.true_ms()
 
     def _check_monotone(self) -> None:
-        epoch = self.cache.publisher_epoch(PARTITION)
+        epoch = self.cache.partition(PARTITION).publisher_epoch
         if epoch is not None:
             self.check(epoch >= self._epoch, "an older epoch publishes")
             self._epoch = epoch
         for epoch in [life.epoch for life in self.world.leaders]:
-            highest = self.cache.highest_offset(PARTITION, epoch)
+            highest = self.cache.partition(PARTITION).highest_offset(epoch)
             before = self._highest.get(epoch)
             if before is not None and not self.world.deleting:
                 self.check(highest is not None and highest >= before, "the highest offset fell")
@@ -202,7 +203,7 @@ class Truth:
     def _check_lineage(self, segment: SegmentMetadata) -> None:
         """Past the start of its next epoch, a segment is not found under an epoch."""
         for (epoch, _), (_, next_start) in pairwise(segment.epochs):
-            found = self.cache.segment_at(PARTITION, epoch, next_start)
+            found = self.cache.partition(PARTITION).segment_at(epoch, next_start)
             wrong = found is not None and found.segment_id == segment.segment_id
             self.check(not wrong, f"{next_start} is found in {segment} under epoch {epoch}")
 
@@ -242,7 +243,7 @@ class Truth:
         if not self.world.one_disk:  # there, the disk may be all that has it
             ends.add(self.world.buffer_floor_lsn + 1)
         for end_lsn in sorted(ends):
-            pieces = self.cache.cover(PARTITION, first_lsn, end_lsn)
+            pieces = self.cache.partition(PARTITION).cover(first_lsn, end_lsn)
             lost = gaps(pieces, first_lsn, end_lsn)
             self.check(not lost, f"{lost} are neither remote nor local, which begins at {end_lsn}")
 

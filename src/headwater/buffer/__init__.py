@@ -2,22 +2,23 @@
 
 Enters: records from producers. Leaves: batches in order, each once, with their records numbered.
 
-    stream/     what a stream is: its id, partitions, schema, retention (stream.json)
-    producer/   values, rows or Arrow in; batches uploaded and appended in order
-    queue/      the order of a partition's batches: native, or the published v1 manifest
-    transaction/  batches of many writers appended together: what sinks write by
-    consumer/   batches out, to the owner who acknowledges them or to whoever looks
-    retained, truncating, copying   what is kept: read and verified, given up, copied
-    blocking    streams and what waits in them, without an event loop
-    batch, v1_batch, records, types, …   what a record is, and its bytes
+    stream/       a stream: its id, partitions, schema and retention (stream.json)
+    producer/     values, rows or Arrow in; batches uploaded and appended in order
+    queue/        the order of a partition's batches: native, or the published v1 manifest
+    transaction/  batches of many writers appended together, for Spark's sinks
+    consumer/     batches out: to the owner that acknowledges, to followers and readers
+    retained, truncation, copying          verifying, deleting and copying what is retained
+    blocking                               streams and lag without an event loop
+    records, types, conversion, partitioner   the record model and its types
+    batch, arrow_stream, compression       the bytes of a batch
 
 Always holds:
 
-- what was accepted is delivered exactly once and in order, to the owner and to whoever follows;
+- what was accepted is delivered exactly once and in order, to the owner and to every follower;
 - LSNs are dense within a partition, from 1, fixed by the append, and never change;
-- bytes from the store are trusted in nothing: sizes are checked before anything is allocated,
-  checksums before anything is parsed;
-- a column that nobody uses costs nothing.
+- bytes from the store are untrusted: sizes are checked before anything is allocated, checksums
+  before anything is parsed;
+- an unused column costs nothing.
 """
 
 from typing import TYPE_CHECKING

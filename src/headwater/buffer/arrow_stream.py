@@ -27,40 +27,35 @@ import pyarrow.compute as pc
 from headwater.core import limits
 from headwater.core.errors import Corrupt, Refused
 
-# Extension types are names in the metadata of fields, and what they are stored in.
-#
-# Whether Arrow makes such a type of a column depends on which types a process has registered, and
-# it reads nothing at all where the name and the storage do not fit. Without the names a column is
-# the same to everybody.
-
+# Extension types: a name in the metadata of a field, and a storage type. Whether Arrow restores the
+# type depends on what a process has registered, and reading fails if name and storage do not match.
 
 _PREFIX: Final = b"ARROW:extension:"
 _NAME: Final = _PREFIX + b"name"
 _HIDDEN: Final = _PREFIX + b"n_me"
-"""As long as the name's key, so that it can stand in its place, and none that Arrow knows."""
+"""As long as the key of the name, which it replaces, and unknown to Arrow."""
 
 
 def has_names(schema: bytes) -> bool:
-    """Whether a serialised schema may name extension types."""
+    """Whether a serialised schema may contain extension types."""
     return _NAME in schema
 
 
 def read_stored_schema(data: bytes) -> pa.Schema:
-    """The schema of these bytes, with each extension type as what it is stored in."""
+    """Decode a schema, with the storage type for each extension type."""
     if not has_names(data):
         return pa.ipc.read_schema(pa.py_buffer(data))
     return without_names(pa.ipc.read_schema(pa.py_buffer(data.replace(_NAME, _HIDDEN))))
 
 
 def without_names(schema: pa.Schema) -> pa.Schema:
-    """The same schema without names of extension types in the metadata of its fields."""
+    """Remove the names of extension types from the metadata of all fields."""
     return pa.schema([_plain_field(field) for field in schema], schema.metadata)
 
 
 def _plain_field(field: pa.Field) -> pa.Field:
-    told = field.metadata or {}
-    kept = {key: text for key, text in told.items() if not key.startswith(_PREFIX)}
-    return pa.field(field.name, _plain_type(field.type), field.nullable, kept or None)
+    metadata = {k: v for k, v in (field.metadata or {}).items() if not k.startswith(_PREFIX)}
+    return pa.field(field.name, _plain_type(field.type), field.nullable, metadata or None)
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
@@ -76,29 +71,26 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     return pa.list_(_plain_field(kind.value_field)) if pa.types.is_list(kind) else kind
 
 
-# Whether Arrow data are what their types say: the rule by which a batch is read.
-#
-# Arrow hands on what it was given without a look: Parquet files and casts bring text that is no
-# UTF-8, numbers beyond their precision, indices beyond their dictionary. A batch with one such
-# value could not be read, nor could anything that shares the batch with it. So whoever writes
-# checks by the rule of whoever reads, and before anything else touches the data.
+# Validation. Arrow does not check its input: Parquet files and casts bring text that is not UTF-8,
+# numbers beyond their precision, indices beyond their dictionary. One such value would make its
+# whole batch unreadable, so producers apply the reader's check before anything else.
 
 
 def validate(data: pa.RecordBatch | pa.Table) -> None:
-    """The rule itself; `pa.ArrowException` or `UnicodeDecodeError` if the data do not hold to it.
+    """Check that values match their types: raises `pa.ArrowException` or `UnicodeDecodeError`.
 
-    Of columns without text, decimals and dictionaries this looks at offsets alone.
+    Columns without text, decimals and dictionaries cost only a check of their offsets.
     """
-    _ = data.schema.names  # which need not be text
+    _ = data.schema.names  # raises if a name is not UTF-8
     data.validate(full=True)
 
 
 def check_valid(data: pa.RecordBatch | pa.Table) -> None:
-    """Refuse data that nobody could read afterwards, naming the column."""
+    """Refuse data that a reader would reject; the error names the column."""
     try:
         validate(data)
     except UnicodeDecodeError as error:
-        raise Refused(f"the name of a column is no text: rename it ({error})") from error
+        raise Refused(f"the name of a column is not UTF-8: rename it ({error})") from error
     except pa.ArrowException as error:
         raise _invalid(data, error) from error
 
@@ -109,48 +101,44 @@ def _invalid(data: pa.RecordBatch | pa.Table, error: pa.ArrowException) -> Refus
             column.validate(full=True)
         except pa.ArrowException as found:
             return Refused(
-                f"column {name!r} is {column.type}, and holds what is none: {_plain_text(found)}"
+                f"column {name!r} is {column.type}, and holds an invalid value: "
+                f"{_plain_text(found)}"
             )
-    return Refused(f"the columns are not what they say: {error}")
+    return Refused(f"the columns are invalid: {error}")
 
 
 def _plain_text(error: pa.ArrowException) -> str:
-    # Arrow says "Invalid: " once for every level that it came through.
+    # Arrow prefixes "Invalid: " once per level of nesting.
     text = str(error).replace("Invalid: ", "")
     if "UTF8" in text:
         return f"{text}. Decode the text in its own encoding first, or carry the column as binary"
     return text
 
 
-# A column of bytes whose values stand apart until somebody writes them: one by one, or in chunks.
-#
-# To put the values of a batch together takes fresh memory of the batch's size, which costs more
-# than the copy: every page of it is cleared first. Written piece by piece, one small piece of
-# memory serves for all, and is still in the processor's cache when it is checksummed and written.
-#
-# In the meantime a record batch has a stand-in for the column: an array of the same length,
-# offsets and size, whose bytes nobody may read. Arrow frames it as it would frame the column
-# itself.
-
+# Deferred columns. Joining the values of a batch needs fresh memory of the batch's size, and the
+# system clears every page of it, which costs more than the copy. Joined piece by piece while they
+# are written, the values share one small buffer, which is still in the processor's cache when it is
+# checksummed. Until then the record batch has a placeholder with the same length and offsets, whose
+# bytes must not be read.
 
 PIECE_BYTES: Final = limits.MIB
-"""What is put together at a time: from this size on Python lets others run while it copies."""
+"""Joined at a time: from this size on, Python releases the lock while it copies."""
 
 _ZERO: Final = bytes(4)
 
 
 @functools.cache
 def _placeholder_memory() -> pa.Buffer:
-    """Addresses without memory behind them: nothing is ever read or written there."""
+    """Reserved addresses without memory: they are never read or written."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     return pa.py_buffer(mmap.mmap(-1, limits.BATCH_MAX_BYTES, flags=flags, prot=mmap.PROT_READ))
 
 
 class DeferredBytes(Protocol):
-    """What stands apart."""
+    """Bytes that are joined when they are written."""
 
     def __len__(self) -> int:
-        """Of all values together, in bytes."""
+        """The total size in bytes."""
         ...
 
     def pieces(self) -> Iterator[bytes | memoryview]:
@@ -159,7 +147,7 @@ class DeferredBytes(Protocol):
 
 
 class ChunkedColumn:
-    """A column of bytes or text in several arrays, of one type."""
+    """A column of bytes or text in several arrays of one type."""
 
     __slots__ = ("_chunks", "_datas", "_length", "_starts")
 
@@ -169,15 +157,15 @@ class ChunkedColumn:
         self._starts: list[int] = []
         for chunk in chunks:
             _, offsets, data = chunk.buffers()
-            places = memoryview(offsets).cast("i")
-            start, end = places[chunk.offset], places[chunk.offset + len(chunk)]
+            ends = memoryview(offsets).cast("i")
+            start, end = ends[chunk.offset], ends[chunk.offset + len(chunk)]
             self._starts.append(start)
             # An array's memory may hold more than its values.
             self._datas.append(memoryview(data or b"").cast("B")[start:end])
         self._length = sum(map(len, self._datas))
 
     def __len__(self) -> int:
-        """Of all values together, in bytes."""
+        """The total size in bytes."""
         return self._length
 
     def pieces(self) -> Iterator[memoryview]:
@@ -185,7 +173,7 @@ class ChunkedColumn:
         return iter(self._datas)
 
     def stand_in(self) -> pa.Array:
-        """The column as far as its frame goes."""
+        """An array with this column's offsets, without its bytes."""
         ends, before = [pa.array([0], pa.int32())], 0
         for chunk, start, data in zip(self._chunks, self._starts, self._datas, strict=True):
             offsets = pa.Array.from_buffers(
@@ -193,23 +181,27 @@ class ChunkedColumn:
             )
             ends.append(pc.add(offsets, pa.scalar(before - start, pa.int32())))
             before += len(data)
-        known = None
+        validity = None
         if any(chunk.null_count for chunk in self._chunks):
-            known = pa.concat_arrays([chunk.is_valid() for chunk in self._chunks]).buffers()[1]
+            validity = pa.concat_arrays([chunk.is_valid() for chunk in self._chunks]).buffers()[1]
         return pa.Array.from_buffers(
             self._chunks[0].type,
             sum(map(len, self._chunks)),
-            [known, pa.concat_arrays(ends).buffers()[1], _placeholder_memory().slice(0, len(self))],
+            [
+                validity,
+                pa.concat_arrays(ends).buffers()[1],
+                _placeholder_memory().slice(0, len(self)),
+            ],
         )
 
 
 class ValuesColumn:
-    """Values of one column, in order, none of them null."""
+    """The values of a column, in order, without nulls."""
 
     __slots__ = ("_offsets", "_values")
 
     def __init__(self, values: Sequence[bytes], sizes: array[int] | None = None) -> None:
-        """`sizes` are those of the values, if they are known. `TypeError` if a value is None."""
+        """`sizes` are the lengths of the values, if known. Raises `TypeError` for a None."""
         self._values = values
         found = array("i", map(len, values)) if sizes is None else sizes
         lengths = pa.Array.from_buffers(pa.int32(), len(values), [None, pa.py_buffer(found)])
@@ -217,19 +209,19 @@ class ValuesColumn:
         self._offsets = memoryview(_ZERO + memoryview(ends).cast("B")).cast("i")
 
     def __len__(self) -> int:
-        """Of all values together, in bytes."""
+        """The total size in bytes."""
         return self._offsets[-1]
 
     def stand_in(self) -> pa.Array:
-        """The column as far as its frame goes."""
+        """An array with this column's offsets, without its bytes."""
         return self._column(_placeholder_memory().slice(0, len(self)))
 
     def column(self) -> pa.Array:
-        """The column itself."""
+        """The column, with all values joined."""
         return self._column(pa.py_buffer(b"".join(self._values)))
 
     def pieces(self) -> Iterator[bytes]:
-        """Its bytes, put together a piece at a time."""
+        """The bytes, joined one piece at a time."""
         start, values, offsets = 0, self._values, self._offsets
         while start < len(values):
             end = min(bisect_left(offsets, offsets[start] + PIECE_BYTES), len(values))
@@ -242,27 +234,27 @@ class ValuesColumn:
 
 
 def is_placeholder(buffer: pa.Buffer) -> bool:
-    """Whether these are the bytes that nobody may read."""
+    """Whether this is the memory of a placeholder."""
     return bool(buffer.address == _placeholder_memory().address)
 
 
-# Places in Arrow's flatbuffers, by field number: Message.header, RecordBatch.compression.
+# Field numbers in Arrow's flatbuffers: Message.header, RecordBatch.compression.
 _MESSAGE_HEADER_FIELD: Final = 2
 _COMPRESSION_FIELD: Final = 3
 
 
 BytesPart = bytes | memoryview | DeferredBytes
-"""A stretch of bytes: at hand, or still to be put together."""
+"""Bytes, or bytes that are joined when they are written."""
 
 
-def parts(batch: pa.RecordBatch, loose: DeferredBytes | None = None) -> list[BytesPart]:
-    """The stream's bytes, to stand at a place that is a multiple of eight.
+def parts(batch: pa.RecordBatch, deferred: DeferredBytes | None = None) -> list[BytesPart]:
+    """The bytes of the stream, to be written at an offset that is a multiple of eight.
 
-    Columns are not copied: their parts share the memory of `batch`. `loose` is the column that one
-    of them stands in for.
+    Columns are not copied: their parts share the memory of `batch`. `deferred` has the bytes of the
+    column that is a placeholder.
     """
-    sink = _Sink(loose)
-    # A Python file is the one sink to which Arrow hands its buffers as they are.
+    sink = _Sink(deferred)
+    # A Python file is the only sink that gets Arrow's buffers without a copy.
     with (
         pa.PythonFile(sink, mode="w") as file,
         pa.ipc.new_stream(file, batch.schema) as writer,
@@ -272,18 +264,18 @@ def parts(batch: pa.RecordBatch, loose: DeferredBytes | None = None) -> list[Byt
 
 
 class _Sink:
-    """Keeps what is written to it where it stands."""
+    """Collects the buffers that are written, without copying them."""
 
-    def __init__(self, loose: DeferredBytes | None) -> None:
+    def __init__(self, deferred: DeferredBytes | None) -> None:
         self.parts: list[BytesPart] = []
         self.closed = False
-        self._loose = loose
+        self._deferred = deferred
 
     def write(self, data: bytes | pa.Buffer) -> None:
         if isinstance(data, bytes):
             self.parts.append(data)
-        elif self._loose is not None and is_placeholder(data):
-            self.parts.append(self._loose)
+        elif self._deferred is not None and is_placeholder(data):
+            self.parts.append(self._deferred)
         else:
             self.parts.append(memoryview(data).cast("B"))
 
@@ -291,14 +283,14 @@ class _Sink:
         return sum(map(len, self.parts))
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing is buffered."""
 
     def close(self) -> None:
         self.closed = True
 
 
 def read(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
-    """The one batch of a stream. Shares the memory of `data`."""
+    """The record batch of a stream. Shares the memory of `data`."""
     buffer = pa.py_buffer(data)
     try:
         _check_messages(buffer)
@@ -311,8 +303,7 @@ def read(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
 
 
 def read_stored(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
-    """As `read`, with each extension type as what it is stored in: the same to everybody, whoever
-    has registered which."""
+    """As `read`, with the storage type for each extension type."""
     buffer = pa.py_buffer(data)
     try:
         schema_message, batch_message = _check_messages(buffer)
@@ -325,12 +316,11 @@ def read_stored(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
 
 
 def read_back(data: memoryview) -> pa.RecordBatch:
-    """The batch of a stream that `parts` made, in the memory of `data`.
+    """The record batch of a stream that `parts` made, in the memory of `data`.
 
-    By the rule of `read_stored`, without what only bytes of others need: it is done for every
-    write.
+    As `read_stored`, without the checks that only untrusted bytes need: every write does this.
     """
-    # The schema's message: a mark, the length of its metadata with their padding, and no body.
+    # The schema message: a marker, the length of its padded metadata, and no body.
     _, metadata_bytes = struct.unpack_from("<Ii", data)
     begins = 8 + metadata_bytes
     try:
@@ -351,7 +341,7 @@ def _check_messages(buffer: pa.Buffer) -> list[pa.Message]:
     for message in pa.ipc.MessageReader.open_stream(buffer):
         messages.append(message)
         if message.type == "record batch" and _is_compressed(memoryview(message.metadata)):
-            raise Corrupt("a batch's Arrow buffers are not compressed one by one")
+            raise Corrupt("the Arrow buffers of a batch must not be compressed individually")
         if len(messages) > 2:
             break
     kinds = [message.type for message in messages]
@@ -361,7 +351,7 @@ def _check_messages(buffer: pa.Buffer) -> list[pa.Message]:
 
 
 def _is_compressed(metadata: memoryview) -> bool:
-    """Whether a record batch message names a compression of its buffers."""
+    """Whether a record batch message states a compression of its buffers."""
     (root,) = struct.unpack_from("<I", metadata, 0)
     header = _field(metadata, root, _MESSAGE_HEADER_FIELD)
     if header is None:
@@ -371,14 +361,14 @@ def _is_compressed(metadata: memoryview) -> bool:
 
 
 def _field(data: memoryview, table: int, number: int) -> int | None:
-    """Where a flatbuffer table keeps a field; None if it does not have it."""
+    """The offset of a field in a flatbuffer table; None if the table lacks it."""
     (back,) = struct.unpack_from("<i", data, table)
     vtable = table - back
     if vtable < 0:
         raise Corrupt("a message's table points before its beginning")
     (size,) = struct.unpack_from("<H", data, vtable)
-    place = 4 + 2 * number
-    if place + 2 > size:
+    entry = 4 + 2 * number
+    if entry + 2 > size:
         return None
-    (offset,) = struct.unpack_from("<H", data, vtable + place)
+    (offset,) = struct.unpack_from("<H", data, vtable + entry)
     return table + offset if offset else None

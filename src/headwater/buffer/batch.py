@@ -5,14 +5,18 @@
     footer = u64 records bytes | u64 records bytes uncompressed | u64 calls bytes
            | u32 rows | u32 calls | i64 min ms | i64 max ms | batch id 16 | u64 xxh3 | "HWB1"
 
-`records` and `calls` are Arrow IPC streams of one record batch each; `records` is compressed as
-a whole. The checksum (XXH3, 64 bits) covers everything before it. The batch id stands in the
-bytes, so that a batch recognises itself, and a batch copied to another name is noticed.
+`records` and `calls` are Arrow IPC streams of one record batch each; `records` is compressed as a
+whole. The checksum (XXH3, 64 bits) covers everything before it. The bytes contain the batch id, so
+that a batch that was copied to another name is noticed.
 
-Always holds when reading: sizes are checked against the length at hand and against named
-limits before anything is allocated, the checksum before anything is parsed, and Arrow's own
-offsets before anything is handed out. What is wrong is `Corrupt`, or `NotSupported` for a
-version or a compression of the future.
+`calls` says which produce call each record came with: its ingestion time and its metadata. A call
+covers the records from its start index to the next call's. Calls are columns, as the records are:
+with one record per call, the call must not cost more than the record.
+
+Always holds when reading: sizes are checked against the length at hand and against named limits
+before anything is allocated, the checksum before anything is parsed, and Arrow's offsets before the
+batch is returned. Errors are `Corrupt`, or `NotSupported` for a later version or an unknown
+compression.
 """
 
 from __future__ import annotations
@@ -42,11 +46,11 @@ _SEAL: Final = struct.Struct("<Q4s")
 FOOTER_BYTES: Final = _FOOTER.size + _SEAL.size
 OVERHEAD_BYTES: Final = _HEADER.size + FOOTER_BYTES
 SMALL_PART_BYTES: Final = 64 * limits.KIB
-"""Parts up to this size are put together, since each costs whoever writes it a call."""
+"""Parts up to this size are joined, because each part costs a write."""
 
 
 class Footer(NamedTuple):
-    """What the end of a batch tells without the rest."""
+    """The fields at the end of a batch."""
 
     records_bytes: int
     records_raw_bytes: int
@@ -59,7 +63,7 @@ class Footer(NamedTuple):
 
 
 class BatchTimes(NamedTuple):
-    """The earliest and the latest times of a batch's records."""
+    """The earliest and the latest time of a batch's records: ingestion, and own timestamps."""
 
     min_ms: int
     max_ms: int
@@ -73,15 +77,15 @@ class Batch(NamedTuple):
     batch_id: str
     records: pa.RecordBatch
     calls: Calls
-    loose: DeferredBytes | None = None
-    """The column that one of `records` stands in for, if one does."""
+    deferred: DeferredBytes | None = None
+    """The bytes of the column in `records` that is a placeholder, if there is one."""
 
     def times(self) -> BatchTimes:
-        """When its records were ingested, and their timestamps if any has one of its own."""
+        """The range of ingestion times, and of timestamps if a record has its own."""
         low_ms, high_ms = self.calls.time_range_ms
         if TIMESTAMP not in self.records.schema.names:
             return BatchTimes(low_ms, high_ms, None, None)
-        # As numbers: Python's own times end with the year 9999.
+        # As numbers, because Python's datetime ends with the year 9999.
         found = pc.min_max(self.calls.timestamps_of(self.records).cast(pa.int64())).as_py()
         return BatchTimes(low_ms, high_ms, found["min"], found["max"])
 
@@ -92,17 +96,17 @@ def encode_batch(batch: Batch, compression: Compression = Compression.NONE) -> m
 
 
 def encode_parts(batch: Batch, compression: Compression = Compression.NONE) -> EncodedBatch:
-    """The bytes of a batch, of which the columns stay where they are, unless they are compressed.
+    """Encode a batch without copying its columns, unless they are compressed.
 
-    Nobody may change the memory of `batch.records` until they are written.
+    The memory of `batch.records` must not change until the parts are written.
     """
     records, calls = batch.records, batch.calls
     _check_limits(batch)
     calls.check(records.num_rows)
-    body = arrow_stream.parts(records, batch.loose)
+    body = arrow_stream.parts(records, batch.deferred)
     raw_bytes = body_bytes = sum(map(len, body))
     if compression is not Compression.NONE:
-        body = [memoryview(compress(compression, list(_at_hand(body)))).cast("B")]
+        body = [memoryview(compress(compression, list(_buffers_of(body)))).cast("B")]
         body_bytes = len(body[0])
     tail = arrow_stream.parts(calls.columns)
     low_ms, high_ms = calls.time_range_ms
@@ -120,7 +124,7 @@ def encode_parts(batch: Batch, compression: Compression = Compression.NONE) -> E
 
 
 class EncodedBatch(Parts):
-    """The parts of a batch, and at their end the checksum of what was given out before it."""
+    """The parts of a batch. The checksum is computed while they are iterated, and comes last."""
 
     def __init__(self, parts: list[arrow_stream.BytesPart]) -> None:
         self._parts = parts
@@ -132,7 +136,7 @@ class EncodedBatch(Parts):
     def __iter__(self) -> Iterator[bytes | memoryview]:
         checksum = xxhash.xxh3_64()
         small: list[bytes | memoryview] = []
-        for part in _at_hand(self._parts):
+        for part in _buffers_of(self._parts):
             if len(part) <= SMALL_PART_BYTES:
                 small.append(part)
                 continue
@@ -140,14 +144,14 @@ class EncodedBatch(Parts):
                 checksum.update(whole)
                 yield whole
             small = []
-            # Let go before the next one is asked for, so that it can have the same memory.
+            # Released before the next part is made, which can then use the same memory.
             del part, whole
         last = b"".join(small)
         checksum.update(last)
         yield last + _SEAL.pack(checksum.intdigest(), MAGIC)
 
     def together(self) -> memoryview:
-        # Arrow keeps the memory of such buffers for the next ones; Python gives it back.
+        # Arrow's pool keeps the memory of such buffers for reuse; Python's returns it.
         whole = pa.allocate_buffer(len(self))
         with pa.FixedSizeBufferWriter(whole) as sink:
             for part in self:
@@ -155,7 +159,7 @@ class EncodedBatch(Parts):
         return memoryview(whole).cast("B").toreadonly()
 
 
-def _at_hand(parts: Iterable[arrow_stream.BytesPart]) -> Iterator[bytes | memoryview]:
+def _buffers_of(parts: Iterable[arrow_stream.BytesPart]) -> Iterator[bytes | memoryview]:
     for part in parts:
         if isinstance(part, bytes | memoryview):
             yield part
@@ -164,7 +168,7 @@ def _at_hand(parts: Iterable[arrow_stream.BytesPart]) -> Iterator[bytes | memory
 
 
 def read_footer(tail: bytes | memoryview) -> Footer:
-    """The footer from the last FOOTER_BYTES of a batch. Its checksum is the whole batch's."""
+    """The footer from the last FOOTER_BYTES of a batch, without verifying the checksum."""
     if len(tail) < FOOTER_BYTES:
         raise Corrupt(f"a batch's footer has {FOOTER_BYTES} bytes, not {len(tail)}")
     (_, magic) = _SEAL.unpack(tail[-_SEAL.size :])
@@ -185,10 +189,10 @@ def read_footer(tail: bytes | memoryview) -> Footer:
 
 
 def decode_batch(data: bytes | memoryview, *, expected_id: str | None = None) -> Batch:
-    """Read a batch, trusting nothing in it."""
+    """Decode and verify a batch from untrusted bytes."""
     view = memoryview(data).cast("B")
     if len(view) < OVERHEAD_BYTES:
-        raise Corrupt(f"{len(view)} bytes are no batch: the shortest has {OVERHEAD_BYTES}")
+        raise Corrupt(f"{len(view)} bytes are not a batch: the shortest has {OVERHEAD_BYTES}")
     magic, code = _HEADER.unpack(view[: _HEADER.size])
     if magic != MAGIC:
         raise _not_a_batch(bytes(magic))
@@ -207,7 +211,7 @@ def _decode_parts(view: memoryview, code: int, footer: Footer) -> Batch:
     try:
         compression = Compression(code)
     except ValueError:
-        raise NotSupported(f"compression {code} is not known; upgrade Headwater") from None
+        raise NotSupported(f"unknown compression {code}: upgrade Headwater") from None
     start, middle = _HEADER.size, _HEADER.size + footer.records_bytes
     try:
         raw = decompress(compression, view[start:middle], max_bytes=footer.records_raw_bytes)
@@ -226,7 +230,7 @@ def _decode_parts(view: memoryview, code: int, footer: Footer) -> Batch:
     _check_columns(records.schema)
     calls.check(footer.rows)
     if calls.time_range_ms != (footer.min_ms, footer.max_ms):
-        raise Corrupt("the batch's times are not those that its footer says")
+        raise Corrupt("the batch's times differ from its footer")
     return Batch(footer.batch_id, records, calls)
 
 
@@ -247,7 +251,7 @@ def _check_limits(batch: Batch) -> None:
     if batch.records.nbytes > limits.BATCH_MAX_BYTES - limits.MIB:
         raise LimitExceeded(
             f"{batch.records.nbytes:,} bytes of records; BATCH_MAX_BYTES is "
-            f"{limits.BATCH_MAX_BYTES:,} with what frames them"
+            f"{limits.BATCH_MAX_BYTES:,}, including their framing"
         )
     if len(batch.calls) > limits.BATCH_MAX_CALLS:
         raise LimitExceeded(
@@ -260,13 +264,7 @@ def _not_a_batch(magic: bytes) -> Corrupt | NotSupported:
         return NotSupported(
             f"batch format {magic!r}; this version reads {MAGIC!r}. Upgrade Headwater."
         )
-    return Corrupt(f"this is no batch: it begins or ends with {magic!r}, not {MAGIC!r}")
-
-
-# Which produce call each record of a batch came with: its ingestion time and its metadata.
-#
-# A call is one `produce()`; it covers the records from its start index to the next call's. Calls
-# are columns like the records are: one record per call must not cost more than the record.
+    return Corrupt(f"not a batch: it begins or ends with {magic!r}, not {MAGIC!r}")
 
 
 SCHEMA: Final = pa.schema(
@@ -294,7 +292,7 @@ class Calls:
 
     @classmethod
     def of(cls, calls: list[Call]) -> Calls:
-        """From one tuple a call."""
+        """Calls from tuples."""
         starts, times, metadata = zip(*calls, strict=True) if calls else ((), (), ())
         return cls.from_columns(starts, times, metadata)
 
@@ -302,7 +300,7 @@ class Calls:
     def from_columns(
         cls, starts: Iterable[int], times_ms: Iterable[int], metadata: Iterable[bytes | None]
     ) -> Calls:
-        """From one sequence a column: what costs least where there are many calls."""
+        """Calls from one sequence per column: the cheapest way for many calls."""
         arrays = [
             pa.array(starts, pa.uint32()),
             pa.array(times_ms, pa.int64()),
@@ -326,7 +324,7 @@ class Calls:
         return found["min"], found["max"]
 
     def check(self, rows: int) -> None:
-        """The first call begins at record 0, each later one after it, all within the batch."""
+        """Raise `Corrupt` unless the calls cover all records, in order, beginning at record 0."""
         starts = self.columns.column(0)
         if not len(starts):
             if rows:
@@ -339,13 +337,13 @@ class Calls:
     @property
     def times(self) -> pa.Array:
         """The ingestion time of every call (µs, UTC)."""
-        # Other software's times may be any 64 bits; those beyond all microseconds are the last one.
+        # Other software writes any 64-bit time; those beyond the microsecond range are clamped.
         times_ms = pc.min_element_wise(self.columns.column(1), TIME_MAX_MS)
         times_ms = pc.max_element_wise(times_ms, -TIME_MAX_MS)
         return pc.multiply(times_ms, 1000).cast(pa.timestamp("us", "UTC"))
 
     def timestamps_of(self, records: pa.RecordBatch) -> pa.Array:
-        """The time of every record: its own, or that of its ingestion."""
+        """The timestamp of every record: its own, or its ingestion time."""
         own = records.column(TIMESTAMP) if TIMESTAMP in records.schema.names else None
         if own is not None and not own.null_count:
             return own

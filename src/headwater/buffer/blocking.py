@@ -1,12 +1,12 @@
-"""Streams and what waits in them, for code that blocks: a call each, and nothing stays open.
+"""Streams and their lag for blocking code: one call each, and nothing stays open.
 
     from headwater.buffer import blocking
 
     blocking.create_stream("s3://bucket/root", "orders", partitions=4, exists_ok=True)
     blocking.lag("s3://bucket/root", "orders").records
 
-Each takes an address, which it opens and closes, or an open store, or, where a stream is meant, an
-open stream. They mean what the functions of the same names mean that are awaited.
+Each function takes an address, which it opens and closes, or an open store, or an open stream where
+a stream is expected. They do what the awaitable functions of the same names do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def create_stream(source: str | Store, name: str, **settings: Any) -> Stream:
-    """Make a stream."""
+    """Create a stream."""
     return _call(create_stream_async(source, name, **settings))
 
 
@@ -42,12 +42,12 @@ def alter_stream(source: str | Store, name: str, **changes: Any) -> Stream:
 
 
 def delete_stream(source: str | Store, name: str) -> DeletedReport:
-    """Delete a stream and its objects; of one that is deleted, what is left of them."""
+    """Delete a stream and its objects, or the leftovers of a deleted one."""
     return _call(delete_stream_async(source, name))
 
 
 def list_streams(source: str | Store) -> list[Stream]:
-    """The streams that exist, by name."""
+    """The existing streams, sorted by name."""
     return _call(list_streams_async(source))
 
 
@@ -58,14 +58,14 @@ def lag(
     partition: int = 0,
     group: str | None = None,
 ) -> Lag:
-    """What the owner of a partition's consumer, or a group, has not processed. Opens nothing."""
+    """What the owner of a partition, or another group, has not processed. Opens nothing."""
     return _call(lag_async(source, name, partition=partition, group=group))
 
 
 def list_dead_letters(
     source: str | Store | Stream, name: str | None = None, *, partition: int = 0
 ) -> list[DeadLetter]:
-    """Every batch of a partition that could not be read, in order."""
+    """The dead letters of a partition, in order."""
     return _call(list_dead_letters_async(source, name, partition=partition))
 
 
@@ -77,7 +77,7 @@ def lsn_at_time(
     partition: int = 0,
     time_by: TimeBy = "timestamp",
 ) -> int | None:
-    """The LSN of the first retained record whose timestamp is a time or later; None if none is."""
+    """The LSN of the first retained record with this timestamp or a later one, or None."""
     found = lsn_at_time_async(source, name, time=time, partition=partition, time_by=time_by)
     return _call(found)
 

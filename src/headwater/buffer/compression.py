@@ -1,26 +1,26 @@
-"""Compression of whole blocks, and decompression that cannot be talked into taking memory.
+"""Compression of whole blocks, and decompression with bounded memory.
 
 A block is compressed into exactly one frame of a public format: zstd (RFC 8878) or LZ4's frame
-format. Before anything is decompressed, the frame is walked from header to header, which costs one
-step per block of it and no memory. The walk tells
+format. Before decompression, the headers of the frame are walked, which takes one step per block
+and no memory. The walk finds
 
-- where the frame ends, so that a second frame or trailing bytes are seen for what they are;
-- how large the content says it is, where the writer said so;
-- how large the content can be at most, whatever the writer said.
+- where the frame ends, so that a second frame or trailing bytes are noticed;
+- the content size, if the frame states it;
+- the largest possible content size.
 
 Always holds:
 
-- a frame that says more than `max_bytes` is refused, and one that says more than its blocks can
-  give is corrupt, both before anything is allocated;
-- a frame that says how large it is takes that much memory, and no more;
-- a frame that does not say is decompressed piece by piece and refused at the first piece past
-  `max_bytes`: it takes twice what has come out so far, one copy of the input, and
-  `STREAM_OVERHEAD_BYTES` (for LZ4, and twice the block size that the frame names, 4 MiB at most);
-- only `Corrupt` and `LimitExceeded` escape `decompress`.
+- a frame that states more than `max_bytes` is refused, and one that states more than its blocks can
+  contain is corrupt, both before anything is allocated;
+- a frame with a stated size takes that much memory;
+- a frame without one is decompressed piece by piece and refused at the first piece past
+  `max_bytes`: it takes twice its output so far, one copy of the input, and about 2 MiB (for LZ4,
+  also twice the stated block size, at most 4 MiB);
+- `decompress` raises only `Corrupt` and `LimitExceeded`.
 
-Skippable zstd frames before the frame are passed over, as zstd itself does. The published v1 format
-also has blocks of several zstd frames, with skippable ones anywhere: `several` reads them, each
-frame within what is left of `max_bytes`, and takes what they hold together twice.
+Skippable zstd frames before the frame are skipped, as zstd does. The published v1 format also has
+blocks of several zstd frames, with skippable ones anywhere: `several` reads them, each frame within
+the rest of `max_bytes`, and takes their content twice.
 """
 
 from __future__ import annotations
@@ -37,12 +37,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ZSTD_LEVEL: Final = 3
-"""Unless asked otherwise; the level that the published v1 format is written with."""
-STREAM_OVERHEAD_BYTES: Final = 2 * MIB
-"""What decompressing piece by piece takes beside input and output: Arrow's own buffers."""
-
+"""The default, which the published v1 format uses."""
 ZSTD_FRAMES_MAX: Final = 65_536
-"""Frames of one block: reading empty ones costs time, and they hold nothing."""
+"""The limit of frames in one block: reading empty ones takes time."""
 
 _PIECE_BYTES: Final = 256 * KIB
 
@@ -62,7 +59,7 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview | pa.Buffer"
 
 
 class Compression(enum.IntEnum):
-    """How a block is compressed. The published v1 format knows NONE and ZSTD, by these codes."""
+    """The compression of a block. The published v1 format has NONE and ZSTD, with these codes."""
 
     NONE = 0
     ZSTD = 1
@@ -70,7 +67,7 @@ class Compression(enum.IntEnum):
 
 
 def compress(kind: Compression, buffers: Sequence[Buffer], level: int | None = None) -> pa.Buffer:
-    """The buffers one after the other, as one frame; one that stands alone is not copied first."""
+    """Compress the concatenated buffers into one frame. A single buffer is not copied first."""
     import pyarrow as pa
 
     data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
@@ -112,7 +109,7 @@ def decompress(
 
 
 def _series(view: memoryview, first: _Frame, max_bytes: int) -> bytes:
-    """What zstd frames hold together, from the first of them on."""
+    """The content of all zstd frames."""
     frame, frames, total = first, 1, 0
     pieces: list[bytes] = []
     while True:
@@ -150,15 +147,15 @@ def _content(kind: Compression, view: memoryview, frame: _Frame, max_bytes: int)
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """What the headers of a frame tell: where it stands, and how much it can hold."""
+    """The headers of a frame: its position, and the size of its content."""
 
     start: int
     blocks_start: int
     end: int
     content_bytes: int | None
-    """What the writer says the frame holds; None if it does not say."""
+    """The stated size of the content; None if the frame does not state it."""
     most_bytes: int
-    """What its blocks can give at most, whatever the writer says."""
+    """The largest content that its blocks can have."""
     window_bytes: int
     checksummed: bool
 
@@ -210,7 +207,7 @@ def _number(view: memoryview, offset: int, size: int, what: str) -> int:
 
 
 def _after_skippable(view: memoryview, start: int) -> int:
-    """Where something else than a skippable frame begins, or the data end."""
+    """The offset after skippable frames."""
     for _ in range(ZSTD_FRAMES_MAX):
         if start + 4 > len(view):
             return start
@@ -261,7 +258,7 @@ def _zstd_frame(view: memoryview, start: int) -> _Frame:
 
 
 def _zstd_blocks(view: memoryview, offset: int, block_max_bytes: int) -> tuple[int, int]:
-    """Where the last block ends, and what all of them can give at most."""
+    """The end of the last block, and the largest content of all blocks."""
     most_bytes = 0
     last = False
     while not last:

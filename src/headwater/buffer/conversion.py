@@ -1,4 +1,4 @@
-"""Which type holds what another holds, and casts that change no value.
+"""Which types can hold the values of others, casts that change no value, and checks for nulls.
 
 | from | widens to |
 | --- | --- |
@@ -7,12 +7,11 @@
 | decimal(p, s) | decimal(more than p, s) |
 | list, map, struct | of wider elements; a struct also with more fields |
 
-These are the widenings that Spark and Iceberg both make without rewriting anything. A date is not
-widened to a timestamp, nor an integer to a float or a decimal: readers would see other values than
-were written.
+Spark and Iceberg both make these widenings without rewriting data. A date is not widened to a
+timestamp, nor an integer to a float or a decimal: readers would see other values than were written.
 
-`exact_cast` also takes numbers from one type to another value by value, and refuses the first that
-would become another number. It never reads text, never writes it, and never drops a field.
+`exact_cast` also casts numbers to other types and refuses the first value that would change. It
+never parses or formats text, and never drops a field with values.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from headwater.core.errors import Refused
 
 
 class Inexact(Refused):
-    """A value would become another one."""
+    """The cast would change a value."""
 
 
 def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """Whether every value of one plain type is a value of the other, wider one."""
+    """Whether every value of one plain type is a value of the other, which is wider."""
     if pa.types.is_signed_integer(narrow) and pa.types.is_signed_integer(wide):
         return bool(narrow.bit_width < wide.bit_width)
     if pa.types.is_floating(narrow) and pa.types.is_floating(wide):
@@ -40,7 +39,7 @@ def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
 
 
 def accepts(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a column of one type can be carried as the other without any loss."""
+    """Whether a column of one type can be carried as the other without loss."""
     if given == wanted or widens(given, wanted):
         return True
     if pa.types.is_list(given) and pa.types.is_list(wanted):
@@ -62,9 +61,9 @@ def accepts(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The narrowest type that holds what both hold, all of it nullable; None if there is none.
+    """The narrowest type for the values of both, with everything nullable; None if there is none.
 
-    Fields of a struct keep their place, and those that only the other has come last.
+    Fields of a struct keep their order; fields that only `other` has come last.
     """
     if one == other or widens(other, one):
         return one
@@ -95,7 +94,7 @@ def _common_struct(one: pa.StructType, other: pa.StructType) -> pa.DataType | No
 
 
 def extended_type(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
-    """The type with the fields that only `found` has, and wider where that is all it takes."""
+    """The type, widened where possible, with the fields that only `found` has."""
     if pa.types.is_struct(kind) and pa.types.is_struct(found):
         given = {field.name: field.type for field in found}
         fields = [
@@ -111,11 +110,11 @@ def extended_type(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
 def fill_untyped(
     kind: pa.DataType, known: pa.DataType | None, *, may_drop: bool = True
 ) -> pa.DataType:
-    """The type, where the parts of it that have none (pa.null()) take that of the stream's column.
+    """The type, with the types of the stream's column in place of `pa.null()`.
 
-    `[]`, `[null]` and `{"x": null}` say nothing of what may come there. A field of a struct that
-    has no type in the stream either is left out, if it may be: it is null all the same. An element
-    of a list or a map cannot be left out, and neither can the last field: that stays as it is.
+    `[]`, `[null]` and `{"x": null}` have no type for some of their values. With `may_drop`, a field
+    of a struct that has no type in the stream either is left out, because it is null anyway. The
+    element of a list or map and the last field cannot be left out and stay as they are.
     """
     if pa.types.is_null(kind):
         return kind if known is None else all_nullable(known)
@@ -139,8 +138,8 @@ def _typed_struct(kind: pa.StructType, known: pa.DataType | None, *, may_drop: b
     fields = []
     for field in kind:
         found = inner.get(field.name)
-        told = fill_untyped(field.type, None if found is None else found.type, may_drop=may_drop)
-        fields.append(field if told == field.type else pa.field(field.name, told))
+        kind = fill_untyped(field.type, None if found is None else found.type, may_drop=may_drop)
+        fields.append(field if kind == field.type else pa.field(field.name, kind))
     if may_drop:
         typed = [field for field in fields if not pa.types.is_null(field.type)]
         fields = (
@@ -153,7 +152,7 @@ def _typed_struct(kind: pa.StructType, known: pa.DataType | None, *, may_drop: b
 
 
 def all_nullable(kind: pa.DataType) -> pa.DataType:
-    """The type with everything inside it nullable: as it stands in batches."""
+    """The type with everything inside it nullable, as in batches."""
     if pa.types.is_list(kind):
         return pa.list_(pa.field("element", all_nullable(kind.value_type)))
     if pa.types.is_map(kind):
@@ -164,14 +163,14 @@ def all_nullable(kind: pa.DataType) -> pa.DataType:
 
 
 def exact_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The same values in another type; `Inexact` if one of them is none of that type."""
+    """The same values in another type; `Inexact` if a value would change."""
     given = column.type
     if given == kind:
         return column
     if column.null_count == len(column):
         return pa.nulls(len(column), kind)
     if accepts(given, all_nullable(kind)):
-        # Only here: Arrow's own cast drops the fields of a struct that the other type lacks.
+        # Arrow's cast drops fields of a struct that the other type lacks; none is dropped here.
         return column.cast(kind)
     if _is_number(given) and _is_number(kind):
         return _cast_numbers(column, kind)
@@ -194,7 +193,7 @@ def exact_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
         )
     if pa.types.is_struct(given) and pa.types.is_struct(kind):
         return _cast_struct(column, kind)
-    raise Inexact(f"{given} holds other values than {kind}")
+    raise Inexact(f"{given} cannot be cast exactly to {kind}")
 
 
 def _cast_struct(column: pa.StructArray, kind: pa.StructType) -> pa.Array:
@@ -214,16 +213,16 @@ def _cast_struct(column: pa.StructArray, kind: pa.StructType) -> pa.Array:
 
 def _cast_numbers(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_floating(column.type) and pa.types.is_decimal(kind):
-        raise Inexact(f"{column.type} holds other values than {kind}")
+        raise Inexact(f"{column.type} cannot be cast exactly to {kind}")
     if pa.types.is_decimal(column.type) and pa.types.is_floating(kind):
-        raise Inexact(f"{column.type} holds other values than {kind}")
+        raise Inexact(f"{column.type} cannot be cast exactly to {kind}")
     try:
         found = _rounded(column, kind)
         back = _rounded(found, column.type)
     except pa.ArrowException as error:
         raise Inexact(str(error)) from error
     if pa.types.is_floating(column.type):
-        # By their bits, which tell 0.0 from -0.0; one NaN is as good as another.
+        # Compared by their bits, because 0.0 equals -0.0. All NaNs count as equal.
         bits = pa.int32() if column.type == pa.float32() else pa.int64()
         same = pc.equal(column.view(bits), back.view(bits))
         same = pc.or_(same, pc.and_(pc.is_nan(column), pc.is_nan(back)))
@@ -231,14 +230,14 @@ def _cast_numbers(column: pa.Array, kind: pa.DataType) -> pa.Array:
         same = pc.equal(column, back)
     if not pc.all(same).as_py():
         row = pc.index(same, False).as_py()
-        raise Inexact(f"{column[row].as_py()} is no {kind}")
+        raise Inexact(f"{column[row].as_py()} is not a {kind}")
     return found
 
 
 def _rounded(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Arrow's own cast of numbers, which refuses some that would become other ones, and not all."""
+    """Arrow's cast of numbers, which refuses some values that would change, but not all."""
     if pa.types.is_decimal(kind) and pa.types.is_integer(column.type):
-        # Arrow asks for room for every integer of the type; here only those that occur count.
+        # Arrow requires digits for every integer of the type; here only the given values count.
         column = column.cast(pa.decimal256(76, kind.scale))
     return column.cast(kind)
 
@@ -250,7 +249,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _offsets(column: pa.Array) -> pa.Array:
-    """Where each row begins among the flattened values, and where the last one ends."""
+    """The offset of each row among the flattened values, and the end of the last one."""
     if pa.types.is_map(column.type):
         starts = column.offsets
         lengths = pc.subtract(starts[1:], starts[:-1])
@@ -268,14 +267,8 @@ def _entries(column: pa.MapArray) -> tuple[pa.Array, pa.Array]:
     return pc.struct_field(flat, 0), pc.struct_field(flat, 1)
 
 
-# Nulls where a type allows none, at any depth.
-#
-# Arrow checks neither: whoever reads such a column as what it says finds a value that is not
-# there.
-
-
 def check_nulls(records: pa.RecordBatch) -> None:
-    """Refuse records that do not hold to what their own columns say."""
+    """Refuse nulls where the type of a column forbids them, at any depth. Arrow does not check."""
     for field in records.schema:
         if field.nullable and not is_strict(field.type):
             continue
@@ -288,7 +281,7 @@ def check_nulls(records: pa.RecordBatch) -> None:
 
 
 def is_strict(kind: pa.DataType) -> bool:
-    """Whether something inside a type may not be null."""
+    """Whether the type forbids null somewhere inside."""
     if pa.types.is_list(kind):
         return not kind.value_field.nullable or is_strict(kind.value_type)
     if pa.types.is_map(kind):
@@ -299,7 +292,7 @@ def is_strict(kind: pa.DataType) -> bool:
 
 
 def first_null(column: pa.Array, field: pa.Field, excused: pa.Array) -> int | None:
-    """The first row with a null that `field` does not allow, at any depth; not of those excused."""
+    """The first row with a null that `field` forbids, at any depth, except the excused rows."""
     rows = [] if field.nullable else [first_true(pc.and_not(pc.is_null(column), excused))]
     if is_strict(field.type):
         rows += _nulls_within(column, field.type, pc.or_(excused, pc.is_null(column)))
@@ -307,7 +300,7 @@ def first_null(column: pa.Array, field: pa.Field, excused: pa.Array) -> int | No
 
 
 def first_true(mask: pa.Array) -> int | None:
-    """The first place where the mask holds."""
+    """The first row where the mask is true."""
     found = int(pc.index(mask, True).as_py())
     return None if found < 0 else found
 

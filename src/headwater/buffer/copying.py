@@ -1,15 +1,15 @@
 """Copying a stream into a new one: the same records, in the same partitions, in the same order.
 
-A copy is a producer. Its id names the source, and every call carries as metadata the LSN of the
-source with which the next one begins. A copy that was cut off goes on from there: each partition's
-last accepted batch tells how far it is, and nothing is sent twice.
+A copy is a producer. Its id names the source, and the metadata of every call has the source's LSN
+with which the next call begins. An interrupted copy resumes there: the last accepted batch of each
+partition has its position, and nothing is sent twice.
 
 Always holds:
 
-- the records of one call go into one batch, so that a batch that was accepted tells a position;
-- whoever copies the same source into the same stream at the same time is fenced;
-- what the source's readers see of a record, but for where it stood and the metadata of its call,
-  the copy's readers see: a record without a timestamp of its own gets the time of its ingestion.
+- the records of one call are in one batch, so that an accepted batch has one position;
+- of two copies of one source into the same stream, the earlier one is fenced;
+- readers of the copy see the same records, except for their positions and the metadata of their
+  calls: a record without a timestamp gets its ingestion time.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import pyarrow.compute as pc
 
 from headwater.buffer.consumer import AsyncReader, read_async
 from headwater.buffer.consumer.consumed_batch import LSN, ON_REQUEST, SHOWN
-from headwater.buffer.consumer.unreadable import GO_ON, UnreadableBatch
+from headwater.buffer.consumer.dead_letter import GO_ON, UnreadableBatch
 from headwater.buffer.producer import Producer
-from headwater.buffer.producer.drafts import DRAFT_ROWS
-from headwater.buffer.producer.pieces import ENTITY, cut
+from headwater.buffer.producer.open_batches import BATCH_ROWS
+from headwater.buffer.producer.record_columns import ENTITY, cut
 from headwater.buffer.queue.contract import ProducerState, QueueState
 from headwater.buffer.records import HEADERS, KEY, OPERATION, RESERVED, VALUE, Operation
 from headwater.buffer.stream import Stream, create_stream, open_stream
@@ -42,40 +42,40 @@ SETTINGS: Final = (
     "segment_bytes",
     "segment_ms",
 )
-"""What the new stream takes over, besides the settings that are left to default."""
+"""Settings of the source that the new stream gets; the others have their defaults."""
 _RESERVED: Final = [name for name in (*SHOWN, *ON_REQUEST) if name in RESERVED]
 _LEAVES_NOTHING_OUT: Final = (
-    "a copy leaves nothing out, and goes on with resume=True once the object is back; to do "
-    "without it, read what can be read and produce it into another stream"
+    "a copy skips nothing: restore the object, and continue with resume=True; or read what can be "
+    "read, and produce it into another stream"
 )
 _ANOTHER: Final = "Copy into a stream of another name"
 
 
 class CopyPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the metadata of a call say."""
+    """The metadata of a call."""
 
     copy_of: str
     """The id of the source."""
     next_lsn: int
-    """In the source: where the next call begins."""
+    """The source's LSN with which the next call begins."""
     records: int
-    """How many were copied into this partition, with this call."""
+    """The number of records copied into this partition, including this call."""
 
 
 class CopyResult(msgspec.Struct, frozen=True):
-    """What became of one partition."""
+    """The result for one partition."""
 
     partition: int
     records: int
-    """Copied by this run."""
+    """Records copied by this run."""
     before: int
-    """Copied by earlier ones."""
+    """Records copied by earlier runs."""
     end_lsn: int
-    """In the source: where this run ended, which is the end it had when the run began."""
+    """The source's end when this run began, where the run ended."""
 
 
 CopyProgress = Callable[[int, int], None]
-"""How many records are copied, of how many."""
+"""Called with the number of copied records, and the total."""
 
 
 async def copy_stream(
@@ -86,19 +86,19 @@ async def copy_stream(
     resume: bool = False,
     progress: CopyProgress = lambda *_: None,
 ) -> list[CopyResult]:
-    """Copy what a stream retains into a new one, up to the end that it has now.
+    """Copy what a stream retains into a new one, up to its current end.
 
-    With `resume` the new stream may be there, as a copy of this source that was cut off or is
-    behind; it is made if it is not. `Refused` otherwise. `Trimmed`: the source's retention took
-    records before they were copied. `UnreadableBatch`: one of its batches is missing or damaged.
+    With `resume` the new stream may exist, as an interrupted or older copy of this source; without
+    it, that is `Refused`. `Trimmed`: retention deleted records before they were copied.
+    `UnreadableBatch`: a batch of the source is missing or damaged.
     """
     if source.config.consumer == "nodes":
         raise Refused(
-            f"stream {source.name!r} is kept by nodes, and its history is in the tier, which is "
-            "not read here: a copy would hold the latest records alone"
+            f"stream {source.name!r} is consumed by nodes, and its history is in the tier, which "
+            "is not read here: a copy would have only the latest records"
         )
-    # The ends first: columns are recorded before they are written, so the schema that is read
-    # afterwards has every column of the records before these ends.
+    # The ends are read first: columns are recorded before they are written, so the schema that is
+    # read afterwards has every column of the records before these ends.
     ends = [(await source.looker(one).state()).checked() for one in range(source.partitions)]
     source = await _refreshed(source)
     target, infers_types = await _target(source, store, name, resume=resume)
@@ -151,7 +151,7 @@ class _PartitionRun:
         return CopyResult(number, records - start.records, start.records, end_lsn)
 
     async def _send(self, rows: pa.RecordBatch, partition: int, records: int) -> int:
-        for piece, _ in cut(rows, self._cut_bytes, DRAFT_ROWS):
+        for piece, _ in cut(rows, self._cut_bytes, BATCH_ROWS):
             records += piece.num_rows
             next_lsn = piece.column(LSN)[-1].as_py() + 1
             position = CopyPosition(self._source.id, next_lsn, records)
@@ -169,13 +169,13 @@ async def _next_rows(reader: AsyncReader) -> pa.RecordBatch | None:
     try:
         return await reader.next_batch()
     except UnreadableBatch as error:
-        message = str(error).replace(f"or go on without it: {GO_ON}", _LEAVES_NOTHING_OUT)
+        message = str(error).replace(f"or continue without it: {GO_ON}", _LEAVES_NOTHING_OUT)
         raise UnreadableBatch(message, descriptor=error.descriptor, cause=error.cause) from error
 
 
 def used_columns(rows: pa.RecordBatch, stream: str) -> pa.RecordBatch:
-    """Without reserved columns in which nothing stands but what their absence means."""
-    meaningless: dict[str, Any] = {
+    """The rows without the reserved columns that have only default values."""
+    defaults: dict[str, Any] = {
         KEY: None,
         HEADERS: None,
         OPERATION: int(Operation.INSERT),
@@ -186,13 +186,13 @@ def used_columns(rows: pa.RecordBatch, stream: str) -> pa.RecordBatch:
     }
     unused = [
         name
-        for name, value in meaningless.items()
-        if name in rows.schema.names and _is_throughout(rows.column(name), value)
+        for name, value in defaults.items()
+        if name in rows.schema.names and _has_only(rows.column(name), value)
     ]
     return rows.drop_columns(unused) if unused else rows
 
 
-def _is_throughout(column: pa.Array, value: object) -> bool:
+def _has_only(column: pa.Array, value: object) -> bool:
     if value is None:
         return bool(column.null_count == len(column))
     equal = pc.equal(column, pa.scalar(value, column.type))
@@ -202,7 +202,9 @@ def _is_throughout(column: pa.Array, value: object) -> bool:
 async def _refreshed(source: Stream) -> Stream:
     found = await open_stream(source.store, source.name)
     if found.id != source.id:
-        raise Refused(f"stream {source.name!r} was deleted and made again: copy it from its start")
+        raise Refused(
+            f"stream {source.name!r} was deleted and created again: copy it from its start"
+        )
     return found
 
 
@@ -219,7 +221,7 @@ async def _target(source: Stream, store: Store, name: str, *, resume: bool) -> t
         if not resume:
             raise Refused(
                 f"stream {name!r} exists. {_ANOTHER}, or, if it is a copy of {source.name!r} that "
-                "was cut off, go on with --resume"
+                "was interrupted, continue with --resume"
             ) from error
         target = await open_stream(store, name, writing=True)
     if target.id == source.id:
@@ -228,7 +230,7 @@ async def _target(source: Stream, store: Store, name: str, *, resume: bool) -> t
         raise Refused(
             f"stream {name!r} has {target.partitions} partitions in the {target.config.format} "
             f"format, and {source.name!r} has {source.partitions}, to be copied into the native "
-            f"one: it is no copy. {_ANOTHER}"
+            f"one: it is not a copy. {_ANOTHER}"
         )
     return target, not is_declared
 
@@ -236,21 +238,21 @@ async def _target(source: Stream, store: Store, name: str, *, resume: bool) -> t
 def _position(
     source: Stream, target: Stream, number: int, resumed: ProducerState, state: QueueState
 ) -> CopyPosition:
-    """Where a partition's copy goes on; `Refused` if the stream there is no copy of this source."""
+    """Where a partition's copy continues; `Refused` if the stream is not a copy of this source."""
     if not resumed.producer_sequence:
         if state.next_sequence:
             raise Refused(
-                f"partition {number} of stream {target.name!r} has records, and none of them is "
-                f"known to be copied from {source.name!r}: it is no copy, or its producer was "
-                f"forgotten, as any that is silent for 7 days. {_ANOTHER}"
+                f"partition {number} of stream {target.name!r} has records that are not known to "
+                f"be copied from {source.name!r}: it is not a copy, or its producer was forgotten, "
+                f"as producers are after 7 silent days. {_ANOTHER}"
             )
         return CopyPosition(source.id, 0, 0)
     try:
         found = msgspec.json.decode(resumed.metadata or b"", type=CopyPosition)
     except msgspec.DecodeError as error:
         raise Refused(
-            f"partition {number} of stream {target.name!r}: the last batch of its copy does not "
-            f"say how far it was. {_ANOTHER}"
+            f"partition {number} of stream {target.name!r}: the last batch of its copy has no "
+            f"position. {_ANOTHER}"
         ) from error
     if found.copy_of != source.id:
         raise Refused(

@@ -1,12 +1,12 @@
-"""What a stream's requests cost: an estimate, and why the defaults are what they are.
+"""An estimate of the cost of a stream's requests, from which the defaults follow.
 
-    a producer   a flush puts the batch and appends its entry: two writes, or one where the batch is
-                 small enough to ride in its entry
-    a reader     a poll that finds nothing is two reads, now and then a third that looks whether
-                 the floor has passed it; polls back off to one in five seconds
+    a producer   a flush puts the batch and appends its entry: two writes, or one if the batch is
+                 small enough to be stored in its entry
+    a reader     a poll that finds nothing is two reads, and sometimes a third that checks the
+                 floor; polls back off to one in five seconds
 
-The published v1 format has no entries to ride in. Storage and transfer are not counted, nor is what
-contends or fails: a producer that is not alone on its partition makes more requests.
+The v1 format cannot store batches in entries. Storage, transfer, contention and failures are not
+included: a producer that shares its partition makes more requests.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from headwater.store.attempts import PRICE_PER_THOUSAND
 MONTH_S: Final = 30 * 86_400
 """A month of 30 days."""
 IDLE_POLL_S: Final = 5.0
-"""How far an idle reader backs off."""
+"""The longest interval between the polls of an idle reader."""
 READS_PER_POLL: Final = 2.5
 
 _WRITES_PER_FLUSH: Final = 2.0
 _INLINE_WRITES_PER_FLUSH: Final = 1.0
-# Beside the flushes, rounded up: for each chunk of 256 entries its note in end.json and a look at
-# the floor, and a mark renewed every ten minutes.
+# Besides flushes, rounded up: for each chunk of 256 entries a write of end.json and a read of the
+# floor, and the producer's mark, which is renewed every ten minutes.
 _OTHER_WRITES_PER_S: Final = 1 / 60
 _OTHER_READS_PER_S: Final = 2 / 60
 
@@ -36,11 +36,11 @@ class CostEstimate(msgspec.Struct, frozen=True):
     """US dollars a month."""
 
     producer_usd: float
-    """One producer that has something to flush at every interval, on one partition."""
+    """One producer on one partition, with a flush at every interval."""
     small_producer_usd: float
-    """The same, with batches that ride in their entries."""
+    """The same, with batches that are stored in their entries."""
     idle_reader_usd: float
-    """One reader of one partition to which nothing comes."""
+    """One reader of one partition without new records."""
     linger_ms: int
 
 
@@ -52,9 +52,9 @@ def estimate_cost(
     bytes_per_s: float = 0.0,
     batch_bytes: int = BATCH_BYTES,
 ) -> CostEstimate:
-    """The requests' price for a producer and an idle reader of one partition.
+    """The price of the requests of a producer and an idle reader of one partition.
 
-    `bytes_per_s` counts where it fills batches before the interval is over.
+    `bytes_per_s` matters if it fills batches before the interval ends.
     """
     write_usd, read_usd = PRICE_PER_THOUSAND.get(scheme, (0.0, 0.0))
     flushes_per_s = max(1000 / max(linger_ms, 1), bytes_per_s / max(batch_bytes, 1))

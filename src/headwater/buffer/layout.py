@@ -1,4 +1,4 @@
-"""Where everything of a stream stands below a store's root.
+"""The keys of a stream's objects below a store's root.
 
     streams/<stream>/stream.json                              what the stream is
     streams/<stream>/<partition>/ingest/<stream id>/…         the native queue and its batches
@@ -11,8 +11,8 @@
     streams/<stream>/<partition>/segments/<stream id>/…       segments of the tier
     streams/<stream>/txn/<stream id>/…                        transactions of sinks
 
-The id stands in the native paths: whatever a stalled writer of a deleted stream still writes, it
-never writes into a later stream of the same name. The published layout has no place for it.
+Native paths contain the stream's id, so that a stalled writer of a deleted stream never writes into
+a later stream of the same name. The published layout has no place for the id.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def is_stream_name(name: object) -> bool:
-    """Whether a stream can be called so."""
+    """Whether this is a valid name of a stream."""
     return isinstance(name, str) and bool(_NAME.fullmatch(name)) and len(name) <= STREAM_NAME_MAX
 
 
 def check_stream_name(name: str) -> str:
-    """The name itself; `Refused` says what a name may be."""
+    """The name itself; `Refused` if it is not valid."""
     if not is_stream_name(name):
         raise Refused(
-            f"{name!r} is not a stream's name: letters, digits, '.', '_' and '-', beginning with a "
-            f"letter or a digit, at most {STREAM_NAME_MAX} of them"
+            f"{name!r} is not a valid stream name: use letters, digits, '.', '_' and '-', "
+            f"beginning with a letter or a digit, at most {STREAM_NAME_MAX} characters"
         )
     return name
 
 
 def stream_prefix(name: str) -> str:
-    """The folder of everything that is of streams of this name."""
+    """The folder of all streams of this name."""
     return f"{STREAMS}/{name}"
 
 
 def stream_key(name: str) -> str:
-    """The register that says what the stream is."""
+    """The register of the stream."""
     return f"{stream_prefix(name)}/stream.json"
 
 
@@ -68,16 +68,16 @@ def v1_prefix(name: str, partition: int) -> str:
 
 
 def dead_letter_prefix(name: str, partition: int, stream_id: str) -> str:
-    """The folder of what could not be read."""
+    """The folder of dead letters."""
     return f"{partition_prefix(name, partition)}/dlq/{stream_id}"
 
 
 def check_group_name(group: str) -> str:
-    """The name of a group itself; `Refused` says what a name may be."""
+    """The name of a group itself; `Refused` if it is not valid."""
     if not is_stream_name(group):
         raise Refused(
-            f"{group!r} is not a group's name: letters, digits, '.', '_' and '-', beginning with a "
-            f"letter or a digit, at most {STREAM_NAME_MAX} of them"
+            f"{group!r} is not a valid group name: use letters, digits, '.', '_' and '-', "
+            f"beginning with a letter or a digit, at most {STREAM_NAME_MAX} characters"
         )
     return group
 
@@ -118,5 +118,5 @@ def holds_key(name: str, stream_id: str) -> str:
 
 
 def application_key(name: str, stream_id: str, application: str) -> str:
-    """The register with what an application committed last."""
+    """The register with the last commit of an application."""
     return f"{transaction_prefix(name, stream_id)}/{application}.json"

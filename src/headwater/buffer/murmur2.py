@@ -1,10 +1,10 @@
-"""The partition of one key: the one that Kafka's Java client chooses.
+"""The partition of one key, as Kafka's Java client chooses it.
 
-Kafka hashes a key with murmur2 under a fixed seed, clears the sign and takes the remainder by the
+Kafka hashes a key with murmur2 and a fixed seed, clears the sign and takes the remainder by the
 number of partitions. Keys that share a partition in Kafka share it here, too.
 
-`partitioner` does the same to columns of keys. This module needs no Arrow: commands that only
-choose the metadata partition of an event do not load it.
+`partitioner` does the same for columns of keys. This module does not import Arrow, because the
+commands that only compute the metadata partition of an event should not load it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def partition_for_key(key: bytes, partitions: int) -> int:
 
 
 def check_partitions(partitions: int) -> None:
-    """Refuse a number of partitions that no stream has."""
+    """Refuse an invalid number of partitions."""
     if not 1 <= partitions <= POSITIVE:
         raise Refused(f"{partitions:,} partitions: a stream has 1 to {POSITIVE:,}")
 

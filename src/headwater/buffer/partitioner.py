@@ -1,8 +1,8 @@
-"""Which partitions the keys of a column belong to: as `murmur2` says of each one.
+"""The partitions of a column of keys, with the same hash as `murmur2`.
 
-`partition_keys` hashes keys side by side, sorted by length: each step of murmur2 is one Arrow
-kernel over all the keys that have a word left, and those that have none drop off at the front. When
-few keys are left, they are not worth a dozen kernels a word and go on one by one.
+`partition_keys` hashes keys together, sorted by length: each step of murmur2 is one Arrow kernel
+over all keys that have a word left; finished keys are at the front. The last few keys are hashed
+one by one, because they are not worth a dozen kernels per word.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from headwater.buffer.murmur2 import (
 )
 
 NO_PARTITION: Final = -1
-"""In the place of a null key: the caller chooses, round robin."""
+"""The result for a null key: the caller chooses a partition, round robin."""
 
-# Rows hashed at a time: the columns of one step stay in the processor's cache.
+# Rows hashed at a time, so that the columns of one step stay in the processor's cache.
 _STRIDE_ROWS: Final = 32_768
 # With fewer keys than this, one by one is faster.
 _LEAST_ROWS: Final = 64
@@ -62,9 +62,9 @@ def _partition_stride(keys: pa.BinaryArray, partitions: int) -> pa.Int32Array:
 def _hash_sorted(
     keys: pa.BinaryArray, lengths: pa.Int32Array, counts: dict[int, int]
 ) -> pa.UInt32Array:
-    """The murmur2 of keys in rising order of length; `counts` says how many have which length."""
+    """The murmur2 of keys sorted by length; `counts` has the number of keys per length."""
     hashed = pc.bit_wise_xor(lengths.cast(pa.uint32()), _scalar(SEED))
-    # With zeros behind it, the rest of a key is a whole word, and the number is the same.
+    # Padded with zeros, the rest of a key is a whole word with the same value.
     padded = keys
     if any(length % WORD_BYTES for length in counts):
         padded = pc.binary_join_element_wise(keys, bytes(WORD_BYTES - 1), b"")

@@ -1,8 +1,8 @@
-"""The record model: what a record is made of, as Arrow columns.
+"""The record model: the Arrow columns of a record.
 
-A batch of records is one Arrow table. It has the stream's typed columns, or `_value`; and of
-the reserved columns below those that somebody used. A column nobody used is not there and
-costs nothing: its default is a function of the batch.
+A batch of records has the stream's typed columns, or `_value`, and those of the reserved columns
+below that are used. An unused column is absent and costs nothing: its default follows from the
+batch.
 
 | column | type | absent means |
 | --- | --- | --- |
@@ -57,7 +57,7 @@ RESERVED: Final[dict[str, pa.DataType]] = {
 
 _VIEWS: Final = (pa.string_view(), pa.binary_view())
 _NANOSECONDS: Final = (
-    ". Neither Spark nor Iceberg holds nanoseconds: round them to microseconds first, as in "
+    ". Neither Spark nor Iceberg supports nanoseconds: round them to microseconds first, as in "
     "pandas' .dt.floor('us') or pc.floor_temporal(column, unit='microsecond')"
 )
 INGESTED: Final = "_ingestion_timestamp"
@@ -67,9 +67,8 @@ POSITION_COLUMNS: Final = frozenset(
         *("_topic", "_offset", "_timestampType", "_ingestionTimestamp"),
     }
 )
-"""Columns that only say where and since when a record stood, of which another place knows nothing:
-readers show them, and whoever produces what was read need not take them out. Those of Spark's
-readers are in the second line."""
+"""Columns with the position of a record, which readers add. They are dropped when rows that were
+read are produced again. The second line has those of Spark's readers."""
 
 
 class Operation(IntEnum):
@@ -83,8 +82,8 @@ class Operation(IntEnum):
 
 @functools.cache
 def _operation_words() -> pa.Array:
-    # Made when it is needed: with its first value from Python, pyarrow imports pandas, which takes
-    # longer than all the rest, and each of Spark's many processes would pay for it.
+    # Created on first use: converting the first Python value makes pyarrow import pandas, which
+    # would slow the start of each of Spark's processes.
     return pa.array([operation.name.lower() for operation in Operation])
 
 
@@ -95,19 +94,18 @@ def from_values(values: Sequence[bytes | None] | pa.Array) -> pa.RecordBatch:
 
 
 def from_arrow(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
-    """Records from typed columns and reserved ones, in the types a stream carries."""
+    """Records from typed and reserved columns, in the types that a stream carries."""
     check_valid(data)
     table = _without_position_columns(
         data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
     )
     schema = record_schema(table.schema)
-    # Here and not in `record_schema`, which also reads what is stored: no batch is damaged by the
-    # names of its columns.
+    # Not in `record_schema`, which is also used for stored batches: names do not make them damaged.
     check_names("", schema.names)
     for field in schema:
         if field.name not in RESERVED:
             check_nested(field.name, field.type)
-    # With what is written beside the fields: the name of an extension type would come back as one.
+    # Including the metadata of fields: the name of an extension type would restore that type.
     if not table.schema.equals(schema, check_metadata=True):
         check_expansion(table)
         table = _cast(table, schema)
@@ -118,10 +116,10 @@ def from_arrow(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
 
 
 def without_untyped(data: Any, schema: pa.Schema | None, *, may_drop: bool = True) -> Any:
-    """Columns, and parts of them, that have no type (pa.null()) in the type the stream has there.
+    """Give columns, and parts of them, without a type (pa.null()) the type that the stream has.
 
-    With `may_drop`, those that it does not have either are left out, and are null all the same.
-    Where nothing else would be left, they stay.
+    With `may_drop`, those that have no type in the stream either are left out, because they are
+    null anyway, unless nothing else would be left.
     """
     if not isinstance(data, pa.RecordBatch | pa.Table):
         return data
@@ -158,14 +156,14 @@ def _without_position_columns(table: pa.Table) -> pa.Table:
         return table
     if table.num_rows and not left:
         raise Refused(
-            f"these rows have {', '.join(table.schema.names)} and nothing else: that says where "
-            "records stood, and is not carried"
+            f"these rows have only {', '.join(table.schema.names)}: columns with positions of "
+            "records are not carried"
         )
     return table.drop_columns([name for name in table.schema.names if name in POSITION_COLUMNS])
 
 
 def record_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema that rows of `schema` are carried under; `Refused` names what cannot be."""
+    """The schema in which rows of `schema` are carried; `Refused` names what cannot be."""
     names = schema.names
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
@@ -199,7 +197,7 @@ def operation_names(codes: pa.Array) -> pa.Array:
 
 
 def check_operations(codes: pa.Array | pa.ChunkedArray) -> None:
-    """Refuse codes that are no operations: readers have no word for them."""
+    """Refuse codes of unknown operations."""
     found = pc.min_max(codes).as_py()
     if found["min"] is not None and (found["min"] < 0 or found["max"] > max(Operation)):
         words = ", ".join(operation.name.lower() for operation in Operation)
@@ -207,10 +205,9 @@ def check_operations(codes: pa.Array | pa.ChunkedArray) -> None:
 
 
 def check_sizes(batch: pa.RecordBatch) -> None:
-    """Refuse a record above RECORD_MAX_BYTES before anything of its batch is written.
+    """Refuse a record above RECORD_MAX_BYTES.
 
-    The largest record is searched for only where the columns of variable size together could
-    hold one.
+    Records are measured only if the batch is larger than the limit.
     """
     if batch.nbytes <= limits.RECORD_MAX_BYTES:
         return
@@ -251,7 +248,7 @@ def _column(name: str, values: object) -> pa.Array:
 
 
 def _headers(values: object) -> pa.Array:
-    """One list of (key, value) pairs, one mapping, or None, for each record."""
+    """For each record a list of (key, value) pairs, a mapping, or None."""
     try:
         rows = [
             None
@@ -320,8 +317,8 @@ def _as_chunked(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
         if field.name == OPERATION and _is_text(given):
             chunks = [_operations(_as(chunk, pa.string(), OPERATION)) for chunk in column.chunks]
             return pa.chunked_array(chunks, type=pa.int8())
-        # Arrow's cast would make a number of text, and text of a number. Floats that are whole, as
-        # pandas has numbers beside nulls, it takes as they are.
+        # Arrow's cast would parse text as numbers and format numbers as text. Whole floats, which
+        # pandas uses for integers with nulls, are cast.
         is_number, is_text = pa.types.is_integer(field.type), pa.types.is_string(field.type)
         is_given = pa.types.is_integer(given) or pa.types.is_floating(given)
         if (is_number and not is_given) or (is_text and not _is_text(given)):
@@ -335,12 +332,9 @@ def _is_text(kind: pa.DataType) -> bool:
     return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
-# What columns take once they are written out: a dictionary, or a view, names one value many
-# times.
-#
-# A thousand indices of a value of a mebibyte are a gibibyte in the batch. That is counted, from
-# the lengths alone, before any of it is allocated.
-
+# Dictionaries and views refer to one value many times: a thousand indices of a value of 1 MiB
+# expand to 1 GiB in the batch. The expanded size is computed from the lengths before anything is
+# allocated.
 
 _OF_VARIABLE_SIZE: Final = frozenset(
     {pa.binary(), pa.string(), pa.large_binary(), pa.large_string()}
@@ -348,7 +342,7 @@ _OF_VARIABLE_SIZE: Final = frozenset(
 
 
 def check_expansion(table: pa.Table) -> None:
-    """Refuse columns that take more than EXPANDED_MAX_BYTES once they are written out."""
+    """Refuse columns that expand to more than EXPANDED_MAX_BYTES."""
     total = 0
     for name, column in zip(table.schema.names, table.columns, strict=True):
         if not _shares_values(column.type):
@@ -356,9 +350,9 @@ def check_expansion(table: pa.Table) -> None:
         total += sum(map(_written_out_bytes, column.chunks))
         if total > limits.EXPANDED_MAX_BYTES:
             raise LimitExceeded(
-                f"column {name!r} is {column.type}: written out, as it is carried, the call takes "
-                f"{total:,} bytes, and EXPANDED_MAX_BYTES is {limits.EXPANDED_MAX_BYTES:,}. Give "
-                "it in several calls"
+                f"column {name!r} is {column.type}: expanded, as it is carried, the call has "
+                f"{total:,} bytes, and EXPANDED_MAX_BYTES is {limits.EXPANDED_MAX_BYTES:,}. Split "
+                "it into several calls"
             )
 
 
@@ -389,10 +383,10 @@ def _written_out_bytes(column: pa.Array) -> int:
 
 
 def _lengths(column: pa.Array) -> pa.Array:
-    """The bytes of every value, null where there is none."""
+    """The length of every value in bytes; null for a null."""
     kind = column.type
     if _is_view(kind):
-        # Arrow has no kernel for it. A view begins with the length of what it points to.
+        # Arrow has no kernel for views. A view begins with the length of its value.
         views = pa.Array.from_buffers(
             pa.binary(16), len(column), column.buffers()[:2], offset=column.offset
         )
@@ -403,7 +397,7 @@ def _lengths(column: pa.Array) -> pa.Array:
 
 
 def _width_bytes(kind: pa.DataType) -> int:
-    """Of a type of fixed width; what is nested in a dictionary cannot be written out at all."""
+    """The width of a fixed-width type; 0 for types that cannot be expanded."""
     try:
         return -(-int(kind.bit_width) // 8)
     except ValueError:

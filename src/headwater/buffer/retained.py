@@ -1,4 +1,24 @@
-"""Reading everything that a stream retains: to verify it, and to replace inferred types."""
+"""Reading everything that a stream retains: to verify it, and to replace inferred types.
+
+A type may be replaced if every retained value fits the new one. Producers append with the schema
+that they know, so a decision about the stored records must also hold for those that are still
+appended. The steps, each a conditional write:
+
+1. read what is retained. Most of the work is done here, before any producer is affected;
+2. the stream's register gets a floor: the number of the next schema version. If a producer records
+   another column meanwhile, it takes a higher number, and this ends at step 5;
+3. the holds of sinks get the same floor, if there are none: what is committed and not appended was
+   fitted to the current types. From here on a task with an older schema gets no hold;
+4. the end of each partition's queue gets the floor, by a write on top of what was checked up to its
+   last batch. From here on no batch of an older schema is appended: its producer gets an error,
+   and waits for the new schema;
+5. the register gets the schema under that number, if the number is still free.
+
+If this fails early, it writes the current columns under the number. If that fails because the
+process died, the first producer that waited long enough does it. Checking the queues only before or
+after the schema change would not be enough: a batch appended in between would make the stream
+unreadable.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +35,7 @@ from headwater.buffer.consumer import ConsumedBatch, FetchHandle, UnreadableBatc
 from headwater.buffer.consumer.consumed_batch import ReaderColumns
 from headwater.buffer.conversion import Inexact, all_nullable, exact_cast, first_null, is_strict
 from headwater.buffer.queue.contract import Descriptor
-from headwater.buffer.stream import Stream, queues
+from headwater.buffer.stream import Stream, handle
 from headwater.buffer.stream.config import StreamConfig, StreamRegister, with_changes
 from headwater.buffer.stream.schema import schema_version, withdraw_replacement
 from headwater.buffer.stream.settings import RetypeNeeded, check_alterable
@@ -25,7 +45,7 @@ from headwater.core import runtime
 from headwater.core.errors import Contended, Damaged, HeadwaterError, NotFound, Refused, Trimmed
 
 READ_AT_ONCE: Final = 8
-"""Batches that are fetched and checked side by side."""
+"""Batches that are fetched and checked concurrently."""
 
 Visit = Callable[[ConsumedBatch | UnreadableBatch], Awaitable[None]]
 
@@ -39,7 +59,7 @@ class RetainedBatches:
         self._looker = stream.looker(partition)
         self._handle = FetchHandle.of(stream, partition)
         self._last: int | None = None
-        """The last batch that was visited."""
+        """The last visited batch."""
         self.next_lsn: int | None = None
         """The LSN after it; None before the first."""
 
@@ -54,7 +74,7 @@ class RetainedBatches:
             if not found:
                 return
             visits = asyncio.gather(*map(self._one, found), return_exceptions=True)
-            # All of them end before an error is raised: the caller may close the store then.
+            # Wait for all of them before raising an error: the caller may then close the store.
             for error in await visits:
                 if error is not None:
                     raise error
@@ -69,20 +89,20 @@ class RetainedBatches:
 
 
 class BadBatch(msgspec.Struct, frozen=True):
-    """What is wrong with one batch, or with the queue itself."""
+    """Damage of one batch, or of the queue."""
 
     partition: int
     sequence: int | None
     """None: the queue cannot be read from here on."""
     first_lsn: int | None
-    """Of a queue: what could not be read begins here; None if not even that is known."""
+    """For a queue: where the unreadable part begins; None if unknown."""
     last_lsn: int | None
     location: str
     cause: str
 
 
 class Verified(msgspec.Struct):
-    """What was read of a stream, and what could not be."""
+    """The result of verifying a stream."""
 
     batches: int = 0
     records: int = 0
@@ -95,10 +115,10 @@ async def verify_stream(
     partition: int | None = None,
     progress: Callable[[Verified], None] = lambda _: None,
 ) -> Verified:
-    """Read every batch that is retained now, with its checksum, in the stream's columns.
+    """Read every retained batch, verify its checksum, and bring it into the stream's columns.
 
-    Fences nobody and changes nothing. What damage keeps from being read is listed; that a store
-    cannot be reached is raised. `progress` is called after each batch.
+    Changes nothing and fences nothing. Damage is listed in the result; an unreachable store raises.
+    `progress` is called after each batch.
     """
     found = Verified()
     columns = ReaderColumns(stream.schema, version=stream.schema_version)
@@ -137,39 +157,14 @@ def _message(error: HeadwaterError) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-# Replacing the type of a column that was inferred, if every retained value fits the other one.
-#
-# Producers know an older schema, and append without asking. So what is decided from the records
-# that are there has to hold for those that come. The steps, each a conditional write:
-#
-# 1. read what is retained. Most of the work is done here, before anybody is disturbed;
-# 2. the stream's register gets a floor: the number that the next schema is to have. A producer
-# that
-#    records another column meanwhile takes a later number, and this ends at step 5;
-# 3. the holds of sinks get the same floor, if there is none: what is committed and not appended
-# yet
-#    was fitted to the types of now. From here on a task of an older schema gets no hold;
-# 4. the end of each partition's queue gets it, by a write on top of what was read and checked to
-# its
-#    last batch. From here on no batch of an older schema is appended there: its producer is told
-#    to
-#    learn the schema, and waits for it;
-# 5. the register gets the schema under that number, if nobody took it.
-#
-# Whatever ends this early puts the columns as they are under the number; and if that cannot be
-# done, because this process died, the first producer that waited too long does it. Decided from a
-# look at the queues before or after the schema alone, a batch that was appended in between would
-# make the stream unreadable.
-
-
 async def replace_types(
     stream: Stream, replaces: RetypeNeeded, given: Mapping[str, Any]
 ) -> StreamConfig:
-    """Put `replaces.schema` in the place of the columns that `stream` has, with other settings."""
+    """Replace the stream's columns by `replaces.schema`, and change the given settings."""
     if stream.config.consumer == "nodes":
         raise Refused(
-            f"stream {stream.name!r} is kept by nodes, and its history is in the tier, which is "
-            f"not read here: the type of {replaces} stays. Create another stream, and copy"
+            f"stream {stream.name!r} is consumed by nodes, and its history is in the tier, which "
+            f"is not read here: the type of {replaces} stays. Create another stream, and copy"
         )
     checks = [_TypeCheck(stream, one, replaces.columns) for one in range(stream.partitions)]
     for check in checks:
@@ -196,7 +191,7 @@ async def replace_types(
     try:
         await _refuse_older_sinks(stream, floor)
         for check in checks:
-            await queues.raise_schema_floor(
+            await handle.raise_schema_floor(
                 stream.store, stream.config, check.partition, floor, check.through
             )
         return await register.update_live(stream.id, end)
@@ -214,8 +209,8 @@ async def _refuse_older_sinks(stream: Stream, floor: int) -> None:
             names = sorted({hold.application for hold in now.holds.values()})
             raise Refused(
                 f"stream {stream.name!r}: {len(now.holds)} transactions of sinks are open "
-                f"({', '.join(names[:3])}), with rows in the types of now. Stop those queries; "
-                "what a stopped one left open, `headwater gc` ends when its timeout is over"
+                f"({', '.join(names[:3])}), with rows in the current types. Stop those queries; "
+                "`headwater gc` ends the transactions of stopped ones after their timeout"
             )
         return msgspec.structs.replace(now, schema_floor=max(now.schema_floor, floor))
 
@@ -223,7 +218,7 @@ async def _refuse_older_sinks(stream: Stream, floor: int) -> None:
 
 
 class _TypeCheck:
-    """The values of some columns of one partition, against the types that they are to have."""
+    """Checks the values of some columns in one partition against their new types."""
 
     def __init__(self, stream: Stream, partition: int, columns: Sequence[pa.Field]) -> None:
         self.partition = partition
@@ -257,12 +252,12 @@ class _TypeCheck:
             f"stream {self._stream.name!r}: column {field.name!r} stays as it is, because not "
             f"every retained value is {field_text(field)}: record {descriptor.first_lsn + row} of "
             f"partition {self.partition} has {value!r} ({why}). Choose a type that holds it, or "
-            "wait until the retention has passed it"
+            "wait until retention has deleted the record"
         )
 
 
 def _first_inexact(column: pa.Array, kind: pa.DataType, error: Inexact) -> tuple[int, Inexact]:
-    """The first row that does not fit, by halving, and why; `error` is that of all rows."""
+    """The first row that does not fit, by binary search, and its error."""
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,17 +1,19 @@
-"""Truncating a stream: records before an offset are given up, as if their retention were over.
+"""Truncating a stream: deleting the records before an offset, as if their retention were over.
 
-Nothing here moves a floor. The collector does, as it does for the retention, with one more reason
-to let a batch go (`Retention.before_sequence`). Two steps for each partition, each repeatable:
+The collector raises the floor, as it does for the retention, with `Retention.before_sequence` as
+another reason to delete a batch. Two steps for each partition, both repeatable:
 
-1. everything before the new start is acknowledged for whichever group owns the consumer. The floor
-   never passes what is not acknowledged, so this comes first;
-2. passes of the collector, until the floor is there. Transactions hold what they hold in any pass.
+1. everything before the new start is acknowledged for the group that owns the partition, because
+   the floor never passes batches that are not acknowledged;
+2. passes of the collector, until the floor is at the new start. Holds of transactions count as in
+   any other pass.
 
-A crash between the two leaves records acknowledged and readable; the same truncation again goes on.
+After a crash between the two, the records are acknowledged and readable; repeating the truncation
+continues.
 
-The floor stands between batches. An offset within a batch truncates before that batch, and its
-records stay: to cut the batch, every reader would have to know of two starts, one of batches and
-one of records, and a micro-batch that is read again would have other rows than the first time.
+The floor is between batches. An offset within a batch truncates before that batch, and its records
+stay: otherwise every reader would need two starts, one of batches and one of records, and a
+micro-batch that is read again would have other rows than before.
 """
 
 from __future__ import annotations
@@ -38,64 +40,64 @@ from headwater.core.errors import Contended, HeadwaterError, NotFound, Refused, 
 
 PARTITIONS_AT_ONCE: Final = 16
 IDLE_PASSES_MAX: Final = 100
-"""Passes in a row that leave the floor where it was: others raise it, or nothing works."""
+"""Consecutive passes without progress, after which truncating stops."""
 
 
 class TruncationPlan(msgspec.Struct, frozen=True):
     """What a truncation will do to one partition."""
 
     stream_id: str
-    """The stream for which it was planned: another of the same name has other records."""
+    """The id of the stream: another stream of the same name has other records."""
     partition: int
     before_lsn: int
-    """What was asked for."""
+    """The requested offset."""
     start_lsn: int
-    """Where the log begins afterwards: at `before_lsn`, or with the batch that holds it."""
+    """The start of the log afterwards: `before_lsn`, or the first LSN of the batch with it."""
     sequence: int
-    """The batch with which it begins."""
+    """The first batch afterwards."""
     floor_lsn: int
-    """Where it begins now."""
+    """The current start of the log."""
     end_lsn: int
     group: str
-    """Who owns the consumer; empty if no group ever did."""
+    """The owner of the partition; empty if there never was one."""
     unacknowledged: int
-    """Records among those given up that the owner has not acknowledged."""
+    """Records to be deleted that the owner has not acknowledged."""
 
     @property
     def is_done(self) -> bool:
-        """Whether the log begins there already."""
+        """Whether the log already begins there or later."""
         return self.start_lsn <= self.floor_lsn
 
     @property
     def records(self) -> int:
-        """How many records are given up."""
+        """The number of records to delete."""
         return max(0, self.start_lsn - self.floor_lsn)
 
     @property
     def left(self) -> int:
-        """Records before the offset that stay, because their batch does."""
+        """Records before the offset that stay because their batch stays."""
         return max(0, self.before_lsn - max(self.start_lsn, self.floor_lsn))
 
 
 class Truncated(msgspec.Struct, frozen=True):
-    """What a truncation did to one partition."""
+    """The result of truncating one partition."""
 
     partition: int
     start_lsn: int
-    """Where the log begins now: where it was asked to, or later, where the retention was ahead."""
+    """The start of the log: as planned, or later if retention deleted more."""
     records: int
-    """How many records were given up."""
+    """The number of deleted records."""
     failed: int
-    """Objects that could not be deleted. Nothing reads them; a later collection deletes them."""
+    """Objects that could not be deleted. A later pass of the collector deletes them."""
 
 
 async def plan_truncation(
     stream: Stream, before: ReadBounds, partitions: Sequence[int] | None = None
 ) -> list[TruncationPlan]:
-    """What a truncation would do to each partition; changes nothing.
+    """Plan a truncation of each partition. Changes nothing.
 
-    `before` is an offset, a time, "earliest" or "latest", or one for each partition. `Refused` if
-    it lies beyond the end, or if the stream cannot be truncated.
+    `before` is an offset, a time, "earliest" or "latest", or a mapping with one per partition.
+    `Refused` if it is beyond the end, or if the stream cannot be truncated.
     """
     check_bounds(stream, before)
     if partitions is None:
@@ -117,9 +119,9 @@ async def plan_truncation(
 
 
 async def truncate_partition(stream: Stream, plan: TruncationPlan) -> Truncated:
-    """Let the log of one partition begin where the plan says. It may be repeated at any time.
+    """Truncate one partition as planned. May be repeated at any time.
 
-    `Refused` if it was planned for another stream: the name was deleted and created again since.
+    `Refused` if the stream was deleted and created again since it was planned.
     """
     _check_planned_for(stream, plan)
     async with explain_deletion(stream):
@@ -138,7 +140,7 @@ async def truncate_partition(stream: Stream, plan: TruncationPlan) -> Truncated:
                 raise Contended(
                     f"stream {stream.name!r}, partition {plan.partition}: the log begins at LSN "
                     f"{state.floor_lsn:,} after {idle} passes, and not at {plan.start_lsn:,}. "
-                    "Truncate it once more"
+                    "Truncate it again"
                 )
         records = max(0, state.floor_lsn - plan.floor_lsn)
         return Truncated(plan.partition, state.floor_lsn, records, failed)
@@ -152,7 +154,7 @@ async def _plan(stream: Stream, partition: int, before: ReadBounds) -> Truncatio
     async with explain_deletion(stream):
         await _check_led(stream, partition)
         while True:
-            # The floor may pass what is looked for: the retention or another truncation is quicker.
+            # Retention or another truncation may raise the floor meanwhile: then plan again.
             with contextlib.suppress(Trimmed):
                 return await _planned(stream, partition, before)
 
@@ -162,9 +164,8 @@ async def _planned(stream: Stream, partition: int, before: ReadBounds) -> Trunca
     lsn = await resolve_end(stream, partition, partition_bound(before, partition), state)
     if lsn > state.next_lsn:
         raise Refused(
-            f"stream {stream.name!r}, partition {partition}: LSN {lsn:,} lies beyond the end, "
-            f"which is {state.next_lsn:,} (--before {state.next_lsn} or latest gives up "
-            "everything that is there)"
+            f"stream {stream.name!r}, partition {partition}: LSN {lsn:,} is beyond the end, "
+            f"which is {state.next_lsn:,} (--before {state.next_lsn} or latest deletes everything)"
         )
     sequence, start_lsn = await _batch_at(stream, partition, lsn, state)
     return TruncationPlan(
@@ -181,7 +182,7 @@ async def _planned(stream: Stream, partition: int, before: ReadBounds) -> Trunca
 
 
 async def _batch_at(stream: Stream, partition: int, lsn: int, state: QueueState) -> tuple[int, int]:
-    """The batch with this record, or the next to come, and its first LSN."""
+    """The batch with this record, or the next batch at the end, and its first LSN."""
     if lsn <= state.floor_lsn:
         return state.floor_sequence, state.floor_lsn
     if lsn == state.next_lsn:
@@ -191,8 +192,8 @@ async def _batch_at(stream: Stream, partition: int, lsn: int, state: QueueState)
     found = [] if sequence is None else await looker.after(sequence - 1, 1)
     if not found:
         raise RolledBack(
-            f"stream {stream.name!r}, partition {partition}: LSN {lsn:,} was there and is gone, "
-            "though the log begins before it: the queue went back. Restore it from a backup"
+            f"stream {stream.name!r}, partition {partition}: LSN {lsn:,} is gone, though the log "
+            "begins before it: the queue went back to an older state. Restore it from a backup"
         )
     return found[0].sequence, found[0].first_lsn
 
@@ -201,8 +202,8 @@ def _check_planned_for(stream: Stream, plan: TruncationPlan) -> None:
     if plan.stream_id != stream.id:
         raise Refused(
             f"stream {stream.name!r} was deleted and created again since the truncation was "
-            f"planned: it was planned for the id {plan.stream_id}, and nothing of the other was "
-            "touched. Truncate it again if that one is meant"
+            f"planned for the id {plan.stream_id}. Nothing was deleted. Truncate it again if the "
+            "new stream is meant"
         )
 
 
@@ -210,18 +211,18 @@ def _check_format(stream: Stream) -> None:
     if stream.config.format == "v1":
         raise Refused(
             f"stream {stream.name!r} is in the published v1 format, whose manifest has no floor: "
-            "other implementations would go on reading what is given up here. Let its consumer "
+            "other implementations would still read the deleted records. Let its consumer "
             "acknowledge the records, and its retention delete them"
         )
     if stream.config.consumer == "nodes":
         raise Refused(
-            f"stream {stream.name!r} is kept by nodes: its records are in their log and in the "
+            f"stream {stream.name!r} is consumed by nodes: its records are in their log and in the "
             "tier, and only the leader of a partition moves its log start. Shorten the retention"
         )
 
 
 async def _check_led(stream: Stream, partition: int) -> None:
-    """Refuse a partition of which there is another copy, with a start of its own."""
+    """Refuse a partition with a leader: its log is another copy, with its own start."""
     for key in (layout.log_start_key, layout.slots_key):
         found = key(stream.name, partition, stream.id)
         try:
@@ -230,17 +231,17 @@ async def _check_led(stream: Stream, partition: int) -> None:
             continue
         raise Refused(
             f"stream {stream.name!r}, partition {partition} has a leader ({found}): its log, its "
-            "replicas and its tier would go on giving the records. The leader's retention moves "
-            "the start of that log"
+            "replicas and its tier would still have the records. The leader's retention moves the "
+            "start of that log"
         )
 
 
 async def truncate_all(
     stream: Stream, plans: Sequence[TruncationPlan], progress: Callable[[], None] = lambda: None
 ) -> dict[int, Truncated | HeadwaterError]:
-    """Truncate partitions side by side; for each what was done, or why it could not be.
+    """Truncate partitions concurrently. Returns the result or the error of each.
 
-    `Refused`, and nothing is truncated, if one was planned for another stream of this name.
+    `Refused` before anything is truncated if the stream was deleted and created again since.
     """
     for plan in plans:
         _check_planned_for(stream, plan)

@@ -1,8 +1,8 @@
-"""Which Arrow types a stream carries, and what becomes of the others.
+"""The Arrow types that a stream carries, the mapping of others, and their text in `stream.json`.
 
-A stream is read by Spark and written to Iceberg, so it carries what both can hold. Types that
-differ only in layout, or that fit into a wider one without loss, are mapped; the rest are
-refused when they are produced, while the producer can still do something about it.
+Spark reads streams, and they are written to Iceberg, so a stream carries what both support. Types
+that differ only in layout, or that fit into a wider one without loss, are mapped; the rest is
+refused when it is produced, while the producer can still change it.
 
 | given | carried as |
 | --- | --- |
@@ -17,6 +17,14 @@ refused when they are produced, while the producer can still do something about 
 | timestamp in ns, of rows | the same in µs, where each is a whole number of them; else refused |
 | timestamp in ns, in a schema that is declared | refused |
 | uint64, decimal256, time, duration, interval, union, list view, null | refused |
+
+The text of a type is written in one way, and read also with the words of Arrow, Spark and SQL:
+
+    int64    decimal(10, 2)    timestamp[us, UTC]    list<string>    map<string, int64>
+    struct<street: string, "house number": int32 not null>
+
+Arrow's serialised schemas would work for machines, but nobody could read them in `stream.json`, and
+their bytes differ between versions.
 """
 
 from __future__ import annotations
@@ -58,18 +66,18 @@ _ADVICE: Final = {
     "uint64": "cast it to int64, or to decimal(20, 0)",
     "time": "cast it to a string, or to an integer of the unit you mean",
     "duration": "cast it to an integer of the unit you mean",
-    "null": "give it a type, or declare the stream's schema: nothing says what may come there",
-    # Arrow's own cast to a list makes offsets that point anywhere.
+    "null": "give it a type, or declare the stream's schema: the type of its values is unknown",
+    # Arrow's cast to a list makes invalid offsets.
     "list_view": "make a list of it, as in pa.array(column.to_pylist())",
     "large_list_view": "make a list of it, as in pa.array(column.to_pylist())",
     "decimal256": "cast it to decimal128 (at most 38 digits)",
 }
-# Nesting deeper than this is a mistake, and would overflow recursion somewhere else.
+# Deeper nesting is a mistake, and would overflow recursion elsewhere.
 _MAX_DEPTH: Final = 16
 
 
 def carried_type(kind: pa.DataType, column: str, *, depth: int = 0) -> pa.DataType:
-    """The type a column of type `kind` is carried as; `Refused` if there is none."""
+    """The type in which a column of type `kind` is carried; `Refused` if there is none."""
     if depth > _MAX_DEPTH:
         raise Refused(f"column {column!r} is nested more than {_MAX_DEPTH} levels deep")
     if kind in _CARRIED:
@@ -91,10 +99,10 @@ def carried_type(kind: pa.DataType, column: str, *, depth: int = 0) -> pa.DataTy
 
 
 def carried_schema(schema: pa.Schema, *, of_rows: bool = False) -> pa.Schema:
-    """The schema that a stream carries rows of `schema` under.
+    """The schema in which a stream carries rows of `schema`.
 
-    Times in nanoseconds, as pandas has them, may become microseconds where the cast `of_rows` then
-    refuses what would lose something. What is declared is meant as it is.
+    `of_rows`: nanoseconds, which pandas uses, become microseconds; the cast then refuses values
+    that would lose digits. In a declared schema nanoseconds are refused.
     """
     fields = []
     for field in schema:
@@ -118,29 +126,29 @@ def _in_microseconds(kind: pa.DataType) -> pa.DataType:
 
 
 def check_names(place: str, names: list[str]) -> None:
-    """Refuse columns, or fields of one, that Spark could not name or tell apart."""
+    """Refuse names of columns or fields that Spark could not use or tell apart."""
     seen: dict[str, str] = {}
     for name in names:
         if not name:
-            raise Refused(f"a column{place} has no name: rename it; Spark cannot hold it")
+            raise Refused(f"a column{place} has no name: rename it; Spark needs one")
         before = seen.get(name.lower())
         if before == name:
             raise Refused(f"column {name!r}{place} appears more than once")
         if before is not None:
             raise Refused(
-                f"columns {before!r} and {name!r}{place} differ in capitals alone; Spark does not "
-                "tell them apart: rename one"
+                f"columns {before!r} and {name!r}{place} differ only in case; Spark does not tell "
+                "them apart: rename one"
             )
         seen[name.lower()] = name
 
 
 def check_nested(place: str, kind: pa.DataType) -> None:
-    """Refuse what Spark cannot hold within a carried type."""
+    """Refuse nested types that Spark does not support."""
     if pa.types.is_struct(kind):
         if not kind.num_fields:
             raise Refused(
-                f"column {place!r} is a struct without fields, of which nothing can be recorded: "
-                "give it a field, or declare the stream's schema"
+                f"column {place!r} is a struct without fields, which cannot be recorded: give it a "
+                "field, or declare the stream's schema"
             )
         check_names(f" of {place!r}", [field.name for field in kind])
         for field in kind:
@@ -151,11 +159,11 @@ def check_nested(place: str, kind: pa.DataType) -> None:
         check_nested(f"{place}.key", kind.key_type)
         check_nested(f"{place}.value", kind.item_type)
     elif pa.types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision:
-        raise Refused(f"column {place!r} is {kind}: its scale lies between 0 and its precision")
+        raise Refused(f"column {place!r} is {kind}: its scale must be from 0 to its precision")
 
 
 def is_untyped(kind: pa.DataType) -> bool:
-    """Whether nothing says what may come somewhere in the type: `[]`, `{}`, a null."""
+    """Whether the type has a part without a type: `[]`, `{}`, a null."""
     if pa.types.is_nested(kind):
         parts = [kind.field(place).type for place in range(kind.num_fields)]
         return not parts or any(map(is_untyped, parts))
@@ -165,8 +173,8 @@ def is_untyped(kind: pa.DataType) -> bool:
 def _carried_timestamp(kind: pa.TimestampType, column: str) -> pa.DataType:
     if kind.unit == "ns":
         raise Refused(
-            f"column {column!r} is {kind}: neither Spark nor Iceberg holds nanoseconds; cast it to "
-            "microseconds (pc.cast(column, pa.timestamp('us', 'UTC'), safe=False))"
+            f"column {column!r} is {kind}: neither Spark nor Iceberg supports nanoseconds; cast it "
+            "to microseconds (pc.cast(column, pa.timestamp('us', 'UTC'), safe=False))"
         )
     return pa.timestamp("us", "UTC" if kind.tz else None)
 
@@ -192,19 +200,8 @@ def _carried_nested(kind: pa.DataType, column: str, depth: int) -> pa.DataType |
 
 def _refused(kind: pa.DataType, column: str) -> Refused:
     advice = next((text for name, text in _ADVICE.items() if str(kind).startswith(name)), None)
-    cure = advice or "cast it to a type that both hold"
-    return Refused(f"column {column!r} is {kind}, which Spark or Iceberg cannot hold: {cure}")
-
-
-# A column's type as text: how `stream.json` keeps it, and how a person writes it.
-#
-#     int64    decimal(10, 2)    timestamp[us, UTC]    list<string>    map<string, int64>
-#     struct<street: string, "house number": int32 not null>
-#
-# Written in one way for each type that a stream carries; read also in the words of Arrow, Spark
-# and SQL (`bigint`, `array<…>`, `timestamp`). Arrow's own serialised schemas would do for
-# machines, but nobody could read them in `stream.json`, and their bytes differ from version to
-# version.
+    cure = advice or "cast it to a type that both support"
+    return Refused(f"column {column!r} is {kind}, which Spark or Iceberg does not support: {cure}")
 
 
 _PLAIN: Final[dict[str, pa.DataType]] = {
@@ -240,7 +237,7 @@ _ALIASES: Final = {
     "varchar": "string",
     "bytes": "binary",
     "date32": "date",
-    # Spark's and Iceberg's plain timestamps differ in the zone; Spark's word for "without" is ntz.
+    # Spark's timestamp has a zone and Iceberg's has none; Spark's type without a zone is ntz.
     "timestamp": "timestamp[us, UTC]",
     "timestamp_ltz": "timestamp[us, UTC]",
     "timestamp_ntz": "timestamp[us]",
@@ -254,12 +251,11 @@ _TOKEN: Final = re.compile(
 )
 _BARE_NAME: Final = re.compile(r"[^\W\d]\w*")
 _TEXT_MAX: Final = 100_000
-_MAX_TEXT_DEPTH: Final = 16
 _KNOWN: Final = "list<…>, map<…, …>, struct<…: …>, decimal(…, …)"
 
 
 def type_text(kind: pa.DataType) -> str:
-    """The text of a type that a stream carries."""
+    """The text of a carried type."""
     if kind in _NAMES:
         return _NAMES[kind]
     if pa.types.is_decimal(kind):
@@ -280,7 +276,7 @@ def field_text(field: pa.Field) -> str:
 
 
 def parse_field(name: str, text: str) -> pa.Field:
-    """A column from its name and its type's text, in the type a stream carries it as."""
+    """A column from its name and the text of its type, in the type in which it is carried."""
     if len(text) > _TEXT_MAX:
         raise Refused(f"column {name!r}: a type of {len(text):,} characters")
     parser = _Parser(name, text)
@@ -319,8 +315,8 @@ class _Parser:
             raise self._wrong(f"{self._text[self._at :].strip()!r} is left over")
 
     def _type(self, depth: int) -> pa.DataType:
-        if depth > _MAX_TEXT_DEPTH:
-            raise self._wrong(f"nested more than {_MAX_TEXT_DEPTH} levels deep")
+        if depth > _MAX_DEPTH:
+            raise self._wrong(f"nested more than {_MAX_DEPTH} levels deep")
         word = self._next()
         lower = word.lower()
         if lower in ("list", "array") and self._peek() == "<":

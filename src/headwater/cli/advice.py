@@ -61,11 +61,11 @@ _OF_PROGRAMS: Final = (
     ),
     (
         (
-            "goes on with resume=True once the object is back; to do without it, read what can be "
-            "read and produce it into another stream"
+            "restore the object, and continue with resume=True; or read what can be read, and "
+            "produce it into another stream"
         ),
         (
-            "goes on with --resume once the object is back; to do without it, pipe headwater read "
+            "restore the object, and continue with --resume; or pipe headwater read "
             "--skip-unreadable --format arrow into headwater produce --arrow, with another stream"
         ),
     ),

@@ -114,8 +114,8 @@ def _tier(url: str, name: str, partition: int, options: list[str]) -> Iterator[R
     from headwater.cli.options import EventLogOptions
     from headwater.cli.tier_view import open_partitions
     from headwater.tier.jobs import LogStartRegister
+    from headwater.tier.manager import RefreshedCover
     from headwater.tier.reader import TierSource
-    from headwater.tier.segment_cover import RefreshedCover
     from headwater.tier.segments import ObjectCache, ObjectStorage
 
     with _opened(url, name, partition, options) as (loop, store, stream):
@@ -178,15 +178,15 @@ def _show(report: RepairReport) -> None:
     from headwater.log.spool.repair import LOST_CAUSE
 
     typer.echo(f"{report.segments:,} segments looked at, frame by frame")
-    for mended in report.mended:
-        lsns = f"LSN {mended.first_lsn} to {mended.last_lsn}"
-        if mended.source == LOST_CAUSE:
+    for repaired in report.repaired:
+        lsns = f"LSN {repaired.first_lsn} to {repaired.last_lsn}"
+        if repaired.source == LOST_CAUSE:
             typer.echo(f"given up {lsns}: readers are told that it is lost")
         else:
-            typer.echo(f"mended   {lsns} from {mended.source}")
+            typer.echo(f"mended   {lsns} from {repaired.source}")
     for name in report.uncompared:
         typer.echo(f"unproven nothing is left here by which to tell that {name} is a copy of it")
-    for path in report.kept:
+    for path in report.set_aside:
         typer.echo(f"kept     {path}")
     for missing in report.missing:
         typer.echo(f"missing  {missing}: no source has it")
@@ -195,5 +195,5 @@ def _show(report: RepairReport) -> None:
             "→ name another copy with --from, or its stream with --stream and where that is with "
             "--tier or --buffer, or give them up with --give-up"
         )
-    elif not report.mended:
+    elif not report.repaired:
         typer.echo("nothing is damaged")

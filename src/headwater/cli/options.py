@@ -151,8 +151,8 @@ class EventLogOptions:
     async def _open_stored(self, store: Store) -> StoredEventLog:
         from headwater.store import Register
         from headwater.tier.eventlog import StoredEventLog
-        from headwater.tier.eventlog.stored.identity import LogRecord
-        from headwater.tier.eventlog.stored.layout import log_key
+        from headwater.tier.eventlog.stored_floor import log_key
+        from headwater.tier.eventlog.stored_log import LogRecord
 
         try:
             record = (await Register(store, log_key(self.prefix), LogRecord).read()).value

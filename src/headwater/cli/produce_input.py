@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from headwater.buffer.producer import BlockingProducer
-from headwater.buffer.producer.given import check_pandas_index
+from headwater.buffer.producer.rows import check_pandas_index
 from headwater.buffer.records import KEY
 from headwater.cli.terminal import Interrupt, check_input
 from headwater.core.errors import Denied, LimitExceeded, Refused
@@ -55,7 +55,7 @@ class InputPiece(NamedTuple):
     """How much of the input it took."""
 
 
-class ProduceCall(NamedTuple):
+class InputCall(NamedTuple):
     """Records for one produce call."""
 
     values: list[bytes] | None

@@ -20,8 +20,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from headwater.buffer.conversion import Inexact, exact_cast, extended_type, fill_untyped
-from headwater.buffer.producer.dict_rows import table_of
-from headwater.buffer.producer.exact import check_exact
+from headwater.buffer.producer.rows import check_exact, table_of
 from headwater.buffer.records import KEY, RESERVED, from_arrow
 from headwater.cli.json_lines import MINUS_ZERO, JsonColumns, read_back, row_of, suspicious_numbers
 from headwater.cli.produce_input import DecodedRows, LineBlock, TargetColumns, first_refused

@@ -24,10 +24,10 @@ import pyarrow.compute as pc
 
 from headwater.buffer.partitioner import partition_keys
 from headwater.buffer.producer import Accepted, BlockingHandle, BlockingProducer, PartlyAccepted
-from headwater.buffer.producer.drafts import DRAFT_ROWS
-from headwater.buffer.producer.pieces import cut
+from headwater.buffer.producer.open_batches import BATCH_ROWS
+from headwater.buffer.producer.record_columns import cut
 from headwater.buffer.records import KEY, VALUE
-from headwater.cli.produce_input import InputPiece, ProduceCall
+from headwater.cli.produce_input import InputCall, InputPiece
 from headwater.cli.terminal import Interrupt, WaitInterrupted
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused
@@ -101,10 +101,10 @@ class FromTheStart:
         self._partition = partition
         self._read = 0
 
-    def calls(self, piece: InputPiece) -> Iterable[ProduceCall]:
+    def calls(self, piece: InputPiece) -> Iterable[InputCall]:
         """All of it."""
         self._read += piece.rows
-        return (ProduceCall(*piece[:4], self._partition, self._metadata, self._read),)
+        return (InputCall(*piece[:4], self._partition, self._metadata, self._read),)
 
     def check_whole(self) -> None:
         """Whatever ended has been sent."""
@@ -120,12 +120,12 @@ class _PendingCalls:
         self._producer = producer
         self._outcome = outcome
         self._in_order = in_order
-        self._waiting: deque[tuple[BlockingHandle, ProduceCall]] = deque()
+        self._waiting: deque[tuple[BlockingHandle, InputCall]] = deque()
         self._has_gap = False
         self.error: HeadwaterError | None = None
         """Of the first call that is in doubt; without one, of the first that failed."""
 
-    def send(self, call: ProduceCall) -> None:
+    def send(self, call: InputCall) -> None:
         """Hand records of the input to the producer."""
         where = call.partition
         if call.columns is not None:
@@ -148,7 +148,7 @@ class _PendingCalls:
         while self._waiting:
             self._count(*self._waiting.popleft())
 
-    def _count(self, handle: BlockingHandle, call: ProduceCall) -> None:
+    def _count(self, handle: BlockingHandle, call: InputCall) -> None:
         parts = handle.accepted()
         rows = sum(part.rows for part in parts)
         self._outcome.add(parts)
@@ -285,13 +285,13 @@ class Resumption:
         """After so many records of the input, nothing was accepted in earlier runs."""
         return max(self._done)
 
-    def calls(self, piece: InputPiece) -> Iterator[ProduceCall]:
+    def calls(self, piece: InputPiece) -> Iterator[InputCall]:
         """What of a piece has to be sent."""
         start, self._read = self._read, self._read + piece.rows
         if self._read <= self.first:
             return
         for batch in self._batches(piece):
-            for records, _ in cut(batch, self._cut_bytes, DRAFT_ROWS):
+            for records, _ in cut(batch, self._cut_bytes, BATCH_ROWS):
                 yield from self._unsent(records, start)
                 start += records.num_rows
 
@@ -317,7 +317,7 @@ class Resumption:
             )
         return self._producer.fit(columns)
 
-    def _unsent(self, records: pa.RecordBatch, start: int) -> Iterator[ProduceCall]:
+    def _unsent(self, records: pa.RecordBatch, start: int) -> Iterator[InputCall]:
         if self._stream.partitions == 1 or self._partition is not None:
             skipped = min(records.num_rows, max(0, self.first - start))
             yield from self._call(records.slice(skipped), self._partition, start + records.num_rows)
@@ -326,7 +326,7 @@ class Resumption:
         else:
             yield from self._in_turns(records, start)
 
-    def _keyed(self, records: pa.RecordBatch, start: int) -> Iterator[ProduceCall]:
+    def _keyed(self, records: pa.RecordBatch, start: int) -> Iterator[InputCall]:
         keys, end = records.column(KEY), start + records.num_rows
         if keys.null_count:
             row = start + pc.index(pc.is_null(keys), True).as_py() + 1
@@ -341,7 +341,7 @@ class Resumption:
             records = records.filter(pc.greater_equal(places, done))
         yield from self._call(records, None, end)
 
-    def _in_turns(self, records: pa.RecordBatch, start: int) -> Iterator[ProduceCall]:
+    def _in_turns(self, records: pa.RecordBatch, start: int) -> Iterator[InputCall]:
         at = 0
         while at < records.num_rows:
             place = start + at
@@ -354,11 +354,11 @@ class Resumption:
 
     def _call(
         self, records: pa.RecordBatch, partition: int | None, end: int
-    ) -> Iterator[ProduceCall]:
+    ) -> Iterator[InputCall]:
         if records.num_rows:
             position = InputPosition(end, self._stream.partitions, self._partition, self._keyed_by)
             metadata = msgspec.json.encode(position)
-            yield ProduceCall(None, None, records, records.num_rows, partition, metadata, end)
+            yield InputCall(None, None, records, records.num_rows, partition, metadata, end)
 
 
 def refuse_without_resume(producer: BlockingProducer) -> None:

@@ -16,7 +16,7 @@ from headwater.cli.terminal import run_loop
 from headwater.core.limits import MIB
 
 if TYPE_CHECKING:
-    from headwater.store.conformance import Report
+    from headwater.store.conformance import StoreReport
 
 store_app = HeadwaterTyper(
     help="Check an object store, and look into one.",
@@ -47,7 +47,7 @@ def check(
     # Before anything is shown: an address that is refused may hold a credential.
     opened = open_with_options(url, option)
 
-    async def run(view: CheckView) -> Report:
+    async def run(view: CheckView) -> StoreReport:
         async with opened as store:
             return await check_store(
                 store,
@@ -126,7 +126,7 @@ def cat(
     sys.stdout.buffer.flush()
 
 
-def _status(report: Report) -> int:
+def _status(report: StoreReport) -> int:
     if report.safe:
         return 0
     return EXIT_NO if report.named("fail") else EXIT_COULD_NOT_RUN

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from headwater.cli.render import CommandConsole
 from headwater.store.conformance import CheckProgress as Step
-from headwater.store.conformance import CheckResult, Report
+from headwater.store.conformance import CheckResult, StoreReport
 
 MARKS: Final = {
     "pass": ("✓", "green"),
@@ -64,7 +64,7 @@ class CheckView:
             self._line(_result_line(step.result))
             self._bar.update(self._task, description="cleaning up", completed=0, total=None)
 
-    def conclude(self, report: Report) -> None:
+    def conclude(self, report: StoreReport) -> None:
         """The verdict, and what it took."""
         self._explain(report)
         self._line(Text())
@@ -78,7 +78,7 @@ class CheckView:
         if report.left_behind:
             self._left_behind(report)
 
-    def _explain(self, report: Report) -> None:
+    def _explain(self, report: StoreReport) -> None:
         """What each failed check demands and why, since its name alone will not convince."""
         for check in report.checks:
             if check.status in ("fail", "unfinished"):
@@ -88,7 +88,7 @@ class CheckView:
                 for text, look in ((check.claim, ""), (check.detail, style)):
                     self._console.print(Padding(Text(text, style=look), (0, 0, 0, 2)))
 
-    def _left_behind(self, report: Report) -> None:
+    def _left_behind(self, report: StoreReport) -> None:
         count = len(report.left_behind)
         self._line(Text(f"{count} objects could not be removed:", style="yellow"))
         for key in report.left_behind[:LEFT_BEHIND_SHOWN]:
@@ -113,7 +113,7 @@ def _result_line(result: CheckResult) -> Text:
     )
 
 
-def _operations_table(report: Report) -> Table:
+def _operations_table(report: StoreReport) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 3, 0, 0))
     table.add_column("operation")
     for column in ("requests", "refused or failed", "retries", "p50 ms", "p99 ms"):

@@ -113,7 +113,7 @@ def scrub(
                     place.storage,
                     place.log_start,
                     orphan_grace_ms=round(grace_hours * 3_600_000),
-                    mend=repair,
+                    repair=repair,
                 )
                 if repair:
                     seen = await remove_orphans(place.storage, place.partition, seen)
@@ -244,7 +244,7 @@ def rebuild(
     from headwater.cli.tier_view import RebuildBar, show_rebuilt
     from headwater.core.errors import Damaged, NotFound, Refused
     from headwater.tier.eventlog import StoredEventLog
-    from headwater.tier.eventlog.stored.identity import mark_renewed
+    from headwater.tier.eventlog.stored_log import mark_renewed
     from headwater.tier.rebuild import Rebuilt
     from headwater.tier.rebuild import rebuild as rebuild_log
 

@@ -32,11 +32,12 @@ from headwater.tier import (
     gaps,
 )
 from headwater.tier.eventlog import Compaction, MetadataEventLog
-from headwater.tier.jobs import Flaw, LogStartRegister, ManagedPartition, ScrubFinding, ScrubResult
-from headwater.tier.rebuild import Rebuilt, RebuiltPartition
+from headwater.tier.jobs import Flaw, LogStartRegister, ScrubFinding, ScrubResult
+from headwater.tier.manager import ManagedPartition
 
 if TYPE_CHECKING:
     from headwater.tier.jobs import ParquetSegments
+    from headwater.tier.rebuild import Rebuilt, RebuiltPartition  # loads Arrow
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ async def _tier_partition(
         register,
         0 if start is None else start.first_lsn,
         None if start is None else start.leader_epoch,
-        manager.publisher_epoch(partition),
+        manager.partition(partition).publisher_epoch,
     )
 
 
@@ -166,7 +167,7 @@ async def _log_if_any(
 
 
 FOREIGN_SHOWN = 20
-_LEADER = "only its leader may say so: let that call TierManager.scrub(mend=True)"
+_LEADER = "only its leader may say so: let that call TierManager.scrub(repair=True)"
 _ADVICE = {
     Flaw.MISSING: f"to be copied again from its leader's log, if that still has it; {_LEADER}",
     Flaw.CORRUPT: f"to be copied again from its leader's log, if that still has it; {_LEADER}",
@@ -182,13 +183,13 @@ _LAST_COPY = "it stays while anything is damaged: it may be the last good copy o
 
 def listed(place: TierPartition) -> dict[str, Any]:
     """What is read, and what else is listed, for machines."""
-    segments = place.metadata.segments()
+    segments = place.metadata.state().segments()
     end_lsn = max((one.end_offset + 1 for one in segments), default=0)
-    pieces = place.metadata.cover(place.first_lsn, max(end_lsn, place.first_lsn))
+    pieces = place.metadata.state().cover(place.first_lsn, max(end_lsn, place.first_lsn))
     read = {piece.segment.segment_id for piece in pieces}
     begins = place.first_lsn or (pieces[0].lsns.start if pieces else 0)
     missing = gaps(pieces, begins, pieces[-1].lsns.stop) if pieces else []
-    state = place.metadata.delete_state()
+    state = place.metadata.state().delete_state
     return {
         "partition": place.partition.partition,
         "log_start": place.first_lsn or None,
@@ -258,7 +259,7 @@ def show_scrubbed(console: Console, reports: Mapping[int, ScrubResult]) -> None:
             f"{report.objects:,} objects looked at"
         )
         for finding in report.findings:
-            mark = ("✓ ", "green") if finding.mended else ("✗ ", "red")
+            mark = ("✓ ", "green") if finding.repaired else ("✗ ", "red")
             console.print(Text.assemble(mark, _words(finding)), soft_wrap=True)
             if finding.detail:
                 console.print(Text(f"  {finding.detail}", style="dim"), soft_wrap=True)
@@ -308,8 +309,8 @@ def _words(finding: ScrubFinding) -> str:
         return f"{finding.kind.value}: {_ADVICE[finding.kind]}"
     lsns = f"LSN {finding.first_lsn:,} to {finding.last_lsn:,}" if finding.lsns else "unreadable"
     which = f", segment {finding.segment_id}" if finding.segment_id else ""
-    if finding.mended:
-        then = "removed"  # from here nothing else is mended
+    if finding.repaired:
+        then = "removed"  # the command repairs nothing else
     elif finding.kind is Flaw.UNCLAIMED and not finding.lsns:
         then = _LAST_COPY
     else:

@@ -1,32 +1,30 @@
 """The write coordinator: one ordered writer for any kind of state.
 
-Enters: writes, from named channels. Leaves: frozen deltas to a flusher, in order, and views of
-everything written so far.
+Writes arrive on named channels. They are applied to a delta in memory; frozen deltas go to a
+flusher, in order, and every write is visible in a consistent view.
 
-    coordinator    wires it, starts and stops it
-    channel        bounded ways in, taken from in turn, which can be paused
-    writer         gives write epochs, applies to the delta, freezes it
-    flushing       hands frozen deltas to the flusher, one at a time
-    view           what readers see; published before the watermark that announces it
-    subscriber     following the views, and knowing how far a follower has come
-    handle         what writers hold: a way in, and a promise for each write
-    delta          what a user brings: `Delta` and `Flusher`
-    blocking       the same from threads
+    coordinator    connects the parts, starts and stops them
+    channel        bounded queues of writes, and the handles that writers hold
+    writer         the two loops: applying and freezing; flushing
+    delta          what a user provides: `Delta`, `Flusher` and the settings
+    view           what readers see, and subscribers that follow it
+    watermarks     how far writes have come, and the metrics
+    errors         the errors, and how a coordinator terminated
 
-Always holds: write epochs are dense from 1; durable ≤ written ≤ applied; every view shows a
-prefix of the writes; a failure reaches everybody who waits, and nobody waits for ever.
+Always holds: write epochs are dense from 1; durable ≤ written ≤ applied; every view shows all
+writes up to some write epoch; a failure reaches every waiting call, so that none waits without end.
 """
 
-from headwater.coordinator.blocking import BlockingCoordinator
+from headwater.coordinator.channel import ChannelHandle, PauseHandle, WriteHandle
 from headwater.coordinator.coordinator import WriteCoordinator
 from headwater.coordinator.delta import (
     ChannelConfig,
     CoordinatorConfig,
     Delta,
+    DeltaView,
     Durability,
     Flusher,
-    Froze,
-    Stamped,
+    FrozenDelta,
 )
 from headwater.coordinator.errors import (
     ApplyFailed,
@@ -36,27 +34,25 @@ from headwater.coordinator.errors import (
     Shutdown,
     WriteTimeout,
 )
-from headwater.coordinator.handle import ChannelHandle, PauseHandle, WriteHandle
 from headwater.coordinator.view import View, ViewMonitor, ViewSubscriber
 from headwater.coordinator.watermarks import CoordinatorMetrics
 
 __all__ = [
     "ApplyFailed",
     "Backpressure",
-    "BlockingCoordinator",
     "ChannelConfig",
     "ChannelHandle",
     "CoordinatorConfig",
     "CoordinatorMetrics",
     "Delta",
+    "DeltaView",
     "Durability",
     "FlushFailed",
     "Flusher",
-    "Froze",
+    "FrozenDelta",
     "MessageLost",
     "PauseHandle",
     "Shutdown",
-    "Stamped",
     "View",
     "ViewMonitor",
     "ViewSubscriber",

@@ -1,8 +1,11 @@
-"""A bounded queue of commands with a name, which can be paused.
+"""How writes enter a coordinator: bounded channels, and the handles that writers hold.
 
-Whoever finds it full waits in line: room goes to those who came first, never to one who came later
-and was quicker. Room is held for whoever is next, who puts the command in when it goes on: a call
-that is cancelled at any point before has put nothing in.
+A caller that finds a channel full waits for room; room goes to the caller that came first, never to
+a later one that was quicker. Room is reserved for a waiting caller, which enqueues its command when
+it resumes: a call that is cancelled before that has enqueued nothing.
+
+A handle of a write costs nothing until a task waits for it: the write and its result are in one
+small object, and only a waiting task creates a future.
 """
 
 from __future__ import annotations
@@ -10,22 +13,28 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from headwater.coordinator.delta import ChannelConfig
-from headwater.coordinator.errors import Termination
+from headwater.coordinator.delta import ChannelConfig, Durability
+from headwater.coordinator.errors import ApplyFailed, Backpressure, Termination, WriteTimeout
+from headwater.coordinator.view import View, ViewBoard, ViewMonitor, ViewSubscriber
+from headwater.coordinator.watermarks import STORAGE_FLUSHES, CoordinatorMetrics, WriteWatermarks
 from headwater.core.errors import Refused
 
+W = TypeVar("W")
+R = TypeVar("R")
+D = TypeVar("D")
+V = TypeVar("V")
+S = TypeVar("S")
 
-class Waiter(NamedTuple):
-    """Somebody in line, and how much room it needs."""
 
+class _Waiter(NamedTuple):
     size_bytes: int
     admitted: asyncio.Future[None]
 
 
 class Channel:
-    """Commands on their way to the writer."""
+    """A bounded queue of commands for the writer."""
 
     def __init__(self, config: ChannelConfig, capacity: int, wake: Callable[[], None]) -> None:
         self.name = config.name
@@ -36,59 +45,63 @@ class Channel:
         self._size_bytes = 0
         self._config = config
         self._capacity = config.capacity or capacity
-        self._line: deque[Waiter] = deque()
-        self._held = 0
+        self._waiting: deque[_Waiter] = deque()
+        self._reserved = 0
         self._wake = wake
-        self._ending: Termination | None = None
+        self._termination: Termination | None = None
 
     def __repr__(self) -> str:
         paused = ", paused" if self.is_paused else ""
         return f"<channel {self.name!r}: {len(self.commands):,} waiting{paused}>"
 
     def offer(self, command: Any, write: Any) -> bool:
-        """Put a command in if there is room and nobody waits for it; whether it went in."""
-        if self._ending is not None:
-            raise self._ending.error(write)
+        """Enqueue a command if there is room and no caller waits; whether it was enqueued."""
+        if self._termination is not None:
+            raise self._termination.error(write)
         commands = self.commands
         if self.counts_bytes:
             size_bytes = self._size_of(write)
-            if self._line or not self._has_room(size_bytes):
+            if self._waiting or not self._has_room(size_bytes):
                 return False
             self._sizes.append(size_bytes)
             self._size_bytes += size_bytes
-        elif self._line or len(commands) + self._held >= self._capacity:
+        elif self._waiting or len(commands) + self._reserved >= self._capacity:
             return False
         commands.append(command)
         if len(commands) == 1:
-            self._wake()  # with more in it the writer is at work, or the channel is paused
+            self._wake()  # with more commands the writer is busy, or the channel is paused
         return True
 
     async def put(self, command: Any, write: Any) -> None:
-        """Put a command in once those who came before have found room, and there is more."""
-        if self._ending is not None:
-            raise self._ending.error(write)
+        """Enqueue a command once there is room, after the callers that already wait."""
+        if self._termination is not None:
+            raise self._termination.error(write)
         size_bytes = self._size_of(write)
-        await self._stand_in_line(size_bytes)
-        if self._ending is not None:
-            raise self._ending.error(write)
-        self._admit(command, size_bytes)
+        await self._wait_for_room(size_bytes)
+        if self._termination is not None:
+            raise self._termination.error(write)
+        self.commands.append(command)
+        if self.counts_bytes:
+            self._sizes.append(size_bytes)
+            self._size_bytes += size_bytes
+        self._wake()
 
     def _size_of(self, write: Any) -> int:
-        """Bytes that a write counts for; a flush, which is none, counts for nothing."""
+        """The bytes of a write; 0 for a flush, which has no write."""
         if not self.counts_bytes or write is None:
             return 0
         size_bytes: object = self._config.size_of(write)
         if not isinstance(size_bytes, int) or size_bytes < 0:
             raise Refused(
-                f"channel {self.name!r}: size_of gave {size_bytes!r} for a write; it must give a "
-                "number of bytes"
+                f"channel {self.name!r}: size_of returned {size_bytes!r} for a write; it must "
+                "return a number of bytes"
             )
         return size_bytes
 
     @property
     def writers_waiting(self) -> int:
         """Calls that wait for room."""
-        return sum(not waiter.admitted.done() for waiter in self._line)
+        return sum(not waiter.admitted.done() for waiter in self._waiting)
 
     def pop(self) -> Any:
         """The next command; there must be one."""
@@ -96,65 +109,267 @@ class Channel:
             self._size_bytes -= self._sizes.popleft()
         return self.commands.popleft()
 
-    def let_in(self) -> None:
-        """Give the room that became free to those who wait for it."""
-        while self._line and self._has_room(self._line[0].size_bytes):
-            waiter = self._line.popleft()
+    def admit_waiting(self) -> None:
+        """Reserve the free room for the callers that wait for it."""
+        while self._waiting and self._has_room(self._waiting[0].size_bytes):
+            waiter = self._waiting.popleft()
             if not waiter.admitted.done():
-                self._hold(waiter.size_bytes)
+                self._reserve(waiter.size_bytes)
                 waiter.admitted.set_result(None)
 
-    def end(self, ending: Termination) -> None:
-        """Take in nothing more, and turn those in line away."""
-        self._ending = ending
-        line, self._line = self._line, deque()
-        for waiter in line:
+    def terminate(self, termination: Termination) -> None:
+        """Accept nothing more, and refuse the waiting callers."""
+        self._termination = termination
+        waiters, self._waiting = self._waiting, deque()
+        for waiter in waiters:
             if not waiter.admitted.done():
-                waiter.admitted.set_result(None)  # who goes on sees how it ended, and says so
-                self._hold(waiter.size_bytes)
+                waiter.admitted.set_result(None)  # the caller sees the termination and raises it
+                self._reserve(waiter.size_bytes)
 
-    def drop(self) -> list[Any]:
-        """What is left in the channel, which is empty then."""
-        left = list(self.commands)
+    def drain(self) -> list[Any]:
+        """Remove and return all commands."""
+        commands = list(self.commands)
         self.commands.clear()
         self._sizes.clear()
         self._size_bytes = 0
-        return left
+        return commands
 
     def _has_room(self, size_bytes: int) -> bool:
-        if len(self.commands) + self._held >= self._capacity:
+        if len(self.commands) + self._reserved >= self._capacity:
             return False
         limit = self._config.capacity_bytes
         return limit is None or not self._size_bytes or self._size_bytes + size_bytes <= limit
 
-    async def _stand_in_line(self, size_bytes: int) -> None:
-        """Return once room is held, and give the hold up for the command that comes next."""
-        waiter = Waiter(size_bytes, asyncio.get_running_loop().create_future())
-        self._line.append(waiter)
+    async def _wait_for_room(self, size_bytes: int) -> None:
+        """Return once room was reserved, and free it for the command that the caller enqueues."""
+        waiter = _Waiter(size_bytes, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
         try:
             await waiter.admitted
         except asyncio.CancelledError:
             if waiter.admitted.cancelled():
-                # Unless it was passed already: whoever gives room out skips those who left.
-                if waiter in self._line:
-                    self._line.remove(waiter)
+                # `admit_waiting` removes cancelled waiters that it passes.
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)
             else:
                 self._release(size_bytes)
-            self.let_in()
+            self.admit_waiting()
             raise
         self._release(size_bytes)
 
-    def _hold(self, size_bytes: int) -> None:
-        self._held += 1
+    def _reserve(self, size_bytes: int) -> None:
+        self._reserved += 1
         self._size_bytes += size_bytes
 
     def _release(self, size_bytes: int) -> None:
-        self._held -= 1
+        self._reserved -= 1
         self._size_bytes -= size_bytes
 
-    def _admit(self, command: Any, size_bytes: int) -> None:
-        self.commands.append(command)
-        if self.counts_bytes:
-            self._sizes.append(size_bytes)
-            self._size_bytes += size_bytes
+
+class WriteHandle(Generic[R]):
+    """One write, or one flush, and how far it has come."""
+
+    __slots__ = (
+        "_refusal",
+        "_result",
+        "_termination",
+        "_waiting",
+        "_watermarks",
+        "_write_epoch",
+        "storage_flush",
+        "write",
+    )
+
+    def __init__(self, write: Any, watermarks: WriteWatermarks) -> None:
+        self.write = write
+        """The write, until it is applied; None for a flush."""
+        self.storage_flush = 0
+        """The number of the storage flush that DURABLE waits for; 0 for a write."""
+        self._watermarks = watermarks
+        self._write_epoch = -1
+        self._result: Any = None
+        self._refusal: BaseException | None = None
+        self._termination: Termination | None = None
+        self._waiting: dict[asyncio.Future[None], None] | None = None
+
+    def __repr__(self) -> str:
+        if self._refusal is not None:
+            return f"<write epoch {self._write_epoch}, refused>"
+        if self._termination is not None:
+            return "<write that was not applied>"
+        return f"<write epoch {self._write_epoch}>" if self._write_epoch >= 0 else "<queued write>"
+
+    async def write_epoch(self) -> int:
+        """The write epoch, once the write was applied. `ApplyFailed` if the delta refused it.
+
+        Of a flush: the write epoch of the last write before it; 0 if there was none.
+        """
+        await self._wait_settled()
+        return self._write_epoch
+
+    async def result(self) -> R:
+        """What `apply` returned for the write."""
+        await self._wait_settled()
+        result: R = self._result
+        return result
+
+    async def wait(self, durability: Durability = Durability.WRITTEN) -> int:
+        """Wait until the write has come this far; returns its write epoch.
+
+        Raises `ApplyFailed`, `FlushFailed` or `Shutdown` if it never will.
+        """
+        durability = Durability(durability)
+        await self._wait_settled()
+        if durability is not Durability.APPLIED:
+            await self._watermarks.wait_for(durability, self._write_epoch)
+        if durability is Durability.DURABLE:
+            await self._watermarks.wait_for(STORAGE_FLUSHES, self.storage_flush)
+        return self._write_epoch
+
+    # Called by the writer only.
+
+    def set_applied(self, write_epoch: int, result: Any) -> None:
+        """The delta took the write."""
+        self._write_epoch, self._result, self.write = write_epoch, result, None
+        if self._waiting is not None:
+            self._wake_waiting()
+
+    def set_refused(self, write_epoch: int, error: BaseException) -> None:
+        """The delta refused the write."""
+        self._write_epoch, self._refusal = write_epoch, error
+        if self._waiting is not None:
+            self._wake_waiting()
+
+    def terminate(self, termination: Termination) -> None:
+        """The write was not applied and never will be."""
+        self._termination = termination
+        if self._waiting is not None:
+            self._wake_waiting()
+
+    async def _wait_settled(self) -> None:
+        if self._write_epoch < 0 and self._termination is None:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            if self._waiting is None:
+                self._waiting = {}
+            self._waiting[future] = None
+            try:
+                await future
+            finally:
+                if self._waiting is not None:
+                    self._waiting.pop(future, None)
+        # A new error for each caller: a shared one would collect every raiser's frames.
+        if self._refusal is not None:
+            raise ApplyFailed.of(self._write_epoch, self._refusal) from self._refusal
+        if self._termination is not None:
+            raise self._termination.error(self.write)
+
+    def _wake_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        for future in waiting or ():
+            # A future of a closed event loop would raise and leave the others waiting.
+            if not future.done() and not future.get_loop().is_closed():
+                future.set_result(None)
+
+
+class FlushCommand:
+    """A flush, queued among the writes."""
+
+    __slots__ = ("durable", "handle")
+
+    def __init__(self, handle: WriteHandle[None], durable: bool) -> None:
+        self.handle = handle
+        self.durable = durable
+
+    def terminate(self, termination: Termination) -> None:
+        """The flush will not run."""
+        self.handle.terminate(termination)
+
+
+class ChannelHandle(Generic[W, R, D, V, S]):
+    """Writes into one channel. Any number of tasks may share it."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        watermarks: WriteWatermarks,
+        board: ViewBoard[D, V, S],
+        metrics: CoordinatorMetrics,
+    ) -> None:
+        self._channel = channel
+        self._watermarks = watermarks
+        self._board = board
+        self._metrics = metrics
+
+    def __repr__(self) -> str:
+        return f"<handle of {self._channel!r}>"
+
+    def try_write(self, write: W) -> WriteHandle[R]:
+        """Enqueue a write now. `Backpressure` if there is no room; its `.write` is the write."""
+        handle: WriteHandle[R] = WriteHandle(write, self._watermarks)
+        if not self._channel.offer(handle, write):
+            self._metrics.backpressure["full"] += 1
+            raise Backpressure(f"{self._channel!r} is full: try again later", write=write)
+        return handle
+
+    async def write(self, write: W) -> WriteHandle[R]:
+        """Enqueue a write once there is room. A cancelled call has enqueued nothing."""
+        handle: WriteHandle[R] = WriteHandle(write, self._watermarks)
+        if not self._channel.offer(handle, write):
+            self._metrics.backpressure["waited"] += 1
+            await self._channel.put(handle, write)
+        return handle
+
+    async def write_timeout(self, write: W, timeout_s: float) -> WriteHandle[R]:
+        """Enqueue a write if there is room in time. `WriteTimeout.write` is the write."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.write(write)
+        except TimeoutError:
+            self._metrics.backpressure["timeout"] += 1
+            raise WriteTimeout(
+                f"channel {self._channel.name!r} was full for {timeout_s} s: try again later",
+                write=write,
+            ) from None
+
+    async def flush(self, *, durable: bool = False) -> WriteHandle[None]:
+        """Enqueue a flush of all writes before it, once there is room; wait on the handle.
+
+        With `durable` the flusher's `flush_storage` runs as well, also if no write is unflushed.
+        """
+        handle: WriteHandle[None] = WriteHandle(None, self._watermarks)
+        command = FlushCommand(handle, durable)
+        if not self._channel.offer(command, None):
+            self._metrics.backpressure["waited"] += 1
+            await self._channel.put(command, None)
+        return handle
+
+    def view(self) -> View[D, V, S]:
+        """The present view."""
+        return self._board.view
+
+    def subscribe(self) -> tuple[ViewSubscriber[D, V, S], ViewMonitor]:
+        """Follow the views from now on."""
+        subscriber = ViewSubscriber(self._board)
+        return subscriber, subscriber.monitor
+
+
+class PauseHandle:
+    """Pauses a channel: commands stay queued and fill it."""
+
+    def __init__(self, channel: Channel, wake: Callable[[], None]) -> None:
+        self._channel = channel
+        self._wake = wake
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the writer takes nothing from the channel."""
+        return self._channel.is_paused
+
+    def pause(self) -> None:
+        """Take nothing more from the channel; other channels are not affected."""
+        self._channel.is_paused = True
+
+    def unpause(self) -> None:
+        """Take commands from the channel again."""
+        self._channel.is_paused = False
         self._wake()

@@ -42,57 +42,57 @@ class Durability(IntEnum):
     """As safe as the flusher can make it: `flush_storage` ran after it, or the flusher said so."""
 
 
-class Froze(NamedTuple, Generic[F, V, C]):
-    """What freezing a delta leaves."""
+class FrozenDelta(NamedTuple, Generic[F, V, C]):
+    """What `Delta.freeze` returns."""
 
     frozen: F
-    """For the flusher. It is not changed any more: a flush that is tried again gets the same."""
+    """For the flusher. It must not change: a flush that is tried again gets the same object."""
     view: V
-    """For readers, while it is being flushed and as the last one written."""
+    """For readers, while the delta is being flushed and as the last one written."""
     context: C
-    """What the next delta begins with."""
+    """The start of the next delta."""
 
 
 class Delta(Protocol[W_contra, R_co, D_co, F, V, C]):
-    """Writes since the last flush. Used from one task alone, and never while it awaits."""
+    """Writes since the last flush. Called from one task only, and never while it awaits."""
 
     def apply(self, write: W_contra) -> R_co:
-        """Take one write; whatever it raises is its writer's, and must have changed nothing."""
+        """Take one write. An error goes to the writer, and must have changed nothing."""
 
     def estimate_size(self) -> int:
-        """Bytes taken so far, about. Asked after every write."""
+        """About how many bytes were taken so far. Called after every write."""
 
-    def freeze(self) -> Froze[F, V, C]:
-        """Give everything up. The delta is not used any more."""
+    def freeze(self) -> FrozenDelta[F, V, C]:
+        """Return everything. The delta is not used any more."""
 
     def reader(self) -> D_co:
-        """What readers see of it: shows each write once it was applied."""
+        """What readers see of the delta: it shows each write once that was applied."""
 
 
 DeltaFactory = Callable[[C], Delta[W_contra, R_co, D_co, F, V, C]]
-"""Begins a delta with a context. A class whose constructor takes the context will do."""
+"""Makes a delta from a context: for example a class whose constructor takes the context."""
 
 
 class Flusher(Protocol[F_contra, S_co]):
-    """Keeps frozen deltas. One call at a time, in the order of the writes.
+    """Stores frozen deltas. One call at a time, in the order of the writes.
 
-    An error ends the coordinator, for everybody and with its cause. Raise `Unavailable` for what
-    may work later and has changed nothing: that call is made again, with the same delta.
+    An error terminates the coordinator, with this cause for all callers. Raise `Unavailable` for an
+    error that may pass and that changed nothing: the call is repeated with the same delta.
     """
 
-    async def flush_delta(self, frozen: F_contra, epochs: range, /) -> S_co:
-        """Keep a delta, and return a snapshot that has it. `epochs` are its write epochs."""
+    async def flush_delta(self, frozen: F_contra, write_epochs: range, /) -> S_co:
+        """Store a delta with these write epochs, and return a snapshot that includes it."""
 
     async def flush_storage(self) -> None:
         """Make everything that was flushed as safe as it can be."""
 
 
-class Stamped(NamedTuple, Generic[T]):
-    """A view of a delta, and the write epochs that it holds."""
+class DeltaView(NamedTuple, Generic[T]):
+    """A view of a delta, and the write epochs that it contains."""
 
     view: T
-    epochs: range
-    """Half-open and without gaps: what follows a range begins where it ends."""
+    write_epochs: range
+    """Half-open and without gaps: the next range begins where this one ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +100,15 @@ class CoordinatorConfig:
     """When to flush, and how much may wait."""
 
     queue_capacity: int = limits.COORDINATOR_QUEUE_WRITES
-    """Writes that a channel holds, unless it says otherwise itself."""
+    """Writes that a channel holds, unless its own config says otherwise."""
     flush_interval_s: float = limits.COORDINATOR_FLUSH_INTERVAL_S
-    """A delta is frozen when its first write is so old, if fewer than `max_frozen` are."""
+    """A delta is frozen when its first write is this old, if fewer than `max_frozen` are."""
     flush_size_bytes: int = limits.COORDINATOR_FLUSH_BYTES
     """A delta of this size is flushed."""
     max_frozen: int = limits.COORDINATOR_FROZEN
-    """Frozen deltas at a time, the one that is being flushed included. Beyond it writes wait."""
+    """Frozen deltas at a time, including the one that is being flushed. Then writes wait."""
     stop_grace_s: float = limits.COORDINATOR_STOP_GRACE_S
-    """How long `stop` goes on trying a flush whose error may pass."""
+    """How long `stop` repeats a flush whose error may pass."""
 
     def __post_init__(self) -> None:
         for name in ("queue_capacity", "max_frozen"):
@@ -123,18 +123,18 @@ class CoordinatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class ChannelConfig:
-    """A named way in. Writes of one channel keep their order; channels take turns."""
+    """A named queue of writes. Writes of one channel keep their order; channels take turns."""
 
     name: str
     capacity: int | None = None
     """Writes that may wait; None for the coordinator's `queue_capacity`."""
     capacity_bytes: int | None = None
-    """Bytes that may wait, as `size_of` counts them; None for no bound. A write that is larger
-    than all of it goes in alone."""
+    """Bytes that may wait, as `size_of` counts them; None for no bound. A write larger than the
+    bound enters an empty channel alone."""
     size_of: Callable[[Any], int] = field(default=len)
 
     def __post_init__(self) -> None:
         for name in ("capacity", "capacity_bytes"):
-            given = getattr(self, name)
-            if given is not None and given < 1:
-                raise Refused(f"channel {self.name!r}: {name} is {given}: it must be above 0")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise Refused(f"channel {self.name!r}: {name} is {value}: it must be above 0")

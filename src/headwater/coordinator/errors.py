@@ -2,14 +2,14 @@
 
 HeadwaterError
 ├── Unavailable
-│   ├── Backpressure   the channel is full: the error holds the write, try it again later
-│   └── WriteTimeout   the channel stayed full for the caller's time limit: the same
+│   ├── Backpressure       the channel is full: the error holds the write, try it again later
+│   └── WriteTimeout       the channel stayed full for the caller's time limit: the same
 ├── Refused
-│   ├── ApplyFailed    the delta refused this write; it took a write epoch, nothing changed
-│   └── Shutdown       the coordinator was stopped; the error holds a write not applied
-├── FlushFailed        the flusher failed for good: nothing more is written; see its cause
+│   ├── ApplyFailed        the delta refused this write; it took a write epoch, nothing changed
+│   └── Shutdown           the coordinator was stopped; the error holds a write not applied
+├── FlushFailed            the flusher failed for good: nothing more is written; see its cause
 ├── CoordinatorCancelled   such a cause: the coordinator, or its flusher, was cancelled
-└── MessageLost        a subscriber was too slow for 16 views: subscribe again
+└── MessageLost            a subscriber was too slow for 16 views: subscribe again
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headwater.core.errors import HeadwaterError, Refused, Unavailable
 
 
 def message_of(error: BaseException) -> str:
-    """What an error says; its kind, if it says nothing or not even that can be had."""
+    """The text of an error; its type's name if it has no text or raises while making it."""
     try:
         return str(error) or type(error).__name__
     except Exception:
@@ -28,7 +28,7 @@ def message_of(error: BaseException) -> str:
 
 
 class Backpressure(Unavailable):
-    """The channel is full. `write` is what was refused."""
+    """The channel is full. `write` is the refused write."""
 
     def __init__(self, message: str, *, write: Any) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class Backpressure(Unavailable):
 
 
 class WriteTimeout(Unavailable):
-    """The channel stayed full. `write` is what was refused."""
+    """The channel stayed full. `write` is the refused write."""
 
     def __init__(self, message: str, *, write: Any) -> None:
         super().__init__(message)
@@ -44,17 +44,17 @@ class WriteTimeout(Unavailable):
 
 
 class ApplyFailed(Refused):
-    """The delta refused a write, whose write epoch is spent."""
+    """The delta refused a write, which used up its write epoch."""
 
-    def __init__(self, epoch: int, message: str) -> None:
-        super().__init__(f"write epoch {epoch}: {message}")
-        self.epoch = epoch
+    def __init__(self, write_epoch: int, message: str) -> None:
+        super().__init__(f"write epoch {write_epoch}: {message}")
+        self.write_epoch = write_epoch
         self.message = message
 
     @classmethod
-    def of(cls, epoch: int, error: BaseException) -> ApplyFailed:
-        """For what the delta raised."""
-        return cls(epoch, message_of(error))
+    def of(cls, write_epoch: int, error: BaseException) -> ApplyFailed:
+        """For the error that the delta raised."""
+        return cls(write_epoch, message_of(error))
 
 
 class Shutdown(Refused):
@@ -63,7 +63,7 @@ class Shutdown(Refused):
     def __init__(self, message: str, *, write: Any = None) -> None:
         super().__init__(message)
         self.write = write
-        """The write that was not applied; None where there is none."""
+        """The write that was not applied; None if the call had none."""
 
 
 class FlushFailed(HeadwaterError):
@@ -71,7 +71,7 @@ class FlushFailed(HeadwaterError):
 
 
 class CoordinatorCancelled(HeadwaterError):
-    """The coordinator's tasks, or what its flusher waited for, were cancelled."""
+    """The coordinator's tasks, or a task that its flusher waited for, were cancelled."""
 
 
 class MessageLost(HeadwaterError):
@@ -79,7 +79,7 @@ class MessageLost(HeadwaterError):
 
 
 class Termination:
-    """By a stop, or by a failure with its cause."""
+    """How a coordinator terminated: by a stop, or by a failure with its cause."""
 
     def __init__(self, cause: BaseException | None = None) -> None:
         self.cause = cause
@@ -90,13 +90,13 @@ class Termination:
         return self.cause is None
 
     def error(self, write: Any = None) -> HeadwaterError:
-        """An error of one's own for each who is told: a raised one gathers its raiser's frames."""
+        """A new error for each caller: a shared one would collect every raiser's frames."""
         if self.cause is None:
             return Shutdown("the write coordinator was stopped", write=write)
-        told = message_of(self.cause)
+        message = message_of(self.cause)
         if not isinstance(self.cause, HeadwaterError):
-            # The words alone may tell nothing: a KeyError's are its key.
-            told = f"{type(self.cause).__name__}: {told}"
-        error = FlushFailed(f"the write coordinator ended, and nothing more is written: {told}")
+            # The text alone may say nothing: a KeyError's is its key.
+            message = f"{type(self.cause).__name__}: {message}"
+        error = FlushFailed(f"the write coordinator ended, and nothing more is written: {message}")
         error.__cause__ = self.cause
         return error

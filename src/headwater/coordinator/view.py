@@ -17,9 +17,9 @@ import weakref
 from collections import deque
 from typing import Generic, NamedTuple, TypeVar
 
-from headwater.coordinator.delta import Durability, Stamped
+from headwater.coordinator.delta import DeltaView, Durability
 from headwater.coordinator.errors import MessageLost, Termination
-from headwater.coordinator.watermarks import Watermarks
+from headwater.coordinator.watermarks import WriteWatermarks
 from headwater.core import limits
 from headwater.core.errors import Bug, HeadwaterError, Refused
 
@@ -29,81 +29,81 @@ S = TypeVar("S")
 
 
 class View(NamedTuple, Generic[D, V, S]):
-    """Everything that was written, in layers. It does not change, but for the current delta."""
+    """Everything that was written, in layers. Only the current delta changes."""
 
     current: D
     """The reader of the current delta, which shows each write as it is applied."""
-    frozen: tuple[Stamped[V], ...]
-    """Deltas on their way into the snapshot, the newest first."""
+    frozen: tuple[DeltaView[V], ...]
+    """Deltas that are not in the snapshot yet, the newest first."""
     snapshot: S
-    last_written: Stamped[V] | None
-    """The delta that the snapshot took in last: all that an incremental reader has to add."""
+    last_written: DeltaView[V] | None
+    """The last delta in the snapshot: all that an incremental reader has to add."""
 
     @property
     def written(self) -> int:
         """The last write epoch in the snapshot; 0 before the first flush."""
-        return self.last_written.epochs.stop - 1 if self.last_written else 0
+        return self.last_written.write_epochs.stop - 1 if self.last_written else 0
 
     @property
     def frozen_through(self) -> int:
         """The last write epoch that is frozen or in the snapshot."""
-        return self.frozen[0].epochs.stop - 1 if self.frozen else self.written
+        return self.frozen[0].write_epochs.stop - 1 if self.frozen else self.written
 
 
 class ViewBoard(Generic[D, V, S]):
-    """The present view, and everybody who subscribed to those that follow."""
+    """The present view, and the subscribers to the views that follow."""
 
     def __init__(self, view: View[D, V, S]) -> None:
         self.view = view
-        # Weak: a subscriber that was dropped must not gather views for ever. A list and not a
+        # Weak: a dropped subscriber must not collect views without end. A list and not a
         # WeakSet, whose order follows memory addresses: the same seed must give the same history.
         self._subscribers: list[weakref.ref[ViewSubscriber[D, V, S]]] = []
-        self._ending: Termination | None = None
+        self._termination: Termination | None = None
 
     def subscribe(self, subscriber: ViewSubscriber[D, V, S]) -> None:
-        """Tell this one of every view after the present one."""
-        if self._ending is not None:
-            subscriber.end(self._ending)
+        """Send every view after the present one to `subscriber`."""
+        if self._termination is not None:
+            subscriber.terminate(self._termination)
         else:
             self._subscribers.append(weakref.ref(subscriber))
 
     def unsubscribe(self, subscriber: ViewSubscriber[D, V, S]) -> None:
-        """Tell this one no more."""
+        """Send no more views to `subscriber`."""
         self._subscribers = [one for one in self._subscribers if one() is not subscriber]
 
-    def freeze(self, frozen: Stamped[V], current: D) -> None:
-        """A delta was frozen, and another one takes its place."""
+    def publish_frozen(self, frozen: DeltaView[V], current: D) -> None:
+        """Publish that a delta was frozen and `current` is the reader of the next one."""
         self._publish(self.view._replace(current=current, frozen=(frozen, *self.view.frozen)))
 
-    def flushed(self, snapshot: S, epochs: range) -> None:
-        """The oldest frozen delta is in the snapshot."""
+    def publish_flushed(self, snapshot: S, write_epochs: range) -> None:
+        """Publish that the oldest frozen delta is in the snapshot."""
         *newer, written = self.view.frozen or (None,)
-        if written is None or written.epochs != epochs:
-            raise Bug(f"epochs {epochs} were flushed, and the oldest frozen delta is {written}")
+        if written is None or written.write_epochs != write_epochs:
+            raise Bug(f"{write_epochs} were flushed, and the oldest frozen delta is {written}")
         self._publish(
             self.view._replace(frozen=tuple(newer), snapshot=snapshot, last_written=written)
         )
 
-    def end(self, ending: Termination) -> None:
+    def terminate(self, termination: Termination) -> None:
         """No view follows."""
-        self._ending = ending
-        for subscriber in self._present():
-            subscriber.end(ending)
+        self._termination = termination
+        for subscriber in self._live_subscribers():
+            subscriber.terminate(termination)
         self._subscribers.clear()
 
     def _publish(self, view: View[D, V, S]) -> None:
         self.view = view
-        for subscriber in self._present():
+        for subscriber in self._live_subscribers():
             subscriber.offer(view)
 
-    def _present(self) -> list[ViewSubscriber[D, V, S]]:
-        found = [(one, one()) for one in self._subscribers]
-        self._subscribers = [one for one, subscriber in found if subscriber is not None]
-        return [subscriber for _, subscriber in found if subscriber is not None]
+    def _live_subscribers(self) -> list[ViewSubscriber[D, V, S]]:
+        pairs = [(one, one()) for one in self._subscribers]
+        self._subscribers = [one for one, subscriber in pairs if subscriber is not None]
+        return [subscriber for _, subscriber in pairs if subscriber is not None]
 
 
-class Lost(Termination):
-    """Ended for one subscriber alone, which was too slow or went away."""
+class SubscriptionLost(Termination):
+    """One subscription terminated, because the subscriber was too slow or was closed."""
 
     is_stop = False
 
@@ -116,108 +116,111 @@ class Lost(Termination):
 
 
 class ViewSubscriber(Generic[D, V, S]):
-    """Gets the present view, then every one that follows, in order. For one task."""
+    """Receives the present view, then every view that follows, in order. For one task."""
 
     def __init__(self, board: ViewBoard[D, V, S]) -> None:
         self._board = board
         self._initial = board.view
         self._views: deque[View[D, V, S]] = deque()
-        self._handed: View[D, V, S] | None = board.view
-        self._ending: Termination | None = None
+        self._received: View[D, V, S] | None = board.view
+        self._termination: Termination | None = None
         self._waiting: asyncio.Future[None] | None = None
-        self._taken = Watermarks()
-        # Nobody who waits for a subscriber that was dropped would ever be told otherwise.
-        gone = Lost("the subscriber is gone")
-        weakref.finalize(self, self._taken.end_from_anywhere, gone).atexit = False
+        self._processed = WriteWatermarks()
+        # Without this, a task that waits for a dropped subscriber would wait without end.
+        gone = SubscriptionLost("the subscriber is gone")
+        weakref.finalize(self, self._processed.terminate_from_any_thread, gone).atexit = False
         board.subscribe(self)
 
     def __repr__(self) -> str:
-        return f"<subscriber with {len(self._views)} views to come, {self._taken}>"
+        return f"<subscriber with {len(self._views)} queued views, {self._processed}>"
 
     @property
     def monitor(self) -> ViewMonitor:
-        """What tells how far this subscriber has come."""
-        return ViewMonitor(self._taken)
+        """Waits for this subscriber to process a write."""
+        return ViewMonitor(self._processed)
 
     def initialize(self) -> View[D, V, S]:
-        """The view at the moment of subscribing, which precedes all that `recv` gives."""
+        """The view at the moment of subscribing, which precedes all views from `recv`."""
         return self._initial
 
     async def recv(self) -> View[D, V, S]:
-        """The next view. Ends with `Shutdown`, or with what ended the coordinator.
+        """The next view. Raises `Shutdown`, or the error that terminated the coordinator.
 
-        `MessageLost` if more than COORDINATOR_VIEWS came meanwhile: subscribe again.
+        `MessageLost` if more than COORDINATOR_VIEWS were published meanwhile: subscribe again.
         """
         if self._waiting is not None:
-            raise Refused("a subscriber is for one task, and one waits for its next view already")
-        self._take_in()
+            raise Refused("a subscriber is for one task, and another task waits for the next view")
+        self._mark_processed()
         while not self._views:
-            if self._ending is not None:
-                raise self._ending.error()
+            if self._termination is not None:
+                raise self._termination.error()
             self._waiting = asyncio.get_running_loop().create_future()
             try:
                 await self._waiting
             finally:
                 self._waiting = None
-        self._handed = self._views.popleft()
-        return self._handed
+        self._received = self._views.popleft()
+        return self._received
 
     def close(self) -> None:
-        """Come for no more views. Those who wait for this subscriber are told."""
-        self._take_in()
+        """Receive no more views. Waits on the monitor fail with `MessageLost`."""
+        self._mark_processed()
         self._board.unsubscribe(self)
         self._views.clear()
-        self.end(Lost("the subscriber was closed"))
+        self.terminate(SubscriptionLost("the subscriber was closed"))
 
     def offer(self, view: View[D, V, S]) -> None:
-        """Keep a view for this subscriber; for the board alone."""
+        """Queue a view. Called by the board only."""
         if len(self._views) >= limits.COORDINATOR_VIEWS:
             self._views.clear()
             self._board.unsubscribe(self)
-            self.end(Lost(f"more than {limits.COORDINATOR_VIEWS} views were not asked for in time"))
+            missed = f"more than {limits.COORDINATOR_VIEWS} views were not received in time"
+            self.terminate(SubscriptionLost(missed))
             return
         self._views.append(view)
         self._wake()
 
-    def end(self, ending: Termination) -> None:
-        """No view follows those that are kept; for the board alone."""
-        if self._ending is None:
-            self._ending = ending
+    def terminate(self, termination: Termination) -> None:
+        """No view follows the queued ones. Called by the board only."""
+        if self._termination is None:
+            self._termination = termination
             self._wake()
-            # After a stop the views that are kept are still taken in; after a failure, who knows.
-            if not self._views or not ending.is_stop:
-                self._taken.end(ending)
+            # After a stop the subscriber still processes the queued views; after a failure it may
+            # not come back for them.
+            if not self._views or not termination.is_stop:
+                self._processed.terminate(termination)
             else:
-                self._taken.end_beyond(self._views[-1].written, ending)
+                self._processed.terminate_beyond(self._views[-1].written, termination)
 
     def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
-    def _take_in(self) -> None:
-        if self._handed is not None:
-            self._taken.apply(self._handed.frozen_through)
-            self._taken.write(self._handed.written)
-            self._handed = None
-        if self._ending is not None and not self._views:
-            self._taken.end(self._ending)
+    def _mark_processed(self) -> None:
+        if self._received is not None:
+            self._processed.set_applied(self._received.frozen_through)
+            self._processed.set_written(self._received.written)
+            self._received = None
+        if self._termination is not None and not self._views:
+            self._processed.terminate(self._termination)
 
 
 class ViewMonitor:
-    """Tells when a subscriber has taken in a write. For any number of tasks."""
+    """Waits until a subscriber has processed a write. For any number of tasks."""
 
-    def __init__(self, taken: Watermarks) -> None:
-        self._taken = taken
+    def __init__(self, processed: WriteWatermarks) -> None:
+        self._processed = processed
 
     def __repr__(self) -> str:
-        return f"<monitor of a subscriber, {self._taken}>"
+        return f"<monitor of a subscriber, {self._processed}>"
 
-    async def wait(self, epoch: int, durability: Durability = Durability.WRITTEN) -> None:
-        """Wait until the subscriber has taken in a view that shows this write.
+    async def wait(self, write_epoch: int, durability: Durability = Durability.WRITTEN) -> None:
+        """Wait until the subscriber has processed a view that shows this write.
 
-        APPLIED: among the frozen deltas or in the snapshot; WRITTEN: in the snapshot. Raises
-        what ended the coordinator, or `MessageLost` if the subscriber fell behind or went away.
+        APPLIED: among the frozen deltas or in the snapshot; WRITTEN: in the snapshot. Raises the
+        error that terminated the coordinator, or `MessageLost` if the subscriber fell behind or
+        was closed.
         """
         if durability is Durability.DURABLE:
-            raise Refused("views tell what is applied and written; wait for DURABLE on the write")
-        await self._taken.reached(durability, epoch)
+            raise Refused("views show what is applied and written; wait for DURABLE on the write")
+        await self._processed.wait_for(durability, write_epoch)

@@ -14,18 +14,20 @@ import heapq
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from headwater.coordinator.channel import Channel
 from headwater.coordinator.delta import Durability
 from headwater.coordinator.errors import Termination
 from headwater.core import runtime
-from headwater.core.metrics import Histogram
+from headwater.core.metrics import Histogram, Metrics
+
+if TYPE_CHECKING:
+    from headwater.coordinator.channel import Channel
 
 STORAGE_FLUSHES: Final = max(Durability) + 1
 
 
-class Watermarks:
+class WriteWatermarks:
     """The highest write epoch at each level."""
 
     def __init__(self) -> None:
@@ -35,11 +37,11 @@ class Watermarks:
             level: [] for level in levels
         }
         self._turn = itertools.count()
-        self._durable_told = 0
+        self._durable_reported = 0
         self._cancelled = 0
         self._last: tuple[int, Termination] | None = None
-        """What is not exceeded any more, and why."""
-        self._ending: Termination | None = None
+        """The last write epoch that will be reached, and why no later one will."""
+        self._termination: Termination | None = None
 
     def __repr__(self) -> str:
         return f"<applied {self.applied}, written {self.written}, durable {self.durable}>"
@@ -56,73 +58,73 @@ class Watermarks:
 
     @property
     def durable(self) -> int:
-        """The last write that is as safe as it gets."""
+        """The last write that is durable."""
         return self._at[Durability.DURABLE]
 
-    def apply(self, epoch: int) -> None:
+    def set_applied(self, write_epoch: int) -> None:
         """Writes through this one are in the delta."""
-        self._raise(Durability.APPLIED, epoch)
+        self._advance(Durability.APPLIED, write_epoch)
 
-    def write(self, epoch: int) -> None:
-        """Writes through this one are in the snapshot that readers see by now."""
-        self._raise(Durability.WRITTEN, epoch)
-        self.make_durable(self._durable_told)
+    def set_written(self, write_epoch: int) -> None:
+        """Writes through this one are in the snapshot, which readers see already."""
+        self._advance(Durability.WRITTEN, write_epoch)
+        self.set_durable(self._durable_reported)
 
-    def make_durable(self, epoch: int) -> None:
-        """Writes through this one are durable. What is told of before it is written waits."""
-        # Of a write that nobody has made in this run nobody can say anything.
-        self._durable_told = max(self._durable_told, min(epoch, self.applied))
-        self._raise(Durability.DURABLE, min(self._durable_told, self.written))
+    def set_durable(self, write_epoch: int) -> None:
+        """Writes through this one are durable; writes that are not written yet, once they are."""
+        # A number above `applied` belongs to no write of this run.
+        self._durable_reported = max(self._durable_reported, min(write_epoch, self.applied))
+        self._advance(Durability.DURABLE, min(self._durable_reported, self.written))
 
-    def storage_flushed(self, number: int) -> None:
-        """The flusher's storage was flushed for whoever asked so far."""
-        self._raise(STORAGE_FLUSHES, number)
+    def set_storage_flushed(self, number: int) -> None:
+        """Storage flushes up to this number are done."""
+        self._advance(STORAGE_FLUSHES, number)
 
-    async def reached(self, level: int, epoch: int) -> None:
-        """Wait until a write has come so far; raises what ended the coordinator before that."""
-        if self._at[level] >= epoch:
+    async def wait_for(self, level: int, write_epoch: int) -> None:
+        """Wait until a write reaches `level`, or raise what terminated the coordinator."""
+        if self._at[level] >= write_epoch:
             return
-        # Made before it is looked whether this has ended: a finaliser may end it in between.
+        # Created before the check for termination: a finaliser may terminate in between.
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self._ending is not None:
-            raise self._ending.error()
-        if self._last is not None and epoch > self._last[0]:
+        if self._termination is not None:
+            raise self._termination.error()
+        if self._last is not None and write_epoch > self._last[0]:
             raise self._last[1].error()
-        heapq.heappush(self._waiting[level], (epoch, next(self._turn), future))
+        heapq.heappush(self._waiting[level], (write_epoch, next(self._turn), future))
         try:
             await future
         except asyncio.CancelledError:
-            self._forget_cancelled()
+            self._remove_cancelled()
             raise
 
-    def end(self, ending: Termination) -> None:
-        """Nothing comes any further: tell everybody who waits, and who will."""
-        self._ending = ending
+    def terminate(self, termination: Termination) -> None:
+        """No watermark moves any more: fail every present and future wait."""
+        self._termination = termination
         for waiting in self._waiting.values():
             for _, _, future in waiting:
-                # One whose event loop is gone must not keep the others from being told.
+                # A future of a closed event loop would raise and leave the others waiting.
                 if not future.done() and not future.get_loop().is_closed():
-                    future.set_exception(ending.error())
+                    future.set_exception(termination.error())
             waiting.clear()
 
-    def end_beyond(self, epoch: int, ending: Termination) -> None:
-        """Nothing comes further than this: tell those at once who wait for more."""
-        self._last = (epoch, ending)
+    def terminate_beyond(self, write_epoch: int, termination: Termination) -> None:
+        """No watermark passes this write epoch: fail waits for later ones at once."""
+        self._last = (write_epoch, termination)
         for waiting in self._waiting.values():
             for wanted, _, future in waiting:
-                if wanted > epoch:
-                    _fail(future, ending)
+                if wanted > write_epoch:
+                    _fail(future, termination)
 
-    def end_from_anywhere(self, ending: Termination) -> None:
-        """As `end`, from any thread, as a finaliser is called: each is told on its own loop."""
-        self._ending = ending
+    def terminate_from_any_thread(self, termination: Termination) -> None:
+        """As `terminate`, for finalisers, which run on any thread: each wait fails on its loop."""
+        self._termination = termination
         for level, waiting in self._waiting.items():
             self._waiting[level] = []
             for _, _, future in waiting:
-                runtime.call_on(future.get_loop(), _fail, future, ending)
+                runtime.call_on(future.get_loop(), _fail, future, termination)
 
-    def _forget_cancelled(self) -> None:
-        """Waiters that gave up must not gather: once most have, they are taken out."""
+    def _remove_cancelled(self) -> None:
+        """Remove cancelled waits once they are the majority: they must not accumulate."""
         self._cancelled += 1
         if 2 * self._cancelled > sum(map(len, self._waiting.values())):
             self._cancelled = 0
@@ -130,29 +132,31 @@ class Watermarks:
                 self._waiting[level] = [one for one in waiting if not one[2].done()]
                 heapq.heapify(self._waiting[level])
 
-    def _raise(self, level: int, epoch: int) -> None:
-        if epoch <= self._at[level]:
+    def _advance(self, level: int, write_epoch: int) -> None:
+        if write_epoch <= self._at[level]:
             return
-        self._at[level] = epoch
+        self._at[level] = write_epoch
         waiting = self._waiting[level]
-        while waiting and waiting[0][0] <= epoch:
+        while waiting and waiting[0][0] <= write_epoch:
             future = heapq.heappop(waiting)[2]
             if not future.done():
                 future.set_result(None)
 
 
-def _fail(future: asyncio.Future[None], ending: Termination) -> None:
+def _fail(future: asyncio.Future[None], termination: Termination) -> None:
     if not future.done():
-        future.set_exception(ending.error())
+        future.set_exception(termination.error())
 
 
-class CoordinatorMetrics:
+class CoordinatorMetrics(Metrics):
     """Counts and durations of one coordinator."""
 
-    def __init__(self, watermarks: Watermarks, channels: Sequence[Channel]) -> None:
+    computed = ("writes_applied", "queue_depth", "writers_waiting")
+
+    def __init__(self, watermarks: WriteWatermarks, channels: Sequence[Channel]) -> None:
         self._channels = channels
         self.writes_taken = 0
-        """Writes that left their channel, refused ones included."""
+        """Writes that left their channel, including refused ones."""
         self.writes_refused = 0
         """Writes that the delta refused."""
         self.delta_bytes = 0
@@ -163,13 +167,13 @@ class CoordinatorMetrics:
         """By reason: interval, size, command, stop."""
         self.flush_retries = 0
         self.backpressure: Counter[str] = Counter()
-        """By reason: full (turned away at once), waited (stood in line for room), timeout (and
-        gave up), frozen (the writer itself waited, for a frozen delta to be written)."""
+        """By reason: full (refused at once), waited (for room), timeout (waited and gave up),
+        frozen (the writer itself waited until a frozen delta was written)."""
         self.apply_seconds = Histogram()
         """Of a turn: up to COORDINATOR_TURN_WRITES writes."""
         self.freeze_seconds = Histogram()
         self.flush_seconds = Histogram()
-        """From the first try of a flush until it was written."""
+        """From the first attempt of a flush until it was written."""
         self.watermarks = watermarks
         """The write epochs applied, written and durable."""
 
@@ -180,10 +184,10 @@ class CoordinatorMetrics:
 
     @property
     def queue_depth(self) -> dict[str, int]:
-        """Commands in each channel at this moment."""
+        """Commands in each channel now."""
         return {channel.name: len(channel.commands) for channel in self._channels}
 
     @property
     def writers_waiting(self) -> dict[str, int]:
-        """Calls that wait for room in each channel at this moment."""
+        """Calls that wait for room in each channel now."""
         return {channel.name: channel.writers_waiting for channel in self._channels}

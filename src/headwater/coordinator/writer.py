@@ -22,35 +22,35 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
-from headwater.coordinator.channel import Channel
-from headwater.coordinator.delta import CoordinatorConfig, Delta, Flusher, Froze, Stamped
-from headwater.coordinator.handle import FlushCommand, WriteHandle
+from headwater.coordinator.channel import Channel, FlushCommand, WriteHandle
+from headwater.coordinator.delta import CoordinatorConfig, Delta, DeltaView, Flusher, FrozenDelta
 from headwater.coordinator.view import ViewBoard
-from headwater.coordinator.watermarks import CoordinatorMetrics, Watermarks
+from headwater.coordinator.watermarks import CoordinatorMetrics, WriteWatermarks
 from headwater.core import limits, runtime
 from headwater.core.errors import Unavailable
+from headwater.core.retry import retry_pause_s
 
 T = TypeVar("T")
 
 
 class FlushEvent(NamedTuple):
-    """Something for the flusher to do."""
+    """One call of the flusher."""
 
     frozen: Any
-    epochs: range | None
-    """None for a flush of the storage."""
+    write_epochs: range | None
+    """None for a storage flush."""
     number: int = 0
-    """Of the storage flush."""
+    """The number of the storage flush."""
 
 
 class FlushLoop:
-    """The queue of flushes and the loop that empties it."""
+    """Queues calls of the flusher and makes them in order."""
 
     def __init__(
         self,
         config: CoordinatorConfig,
         flusher: Flusher[Any, Any],
-        watermarks: Watermarks,
+        watermarks: WriteWatermarks,
         board: ViewBoard[Any, Any, Any],
         metrics: CoordinatorMetrics,
     ) -> None:
@@ -62,63 +62,63 @@ class FlushLoop:
         self._events: deque[FlushEvent] = deque()
         self._frozen = 0
         self._last_flushed = 0
-        self._asked = 0
+        self._storage_flushes_requested = 0
         self._is_stopping = False
         self._give_up_at_s: float | None = None
         self._changed: asyncio.Future[None] | None = None
         self._pausing: asyncio.Future[None] | None = None
-        self._roomy: asyncio.Future[None] | None = None
+        self._room_freed: asyncio.Future[None] | None = None
 
     @property
     def has_room(self) -> bool:
         """Whether one more delta may be frozen."""
         return self._frozen < self._config.max_frozen
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until one more delta may be frozen."""
         while not self.has_room:
-            self._roomy = asyncio.get_running_loop().create_future()
+            self._room_freed = asyncio.get_running_loop().create_future()
             try:
-                await self._roomy
+                await self._room_freed
             finally:
-                self._roomy = None
+                self._room_freed = None
 
-    def delta(self, frozen: Any, epochs: range) -> None:
-        """Flush this one next; the view shows it as frozen already."""
+    def add_delta(self, frozen: Any, write_epochs: range) -> None:
+        """Queue a frozen delta, which the view shows already."""
         self._frozen += 1
         self._metrics.frozen = self._frozen
-        self._add(FlushEvent(frozen, epochs))
+        self._add(FlushEvent(frozen, write_epochs))
 
     def next_storage_flush(self) -> int:
-        """The number of the flush of the storage that is asked for next."""
-        self._asked += 1
-        return self._asked
+        """The number of the next storage flush."""
+        self._storage_flushes_requested += 1
+        return self._storage_flushes_requested
 
-    def storage(self, number: int) -> None:
-        """Flush the storage after everything before it."""
-        # One that has not begun serves this call as well. The first may have begun.
-        if len(self._events) > 1 and self._events[-1].epochs is None:
+    def add_storage_flush(self, number: int) -> None:
+        """Queue a storage flush."""
+        # A queued one that has not begun is replaced by this one. The first may have begun.
+        if len(self._events) > 1 and self._events[-1].write_epochs is None:
             self._events.pop()
         self._add(FlushEvent(None, None, number))
 
     def give_up_in(self, seconds: float) -> None:
-        """From here on try a flush whose error may pass only for so long, beginning now."""
+        """Repeat flushes with `Unavailable` errors for this long at most, and the next one now."""
         if self._give_up_at_s is None:
             self._give_up_at_s = runtime.monotonic_s() + seconds
-        _tell(self._pausing)
+        _wake(self._pausing)
 
     def stop(self) -> None:
         """End once everything is flushed; nothing is added any more."""
         self._is_stopping = True
-        _tell(self._changed)
+        _wake(self._changed)
 
     async def run(self) -> None:
-        """Until stopped, with everything flushed; or until the flusher fails for good."""
+        """Run until stopped with everything flushed, or until the flusher fails for good."""
         while True:
             while self._events:
                 event = self._events[0]
-                if event.epochs is not None:
-                    await self._flush(event.frozen, event.epochs)
+                if event.write_epochs is not None:
+                    await self._flush(event.frozen, event.write_epochs)
                 else:
                     await self._flush_storage(event.number)
                 self._events.popleft()
@@ -130,44 +130,45 @@ class FlushLoop:
             finally:
                 self._changed = None
 
-    async def _flush(self, frozen: Any, epochs: range) -> None:
+    async def _flush(self, frozen: Any, write_epochs: range) -> None:
         started_s = runtime.monotonic_s()
-        snapshot = await self._persist(lambda: self._flusher.flush_delta(frozen, epochs))
-        self._last_flushed = epochs.stop - 1
-        # The view first: whoever is woken by the watermark looks at the view.
-        self._board.flushed(snapshot, epochs)
-        self._watermarks.write(self._last_flushed)
+        snapshot = await self._persist(lambda: self._flusher.flush_delta(frozen, write_epochs))
+        self._last_flushed = write_epochs.stop - 1
+        # The view first: a task that the watermark wakes reads the view.
+        self._board.publish_flushed(snapshot, write_epochs)
+        self._watermarks.set_written(self._last_flushed)
         self._metrics.flush_seconds.observe(runtime.monotonic_s() - started_s)
         self._frozen -= 1
         self._metrics.frozen = self._frozen
-        _tell(self._roomy)
+        _wake(self._room_freed)
 
     async def _flush_storage(self, number: int) -> None:
         await self._persist(self._flusher.flush_storage)
-        self._watermarks.make_durable(self._last_flushed)
-        self._watermarks.storage_flushed(number)
+        self._watermarks.set_durable(self._last_flushed)
+        self._watermarks.set_storage_flushed(number)
 
     async def _persist(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Try until it works, or fails for good, or a stop has waited long enough."""
-        pause_s = limits.BACKOFF_BASE_S
+        """Repeat `attempt` until it succeeds, fails for good, or a stop's grace period is over."""
+        failures = 0
         while True:
             try:
                 return await attempt()
             except Unavailable:
-                given = self._give_up_at_s
-                if given is not None and runtime.monotonic_s() >= given:
+                give_up_at_s = self._give_up_at_s
+                if give_up_at_s is not None and runtime.monotonic_s() >= give_up_at_s:
                     raise
             self._metrics.flush_retries += 1
-            await self._pause(runtime.random().uniform(pause_s / 2, pause_s))
-            pause_s = min(2 * pause_s, limits.BACKOFF_CAP_S)
+            base_s, cap_s = limits.BACKOFF_BASE_S, limits.BACKOFF_CAP_S
+            await self._pause(retry_pause_s(failures, base_s=base_s, cap_s=cap_s))
+            failures += 1
 
     async def _pause(self, seconds: float) -> None:
-        """Wait; a stop ends the wait, so that it does not begin with one."""
+        """Wait; a stop that begins meanwhile ends the wait."""
         if self._give_up_at_s is not None:
             await runtime.sleep(seconds)
             return
         self._pausing = asyncio.get_running_loop().create_future()
-        timer = asyncio.get_running_loop().call_later(seconds, _tell, self._pausing)
+        timer = asyncio.get_running_loop().call_later(seconds, _wake, self._pausing)
         try:
             await self._pausing
         finally:
@@ -176,40 +177,40 @@ class FlushLoop:
 
     def _add(self, event: FlushEvent) -> None:
         self._events.append(event)
-        _tell(self._changed)
+        _wake(self._changed)
 
 
-def _tell(future: asyncio.Future[None] | None) -> None:
+def _wake(future: asyncio.Future[None] | None) -> None:
     if future is not None and not future.done():
         future.set_result(None)
 
 
-AnyDelta = Delta[Any, Any, Any, Any, Any, Any]
+_AnyDelta = Delta[Any, Any, Any, Any, Any, Any]
 
 
 class Writer:
-    """Owns the current delta."""
+    """Takes commands from the channels, applies them to the current delta, and freezes it."""
 
     def __init__(
         self,
         config: CoordinatorConfig,
         channels: list[Channel],
-        delta: AnyDelta,
-        begin: Callable[[Any], AnyDelta],
-        watermarks: Watermarks,
+        delta: _AnyDelta,
+        new_delta: Callable[[Any], _AnyDelta],
+        watermarks: WriteWatermarks,
         board: ViewBoard[Any, Any, Any],
-        flushing: FlushLoop,
+        flush_loop: FlushLoop,
         metrics: CoordinatorMetrics,
     ) -> None:
         self.channels = channels
         self._config = config
         self._delta = delta
-        self._begin = begin
+        self._new_delta = new_delta
         self._watermarks = watermarks
         self._board = board
-        self._flushing = flushing
+        self._flush_loop = flush_loop
         self._metrics = metrics
-        self._epoch = 1
+        self._next_write_epoch = 1
         self._delta_start = 1
         self._timer: asyncio.TimerHandle | None = None
         self._is_due = False
@@ -217,28 +218,27 @@ class Writer:
         self._sleeping: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
-        """There may be something to do."""
-        if self._sleeping is not None and not self._sleeping.done():
-            self._sleeping.set_result(None)
+        """A channel or a setting changed: look for work."""
+        _wake(self._sleeping)
 
     def stop(self) -> None:
-        """Apply and flush what is there, then end."""
+        """Apply and flush what is queued, then end."""
         self._is_stopping = True
         self.wake()
 
     def close(self) -> None:
-        """Let go of the timer, which would hold all of this until it is due."""
+        """Cancel the timer, which would keep the coordinator in memory until it is due."""
         if self._timer is not None:
             self._timer.cancel()
 
     async def run(self) -> None:
-        """Until stopped, with every unpaused channel empty and the last delta handed on."""
+        """Run until stopped, with every unpaused channel empty and the last delta queued."""
         while True:
-            # First: channels that are never empty must not put the interval off for ever.
+            # First: channels that are never empty must not defer the interval without end.
             if self._is_due:
                 await self._flush("interval")
-            if await self._turn():
-                await runtime.sleep(0)  # others have a turn on the event loop
+            if await self._run_turn():
+                await runtime.sleep(0)  # let other tasks run
             elif self._is_due:
                 continue
             elif self._is_stopping:
@@ -254,34 +254,37 @@ class Writer:
         finally:
             self._sleeping = None
 
-    async def _turn(self) -> bool:
-        """Take from every channel in turn, until all are empty or enough was done."""
+    async def _run_turn(self) -> bool:
+        """Take from every channel in turn, until all are empty or the turn is over.
+
+        Returns whether anything was taken.
+        """
         left = limits.COORDINATOR_TURN_WRITES
         while left > 0:
             ready = [one for one in self.channels if one.commands and not one.is_paused]
             if not ready:
                 break
-            # One round: as much from each as there is room for in this turn.
+            # One round: an equal share of what is left of this turn for each channel.
             share = max(1, left // len(ready))
             for channel in ready:
                 left -= await self._take(channel, share)
-        self._tell()
+        self._publish_progress()
         return left < limits.COORDINATOR_TURN_WRITES
 
-    def _tell(self) -> None:
-        """Let others know how far this came: who waits for a write, and who waits for room."""
-        self._watermarks.apply(self._epoch - 1)
+    def _publish_progress(self) -> None:
+        """Wake the tasks that wait for a write to be applied, or for room in a channel."""
+        self._watermarks.set_applied(self._next_write_epoch - 1)
         self._metrics.delta_bytes = self._delta.estimate_size()
         for channel in self.channels:
-            channel.let_in()
+            channel.admit_waiting()
 
     async def _take(self, channel: Channel, most: int) -> int:
-        """Up to so many commands of one channel, in order; how many."""
+        """Take up to `most` commands of one channel, in order. Returns how many were taken."""
         taken = 0
         while taken < most and channel.commands and not channel.is_paused:
             if isinstance(channel.commands[0], FlushCommand):
                 taken += 1
-                await self._command(channel.pop())
+                await self._run_flush_command(channel.pop())
                 continue
             taken += self._apply_some(channel, most - taken)
             if self._delta.estimate_size() >= self._config.flush_size_bytes:
@@ -289,82 +292,82 @@ class Writer:
         return taken
 
     def _apply_some(self, channel: Channel, most: int) -> int:
-        """Writes up to the next flush, by size or on command; how many. Awaits nothing.
+        """Apply writes up to the next flush, by size or by command. Returns how many.
 
-        One loop and few calls: at a write each, they are most of what a coordinator costs.
+        One loop with few calls: a call for each write is most of what a coordinator costs.
         """
-        started_s, first = runtime.monotonic_s(), self._epoch
+        started_s, first = runtime.monotonic_s(), self._next_write_epoch
         commands, delta, full = channel.commands, self._delta, self._config.flush_size_bytes
         pop = channel.pop if channel.counts_bytes else commands.popleft
         if first == self._delta_start:
             self._start_timer()
         taken = 0
-        # A delta may pause the channel by what it finds in a write.
+        # A delta may pause the channel while it applies a write.
         while taken < most and commands and not channel.is_paused:
             if isinstance(commands[0], FlushCommand):
                 break
             handle: WriteHandle[Any] = pop()
             taken += 1
-            epoch = self._epoch
-            self._epoch = epoch + 1
+            write_epoch = self._next_write_epoch
+            self._next_write_epoch = write_epoch + 1
             try:
                 result = delta.apply(handle.write)
             except BaseException as error:
-                self._refuse(handle, epoch, error)
+                self._refuse(handle, write_epoch, error)
             else:
-                handle.applied(epoch, result)
+                handle.set_applied(write_epoch, result)
             if delta.estimate_size() >= full:
                 break
         self._metrics.writes_taken += taken
         self._metrics.apply_seconds.observe(runtime.monotonic_s() - started_s)
         return taken
 
-    def _refuse(self, handle: WriteHandle[Any], epoch: int, error: BaseException) -> None:
-        # Told in any case: nobody else knows of this handle any more.
-        handle.refused(epoch, error)
+    def _refuse(self, handle: WriteHandle[Any], write_epoch: int, error: BaseException) -> None:
+        # In any case: the handle left its channel, so nothing else would settle it.
+        handle.set_refused(write_epoch, error)
         self._metrics.writes_refused += 1
         if not isinstance(error, Exception):
-            raise error  # no refusal: it ends the coordinator
+            raise error  # not a refusal: it terminates the coordinator
 
     def _start_timer(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(
-            self._config.flush_interval_s, self._due
+            self._config.flush_interval_s, self._set_due
         )
 
-    async def _command(self, command: FlushCommand) -> None:
-        number = self._flushing.next_storage_flush() if command.durable else 0
-        # Settled before anything is awaited: whoever waits for it goes by the watermarks then,
-        # and hears of a failure from them.
+    async def _run_flush_command(self, command: FlushCommand) -> None:
+        number = self._flush_loop.next_storage_flush() if command.durable else 0
+        # Settled before anything is awaited: its waiters then wait on the watermarks, which raise
+        # a failure.
         command.handle.storage_flush = number
-        command.handle.applied(self._epoch - 1, None)
+        command.handle.set_applied(self._next_write_epoch - 1, None)
         await self._flush("command")
         if number:
-            self._flushing.storage(number)
+            self._flush_loop.add_storage_flush(number)
 
-    def _due(self) -> None:
+    def _set_due(self) -> None:
         self._is_due = True
         self.wake()
 
     async def _flush(self, reason: str) -> None:
-        """Freeze the delta and hand it on; nothing if it has no writes."""
-        # What is applied is told of first: a reader that is told of a view has seen its writes.
-        self._watermarks.apply(self._epoch - 1)
-        if self._epoch == self._delta_start:
+        """Freeze the delta and queue it for the flusher, unless it has no writes."""
+        # The watermark first: writes in a published view count as applied.
+        self._watermarks.set_applied(self._next_write_epoch - 1)
+        if self._next_write_epoch == self._delta_start:
             self._is_due = False
             return
-        if not self._flushing.has_room:
+        if not self._flush_loop.has_room:
             self._metrics.backpressure["frozen"] += 1
-            self._tell()
-            await self._flushing.room()
+            self._publish_progress()
+            await self._flush_loop.wait_for_room()
         if self._timer is not None:
             self._timer.cancel()
         self._is_due = False
         started_s = runtime.monotonic_s()
-        epochs = range(self._delta_start, self._epoch)
-        self._delta_start = self._epoch
-        froze: Froze[Any, Any, Any] = self._delta.freeze()
-        self._delta = self._begin(froze.context)
-        self._board.freeze(Stamped(froze.view, epochs), self._delta.reader())
-        self._flushing.delta(froze.frozen, epochs)
+        write_epochs = range(self._delta_start, self._next_write_epoch)
+        self._delta_start = self._next_write_epoch
+        frozen: FrozenDelta[Any, Any, Any] = self._delta.freeze()
+        self._delta = self._new_delta(frozen.context)
+        self._board.publish_frozen(DeltaView(frozen.view, write_epochs), self._delta.reader())
+        self._flush_loop.add_delta(frozen.frozen, write_epochs)
         self._metrics.flushes[reason] += 1
         self._metrics.freeze_seconds.observe(runtime.monotonic_s() - started_s)

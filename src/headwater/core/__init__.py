@@ -1,19 +1,24 @@
-"""The seam: whatever the rooms above need from the outside world, and the words they share.
+"""The seam to the outside world, and the vocabulary that all packages share.
 
-Enters: the operating system's clock, randomness, threads and disk, or a simulator's.
-Leaves: `runtime` (time, chance, ids, tasks, blocking work), `Disk`, the error tree, named
-limits, checksummed frames, back-off, counters, `Secret`.
+    runtime    time, randomness, ids, tasks, blocking work
+    disk       files whose durability matters, and the locks beside them (disk_locks)
+    portal     an event loop on a thread, for code that blocks; forks and signals
+    errors     the tree of errors: the kind of an error says what the caller does next
+    limits     named limits
+    settings   names, units and bounds of settings; `Secret`
+    retry      how long to wait before the next attempt
+    lease      how much time has passed, where safety depends on it
+    metrics    counters and histograms
 
 Always holds:
 
-- no other room touches the wall clock, a random source, a thread or a task directly;
-- an error's kind says what the caller is to do (see `errors`);
+- no other package touches the wall clock, a random source, a thread or a task directly;
 - a secret never prints and never pickles.
 """
 
-from headwater.core import errors, frame, limits, runtime
+from headwater.core import errors, limits, runtime
 from headwater.core.disk import Disk, DiskFile, FileStat, OsDisk
-from headwater.core.metrics import Histogram
+from headwater.core.metrics import Histogram, Metrics
 from headwater.core.retry import Budget, RetryPolicy
 from headwater.core.runtime import Runtime, UlidFactory, decode_ulid, encode_ulid, ulid_time_ms
 from headwater.core.settings import Secret
@@ -24,6 +29,7 @@ __all__ = [
     "DiskFile",
     "FileStat",
     "Histogram",
+    "Metrics",
     "OsDisk",
     "RetryPolicy",
     "Runtime",
@@ -32,7 +38,6 @@ __all__ = [
     "decode_ulid",
     "encode_ulid",
     "errors",
-    "frame",
     "limits",
     "runtime",
     "ulid_time_ms",

@@ -1,15 +1,15 @@
-"""The disk, as far as durability goes: the few calls whose order decides what a crash leaves.
+"""The disk calls whose order decides what a crash leaves.
 
-Files that Headwater keeps for good go through a `Disk`, so that the same code runs on the
-operating system's disk and on one that loses, tears and reorders whatever was not synced.
+Durable files go through a `Disk`, so that the same code runs on the operating system's disk and on
+a simulated one that loses, tears and reorders everything that was not synced.
 
-What a caller may rely on, and nothing more:
+A caller may rely on this, and on nothing more:
 
 - bytes are safe once `sync` of that file returned;
 - a name (created, linked, renamed, removed) is safe once `sync_dir` of its folder returned;
 - `rename` and `link` happen wholly or not at all, for readers and across a crash;
-- after `sync` or `sync_dir` raised, nothing is known of what was written since the last one
-  that returned. The kernel may have marked the pages clean: a second sync proves nothing.
+- after `sync` or `sync_dir` raised, nothing is known about data written since the last call that
+  returned. The kernel may have marked the pages clean: a second sync proves nothing.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from headwater.core.errors import (
 )
 
 Buffer = bytes | bytearray | memoryview
-"""What may be written."""
+"""Types of data that can be written."""
 
 # Linux writes at most this many bytes a call; more is silently cut.
 _WRITE_MAX_BYTES: Final = 0x7FFF_F000
-# How /proc/self/mountinfo spells blanks and backslashes; other bytes stand as they are.
+# How /proc/self/mountinfo escapes blanks and backslashes; other bytes are not escaped.
 _OCTAL: Final = re.compile(rb"\\([0-7]{3})")
 
 
 class FileStat(NamedTuple):
-    """What identifies the content of a file: every replacement changes at least one of these."""
+    """Identifies the content of a file: every replacement changes at least one of these."""
 
     size_bytes: int
     mtime_ns: int
@@ -64,7 +64,7 @@ class DiskFile(ABC):
 
     @abstractmethod
     def append(self, data: Buffer) -> None:
-        """Write all of `data` at the end. When it raises, a part may stand there all the same."""
+        """Write all of `data` at the end. When it raises, a part may have been written."""
 
     @abstractmethod
     def read_at(self, offset: int, length: int) -> bytes:
@@ -79,7 +79,7 @@ class DiskFile(ABC):
         """Return once everything appended is on stable storage."""
 
     def sync_data(self) -> None:
-        """As `sync`, where only the bytes and the size matter and not the file's times."""
+        """As `sync`, for the bytes and the size, without the file's times."""
         self.sync()
 
     @abstractmethod
@@ -92,7 +92,7 @@ class DiskFile(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give the file back. Syncs nothing."""
+        """Close the file. Syncs nothing."""
 
     def __enter__(self) -> DiskFile:
         return self
@@ -114,19 +114,19 @@ class Disk(ABC):
 
     @abstractmethod
     def stat(self, path: str) -> FileStat:
-        """What stands at `path`; NotFound if nothing does."""
+        """The file or folder at `path`; NotFound if there is none."""
 
     @abstractmethod
     def list_dir(self, path: str) -> list[tuple[str, bool]]:
-        """The (name, is a folder) pairs in a folder, in no order; empty if there is none."""
+        """The (name, is a folder) pairs in a folder, in no order; empty if there is no folder."""
 
     @abstractmethod
     def make_dir(self, path: str) -> bool:
-        """Create one folder; False if it was there."""
+        """Create one folder; False if it existed."""
 
     @abstractmethod
     def rename(self, source: str, target: str) -> None:
-        """Move a file over whatever stands at `target`."""
+        """Move a file to `target`, replacing a file there."""
 
     @abstractmethod
     def link(self, source: str, target: str) -> bool:
@@ -134,7 +134,7 @@ class Disk(ABC):
 
     @abstractmethod
     def unlink(self, path: str) -> bool:
-        """Remove a file's name; False if no file was there."""
+        """Remove a file's name; False if there was no file."""
 
     @abstractmethod
     def sync_dir(self, path: str) -> None:
@@ -142,7 +142,7 @@ class Disk(ABC):
 
     @abstractmethod
     def lock(self, path: str) -> contextlib.AbstractContextManager[None]:
-        """Hold the lock file at `path` alone, among threads and processes of this machine."""
+        """Hold the lock file at `path`, exclusively among threads and processes of this machine."""
 
     @abstractmethod
     def file_system(self, path: str) -> str:
@@ -150,9 +150,9 @@ class Disk(ABC):
 
 
 class OsFile(DiskFile):
-    """A file of the operating system. A caller that was cancelled may close it while a call of
-    its own still runs on a thread: whoever leaves last gives the descriptor back, so no call ever
-    reaches the next file that gets the same number."""
+    """A file of the operating system. A cancelled caller may close it while one of its calls still
+    runs on a thread: the last call closes the descriptor, so that no call reaches another file that
+    gets the same number."""
 
     def __init__(self, descriptor: int, path: str) -> None:
         self._descriptor = descriptor
@@ -209,11 +209,11 @@ class OsFile(DiskFile):
         with self._mutex:
             last, self._closed = not self._closed and self._calls == 0, True
         if last:
-            self._give_back()
+            self._close_descriptor()
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[int]:
-        """The descriptor, which stays this file's for so long."""
+        """The descriptor, which is not closed meanwhile."""
         with self._mutex:
             if self._closed:
                 raise_for(OSError(errno.EBADF, os.strerror(errno.EBADF)), self._path)
@@ -223,16 +223,16 @@ class OsFile(DiskFile):
         except OSError as error:
             raise_for(error, self._path)
         finally:
-            self._leave()
+            self._end_call()
 
-    def _leave(self) -> None:
+    def _end_call(self) -> None:
         with self._mutex:
             self._calls -= 1
             last = self._closed and self._calls == 0
         if last:
-            self._give_back()
+            self._close_descriptor()
 
-    def _give_back(self) -> None:
+    def _close_descriptor(self) -> None:
         try:
             os.close(self._descriptor)
         except OSError as error:
@@ -331,13 +331,13 @@ class OsDisk(Disk):
 
 
 def raise_for(error: OSError, path: str) -> NoReturn:
-    """Say what an operating system's error means for the caller."""
+    """Raise the Headwater error for an operating system's error."""
     kind, advice = _meaning(error.errno)
     raise kind(f"{path}: {os.strerror(error.errno or 0)}{advice}") from error
 
 
 def raise_for_sync(error: OSError, path: str) -> NoReturn:
-    """Say that a sync failed. A full disk is no exception: its pages are dropped as well."""
+    """Raise `DiskFailed` for a failed sync, also on a full disk: its pages are dropped as well."""
     raise DiskFailed(
         f"{path}: sync failed ({os.strerror(error.errno or 0)}); whether the bytes are safe "
         "is unknown and a second try would prove nothing"
@@ -361,7 +361,7 @@ def _meaning(number: int | None) -> tuple[type[HeadwaterError], str]:
         case errno.EXDEV:
             return NotSupported, "; both names must lie on one file system"
         case errno.EBADF | errno.EINVAL:
-            return Bug, "; a file was used after it was closed, or in a way it was not opened for"
+            return Bug, "; a file was used after it was closed, or not in the mode it was opened in"
         case errno.EMFILE | errno.ENFILE:
             return Unavailable, "; raise the limit of open files (ulimit -n)"
         case errno.EISDIR | errno.ENAMETOOLONG | errno.ELOOP:
@@ -369,7 +369,7 @@ def _meaning(number: int | None) -> tuple[type[HeadwaterError], str]:
         case errno.EMLINK | errno.EOPNOTSUPP | errno.ENOSYS:
             return NotSupported, "; the file system lacks hard links"
         case errno.EIO:
-            return DiskFailed, "; the disk reports an error, look at the kernel's log"
+            return DiskFailed, "; the disk reports an error, see the kernel's log"
         case _:
             return Unavailable, ""
 

@@ -1,7 +1,7 @@
-"""Locks of files, held by one thread of one process of this machine.
+"""File locks, held by one thread of one process of this machine.
 
-Always holds: while a lock is held, `path` named the locked file when it was taken; a process
-that is gone holds nothing, whatever it forked. Errors are the operating system's own.
+Always holds: `path` named the locked file when the lock was taken; a process that ended holds no
+lock, also if it had forked. Errors are the operating system's own.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _LAST_PAUSE_S: Final = 0.01
 
 
 class _Descriptors:
-    """Those of the locks that this process holds or waits for.
+    """The descriptors of the locks that this process holds or waits for.
 
-    A forked child gets copies of them, and with a copy it would keep a lock for which it does
-    nothing, even after its parent is gone: it closes them as its first act.
+    A forked child gets copies, and a copy would keep the lock even after the parent ended: the
+    child closes them first of all.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class _Descriptors:
         )
 
     def open(self, path: str) -> int:
-        with self._mutex:  # no fork in between
+        with self._mutex:  # no fork between opening and adding
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self._open.add(descriptor)
         return descriptor
@@ -58,16 +58,16 @@ _descriptors = _Descriptors()
 
 
 class HeldLock:
-    """The lock of the file that `path` names, made if it is not there; waits for whoever has it."""
+    """The lock of the file at `path`, which is created if absent. Waits for the present holder."""
 
     def __init__(self, path: str) -> None:
         self._process = os.getpid()
-        # Opened anew each time: a lock belongs to the open file, so a descriptor shared by two
-        # threads would let both in.
+        # A new descriptor each time: a lock belongs to the open file, so two threads that share a
+        # descriptor would both get the lock.
         while True:
             self._descriptor = _descriptors.open(path)
             try:
-                if self._take(path):
+                if self._wait_and_verify(path):
                     return
             except (OSError, InUse):
                 _descriptors.close(self._descriptor)
@@ -75,18 +75,18 @@ class HeldLock:
             _descriptors.close(self._descriptor)
 
     def release(self) -> None:
-        """Let the next one in."""
-        # In a child forked meanwhile the descriptor is closed, and its number may be another's.
+        """Release the lock."""
+        # In a child forked meanwhile the descriptor is closed, and its number may be reused.
         if os.getpid() == self._process:
-            # A child may have its copy for a moment yet: releasing does not wait for it. Should it
-            # fail, closing releases too, and what was done under the lock stays done.
+            # A child may still have its copy for a moment: unlocking does not wait for it. If
+            # unlocking fails, closing releases as well.
             with contextlib.suppress(OSError):
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             _descriptors.close(self._descriptor)
 
     def _wait(self, path: str) -> None:
-        # Asked for again and again instead of waited for: nothing could end the wait for a process
-        # that is stopped, and the waiting threads would be missed by everybody else.
+        # Polled instead of waited for: nothing could end the wait for a process that is stopped,
+        # and the waiting threads are needed for other work.
         deadline_s = time.monotonic() + LOCK_WAIT_S
         pause_s = _FIRST_PAUSE_S
         while True:
@@ -95,15 +95,15 @@ class HeldLock:
             except BlockingIOError:
                 if time.monotonic() > deadline_s:
                     raise InUse(
-                        f"{path}: somebody else, here or in another process, has held this lock "
-                        f"for {LOCK_WAIT_S:.0f} s; is it stopped? (fuser or lsof name it)"
+                        f"{path}: another thread or process has held this lock for "
+                        f"{LOCK_WAIT_S:.0f} s; is it stopped? (fuser or lsof name it)"
                     ) from None
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, _LAST_PAUSE_S)
 
-    def _take(self, path: str) -> bool:
-        """Whether the lock is that of the named file: the one that was opened may have been
-        removed while we waited, and whoever comes next would lock another."""
+    def _wait_and_verify(self, path: str) -> bool:
+        """Wait for the lock; whether it is the lock of the file that `path` names now. The opened
+        file may have been removed meanwhile, and the next caller would lock another one."""
         self._wait(path)
         try:
             return os.path.samestat(os.fstat(self._descriptor), os.stat(path))

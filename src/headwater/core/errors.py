@@ -1,18 +1,18 @@
-"""The one tree of errors. Each kind tells the caller what to do next.
+"""The one tree of errors. The kind of an error says what the caller does next.
 
     HeadwaterError
     ├── Unavailable        try again later; nothing was changed
-    │   ├── Throttled      the store asks for fewer requests; try again more slowly
-    │   ├── Contended      others kept winning the race; nothing of yours landed
-    │   └── InUse          somebody else has it open: close it there, then try again
-    ├── OutcomeUnknown     a write may or may not have landed: look before you decide
-    ├── Conflict           somebody else's change is there: read it and decide again
-    │   └── AlreadyExists  the key was to be created, and it is there
-    ├── Fenced             a successor took over: stop; nothing more of yours will land
+    │   ├── Throttled      the store limits the request rate; try again more slowly
+    │   ├── Contended      other writers won every race; nothing of this call landed
+    │   └── InUse          another process or handle has it open: close it there, then try again
+    ├── OutcomeUnknown     a write may or may not have landed: read before you decide
+    ├── Conflict           another writer's change is there: read it and decide again
+    │   └── AlreadyExists  the key was to be created, and it exists
+    ├── Fenced             a successor took over: stop; no further write of this one will land
     ├── NotFound           there is no such object
-    │   └── Trimmed        there was one, below a floor: start at the floor
-    ├── Refused            the request cannot work as it stands: mend it
-    │   ├── BadUrl         the address of a store is not understood
+    │   └── Trimmed        it existed below a floor: start at the floor
+    ├── Refused            the request is wrong: correct it
+    │   ├── BadUrl         the address of a store is wrong
     │   ├── BadKey         a key breaks the rules for keys
     │   ├── LimitExceeded  something is larger than its named limit
     │   ├── Denied         credentials or permissions do not allow it
@@ -20,13 +20,13 @@
     │   └── NotSupported   this store or file system cannot do it
     ├── Damaged            stored data are not what was written: stop and repair
     │   ├── Corrupt        bytes fail their checksum or do not parse
-    │   ├── RolledBack     something that only grows went back or vanished
-    │   └── DiskFailed     the disk could not say that it kept what it was given
+    │   ├── RolledBack     a number that only grows went back or vanished
+    │   └── DiskFailed     the disk did not confirm that data are stored
     └── Bug                an invariant of Headwater is broken: report it
 
-`OutcomeUnknown` is not a failure. Treating it as one writes things twice; treating it
-as success loses them. It never derives from, and is never caught as, `Unavailable`. What fails
-while one looks what became of such a write does not replace it: see `staying_unknown`.
+`OutcomeUnknown` is not a failure. Treating it as one writes data twice; treating it as success
+loses data. It never derives from, and is never caught as, `Unavailable`. An error that occurs while
+the outcome is investigated does not replace it: see `staying_unknown`.
 """
 
 from __future__ import annotations
@@ -45,39 +45,39 @@ class Unavailable(HeadwaterError):
 
 
 class Throttled(Unavailable):
-    """The store asks for fewer requests; try again more slowly."""
+    """The store limits the request rate; try again more slowly."""
 
 
 class Contended(Unavailable):
-    """Others kept winning the race; nothing of yours landed."""
+    """Other writers won every race; nothing of this call landed."""
 
 
 class InUse(Unavailable):
-    """Somebody else has it open; try again once it is closed there."""
+    """Another process or handle has it open; try again once it is closed there."""
 
 
 class OutcomeUnknown(HeadwaterError):
-    """A write may or may not have landed: look before you decide."""
+    """A write may or may not have landed: read before you decide."""
 
 
 class Conflict(HeadwaterError):
-    """Somebody else's change is there: read it and decide again."""
+    """Another writer's change is there: read it and decide again."""
 
     def __init__(self, message: str, *, current: Any = None, nothing_landed: bool = False) -> None:
         super().__init__(message)
         self.current = current
-        """What is there instead, where looking already told; None if nothing is."""
+        """The present content, if it was read already; None if there is none."""
         self.nothing_landed = nothing_landed
         """Whether the store refused the only request that was sent. Otherwise an earlier attempt,
-        whose answer was lost, may have landed before the change that is there now."""
+        whose answer was lost, may have landed before the present change."""
 
 
 class AlreadyExists(Conflict):
-    """The key was to be created, and it is there."""
+    """The key was to be created, and it exists."""
 
 
 class Fenced(HeadwaterError):
-    """A successor took over: stop. Nothing more of yours will land."""
+    """A successor took over: stop. No further write of this one will land."""
 
 
 class NotFound(HeadwaterError):
@@ -85,7 +85,7 @@ class NotFound(HeadwaterError):
 
 
 class Trimmed(NotFound):
-    """There was such an entry, below a floor: start at the floor."""
+    """The entry existed below a floor: start at the floor."""
 
     def __init__(self, message: str, *, floor: int = 0) -> None:
         super().__init__(message)
@@ -95,11 +95,11 @@ class Trimmed(NotFound):
 
 
 class Refused(HeadwaterError):
-    """The request cannot work as it stands: mend it. Nothing was changed."""
+    """The request is wrong: correct it. Nothing was changed."""
 
 
 class BadUrl(Refused):
-    """The address of a store is not understood."""
+    """The address of a store is wrong."""
 
 
 class BadKey(Refused):
@@ -131,11 +131,11 @@ class Corrupt(Damaged):
 
 
 class RolledBack(Damaged):
-    """Something that only grows went back or vanished."""
+    """A number that only grows went back or vanished."""
 
 
 class DiskFailed(Damaged):
-    """The disk could not say that it kept what it was given; nothing more is written to it."""
+    """The disk did not confirm that data are stored; nothing more is written to it."""
 
 
 class Bug(HeadwaterError):
@@ -144,15 +144,15 @@ class Bug(HeadwaterError):
 
 @contextlib.contextmanager
 def staying_unknown(unknown: OutcomeUnknown | None) -> Iterator[None]:
-    """Keep an unknown outcome unknown, whatever fails while it is looked into.
+    """Keep an unknown outcome unknown when the read that investigates it fails.
 
-    `Unavailable` of the look says that the *look* changed nothing; the caller that wrote would
-    take it for "nothing was changed", and write again. `None`: nothing is in doubt, and errors
-    are what they are. `Fenced`, `Damaged` and `Bug` stay: they say to stop, not to try again.
+    `Unavailable` from that read says that the *read* changed nothing; the caller that wrote would
+    conclude that its write changed nothing, and write again. With None no outcome is in doubt and
+    errors pass unchanged. `Fenced`, `Damaged` and `Bug` pass: they say to stop, not to try again.
     """
     try:
         yield
     except (Unavailable, Conflict, NotFound, Refused) as error:
         if unknown is None:
             raise
-        raise OutcomeUnknown(f"{unknown}; looking what became of it failed: {error}") from error
+        raise OutcomeUnknown(f"{unknown}; reading what became of it failed: {error}") from error

@@ -28,16 +28,14 @@ LIST_PAGE_KEYS: Final = 1000
 
 # Conditionally written objects are small, because every contender moves them whole.
 REGISTER_MAX_BYTES: Final = 4 * MIB
-SEQUENCE_ENTRY_MAX_BYTES: Final = 16 * MIB
-# How many past changes a register remembers, and how many deleted entries a sequence does. A
-# writer that was away for longer cannot be told whether its change landed: OutcomeUnknown.
+# How many past changes a register remembers. A writer that was away for longer cannot learn whether
+# its change landed: OutcomeUnknown.
 REGISTER_HISTORY: Final = 64
-SEQUENCE_HISTORY: Final = 256
-# How often a change is tried again when others win the race for the same object.
+# How often a change or an append is tried again when others win the race for the same object.
 REGISTER_ATTEMPTS: Final = 64
-SEQUENCE_ATTEMPTS: Final = 256
+NUMBERED_LOG_ATTEMPTS: Final = 256
 
-# Frames: a payload above this would be refused on read, so it is refused on write.
+# Frames of a spool: a payload above this would be refused on read, so it is refused on write.
 FRAME_PAYLOAD_MAX_BYTES: Final = 256 * MIB
 
 # Requests.
@@ -50,7 +48,7 @@ THROTTLED_BACKOFF_BASE_S: Final = 0.5
 # Below this rate a transfer counts as stalled.
 SLOWEST_BYTES_PER_S: Final = 1 * MIB
 CONNECT_TIMEOUT_S: Final = 5.0
-# A store that has not answered for so long is named in a warning, at most once in SLOW_AGAIN_S.
+# A store that has not answered for this long is named in a warning, once in SLOW_AGAIN_S at most.
 SLOW_ANSWER_S: Final = 5.0
 SLOW_AGAIN_S: Final = 60.0
 # The client's own limit, which ends what a caller gave up waiting for.
@@ -69,25 +67,25 @@ BATCH_MAX_CALLS: Final = 1_048_576
 # What the dictionaries and views of one call may take once they are written out.
 EXPANDED_MAX_BYTES: Final = 256 * MIB
 
-# Consuming. A consumer writes one dequeue for so many acknowledgements.
+# Consuming. A consumer writes one dequeue for this many acknowledgements.
 ACKS_PER_DEQUEUE: Final = 100
-# Batches that a consumer handed out and that nobody has acknowledged: each is kept in mind.
+# Batches that a consumer returned and that are not acknowledged: it remembers each.
 UNACKED_MAX_BATCHES: Final = 65_536
-# What is fetched before it is asked for: batches under way or decoded, and their bytes.
+# Read-ahead: batches that are fetched or decoded before the consumer requests them, and bytes.
 READ_AHEAD_BATCHES: Final = 32
 READ_AHEAD_BYTES: Final = 64 * MIB
-# A batch up to this size is decoded where it is; a larger one on a thread, so that nobody waits.
+# A batch up to this size is decoded on the event loop; a larger one on a thread.
 DECODE_INLINE_BYTES: Final = 64 * KIB
-# A follower's lag in bytes is added up from descriptors, of at most so many batches.
+# A follower's lag in bytes is the sum of at most this many batches' descriptors.
 LAG_WALK_BATCHES: Final = 10_000
-# How long a reader that follows waits before it looks again: from, to.
+# How long a reader that follows waits between two polls: from, to.
 FOLLOW_POLL_BASE_S: Final = 0.1
 FOLLOW_POLL_CAP_S: Final = 5.0
-# Batches that one look at the queue asks for.
+# Batches that one read of the queue requests.
 LOOK_BATCHES: Final = 256
 GC_INTERVAL_S: Final = 300.0
 
-# The native queue. Whoever appends, polls or dequeues moves whole chunks: they are small.
+# The native queue. Appends, polls and dequeues move whole chunks: they are small.
 CHUNK_MAX_ENTRIES: Final = 256
 CHUNK_FULL_BYTES: Final = 128 * KIB
 """Past this a chunk takes no further entries; one entry alone may be larger."""
@@ -95,20 +93,20 @@ CHUNK_MAX_BYTES: Final = 2 * MIB
 INLINE_MAX_BYTES: Final = 16 * KIB
 METADATA_MAX_BYTES: Final = 16 * KIB
 PRODUCER_ID_MAX_BYTES: Final = 128
-# How many openings of producers a chunk remembers; whoever was away for more reads its own record.
+# Openings of producers that a chunk remembers; a producer that was away longer reads its record.
 CHUNK_OPENINGS: Final = 16
 APPEND_ATTEMPTS: Final = 256
 """Lost races before an append gives up."""
 FLOOR_LEASE_S: Final = 30.0
-"""So long after a floor was asked for, no number at or above it has been deleted, because a
+"""This long after a floor was read, no number at or above it has been deleted, because a
 collector waits for FLOOR_SETTLE_S between raising the floor and deleting chunks."""
 FLOOR_SETTLE_S: Final = 90.0
-"""Three leases: clocks of two machines may go so differently, and no more."""
+"""Three leases: the clock of one machine may run at most three times as fast as another's."""
 FLOOR_LOOK_S: Final = 600.0
-"""Whoever adds to an open chunk sees thereby where the floor is not, and looks all the same so
-often: a stream that was deleted half-way has no other way to tell."""
+"""An append to an open chunk shows that the floor is below it. The floor is read all the same this
+often: nothing else shows that a stream was partly deleted."""
 
-# The published v1 queue. Whoever appends, polls or dequeues moves the whole manifest.
+# The published v1 queue. Appends, polls and dequeues move the whole manifest.
 V1_MANIFEST_MAX_BYTES: Final = 64 * MIB
 V1_ATTEMPTS: Final = 64
 """Lost races before a change of the manifest gives up."""
@@ -124,16 +122,16 @@ V1_GIVEN_UP_MAX: Final = 1024
 """Pending batches that a consumer has declared lost."""
 V1_COUNTS_AT_ONCE: Final = 32
 V1_COUNTS_CACHED: Final = 65_536
-# What was acknowledged is kept in segments of up to so many entries and bytes.
+# Acknowledged entries are stored in segments of up to this many entries and bytes.
 V1_SEGMENT_ENTRIES: Final = 1024
 V1_SEGMENT_BYTES: Final = 1 * MIB
 V1_SEGMENTS_AT_ONCE: Final = 16
 V1_LOOK_BACK_ENTRIES: Final = 65_536
-"""How far into what was acknowledged an append looks for itself."""
+"""How many acknowledged entries an append searches for its own."""
 V1_COLLECT_BATCHES: Final = 10_000
 """Batches that one pass of the garbage collector deletes."""
 
-# Transactions of sinks. Their registers are moved whole by whoever changes them.
+# Transactions of sinks. Each change moves their whole register.
 HOLDS_MAX: Final = 1024
 """Open transactions of one stream, those that crashed included until they are collected."""
 TRANSACTION_MAX_BATCHES: Final = 32_000
@@ -147,7 +145,7 @@ GC_FILTER_BYTES: Final = 8 * MIB
 """What a pass over everything keeps in mind of ids beyond the newest: enough for 6.5 million."""
 GC_PARALLEL: Final = 16
 GC_FULL_EVERY_MS: Final = 24 * 3600 * 1000
-# A producer that was silent for so long, and of which nothing is kept, is forgotten.
+# A producer that was silent for this long, and has no stored records, is forgotten.
 PRODUCER_EXPIRY_MS: Final = 7 * 24 * 3600 * 1000
 
 # Replication. What one slot may hold of the log, and how often slots are written.
@@ -157,11 +155,11 @@ SLOT_MAX_LAG_BYTES: Final = 16 * GIB
 SLOT_MAX_LAG_S: Final = 7 * 24 * 3600.0
 SLOT_IDLE_TIMEOUT_S: Final = 7 * 24 * 3600.0
 SLOT_WRITE_INTERVAL_S: Final = 5.0
-"""Positions that moved are written so often."""
+"""How often changed positions are written."""
 SLOT_WRITE_GAP_S: Final = 0.25
 """Between any two writes of the slots, however urgent."""
 SLOT_LOOK_S: Final = 60.0
-"""A leader that had nothing to write looks so often whether somebody dropped a slot."""
+"""How often an idle leader checks whether a slot was dropped."""
 SLOT_SEEN_REFRESH_S: Final = 60.0
 """A stored time at which a replica was last heard of may be so old."""
 REPLICA_HEALTH_TIMEOUT_S: Final = 30.0
@@ -177,7 +175,7 @@ REPLICA_PULL_GAP_S: Final = 0.05
 REPLICA_CALL_TIMEOUT_S: Final = 30.0
 REPLICA_COMPARE_RECORDS: Final = 1024
 REPLICA_DISTRUST_S: Final = 600.0
-"""For so long an archive is not begun from again that held other records than the leader's log."""
+"""How long an archive is not used again whose records differed from the leader's log."""
 REPLICA_RECENT_BYTES: Final = 16 * MIB
 """What a keyed state keeps of the log, to compare what comes again."""
 REPLICA_ACK_INTERVAL_S: Final = 5.0
@@ -188,7 +186,7 @@ KEYED_IMAGE_INTERVAL_S: Final = 300.0
 KEYED_IMAGE_RECORDS: Final = 1_000_000
 KEYED_IMAGE_RETRY_S: Final = 15.0
 KEYED_IMAGE_HASHES: Final = 64
-"""Of so many of its last records an image knows the hashes, to compare them with a leader's."""
+"""How many of its last records' hashes an image has, to compare them with a leader's."""
 KEYED_IMAGES_KEPT: Final = 3
 KEYED_CHUNK_ROWS: Final = 65_536
 """Smaller pieces of a keyed state are put together."""
@@ -203,7 +201,7 @@ COORDINATOR_FLUSH_BYTES: Final = 64 * MIB
 COORDINATOR_FROZEN: Final = 3
 COORDINATOR_STOP_GRACE_S: Final = 30.0
 COORDINATOR_VIEWS: Final = 16
-"""Views that are kept for a subscriber that does not come for them."""
+"""Views that are queued for a slow subscriber."""
 COORDINATOR_TURN_WRITES: Final = 512
 """Writes that are applied before others have a turn on the event loop."""
 
@@ -221,7 +219,7 @@ LOG_QUEUE_BYTES: Final = 512 * MIB
 LOG_FLUSH_BYTES: Final = 64 * MIB
 """What one write takes; an append that is larger goes alone."""
 LOG_TEND_EVERY_S: Final = 1.0
-# The sparse index has one place for so many frames or bytes, whichever come first.
+# The sparse index has one entry for this many frames or bytes, whichever come first.
 LOG_INDEX_FRAMES: Final = 64
 LOG_INDEX_BYTES: Final = 1 * MIB
 LOG_READ_CHUNK_BYTES: Final = 256 * KIB
@@ -250,11 +248,11 @@ TIER_ROW_GROUP_ROWS: Final = 1_048_576
 TIER_SEGMENT_MAX_BYTES: Final = 1 * GIB
 """Of the object; Kafka's events count its bytes in 31 bits."""
 TIER_MERGE_COLUMNS: Final = 2_000
-"""Segments of different columns are merged while they have no more than so many in all."""
+"""Segments of different columns are merged while they have at most this many columns in all."""
 TIER_SEGMENT_RUNS: Final = 65_536
 """Changes of term or columns, and lost ranges, within one segment."""
 TIER_FETCH_BYTES: Final = 8 * MIB
-"""Row groups that stand side by side are fetched in one request up to this size."""
+"""Adjacent row groups are fetched in one request up to this size."""
 TIER_WHOLE_BYTES: Final = 512 * KIB
 """A segment up to this size is fetched whole: one request instead of two."""
 TIER_FOOTER_GUESS_BYTES: Final = 64 * KIB
@@ -276,24 +274,22 @@ EVENT_READS_AT_ONCE: Final = 64
 EVENTS_READY: Final = 128
 """Events that were fetched for a subscription and not taken; past them it fetches no more."""
 EVENTS_RECENT: Final = 64
-"""Events of one partition that a handle has published and still has for those who follow."""
-EVENT_ATTEMPTS: Final = 256
-"""Waits after lost races before a publisher gives up."""
+"""Events of one partition that a handle published and still has in memory for its followers."""
 EVENT_LEASE_S: Final = 60.0
-"""So long after a floor was asked for, nothing at or above it has been deleted, because between
+"""This long after a floor was read, nothing at or above it has been deleted, because between
 the moment the floor passes an event and its deletion lies at least the grace of the compactor."""
 EVENT_END_CHECK_S: Final = 600.0
-"""A follower that waits at the end lists what lies beyond so often: events lost there are told."""
+"""How often a follower that waits at the end lists what is beyond, to report lost events."""
 EVENT_GRACE_S: Final = 3600.0
 EVENT_GRACE_MIN_S: Final = 3 * EVENT_LEASE_S
 EVENT_MARKS_AT_ONCE: Final = 16
-"""Partitions that one look for high-water marks asks for at a time."""
+"""Partitions of one request for high-water marks."""
 COMPACT_EVENTS: Final = 1000
 """Events above the floor at which a partition is compacted, if its last snapshot is small."""
 COMPACT_BYTES_AN_EVENT: Final = 4 * KIB
-"""A snapshot is written anew after one event for so many of its bytes: large ones less often."""
+"""A snapshot is written again after one event for this many of its bytes: large ones less often."""
 COMPACT_MAX_EVENTS: Final = 100_000
-"""What one snapshot takes in; the next one goes on."""
+"""Events that one snapshot adds; the next one continues."""
 COMPACT_INTERVAL_S: Final = 300.0
 
 # Records carry times in microseconds of 64 bits.

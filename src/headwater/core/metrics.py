@@ -1,13 +1,13 @@
 """Counters and latency histograms cheap enough for hot paths.
 
-They hold plain numbers and know no exporter; whoever serves metrics reads them. They read no
-clock, so a simulated run counts the same as a real one. Updates from several threads may
-lose a count, which is why nothing decides on them.
+They are plain numbers and know no exporter. They read no clock, so a simulated run counts the same
+as a real one. Updates from several threads may lose a count, so no decision depends on them.
 """
 
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterable
 from typing import Final
 
 # Upper bounds in seconds, a factor of about 1.78 apart (four a decade), 10 µs to 100 s.
@@ -52,3 +52,24 @@ class Histogram:
             if seen >= rank and seen > 0:
                 return min(bound, self.max)
         return self.max
+
+
+class Metrics:
+    """Base of the metrics of one component: its public attributes and the names in `computed`.
+
+    A subclass sets counters, `Counter`s by reason and `Histogram`s in `__init__`; properties that
+    are metrics as well are named in `computed`.
+    """
+
+    computed: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        values = (f"{name}={value!r}" for name, value in self.values().items())
+        return f"{type(self).__name__}({', '.join(values)})"
+
+    def values(self, names: Iterable[str] | None = None, *, prefix: str = "") -> dict[str, object]:
+        """Every metric by its name, or those of `names`; `prefix` is put before each name."""
+        if names is None:
+            names = [name for name in vars(self) if not name.startswith("_")]
+            names += self.computed
+        return {f"{prefix}{name}": getattr(self, name) for name in names}

@@ -45,18 +45,18 @@ from headwater.core.errors import Refused
 
 T = TypeVar("T")
 
-# What does not end within this, once cancelled, is left behind: the thread ends with the process.
+# A cancelled coroutine that does not end within this time is abandoned with its thread.
 CLOSE_WAIT_S: Final = 10.0
-# A signal's handler runs at most this much later, however long its thread has to wait.
+# A signal's handler runs at most this much later, however long its thread waits.
 SIGNAL_WAIT_S: Final = 0.2
 
 
 class Portal:
-    """Runs coroutines on its own thread and hands their results to threads that wait."""
+    """Runs coroutines on its own thread and returns their results to threads that wait."""
 
     def __init__(self, name: str = "headwater-loop") -> None:
         if not runtime.current().outside_allowed:
-            raise Refused("a simulation has no threads: use the async front")
+            raise Refused("a simulation has no threads: use the async interface")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._forked = False
         started = threading.Event()
@@ -73,40 +73,40 @@ class Portal:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes calls: not closed, and not the parent's."""
+        """Whether it takes calls: not closed, and not inherited from the parent process."""
         return self._loop is not None
 
     def call(self, coroutine: Coroutine[Any, Any, T], *, timeout_s: float | None = None) -> T:
-        """Run to the end over there and wait for the result.
+        """Run a coroutine on the portal's loop and wait for the result.
 
-        `TimeoutError` after `timeout_s`, unless the result came while it was being cancelled.
+        `TimeoutError` after `timeout_s`, unless the coroutine returned while it was cancelled.
         """
         try:
             loop = self._usable()
         except Refused:
             coroutine.close()
             raise
-        errand = _PortalCall(coroutine)
+        call = _PortalCall(coroutine)
         # The task gets the caller's context, and with it the caller's runtime.
-        loop.call_soon_threadsafe(errand.start, context=contextvars.copy_context())
+        loop.call_soon_threadsafe(call.start, context=contextvars.copy_context())
         try:
-            if errand.wait(timeout_s):
-                return errand.result.result()
-            self._call_off(loop, errand)
-            if errand.result.done() and not errand.result.cancelled():
-                return errand.result.result()
+            if call.wait(timeout_s):
+                return call.result.result()
+            self._cancel(loop, call)
+            if call.result.done() and not call.result.cancelled():
+                return call.result.result()
         except BaseException:
-            if not errand.result.done():
-                self._call_off(loop, errand)
+            if not call.result.done():
+                self._cancel(loop, call)
             raise
         raise TimeoutError(f"no result within {timeout_s} s")
 
     def post(self, callback: Callable[[], object]) -> None:
-        """Run a plain function over there, soon, and do not wait."""
+        """Call a function on the portal's loop soon, without waiting for it."""
         self._usable().call_soon_threadsafe(callback)
 
     def close(self) -> None:
-        """Cancel what still runs, let it clean up, and end the thread. Twice does no harm."""
+        """Cancel running coroutines, let them clean up, and end the thread. May be repeated."""
         loop, self._loop = self._loop, None
         if loop is None:
             return
@@ -120,15 +120,15 @@ class Portal:
         if self._loop is None:
             raise Refused("this was closed: open it again")
         if threading.get_ident() == self._thread.ident:
-            raise Refused("a blocking call on the event loop that serves it would wait for ever")
+            raise Refused("a blocking call on the event loop that serves it would never return")
         return self._loop
 
-    def _call_off(self, loop: asyncio.AbstractEventLoop, errand: _PortalCall[Any]) -> None:
-        loop.call_soon_threadsafe(errand.cancel)
-        concurrent.futures.wait([errand.result], CLOSE_WAIT_S)
+    def _cancel(self, loop: asyncio.AbstractEventLoop, call: _PortalCall[Any]) -> None:
+        loop.call_soon_threadsafe(call.cancel)
+        concurrent.futures.wait([call.result], CLOSE_WAIT_S)
 
     def _run(self, started: threading.Event) -> None:
-        # The runner cancels whatever is left when the loop stops, and waits for it.
+        # When the loop stops, the runner cancels the remaining tasks and waits for them.
         with asyncio.Runner() as runner:
             self._loop = runner.get_loop()
             self._loop.call_soon(started.set)
@@ -140,7 +140,7 @@ class Portal:
 
 
 class _PortalCall(Generic[T]):
-    """A coroutine on its way through a portal, and where its result will be."""
+    """A coroutine that runs on a portal's loop, and its result."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self.result: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -148,19 +148,18 @@ class _PortalCall(Generic[T]):
         self._task: asyncio.Task[T] | None = None
         self._ended = ended = threading.Lock()
         ended.acquire()
-        # Without a cycle through `self`, which would keep the result until a collection of garbage.
+        # No cycle through `self`, which would keep the result until the garbage collector runs.
         self.result.add_done_callback(lambda _: ended.release())
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Whether there is a result, once there is one or the time is up.
+        """Wait for the result or the time limit; whether there is a result.
 
-        A signal's handler may raise in here. A lock then stays as it was; a condition, which is
-        what `result()` waits on, may be left released within its own `with`, and hides what was
-        raised.
+        A signal's handler may raise in here. A lock is unchanged then; a condition, which
+        `result()` waits on, may be left released within its own `with`, which hides the error.
 
         Waits in pieces, because Python runs handlers between two steps of the main thread: a
         signal that arrives just before that thread begins to wait for a lock does not end the
-        waiting, and its handler would run when the result comes.
+        wait, and its handler would run only when the result arrives.
         """
         deadline_s = None if timeout_s is None else runtime.monotonic_s() + timeout_s
         while True:
@@ -171,7 +170,7 @@ class _PortalCall(Generic[T]):
                 return False
 
     def start(self) -> None:
-        self._task = runtime.spawn(self._coroutine, name="errand")
+        self._task = runtime.spawn(self._coroutine, name="portal-call")
         self._task.add_done_callback(self._deliver)
 
     def cancel(self) -> None:
@@ -181,8 +180,7 @@ class _PortalCall(Generic[T]):
     def _deliver(self, task: asyncio.Task[T]) -> None:
         if task.cancelled():
             self.result.cancel()
-            # Or whoever waits for it to end is not told.
-            self.result.set_running_or_notify_cancel()
+            self.result.set_running_or_notify_cancel()  # wakes the threads that wait
             return
         error = task.exception()
         if error is None:
@@ -196,7 +194,7 @@ _sharing = threading.Lock()
 
 
 def shared() -> Portal:
-    """The portal of this process, opened when it is first asked for; ends with the process."""
+    """The portal of this process, opened by the first call; it ends with the process."""
     global _shared
     with _sharing:
         if _shared is None or not _shared.is_open:
@@ -206,16 +204,16 @@ def shared() -> Portal:
 
 
 def call_at_exit(callback: Callable[[], None]) -> None:
-    """Call this once when the process ends, while `shared()` and everything it needs still works.
+    """Call `callback` once when the process ends, while `shared()` still works.
 
-    Asking again makes it the next to be called: before whatever was registered in the meantime.
+    Registering it again moves it before all callbacks that were registered in the meantime.
     """
     atexit.unregister(callback)
     atexit.register(callback)
 
 
 def _reset_in_child() -> None:
-    # Another thread of the parent may have held the lock, and is not there to let it go.
+    # Another thread of the parent may have held the lock; the child has no thread to release it.
     global _shared, _sharing
     _shared, _sharing = None, threading.Lock()
 
@@ -227,15 +225,15 @@ _methods: set[weakref.WeakMethod[Callable[[], None]]] = set()
 
 
 def call_in_child(method: Callable[[], None]) -> None:
-    """Call this method of some object in every forked child, for as long as the object lives."""
+    """Call this method of an object in every forked child, as long as the object lives."""
     _register_once()
-    # One step, and so is taking it away again: threads need no lock, which a child might find held.
+    # Adding and discarding are atomic: no lock, which a child might inherit held.
     _methods.add(weakref.WeakMethod(method, _methods.discard))
 
 
 def _call_methods() -> None:
-    for kept in list(_methods):
-        method: Any = kept()
+    for reference in list(_methods):
+        method: Any = reference()
         if method is not None:
             method()
     _methods.clear()
@@ -243,33 +241,32 @@ def _call_methods() -> None:
 
 @functools.cache
 def _register_once() -> None:
-    """Ask once: the interpreter never forgets whom it was to tell."""
+    """Register once: the interpreter cannot remove a callback."""
     os.register_at_fork(after_in_child=_call_methods)
 
 
 SignalHandler = Callable[[int, FrameType | None], object]
 
-# The one that people send comes first: its handler is put back last.
+# SIGINT comes first: its handler is restored last.
 _SIGNALS: Final = tuple(map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)))
 
 
 def signals_deferred() -> DeferredSignals:
-    """Within this, handlers of signals that a program has set do not run; they do afterwards.
+    """A context in which the program's signal handlers do not run; they run at its end.
 
-    What a call of the system is waiting for, it waits for as before. Other threads than the main
-    one get no signals, and need nothing.
+    System calls wait as before. Only the main thread gets signals: on others this does nothing.
     """
     return DeferredSignals()
 
 
 class DeferredSignals:
-    """What was set aside, and what came meanwhile."""
+    """The replaced handlers, and the signals that arrived meanwhile."""
 
-    __slots__ = ("_before", "_came")
+    __slots__ = ("_arrived", "_replaced")
 
     def __init__(self) -> None:
-        self._before: list[tuple[int, SignalHandler]] = []
-        self._came: list[tuple[SignalHandler, int, FrameType | None]] = []
+        self._replaced: list[tuple[int, SignalHandler]] = []
+        self._arrived: list[tuple[SignalHandler, int, FrameType | None]] = []
 
     def __enter__(self) -> None:
         if threading.get_ident() != threading.main_thread().ident:
@@ -278,40 +275,40 @@ class DeferredSignals:
             for number in _SIGNALS:
                 handler = _signal.getsignal(number)
                 if callable(handler):
-                    self._before.append((number, handler))
-                    _signal.signal(number, self._note)
+                    self._replaced.append((number, handler))
+                    _signal.signal(number, self._record)
         except BaseException:
             self.__exit__()
             raise
 
     def __exit__(self, *_: object) -> None:
-        if self._before:
+        if self._replaced:
             try:
-                self._put_back()
+                self._restore()
             finally:
-                self._pass_on()
+                self._call_handlers()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._came.append((dict(self._before)[number], number, frame))
+    def _record(self, number: int, frame: FrameType | None) -> None:
+        self._arrived.append((dict(self._replaced)[number], number, frame))
 
-    def _put_back(self) -> None:
-        """A handler that was put back may raise before the next one is."""
+    def _restore(self) -> None:
+        """A restored handler may run and raise before the next one is restored."""
         try:
-            while self._before:
-                number, handler = self._before[-1]
+            while self._replaced:
+                number, handler = self._replaced[-1]
                 _signal.signal(number, handler)
-                self._before.pop()
+                self._replaced.pop()
         finally:
-            if self._before:
-                self._put_back()
+            if self._replaced:
+                self._restore()
 
-    def _pass_on(self) -> None:
-        """Call the handlers. To raise the signals again would tell an event loop twice: it hears
-        of each when it comes, through a descriptor of its own."""
+    def _call_handlers(self) -> None:
+        """Call the handlers. Raising the signals again would notify an event loop twice: its
+        descriptor received each signal when that arrived."""
         try:
-            while self._came:
-                handler, number, frame = self._came.pop(0)
+            while self._arrived:
+                handler, number, frame = self._arrived.pop(0)
                 handler(number, frame)
         finally:
-            if self._came:
-                self._pass_on()
+            if self._arrived:
+                self._call_handlers()

@@ -1,8 +1,8 @@
-"""How long to wait before trying again, and when to stop.
+"""How long to wait before the next attempt, and when to give up.
 
-Waits grow by doubling to a cap and are drawn evenly from zero up to that ("full jitter"), so
-that contenders spread out instead of meeting again. A budget ends by attempts or by its
-deadline, whichever comes first; the last error then tells the caller why.
+Waits double up to a limit. Retries add jitter, so that contenders spread out instead of meeting
+again; polls do not need it. A `Budget` ends by attempts or by its deadline, whichever comes
+first; the caller then raises the last error.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from headwater.core import limits, runtime
 
 
-def pause_s(failures: int, *, base_s: float, cap_s: float) -> float:
-    """How long whoever tries for ever waits after so many failures in a row: half of it at least,
-    so that what fails for long is left alone for long."""
+def retry_pause_s(failures: int, *, base_s: float, cap_s: float) -> float:
+    """The wait after so many failures in a row, for a caller that tries without end.
+
+    At least half of the limit that the failures give: what fails for long is tried rarely.
+    """
     return runtime.random().uniform(0.5, 1.0) * _ceiling_s(failures, base_s, cap_s)
 
 
@@ -22,9 +24,28 @@ def _ceiling_s(failures: int, base_s: float, cap_s: float) -> float:
     return min(cap_s, base_s * float(2 ** min(failures, 30)))
 
 
+class PollBackoff:
+    """Waits between polls that found nothing: they double from `base_s` to `cap_s`."""
+
+    __slots__ = ("_base_s", "_cap_s", "_next_s")
+
+    def __init__(self, base_s: float, cap_s: float) -> None:
+        self._base_s = self._next_s = base_s
+        self._cap_s = cap_s
+
+    def next_s(self) -> float:
+        """The wait after one more poll that found nothing."""
+        wait_s, self._next_s = self._next_s, min(2 * self._next_s, self._cap_s)
+        return wait_s
+
+    def reset(self) -> None:
+        """A poll found something: begin with `base_s` again."""
+        self._next_s = self._base_s
+
+
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Bounds on trying again. Times are in seconds."""
+    """Bounds on retries."""
 
     attempts: int = limits.ATTEMPTS_MAX
     deadline_s: float = limits.DEADLINE_S
@@ -34,7 +55,7 @@ class RetryPolicy:
     cap_s: float = limits.BACKOFF_CAP_S
 
     def start(self, *, attempts: int | None = None, size_bytes: int = 0) -> Budget:
-        """A budget for one operation, whose deadline counts from here.
+        """The budget of one operation, whose deadline counts from now.
 
         Moving `size_bytes` may take longer than a small request: both times grow with it.
         """
@@ -68,7 +89,7 @@ class Budget:
         return min(self._policy.attempt_timeout_s + self._moving_s, self.remaining_s)
 
     def allow(self, size_bytes: int) -> None:
-        """Give attempts and deadline the time that moving so much may take."""
+        """Extend attempts and deadline by the time that moving so many bytes may take."""
         self._moving_s = max(self._moving_s, size_bytes / limits.SLOWEST_BYTES_PER_S)
 
     async def pause(self, *, throttled: bool = False) -> bool:
@@ -79,7 +100,7 @@ class Budget:
         base_s = self._policy.throttled_base_s if throttled else self._policy.base_s
         wait_s = runtime.random().uniform(0, _ceiling_s(self.used - 1, base_s, self._policy.cap_s))
         if throttled:
-            # A throttled request that comes back at once is throttled again.
+            # A throttled request that is repeated at once is throttled again.
             wait_s = max(wait_s, base_s / 2)
         await runtime.sleep(min(wait_s, self.remaining_s))
         return self.remaining_s > 0

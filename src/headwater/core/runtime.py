@@ -1,8 +1,12 @@
 """Time, randomness, ids, tasks and blocking work: the seam to the outside world.
 
-Code outside `core` uses the functions of this module, never the standard library's clock,
-random source, tasks or threads. The simulator installs its own `Runtime`, and so runs the
-same code in virtual time, in an order that a seed decides.
+Code outside `core` uses the functions of this module, never the standard library's clock, random
+source, tasks or threads. The functions call the *current* runtime. The simulator installs its own,
+and so runs the same code in virtual time, in one thread, in an order that a seed decides.
+
+The runtime is a context variable and not a parameter: tasks inherit it from the task that spawned
+them, so no constructor has to pass it on, and two processes of one simulation can have clocks that
+disagree.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ def encode_ulid(number: int) -> str:
 
 
 def decode_ulid(text: str) -> int:
-    """The number behind a ULID; refuses anything that `encode_ulid` would not write."""
+    """The number of a ULID; refuses text that `encode_ulid` would not write."""
     if len(text) != ULID_LENGTH or text > ULID_MAX or any(c not in _VALUE for c in text):
         raise Refused(f"{text!r} is not a ULID (26 characters of {_ALPHABET}, at most {ULID_MAX})")
     number = 0
@@ -50,12 +54,12 @@ def decode_ulid(text: str) -> int:
 
 
 def ulid_time_ms(text: str) -> int:
-    """The milliseconds since 1970 that a ULID carries."""
+    """The milliseconds since 1970 in a ULID."""
     return decode_ulid(text) >> _CHANCE_BITS
 
 
 class UlidFactory:
-    """Gives ULIDs in rising order from a clock and a source of random bits."""
+    """Makes ULIDs in rising order from a clock and a source of random bits."""
 
     def __init__(self, wall_ms: Callable[[], int], random_bits: Callable[[int], int]) -> None:
         self._wall_ms = wall_ms
@@ -64,15 +68,15 @@ class UlidFactory:
         self._lock = threading.Lock()
 
     def new(self, *, above: str | None = None) -> str:
-        """The next ULID, above every one given before and above `above`."""
+        """The next ULID, above all earlier ones and above `above`."""
         with self._lock:
             floor = self._last if above is None else max(self._last, decode_ulid(above))
             number = self._wall_ms() << _CHANCE_BITS | self._random_bits(_CHANCE_BITS)
             if number <= floor:
-                # Same millisecond, or a clock behind: go on from the floor, with a random step so
-                # that two processes above the same floor do not give the same id.
+                # The same millisecond, or a clock that is behind: continue above the floor, with a
+                # random step so that two processes with the same floor make different ids.
                 number = floor + 1 + self._random_bits(_CHANCE_BITS - 16)
-            # Before it counts as given: an `above` without room above it must not spoil the rest.
+            # Before `_last` changes: an `above` with no number above it must not affect later ids.
             text = encode_ulid(number)
             self._last = number
         return text
@@ -82,19 +86,19 @@ T = TypeVar("T")
 
 TOKEN_BYTES = 16
 NATIVE_SETTLE_S = 0.05
-# Linux stops its monotonic clock while the machine sleeps, and has another one that goes on. The
-# one that macOS calls monotonic goes on.
+# Linux stops its monotonic clock while the machine sleeps, and has another that continues. The
+# monotonic clock of macOS continues.
 _BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-# What the standard library says before it takes anything; it has no other sign for it.
+# The standard library raises a RuntimeError with this text before it accepts any work.
 _NO_MORE_WORK = "cannot schedule new futures"
 
 
 class Runtime(ABC):
-    """Where time, chance, tasks and threads come from."""
+    """The source of time, randomness, tasks and threads."""
 
     outside_allowed = True
-    """Whether code may bring threads and sockets of its own, as native clients do. A simulated
-    runtime says no, and whoever would open such a client refuses."""
+    """Whether code may use threads and sockets of its own, as native clients do. False in a
+    simulation, where such a client is refused."""
 
     def __init__(self) -> None:
         self._ulids = self._new_ulids()
@@ -104,43 +108,43 @@ class Runtime(ABC):
 
     @abstractmethod
     def wall_ns(self) -> int:
-        """Nanoseconds since 1970, for people and for objects' times; may jump or go back."""
+        """Nanoseconds since 1970, for display and for the times of objects; may jump or go back."""
 
     @abstractmethod
     def monotonic_s(self) -> float:
-        """Seconds on a clock that never goes back; only differences mean anything. It may stand
-        still while the machine sleeps."""
+        """Seconds on a clock that never goes back; only differences have a meaning. It may stop
+        while the machine sleeps."""
 
     def boottime_s(self) -> float:
-        """The same on a clock that goes on while the machine sleeps, where there is another."""
+        """As `monotonic_s`, on a clock that continues while the machine sleeps, if there is one."""
         return self.monotonic_s()
 
     @abstractmethod
     def random(self) -> _random.Random:
-        """The source of chance: jitter, tokens, ids."""
+        """The source of randomness: jitter, tokens, ids."""
 
     @abstractmethod
     async def sleep(self, seconds: float) -> None:
-        """Let others run for at least so long."""
+        """Let other tasks run for at least `seconds`."""
 
     @abstractmethod
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Run beside the caller. The runtime keeps the task alive until it ends."""
+        """Start a task. The runtime references it until it ends."""
 
     @abstractmethod
     async def run_blocking(self, function: Callable[..., T], *args: Any) -> T:
-        """Run something that blocks (a file, a lock) where it holds nobody up."""
+        """Run a function that blocks (a file, a lock) without blocking the event loop."""
 
     def wall_ms(self) -> int:
         """Milliseconds since 1970."""
         return self.wall_ns() // 1_000_000
 
     def new_ulid(self, *, above: str | None = None) -> str:
-        """A new ULID, above every one this runtime gave and above `above`."""
+        """A new ULID, above all earlier ones of this runtime and above `above`."""
         return self._ulids.new(above=above)
 
     def new_token(self) -> bytes:
-        """Sixteen bytes nobody else has: what makes a write recognisable."""
+        """Sixteen unique bytes, by which a writer recognises its own write."""
         return self.random().getrandbits(TOKEN_BYTES * 8).to_bytes(TOKEN_BYTES, "big")
 
 
@@ -152,15 +156,15 @@ class RealRuntime(Runtime):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._threads: ThreadPoolExecutor | None = None
         super().__init__()
-        # A forked child (PySpark's worker daemon forks) inherits the pool but not its threads, and
-        # locks that a thread held: whoever waits for them waits for ever.
+        # A forked child (PySpark's worker daemon forks) inherits the pool without its threads, and
+        # locks that such a thread held are never released.
         os.register_at_fork(after_in_child=self._begin_in_child)
 
     def wall_ns(self) -> int:
         return time.time_ns()
 
     def wall_ms(self) -> int:
-        # Not through wall_ns: a producer asks once for every call, and calls may be single records.
+        # Not through wall_ns: a producer reads the clock for every call, perhaps for every record.
         return time.time_ns() // 1_000_000
 
     def monotonic_s(self) -> float:
@@ -177,7 +181,7 @@ class RealRuntime(Runtime):
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
-        # asyncio keeps only a weak reference; a task nobody holds may vanish half-way.
+        # asyncio keeps only a weak reference: an unreferenced task may be collected while it runs.
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -191,8 +195,8 @@ class RealRuntime(Runtime):
             done = loop.run_in_executor(self._threads, run, function, *args)
         except RuntimeError as error:
             if _NO_MORE_WORK not in str(error):
-                raise  # a thread that cannot be started leaves the work in line for another
-            # The interpreter is ending: nothing was begun, and nobody is left to be held up.
+                raise  # a thread could not start; the work is queued for another thread
+            # The interpreter is ending: the work was not accepted, and no other task runs.
             return run(function, *args)
         return await done
 
@@ -203,12 +207,11 @@ class RealRuntime(Runtime):
 
 @functools.cache
 def settle_native_threads_at_exit() -> None:
-    """Let a native library's threads drop what they hold of Python before the interpreter ends.
+    """Give a native library's threads time to release Python objects before the interpreter ends.
 
-    Such a thread that asks for the interpreter's lock while it is being torn down is ended by
-    force, which aborts the process: a program that did all its work exits with SIGABRT. Before
-    that point the lock is to be had, and a thread needs it for microseconds after its last
-    answer.
+    A thread that requests the interpreter's lock while the interpreter is shut down is killed,
+    which aborts the process: a program that did all its work exits with SIGABRT. Before that point
+    the lock is available, and a thread needs it for microseconds after its last answer.
     """
     atexit.register(time.sleep, NATIVE_SETTLE_S)
 
@@ -218,7 +221,7 @@ _real = RealRuntime()
 
 
 def current() -> Runtime:
-    """The runtime of this task: the real one unless somebody installed another."""
+    """The runtime of this task: the real one unless another was installed."""
     return _current.get(_real)
 
 
@@ -238,13 +241,13 @@ def wall_ms() -> int:
 
 
 def utc_text(time_ms: int, timespec: str = "seconds") -> str:
-    """Milliseconds since 1970 for people to read, also where a clock is past the year 9999."""
+    """Milliseconds since 1970 for people to read, also for times past the year 9999."""
     try:
-        found = datetime.fromtimestamp(time_ms / 1000, UTC).replace(tzinfo=None)
+        utc = datetime.fromtimestamp(time_ms / 1000, UTC).replace(tzinfo=None)
     except (ValueError, OverflowError, OSError):
-        # Python's own times end there, and what only shows one must not fail.
+        # Python's times end in that year, and displaying a time must not fail.
         return f"{time_ms:,} ms since 1970"
-    return f"{found.isoformat(sep=' ', timespec=timespec)} UTC"
+    return f"{utc.isoformat(sep=' ', timespec=timespec)} UTC"
 
 
 def wall_ns() -> int:
@@ -258,12 +261,12 @@ def monotonic_s() -> float:
 
 
 def boottime_s() -> float:
-    """Seconds on a clock that goes on while the machine sleeps, from the current runtime."""
+    """Seconds on a clock that continues while the machine sleeps, from the current runtime."""
     return current().boottime_s()
 
 
 def random() -> _random.Random:
-    """The current runtime's source of chance."""
+    """The current runtime's source of randomness."""
     return current().random()
 
 
@@ -273,27 +276,27 @@ def new_ulid(*, above: str | None = None) -> str:
 
 
 def new_token() -> bytes:
-    """Sixteen bytes nobody else has, from the current runtime."""
+    """Sixteen unique bytes, from the current runtime."""
     return current().new_token()
 
 
 async def sleep(seconds: float) -> None:
-    """Let others run for at least so long."""
+    """Let other tasks run for at least `seconds`."""
     await current().sleep(seconds)
 
 
 def spawn(coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-    """Run a coroutine beside the caller."""
+    """Start a task."""
     return current().spawn(coroutine, name=name)
 
 
 async def run_blocking(function: Callable[..., T], *args: Any) -> T:
-    """Run something that blocks where it holds nobody up."""
+    """Run a function that blocks without blocking the event loop."""
     return await current().run_blocking(function, *args)
 
 
 def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
-    """Call something on a loop from any thread, as finalisers are called; not if it has ended."""
+    """Call a function on a loop, from any thread, for finalisers; not if the loop is closed."""
     if loop.is_closed():
         return
     try:
@@ -312,23 +315,23 @@ def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *a
 
 
 class Waiters:
-    """Futures of those who wait. For one event loop."""
+    """Tasks that wait for a condition; each checks it again after every change. One event loop."""
 
     def __init__(self) -> None:
-        # In the order in which they came: that of a set is another one in every process.
+        # A dict keeps the order of the calls; the order of a set differs between processes.
         self._waiting: dict[asyncio.Future[None], None] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def tell(self) -> None:
-        """Something changed."""
+    def notify(self) -> None:
+        """Something changed: wake all tasks."""
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_result(None)
 
     async def wait(self, is_settled: Callable[[], bool], *, timeout_s: float) -> bool:
-        """Return when it is settled (true), or when the time is over (false)."""
+        """Return true once `is_settled()`, or false after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not is_settled():

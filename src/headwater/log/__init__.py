@@ -1,14 +1,14 @@
 """The log: a durable change log, replication slots and replicas.
 
-Enters: groups of records, in order, from one writer. Leaves: the same groups by LSN, to as many
-readers as there are, here and on copies that follow.
+Enters: groups of records, in order, from one writer. Leaves: the same groups by LSN, to any
+number of readers, here and on replicas.
 
     record   change records, groups of them, their hashes
-    wal      what those who replicate a log ask of it
+    wal      the interface of a log that is replicated
     spool    the log on a local disk
     slots    what the log is kept for
     primary  the leader's side of replication
-    replica  copies that follow: the log again, or the latest record of each key
+    replica  copies of the log, record for record or the latest record of each key
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,6 @@
-"""The log as those who replicate it see it: positions, groups of records, and a floor.
+"""The log as replication uses it: positions, groups of records, and a floor.
 
-The spool is one, on a local disk; whatever else answers these questions can be replicated as
-well.
+The spool implements it on a local disk; anything else that implements it can be replicated too.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from headwater.log.record.group import Group
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What moving the floor came to."""
+    """The result of pruning."""
 
     floor_lsn: int
-    """No LSN at or below is read any more."""
+    """LSNs at or below can no longer be read."""
     segments: int
     """Whole segments that were dropped."""
     size_bytes: int
 
 
 class SealedRange(NamedTuple):
-    """A part of a log that is written to no longer."""
+    """A sealed part of a log."""
 
     first_lsn: int
     last_lsn: int
@@ -36,7 +35,7 @@ class Wal(Protocol):
     """A dense, append-only log of records, numbered by LSN."""
 
     def oldest_lsn(self) -> int:
-        """The first LSN that can be read; where there is none, the next one to be written.
+        """The first LSN that can be read; in an empty log, the next one to be written.
 
         So a position resumes without a gap exactly when `position + 1 >= oldest_lsn()`, whether
         the log is empty, was pruned wholly, or lost its disk and began again above LSN 1.
@@ -61,10 +60,10 @@ class Wal(Protocol):
     async def read_since(self, lsn: int, *, max_records: int, max_bytes: int) -> Sequence[Group]:
         """Groups with LSNs above `lsn`, in order and without gaps, from the oldest that is kept.
 
-        The first group begins at `max(lsn + 1, oldest_lsn())`, cut inside a frame where need be:
-        whoever may not skip compares its `first_lsn`. Together they hold at most `max_records`
-        LSNs and about `max_bytes`, but always at least one record where there is one. Several
-        readers share the memory of what they read.
+        The first group begins at `max(lsn + 1, oldest_lsn())`, cut inside a frame if needed: a
+        caller that must not skip records compares its `first_lsn`. Together they hold at most
+        `max_records` LSNs and about `max_bytes`, but always at least one record where there is one.
+        Several readers share the memory of what they read.
         """
 
     async def prune_through(self, lsn: int) -> Pruned:

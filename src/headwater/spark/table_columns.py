@@ -45,14 +45,12 @@ _PLAIN_TYPES: Final = (
 )
 
 
-def check_holdable(schema: StructType) -> None:
+def check_column_types(schema: StructType) -> None:
     """Refuse the first column that no table can hold, by its name."""
     _check_names(schema, "")
     for path, kind in _leaves(schema, ""):
         if isinstance(kind, NullType):
-            raise Refused(
-                f"column {path} has no type, only nulls: cast it to the one it is to have"
-            )
+            raise Refused(f"column {path} has no type, only nulls: cast it to a type")
         if isinstance(kind, VariantType):
             raise Refused(
                 f"column {path} is variant, which a table cannot hold: write its text, "
@@ -70,14 +68,14 @@ def _check_names(schema: StructType, within: str) -> None:
         path = f"{within}{name}"
         if "." in name:
             raise Refused(
-                f"column {path}: a name in a table has no dot, which leads into a struct there: "
+                f"column {path}: a name in a table has no dot, which separates fields of structs: "
                 f"rename it, withColumnRenamed({name!r}, {name.replace('.', '_')!r})"
             )
         if counted[name.lower()] > 1:
             same = [f"{within}{other}" for other in schema.names if other.lower() == name.lower()]
             raise Refused(
-                f"columns {', '.join(same)}: Spark takes these names for one, and a table with "
-                "all of them could not be read: rename or drop all but one"
+                f"columns {', '.join(same)}: Spark treats these names as equal, and could not "
+                "read a table with all of them: rename or drop all but one"
             )
 
 
@@ -105,7 +103,7 @@ _WIDER: Final = {
 
 
 class DifferenceKind(Enum):
-    """What a difference takes."""
+    """What the table needs to store a column that is written."""
 
     NEW = auto()
     WIDER = auto()
@@ -113,70 +111,72 @@ class DifferenceKind(Enum):
 
 
 class Difference(NamedTuple):
-    """One column that a table does not have as it is written."""
+    """A column that differs between the table and what is written."""
 
     kind: DifferenceKind
     path: str
     written: pa.DataType
-    held: pa.DataType | None
-    spelled: str | None = None
+    stored: pa.DataType | None
+    stored_name: str | None = None
 
     def __str__(self) -> str:
-        if self.spelled is not None:
+        if self.stored_name is not None:
             return (
-                f"{self.path} is called {self.spelled} in the table, which Spark takes for the "
-                "same name"
+                f"{self.path} is called {self.stored_name} in the table, which Spark treats as "
+                "the same name"
             )
-        if self.held is None:
-            return f"{self.path} {_words(self.written)} is new"
-        return f"{self.path} is {_words(self.written)}, and {_words(self.held)} in the table"
+        if self.stored is None:
+            return f"{self.path} {_describe(self.written)} is new"
+        return (
+            f"{self.path} is {_describe(self.written)}, and {_describe(self.stored)} in the table"
+        )
 
 
-def differences(written: Iterable[pa.Field], held: Iterable[pa.Field]) -> Iterator[Difference]:
-    """What the table would have to change for these columns, or cannot."""
-    return _of_fields("", written, held)
+def differences(written: Iterable[pa.Field], stored: Iterable[pa.Field]) -> Iterator[Difference]:
+    """Where the columns that are written differ from those of the table."""
+    return _compare_fields("", written, stored)
 
 
-def _of_fields(
-    within: str, written: Iterable[pa.Field], held: Iterable[pa.Field]
+def _compare_fields(
+    within: str, written: Iterable[pa.Field], stored: Iterable[pa.Field]
 ) -> Iterator[Difference]:
-    kinds = {field.name: field.type for field in held}
-    spelled = {name.lower(): name for name in kinds}
+    kinds = {field.name: field.type for field in stored}
+    stored_name = {name.lower(): name for name in kinds}
     for field in written:
         path = f"{within}{field.name}"
         kind = kinds.get(field.name)
         if kind is not None:
-            yield from _of_types(path, field.type, kind)
-        elif field.name.lower() in spelled:
-            name = f"{within}{spelled[field.name.lower()]}"
+            yield from _compare_types(path, field.type, kind)
+        elif field.name.lower() in stored_name:
+            name = f"{within}{stored_name[field.name.lower()]}"
             yield Difference(DifferenceKind.UNFIT, path, field.type, None, name)
         else:
             yield Difference(DifferenceKind.NEW, path, field.type, None)
 
 
-def _of_types(path: str, written: pa.DataType, held: pa.DataType) -> Iterator[Difference]:
-    if pa.types.is_struct(written) and pa.types.is_struct(held):
-        yield from _of_fields(f"{path}.", written, held)
-    elif pa.types.is_list(written) and _is_list(held):
-        yield from _of_types(f"{path}.element", written.value_type, held.value_type)
-    elif pa.types.is_map(written) and pa.types.is_map(held):
-        yield from _of_types(f"{path}.key", written.key_type, held.key_type)
-        yield from _of_types(f"{path}.value", written.item_type, held.item_type)
-    elif not _holds(held, written):
-        kind = DifferenceKind.WIDER if _holds(written, held) else DifferenceKind.UNFIT
-        yield Difference(kind, path, written, held)
+def _compare_types(path: str, written: pa.DataType, stored: pa.DataType) -> Iterator[Difference]:
+    if pa.types.is_struct(written) and pa.types.is_struct(stored):
+        yield from _compare_fields(f"{path}.", written, stored)
+    elif pa.types.is_list(written) and _is_list(stored):
+        yield from _compare_types(f"{path}.element", written.value_type, stored.value_type)
+    elif pa.types.is_map(written) and pa.types.is_map(stored):
+        yield from _compare_types(f"{path}.key", written.key_type, stored.key_type)
+        yield from _compare_types(f"{path}.value", written.item_type, stored.item_type)
+    elif not _holds(stored, written):
+        kind = DifferenceKind.WIDER if _holds(written, stored) else DifferenceKind.UNFIT
+        yield Difference(kind, path, written, stored)
 
 
 def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
-    """Whether every value of one type is one of the other, and Iceberg says so too."""
+    """Whether one type contains all values of the other, by Iceberg's rules."""
     if pa.types.is_decimal(wide) and pa.types.is_decimal(narrow):
         return bool(wide.scale == narrow.scale and wide.precision >= narrow.precision)
-    plain_wide, plain_narrow = _plain(wide), _plain(narrow)
+    plain_wide, plain_narrow = _short_offsets(wide), _short_offsets(narrow)
     return bool(plain_wide == plain_narrow or plain_wide in _WIDER.get(plain_narrow, ()))
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """The same whether Arrow keeps it with long offsets or short ones."""
+def _short_offsets(kind: pa.DataType) -> pa.DataType:
+    """The same type with short offsets, which hold the same values."""
     if pa.types.is_large_string(kind):
         return pa.string()
     return pa.binary() if pa.types.is_large_binary(kind) else kind
@@ -186,8 +186,8 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
-def _words(kind: pa.DataType) -> str:
-    """As Spark calls the type; those it has no name for as Arrow does."""
+def _describe(kind: pa.DataType) -> str:
+    """Spark's name of a type, or Arrow's if Spark has none."""
     try:
         return str(spark_schema(pa.schema([("x", kind)]))["x"].dataType.simpleString())
     except (PySparkException, TypeError):
@@ -198,41 +198,42 @@ _CURE: Final = "Cast them, write them under another name, or write to another ta
 
 
 def arrow_columns(schema: StructType) -> pa.Schema:
-    """The columns of a DataFrame as Arrow, all of them nullable.
+    """The columns of a DataFrame as an Arrow schema, all of them nullable.
 
-    What is never null today may be tomorrow, and a table cannot take a promise back.
+    A required column of a table could not become nullable when a later DataFrame has nulls.
     """
-    check_holdable(schema)
+    check_column_types(schema)
     try:
         return arrow_schema(schema.toNullable())
     except (PySparkException, TypeError) as error:
         raise Refused(f"a column has a type that a table cannot hold: {error}") from error
 
 
-def as_spelled(table: Table, columns: pa.Schema) -> pa.Schema:
-    """The columns under the names that the table has for them.
+def with_table_names(table: Table, columns: pa.Schema) -> pa.Schema:
+    """The columns with the table's spelling of their names.
 
-    Spark takes `ID` and `id` for one column unless it is told otherwise: a table with both of them
-    is one that it can no longer read.
+    Spark treats `ID` and `id` as one column by default, and could not read a table with both.
     """
     known = [field.name for field in table.schema().fields]
-    spelled = {name.lower(): name for name in known}
-    names = [name if name in known else spelled.get(name.lower(), name) for name in columns.names]
+    stored_name = {name.lower(): name for name in known}
+    names = [
+        name if name in known else stored_name.get(name.lower(), name) for name in columns.names
+    ]
     return pa.schema(field.with_name(name) for field, name in zip(columns, names, strict=True))
 
 
-def missing_columns(table: Table, columns: pa.Schema) -> bool:
-    """Whether the table has to take in more before it can hold these columns."""
-    return table.schema() != _grown(table, columns)
+def needs_new_columns(table: Table, columns: pa.Schema) -> bool:
+    """Whether the table's schema must change before it can store these columns."""
+    return table.schema() != _grown_schema(table, columns)
 
 
-def grow(table: Table, columns: pa.Schema) -> None:
-    """Add the columns that are missing and widen those that are too narrow, as one commit."""
+def add_columns(table: Table, columns: pa.Schema) -> None:
+    """Add the missing columns and widen those that are too narrow, in one commit."""
     with table.transaction() as transaction:
         transaction.update_schema().union_by_name(columns).commit()
 
 
-def _grown(table: Table, columns: pa.Schema) -> Schema:
+def _grown_schema(table: Table, columns: pa.Schema) -> Schema:
     try:
         update = table.transaction().update_schema()
         return update.union_by_name(columns)._apply()
@@ -241,17 +242,17 @@ def _grown(table: Table, columns: pa.Schema) -> Schema:
 
 
 def check_fits(table: Table, columns: pa.Schema, *, may_grow: bool) -> None:
-    """Refuse what the table cannot take in as it stands, or may not."""
+    """Refuse columns that the table cannot store, or that need a change that is not allowed."""
     if not table.metadata.spec().is_unpartitioned():
         raise Refused(
             f"table {_name(table)} is partitioned, and to_table writes files without "
-            "partitions: write to one that is not, and rewrite it from there"
+            "partitions: write to a table that is not, and rewrite the rows from there"
         )
     keys = sorted(table.schema().identifier_field_names())
     if keys:
         raise Refused(
-            f"table {_name(table)} has identifier fields ({', '.join(keys)}): its "
-            "rows are known by them, and to_table appends rows and replaces none. Write to a table "
+            f"table {_name(table)} has identifier fields ({', '.join(keys)}): they "
+            "identify its rows, and to_table appends rows and replaces none. Write to a table "
             "without identifier fields, or drop them: "
             "table.update_schema().set_identifier_fields().commit()"
         )
@@ -259,23 +260,23 @@ def check_fits(table: Table, columns: pa.Schema, *, may_grow: bool) -> None:
     lacking = [name for name in required if name not in columns.names]
     if lacking:
         raise Refused(f"table {_name(table)} requires the columns {', '.join(lacking)}")
-    held = schema_to_pyarrow(table.schema(), include_field_ids=False)
-    found = list(differences(columns, held))
-    unfit = [str(one) for one in found if one.kind is DifferenceKind.UNFIT]
+    stored = schema_to_pyarrow(table.schema(), include_field_ids=False)
+    changes = list(differences(columns, stored))
+    unfit = [str(one) for one in changes if one.kind is DifferenceKind.UNFIT]
     if unfit:
         raise Refused(f"the columns do not fit table {_name(table)}: {'; '.join(unfit)}. {_CURE}")
-    if not may_grow and (found or missing_columns(table, columns)):
+    if not may_grow and (changes or needs_new_columns(table, columns)):
         raise Refused(
             f"table {_name(table)} would have to change for these columns "
-            f"({'; '.join(map(str, found))}), and evolve=False says that it may not"
+            f"({'; '.join(map(str, changes))}), and evolve=False forbids it"
         )
 
 
 def file_columns(table: Table, columns: pa.Schema) -> tuple[pa.Schema, list[int]]:
-    """How a data file holds these columns, with field ids, and which table they are of; and where
-    in the DataFrame each stands.
+    """The schema of a data file, with field ids and the table's UUID, and for each of its columns
+    the index in the DataFrame.
 
-    Names stay as they are, also those that Avro could not hold: readers go by the ids.
+    Names are kept, even if Avro would not allow them: readers find columns by their ids.
     """
     fields = [table.schema().find_field(name) for name in columns.names]
     order = sorted(range(len(fields)), key=lambda index: fields[index].field_id)

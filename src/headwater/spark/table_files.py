@@ -18,41 +18,41 @@ from headwater.core.errors import NotSupported, Refused
 from headwater.store.locations import FileRoot
 
 WRITTEN_FILE_COLUMNS: Final = "location string, bytes long, footer binary"
-"""What a task tells of each file it wrote."""
+"""The columns that a task returns for each file it wrote."""
 ROW_GROUP_ROWS: Final = 1_048_576
 
 
 class FilePlan(NamedTuple):
     """How tasks write: picklable, small, and without secrets."""
 
-    place: FileRoot
+    root: FileRoot
     folder: str
     schema: bytes
-    """Of a file: Arrow's, with field ids."""
+    """The Arrow schema of a file, with field ids."""
     order: list[int]
     target_bytes: int
     compression: str
     above: str | None = None
-    """The ids of files lie above this one, whatever the clock says."""
+    """The ids of files are above this one, whatever the clock says."""
 
 
 def write_files_task(
     plan: FilePlan,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What each task runs, for `mapInArrow`."""
+    """The function for `mapInArrow` that writes files."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = pa.ipc.read_schema(pa.py_buffer(plan.schema))
-        rolling = _Rolling(plan, schema)
+        writer = _RollingWriter(plan, schema)
         for batch in batches:
             if batch.num_rows:
-                yield from rolling.add(_fitted(batch, schema, plan.order))
-        yield from rolling.end()
+                yield from writer.add(_fit(batch, schema, plan.order))
+        yield from writer.end()
 
     return write
 
 
-def _fitted(batch: pa.RecordBatch, schema: pa.Schema, order: list[int]) -> pa.RecordBatch:
+def _fit(batch: pa.RecordBatch, schema: pa.Schema, order: list[int]) -> pa.RecordBatch:
     try:
         columns = [
             batch.column(index).cast(field.type) for index, field in zip(order, schema, strict=True)
@@ -62,8 +62,8 @@ def _fitted(batch: pa.RecordBatch, schema: pa.Schema, order: list[int]) -> pa.Re
         raise Refused(f"a row does not fit the table: {error}") from error
 
 
-class _Rolling:
-    """Files of about the size asked for, one after the other."""
+class _RollingWriter:
+    """Writes files of about the target size, one after the other."""
 
     def __init__(self, plan: FilePlan, schema: pa.Schema) -> None:
         self._plan = plan
@@ -74,7 +74,7 @@ class _Rolling:
         self._pending_bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        # Batches are gathered to row groups: one row group for each would make slow, large files.
+        # Batches are joined to row groups: a row group for each would make large, slow files.
         self._pending.append(batch)
         self._pending_bytes += batch.nbytes
         if self._pending_bytes >= self._plan.target_bytes:
@@ -105,9 +105,9 @@ class _Rolling:
         self._writer.close()
         data = self._sink.getvalue()
         self._writer, self._sink = None, None
-        place = self._plan.place
+        root = self._plan.root
         location = f"{self._plan.folder}/{runtime.new_ulid(above=self._plan.above)}.parquet"
-        portal.shared().call(place.store().put(place.key(location), memoryview(data)))
+        portal.shared().call(root.store().put(root.key(location), memoryview(data)))
         footer = pa.BufferOutputStream()
         pq.read_metadata(pa.BufferReader(data)).write_metadata_file(footer)
         return pa.RecordBatch.from_arrays(
@@ -127,16 +127,16 @@ _FIELD_ID: Final = b"PARQUET:field_id"
 class ReadPlan(NamedTuple):
     """How tasks read: picklable, small, and without secrets."""
 
-    place: FileRoot
+    root: FileRoot
     schema: bytes
-    """What comes out: Arrow's, as Spark wants it."""
+    """The Arrow schema of the rows, as Spark expects it."""
     field_ids: list[int]
 
 
 def read_files_task(
     plan: ReadPlan,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What each task runs on batches of locations, for `mapInArrow`."""
+    """The function for `mapInArrow` that reads the files of a batch of locations."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = pa.ipc.read_schema(pa.py_buffer(plan.schema))
@@ -148,8 +148,8 @@ def read_files_task(
 
 
 def _rows(plan: ReadPlan, schema: pa.Schema, location: str) -> Iterator[pa.RecordBatch]:
-    found = portal.shared().call(plan.place.store().get(plan.place.key(location)))
-    file = pq.ParquetFile(pa.BufferReader(found.data))
+    data = portal.shared().call(plan.root.store().get(plan.root.key(location))).data
+    file = pq.ParquetFile(pa.BufferReader(data))
     names = {
         int((field.metadata or {}).get(_FIELD_ID, b"-1")): field.name for field in file.schema_arrow
     }
@@ -159,7 +159,7 @@ def _rows(plan: ReadPlan, schema: pa.Schema, location: str) -> Iterator[pa.Recor
         if name is not None:
             _check_nested(location, file.schema_arrow.field(name).type, field.type)
     for batch in file.iter_batches(BATCH_ROWS, columns=present):
-        # A column that was added later is null in the files before it.
+        # A column that was added later is null in earlier files.
         columns = [
             pa.nulls(batch.num_rows, field.type)
             if name is None
@@ -170,14 +170,14 @@ def _rows(plan: ReadPlan, schema: pa.Schema, location: str) -> Iterator[pa.Recor
 
 
 def _check_nested(location: str, stored: pa.DataType, wanted: pa.DataType) -> None:
-    """Refuse what a cast would silently turn to null: fields of structs go by their names there."""
+    """Refuse a cast that would return nulls: it finds fields of structs by their names."""
     if pa.types.is_struct(stored) and pa.types.is_struct(wanted):
         for field in stored:
             index = wanted.get_field_index(field.name)
             if index < 0:
                 raise NotSupported(
-                    f"{location} has a field {field.name!r} within a struct that was renamed or "
-                    "dropped since: read the table with pyiceberg"
+                    f"{location} has a field {field.name!r} in a struct that was renamed or "
+                    "dropped since then: read the table with pyiceberg"
                 )
             _check_nested(location, field.type, wanted.field(index).type)
     elif stored.num_fields and stored.num_fields == wanted.num_fields:

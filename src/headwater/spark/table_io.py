@@ -1,4 +1,4 @@
-"""A DataFrame written to a table: once as a batch, or by every micro-batch of a query; and read."""
+"""Writes a DataFrame to a table, as a batch or by micro-batches, and reads a table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from headwater.core import runtime
 from headwater.core.errors import Bug, Contended, NotSupported, OutcomeUnknown, Refused
 from headwater.spark import table_columns
-from headwater.spark.errors import sentence_first
+from headwater.spark.errors import message_first
 from headwater.spark.table_files import (
     WRITTEN_FILE_COLUMNS,
     FilePlan,
@@ -36,19 +36,21 @@ from headwater.spark.table_files import (
 from headwater.spark.versions import arrow_schema, spark_schema
 from headwater.store.locations import FileRoot
 from headwater.table import commit as commits
-from headwater.table import commit as tokens
 from headwater.table.commit import WHILE_COMMITTING, Commit, CommitToken
 from headwater.table.data_files import FLOOR, FilesRefused, WrittenFile, discard_files
 from headwater.table.reference import TableReference
 
-_PROPERTY: Final = "sql.streaming.queryId"
+GROW_ATTEMPTS: Final = 10
+COMPRESSION: Final = "zstd"
+_log: Final = logging.getLogger("headwater")
+_QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
 
 
 class QueryId:
-    """Finds the id of a query from within one of its micro-batches, once.
+    """Finds the id of a query inside one of its micro-batches, once.
 
-    A name that somebody chose, or the checkpoint's address, would not do: whoever deletes the
-    checkpoint starts over with batch 0, which would be taken for the old one and never written.
+    The query's name or the checkpoint's address cannot be used instead: if the checkpoint is
+    deleted, the query starts again with batch 0, which would be taken for the old one and skipped.
     """
 
     def __init__(self, checkpoint_location: str | None, *, is_remote: bool) -> None:
@@ -64,32 +66,28 @@ class QueryId:
     def of(self, batch: DataFrame) -> str:
         """The id of the query that this micro-batch belongs to."""
         if self._found is None:
-            self._found = self._kept(batch) if self._is_remote else _running(batch)
+            self._found = (
+                self._from_checkpoint(batch) if self._is_remote else _from_running_query(batch)
+            )
         return self._found
 
-    def _kept(self, batch: DataFrame) -> str:
-        """The id that Spark wrote into the checkpoint before the first micro-batch."""
-        kept = batch.sparkSession.read.text(f"{self._checkpoint_location}/metadata").first()
-        if kept is None:
+    def _from_checkpoint(self, batch: DataFrame) -> str:
+        """The id that Spark stored in the checkpoint before the first micro-batch."""
+        row = batch.sparkSession.read.text(f"{self._checkpoint_location}/metadata").first()
+        if row is None:
             raise Refused(f"the checkpoint {self._checkpoint_location} has no id of its query")
-        return str(json.loads(kept[0])["id"])
+        return str(json.loads(row[0])["id"])
 
 
-def _running(batch: DataFrame) -> str:
-    found = batch.sparkSession.sparkContext.getLocalProperty(_PROPERTY)
+def _from_running_query(batch: DataFrame) -> str:
+    found = batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID_PROPERTY)
     if found is None:
-        raise Bug("a micro-batch does not tell which query it belongs to")
+        raise Bug("a micro-batch has no query id")
     return str(found)
 
 
-GROW_ATTEMPTS: Final = 10
-COMPRESSION: Final = "zstd"
-
-_log: Final = logging.getLogger("headwater")
-
-
 class TableOptions(NamedTuple):
-    """How a table is written. It is pickled to wherever a micro-batch is driven from."""
+    """How a table is written. Pickled to the process that runs the micro-batches."""
 
     properties: dict[str, str]
     evolve: bool
@@ -106,41 +104,41 @@ def write_batch_to_table(
     *,
     is_query: bool = False,
 ) -> Commit:
-    """The rows of a DataFrame as one snapshot, unless this version of this application is there.
+    """Add the rows of a DataFrame as one snapshot, unless the table has this version already.
 
-    Without an application nobody can ask for the same again: it is written.
+    Without an application the write cannot be repeated, so the rows are always added.
     """
     catalog = target.open_catalog()
     columns = table_columns.arrow_columns(df.schema)
-    table, columns = _prepared(catalog, target.table, options, columns)
+    table, columns = _prepare_table(catalog, target.table, options, columns)
     writer = runtime.new_ulid()
     token = CommitToken(app or f"batch-{writer}", version, writer, app is not None, is_query)
-    there = tokens.find_commit(table.metadata, token)
-    if there is not None:
-        return Commit(there.snapshot_id, 0, 0, was_there=True)
-    place = target.place(table)
-    files = _written(df, table, place, columns, options.file_bytes)
+    existing = commits.find_commit(table.metadata, token)
+    if existing is not None:
+        return Commit(existing.snapshot_id, 0, 0, already_committed=True)
+    root = target.file_root(table)
+    files = _write_files(df, table, root, columns, options.file_bytes)
     if not files:
-        return Commit(None, 0, 0, was_there=False)
+        return Commit(None, 0, 0, already_committed=False)
     keep = options.keep_snapshots
     try:
         done = commits.commit(catalog, target.table, files, token, keep_snapshots=keep)
     except (Contended, FilesRefused):
-        _discard(place, files)  # nothing of ours landed, or will
+        _discard_files(root, files)  # the files are in no snapshot and never will be
         raise
     if isinstance(done, Commit):
         return done
-    # A twin was faster. Its files are in the table; ours are in no snapshot, if that is certain.
+    # A duplicate of this attempt was faster: its files are in the table and ours are not.
     if done.is_ours is False:
-        _discard(place, files)
-    return Commit(done.snapshot_id, 0, 0, was_there=True)
+        _discard_files(root, files)
+    return Commit(done.snapshot_id, 0, 0, already_committed=True)
 
 
-def _discard(place: FileRoot, files: list[WrittenFile]) -> None:
-    left = discard_files(place, files)
-    if left:
+def _discard_files(root: FileRoot, files: list[WrittenFile]) -> None:
+    failed = discard_files(root, files)
+    if failed:
         _log.warning(
-            "%d files that no snapshot names could not be removed: %s …", len(left), left[0]
+            "%d files that are in no snapshot could not be deleted: %s …", len(failed), failed[0]
         )
 
 
@@ -153,13 +151,13 @@ def start_query(
     query_name: str | None,
     trigger: Mapping[str, Any] | None,
 ) -> StreamingQuery:
-    """Begin a streaming query whose micro-batches are snapshots."""
-    _check_before(df, target, options)
-    names = QueryId(checkpoint_location, is_remote=_is_remote(df))
+    """Start a streaming query that adds a snapshot for every micro-batch."""
+    _check_query(df, target, options)
+    query_id = QueryId(checkpoint_location, is_remote=_is_remote(df))
 
-    @sentence_first
+    @message_first
     def write_batch(batch: DataFrame, batch_id: int) -> None:
-        write_batch_to_table(batch, target, options, names.of(batch), batch_id, is_query=True)
+        write_batch_to_table(batch, target, options, query_id.of(batch), batch_id, is_query=True)
 
     writer = df.writeStream.foreachBatch(write_batch)
     if checkpoint_location is not None:
@@ -171,13 +169,13 @@ def start_query(
     return writer.start()
 
 
-def _check_before(df: DataFrame, target: TableReference, options: TableOptions) -> None:
-    """Refuse what no micro-batch could write, before there is a query that fails with it."""
+def _check_query(df: DataFrame, target: TableReference, options: TableOptions) -> None:
+    """Refuse columns that no micro-batch could write, before the query starts."""
     columns = table_columns.arrow_columns(df.schema)
     with contextlib.suppress(NoSuchTableError):
         table = target.open_catalog().load_table(target.table)
         table_columns.check_fits(
-            table, table_columns.as_spelled(table, columns), may_grow=options.evolve
+            table, table_columns.with_table_names(table, columns), may_grow=options.evolve
         )
 
 
@@ -185,30 +183,32 @@ def _is_remote(df: DataFrame) -> bool:
     return type(df).__module__.startswith("pyspark.sql.connect")
 
 
-def _prepared(
+def _prepare_table(
     catalog: Catalog, name: str, options: TableOptions, columns: pa.Schema
 ) -> tuple[Table, pa.Schema]:
-    """The table, made if it is not there, with room for these columns; and its names for them."""
+    """Create or change the table for these columns; returns it and the columns with its names."""
     unknown: CommitStateUnknownException | None = None
     for _ in range(GROW_ATTEMPTS):
         try:
-            with commits.in_doubt(name, unknown):
-                table = _loaded(catalog, name)
+            with commits.keeping_unknown(name, unknown):
+                table = _load_if_exists(catalog, name)
                 if table is None:
                     _create(catalog, name, options, columns)
                     continue
-                columns = table_columns.as_spelled(table, columns)
+                columns = table_columns.with_table_names(table, columns)
                 table_columns.check_fits(table, columns, may_grow=options.evolve)
-                if not table_columns.missing_columns(table, columns):
+                if not table_columns.needs_new_columns(table, columns):
                     return table, columns
-                table_columns.grow(table, columns)
+                table_columns.add_columns(table, columns)
         except CommitFailedException:
-            continue  # another writer changed it first: look again
+            continue  # another writer changed it first: load it again
         except CommitStateUnknownException as error:
-            unknown = error  # the answer was lost: look again
+            unknown = error  # load it again to see whether it changed
     if unknown is not None:
         raise OutcomeUnknown(f"{name}: its columns may have been changed: {unknown}") from unknown
-    raise Contended(f"{name}: its columns could not be changed; others won every time")
+    raise Contended(
+        f"{name}: its columns could not be changed: other commits came first every time"
+    )
 
 
 def _create(catalog: Catalog, name: str, options: TableOptions, columns: pa.Schema) -> None:
@@ -220,24 +220,24 @@ def _create(catalog: Catalog, name: str, options: TableOptions, columns: pa.Sche
         TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED: "true",
         **options.properties,
     }
-    # Another writer may have made it: the caller looks again.
+    # Another writer may have created it: the caller loads it again.
     with contextlib.suppress(TableAlreadyExistsError):
         catalog.create_table(name, columns, properties=properties)
 
 
-def _loaded(catalog: Catalog, name: str) -> Table | None:
+def _load_if_exists(catalog: Catalog, name: str) -> Table | None:
     try:
         return catalog.load_table(name)
     except NoSuchTableError:
         return None
 
 
-def _written(
-    df: DataFrame, table: Table, place: FileRoot, columns: pa.Schema, file_bytes: int
+def _write_files(
+    df: DataFrame, table: Table, root: FileRoot, columns: pa.Schema, file_bytes: int
 ) -> list[WrittenFile]:
     schema, order = table_columns.file_columns(table, columns)
     plan = FilePlan(
-        place=place,
+        root=root,
         folder=f"{table.location().rstrip('/')}/data",
         schema=schema.serialize().to_pybytes(),
         order=order,
@@ -256,9 +256,9 @@ def _codec(iceberg_name: str) -> str:
 def table_as_dataframe(
     spark: SparkSession, target: TableReference, snapshot_id: int | None, columns: Sequence[str]
 ) -> DataFrame:
-    """A table as a DataFrame, read by executors through the store."""
-    found = target.load()
-    scan = found.scan(snapshot_id=snapshot_id, selected_fields=tuple(columns))
+    """A DataFrame of the table; executors read its files through the store."""
+    loaded = target.load()
+    scan = loaded.scan(snapshot_id=snapshot_id, selected_fields=tuple(columns))
     locations = []
     for task in scan.plan_files():
         if task.delete_files:
@@ -267,7 +267,7 @@ def table_as_dataframe(
     arrow = schema_to_pyarrow(scan.projection(), include_field_ids=False)
     schema = spark_schema(arrow)
     plan = ReadPlan(
-        place=target.place(found),
+        root=target.file_root(loaded),
         schema=arrow_schema(schema).serialize().to_pybytes(),
         field_ids=[field.field_id for field in scan.projection().fields],
     )

@@ -1,6 +1,6 @@
 """Iceberg tables from Spark: `to_table` and `read_table`.
 
-pyiceberg is imported when one of them is called, because it is an extra of its own.
+pyiceberg is an optional dependency, so it is imported when one of them is called.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ def to_table(
     file_bytes: int = FILE_BYTES,
     store_options: Mapping[str, str] | None = None,
 ) -> StreamingQuery | Commit:
-    """Append a DataFrame to an Iceberg table, exactly once; the table is made if it is not there.
+    """Append a DataFrame to an Iceberg table, exactly once; and create the table if needed.
 
-    A streaming DataFrame starts a query, whose micro-batches are snapshots, and returns it. A batch
-    DataFrame is written before this returns: a `Commit` says what was added.
+    For a streaming DataFrame, starts a query that adds a snapshot for every micro-batch, and
+    returns it. A batch DataFrame is written before this returns a `Commit`.
 
     `table`: `namespace.name`.
-    `warehouse`: the address of the store that has the table and says where it stands; or
-    `catalog`: one of pyiceberg's, by its name in the configuration or by its properties.
-    `checkpoint_location`, `query_name`, `trigger`: of the query, as `DataStreamWriter` has them;
-    the trigger as a mapping, `{"availableNow": True}`.
-    `txn_app_id`, `txn_version`: of a batch that may be repeated: a version that is there, or an
-    older one, is not written again.
+    `warehouse`: the address of the store for the table and its catalog; or
+    `catalog`: another catalog of pyiceberg, by its name in the configuration or its properties.
+    `checkpoint_location`, `query_name`, `trigger`: as for `DataStreamWriter`; the trigger is a
+    mapping, `{"availableNow": True}`.
+    `txn_app_id`, `txn_version`: for a batch that may be repeated: a version that is in the table,
+    or an older one, is not written again.
     `evolve`: whether columns may be added to the table, and widened.
-    `keep_snapshots`: older ones expire, which keeps commits fast.
+    `keep_snapshots`: older snapshots expire, which keeps commits fast.
     `file_bytes`: about how large a data file gets.
-    `store_options`: of the store, such as an endpoint; never a credential.
+    `store_options`: options of the store, such as an endpoint; never a credential.
     """
-    # The first import of pyiceberg: it says how to install what is missing.
+    # This import first: without pyiceberg, its error says how to install it.
     from headwater.table.reference import table_reference
 
     if keep_snapshots < 1:
-        raise Refused("keep_snapshots is at least 1: the newest snapshot is the table")
+        raise Refused("keep_snapshots must be at least 1: the newest snapshot is the table")
     target = table_reference(table, warehouse, catalog, store_options or {})
     from headwater.spark import table_io
 
@@ -69,8 +69,8 @@ def to_table(
     if df.isStreaming:
         if txn_app_id is not None or txn_version is not None:
             raise Refused(
-                "txn_app_id and txn_version are for batches: a query has an id and numbers of its "
-                "own, which its checkpoint keeps"
+                "txn_app_id and txn_version are for batches: a query has its own id and batch "
+                "numbers, which its checkpoint stores"
             )
         return table_io.start_query(
             df,

@@ -2,8 +2,8 @@
 
 Enters: an address (`memory://`, `file://`, `s3://`, `gs://`, `az://`) and names of credentials.
 Leaves: `Store` (get, put, put-if-absent, put-if-unchanged, list, delete, head, streams), and two
-building blocks on it: `Register` (read, change, write if unchanged) and `Sequence` (numbered
-entries above a floor).
+building blocks on it: `Register` (read, change, write if unchanged) and `NumberedLog` (an append
+log of numbered objects above a floor).
 
 Always holds:
 
@@ -26,27 +26,37 @@ if TYPE_CHECKING:
         Backend,
         Condition,
         IfAbsent,
+        MemoryBackend,
         PreconditionFailed,
         Unreachable,
     )
-    from headwater.store.conformance import Report, check_store
-    from headwater.store.keys import check_key, check_prefix
+    from headwater.store.conformance import StoreReport, check_store
     from headwater.store.local import LocalBackend
-    from headwater.store.memory import MemoryBackend
-    from headwater.store.objects import ByteRange, Object, ObjectMeta, Page, Parts, Version
+    from headwater.store.numbered_log import LeasedFloor, LogFloor, NumberedLog, next_standing
+    from headwater.store.objects import (
+        ByteRange,
+        Object,
+        ObjectMeta,
+        Page,
+        Parts,
+        Version,
+        check_key,
+        check_prefix,
+    )
     from headwater.store.register import Register, Revision
-    from headwater.store.sequence import Entry, Sequence
     from headwater.store.store import Store
 
 __all__ = [
     "Backend",
     "ByteRange",
     "Condition",
-    "Entry",
     "IF_ABSENT",
     "IfAbsent",
+    "LeasedFloor",
     "LocalBackend",
+    "LogFloor",
     "MemoryBackend",
+    "NumberedLog",
     "Object",
     "ObjectMeta",
     "OperationStats",
@@ -54,16 +64,16 @@ __all__ = [
     "Parts",
     "PreconditionFailed",
     "Register",
-    "Report",
     "Revision",
-    "Sequence",
     "Store",
+    "StoreReport",
     "StoreStats",
     "Unreachable",
     "Version",
     "check_key",
     "check_prefix",
     "check_store",
+    "next_standing",
     "open_store",
 ]
 
@@ -72,14 +82,13 @@ __getattr__, __dir__ = exports(
     {
         "address": "open_store",
         "attempts": "OperationStats StoreStats",
-        "backend": "Backend Condition IF_ABSENT IfAbsent PreconditionFailed Unreachable",
-        "conformance": "Report check_store",
-        "keys": "check_key check_prefix",
+        "backend": "Backend Condition IF_ABSENT IfAbsent MemoryBackend PreconditionFailed "
+        "Unreachable",
+        "conformance": "StoreReport check_store",
         "local": "LocalBackend",
-        "memory": "MemoryBackend",
-        "objects": "ByteRange Object ObjectMeta Page Parts Version",
+        "numbered_log": "LeasedFloor LogFloor NumberedLog next_standing",
+        "objects": "ByteRange Object ObjectMeta Page Parts Version check_key check_prefix",
         "register": "Register Revision",
-        "sequence": "Entry Sequence",
         "store": "Store",
     },
 )

@@ -1,20 +1,22 @@
 """From an address to an open store.
 
     memory://NAME          this process; the same name gives the same objects
-    file:///absolute/path  a directory, made if it is not there
+    file:///absolute/path  a directory, created if absent
     s3://BUCKET/PREFIX     also any S3-protocol server, with endpoint=…
     gs://BUCKET/PREFIX
     az://CONTAINER/PREFIX  with account=… or AZURE_STORAGE_ACCOUNT_NAME
 
-Options come as keywords or after a `?` in the address; both name, neither carries, credentials.
-People paste signed addresses all the same, so no error repeats a query, a fragment, a user or
-an option's value.
+Options are keywords, or follow a `?` in the address. Neither contains credentials: those are named,
+by the environment or by a profile in the AWS files. Resolved credentials go to obstore and are
+stored nowhere else; a store that is sent to another process resolves the name there.
+
+People paste signed addresses all the same, so no error repeats a query, a fragment, a user or the
+value of an option.
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import ipaddress
 import os
 import re
@@ -26,15 +28,102 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from headwater.core import runtime
-from headwater.core.errors import BadUrl, Refused, Unavailable
+from headwater.core.errors import BadUrl, Denied, Refused, Unavailable
 from headwater.core.retry import RetryPolicy
-from headwater.store.backend import Backend
+from headwater.core.settings import Secret, closest, did_you_mean
+from headwater.store.backend import Backend, MemoryBackend
 from headwater.store.cloud import CLIENT_OPTIONS, NO_RETRIES, CloudBackend, translated
-from headwater.store.credentials import Profile, read_profile, refuse_secrets, shown_name
-from headwater.store.keys import check_prefix
 from headwater.store.local import LocalBackend
-from headwater.store.memory import MemoryBackend
+from headwater.store.objects import check_prefix
 from headwater.store.store import Store
+
+# Options of other tools whose values are credentials.
+_SECRET_OPTIONS: Final = frozenset(
+    "access_key access_key_id account_key aws_access_key_id aws_secret_access_key "
+    "aws_session_token bearer_token client_secret connection_string key password sas_key "
+    "sas_token secret secret_access_key secret_key service_account_key session_token token "
+    # The parameters of signed addresses: Azure's shared access signatures, S3's and Google's.
+    "awsaccesskeyid googleaccessid se sig signature sp sr srt ss st sv".split()
+)
+_SIGNED: Final = ("x-amz-", "x_amz_", "x-goog-", "x_goog_")
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A profile of the AWS files."""
+
+    access_key_id: Secret
+    secret_access_key: Secret
+    session_token: Secret | None
+    region: str | None
+    endpoint: str | None
+
+
+def refuse_secrets(options: Mapping[str, object], where: str) -> None:
+    """Refuse credentials among options, because options are shown, logged and sent around."""
+    for name in options:
+        if name.lower() in _SECRET_OPTIONS or name.lower().startswith(_SIGNED):
+            raise Refused(
+                f"{shown_name(name)} in {where}: credentials are not passed as options, which "
+                "are shown, logged and sent to other machines. Set them in the environment there "
+                "(for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, for Azure "
+                "AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_ACCOUNT_KEY), or for S3 name a profile: "
+                "profile=…"
+            )
+
+
+def shown_name(name: str) -> str:
+    """An option's name for an error; hidden if it may be a pasted signature."""
+    return repr(name) if _PLAIN_NAME.fullmatch(name) else "an option"
+
+
+def read_profile(name: str, environment: Mapping[str, str] | None = None) -> Profile:
+    """The static credentials of a profile in the AWS credentials and config files."""
+    env = os.environ if environment is None else environment
+    home = env.get("HOME") or os.path.expanduser("~")
+    files = (
+        env.get("AWS_CONFIG_FILE") or f"{home}/.aws/config",
+        env.get("AWS_SHARED_CREDENTIALS_FILE") or f"{home}/.aws/credentials",
+    )
+    # `Secret` from the start: tracebacks may show the variables of a frame.
+    found: dict[str, Secret] = {}
+    for path, section in zip(files, (_config_section(name), name), strict=True):
+        found.update(_section(path, section))
+    if not found:
+        raise Refused(f"there is no profile {name!r} in {files[1]} or {files[0]}")
+    if "aws_access_key_id" not in found or "aws_secret_access_key" not in found:
+        raise Denied(
+            f"profile {name!r} has no static keys. Put temporary ones into the environment: "
+            f"eval $(aws configure export-credentials --profile {name} --format env)"
+        )
+    token = found.get("aws_session_token")
+    return Profile(
+        access_key_id=found["aws_access_key_id"],
+        secret_access_key=found["aws_secret_access_key"],
+        session_token=token if token and token.reveal() else None,
+        region=found["region"].reveal() if "region" in found else None,
+        endpoint=found["endpoint_url"].reveal() if "endpoint_url" in found else None,
+    )
+
+
+def _config_section(name: str) -> str:
+    return name if name == "default" else f"profile {name}"
+
+
+def _section(path: str, section: str) -> dict[str, Secret]:
+    import configparser  # slow to import, and most stores need no profile
+
+    # No interpolation: keys contain "%". The errors of this parser quote lines of the file.
+    parser = configparser.RawConfigParser(strict=False)
+    try:
+        parser.read(path, encoding="utf-8")
+    except (configparser.Error, UnicodeDecodeError):
+        raise Refused(f"{path} cannot be read as an AWS credentials file") from None
+    if not parser.has_section(section):
+        return {}
+    return {name: Secret(value) for name, value in parser.items(section)}
+
 
 OPTIONS: Final[dict[str, frozenset[str]]] = {
     "memory": frozenset(),
@@ -49,9 +138,9 @@ _ENDPOINT: Final = re.compile(
     r"https?://(?P<host>[A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])"
     r"(:(?P<port>[0-9]{1,5}))?(?P<path>/[A-Za-z0-9._~/-]*)?"
 )
-# What is surely a path, and no string of credentials.
+# Surely a path, and not a string of credentials.
 _PATH: Final = re.compile(r"[./~][^?#;&]*|[\w./ -]*")
-# Where the providers answer, and what to write instead.
+# The hosts of the providers, and the scheme and option to use instead.
 _PROVIDERS: Final = (
     (re.compile(r"(?P<account>[a-z0-9]+)\.(?:blob|dfs)\.core\.windows\.net"), "az", "account"),
     (
@@ -68,7 +157,7 @@ _memory: dict[str, MemoryBackend] = {}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An address taken apart and checked."""
+    """A parsed and checked address."""
 
     scheme: str
     bucket: str
@@ -77,19 +166,18 @@ class Address:
 
     @property
     def place(self) -> str:
-        """What a person calls it."""
+        """The bucket or container as errors name it."""
         return f"{self.scheme}://{self.bucket}"
 
 
 def open_store(url: str, *, policy: RetryPolicy | None = None, **options: object) -> Store:
-    """Open the store at an address. Contacts nothing: the first request does.
+    """Open the store at an address. The first connection is made by the first request.
 
-    A store that is pickled carries its address and the names in its options, and opens anew,
-    with the credentials found there, where it is unpickled.
+    A pickled store contains its address and options. It opens again where it is unpickled, with
+    the credentials of that machine.
     """
     address = parse_address(url, options)
-    inside = address.scheme == "memory" or runtime.current().outside_allowed
-    if not inside:
+    if address.scheme != "memory" and not runtime.current().outside_allowed:
         raise Refused(f"{address.place}: a simulation reaches nothing outside; use memory://")
     backend = _OPENERS[address.scheme](address)
 
@@ -105,23 +193,23 @@ def open_store(url: str, *, policy: RetryPolicy | None = None, **options: object
 
 
 def parse_address(url: str, options: Mapping[str, object]) -> Address:
-    """Check an address and its options; whatever is wrong is said without opening anything."""
+    """Parse and check an address and its options, without opening anything."""
     parts = _split(url)
     if parts.scheme in ("http", "https"):
         raise BadUrl(f"write {_instead_of_web(parts)}, not {parts.scheme}://…")
-    # Secrets first, whatever else is wrong.
-    asked = dict(parse_qsl(parts.query, keep_blank_values=True))
-    refuse_secrets(asked, "the address")
+    # Secrets first: no later error may show them.
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    refuse_secrets(query, "the address")
     refuse_secrets(options, "the options")
     if parts.scheme not in OPTIONS:
         raise BadUrl(_unknown_scheme(parts))
-    given = {name: _text(value) for name, value in options.items() if value is not None}
-    merged = asked | given
+    merged = query | {name: _text(value) for name, value in options.items() if value is not None}
     for name in merged:
         if name not in OPTIONS[parts.scheme]:
-            raise Refused(_unknown_option(name, parts.scheme))
+            hint = did_you_mean(name, OPTIONS[parts.scheme])
+            raise Refused(f"unknown option {shown_name(name)} of {parts.scheme}://{hint}")
     after = parts.netloc + ("" if parts.scheme == "file" else parts.path)
-    # A key and its secret may stand there without the "@" that gives them away.
+    # A key and its secret may be there, also without the "@" that marks them.
     shown = f"{parts.scheme}://" + ("…" if ":" in after else parts.netloc + parts.path)
     if parts.fragment:
         raise BadUrl(f"{shown}: '#' has no meaning here")
@@ -129,7 +217,7 @@ def parse_address(url: str, options: Mapping[str, object]) -> Address:
         return Address("file", "", _local_path(shown, parts.netloc, unquote(parts.path)), merged)
     if parts.scheme != "memory" and not _BUCKET.fullmatch(parts.netloc):
         raise BadUrl(
-            f"{shown}: after the slashes stands the name of a bucket, {parts.scheme}://BUCKET/PREFIX"
+            f"{shown}: the name of a bucket follows the slashes, {parts.scheme}://BUCKET/PREFIX"
         )
     path = parts.path.strip("/")
     if path:
@@ -142,10 +230,10 @@ def _split(url: str) -> SplitResult:
         parts = urlsplit(url)
     except ValueError:
         raise BadUrl("this is not an address: its brackets do not match") from None
-    # In a directory's path "@" is a letter like any other; elsewhere a password stands before it.
+    # In a directory's path "@" is an ordinary character; elsewhere a password precedes it.
     is_directory = parts.scheme == "file" or (not parts.scheme and url.startswith(("/", ".", "~")))
     if "@" in parts.netloc or ("@" in parts.path and not is_directory):
-        raise Refused("an address carries no user and no password")
+        raise Refused("an address contains no user and no password")
     return parts
 
 
@@ -156,7 +244,7 @@ def _reopen(url: str, policy: RetryPolicy | None, options: dict[str, object]) ->
 def _open_memory(address: Address) -> Backend:
     if address.path:
         raise BadUrl(
-            f"memory://{address.bucket}/{address.path}: a memory store has a name, no path"
+            f"memory://{address.bucket}/{address.path}: a memory store has a name and no path"
         )
     if not address.bucket:
         return MemoryBackend()
@@ -182,7 +270,7 @@ def _open_s3(address: Address) -> Backend:
     if not _REGION.fullmatch(region):
         raise Refused("region is not the name of a region, such as us-east-1")
     if endpoint:
-        # By this name it overrides the environment; plain "endpoint" gives way to one there.
+        # This name overrides the environment; with plain "endpoint" the environment would win.
         config["aws_endpoint_url_s3"] = _check_endpoint(endpoint)
     if _flag(options, "anonymous"):
         config["skip_signature"] = True
@@ -201,7 +289,7 @@ def _open_s3(address: Address) -> Backend:
 
 
 def _keys(profile: Profile | None) -> dict[str, Any]:
-    """Handed over in place: a variable that holds them would be shown with a traceback."""
+    """The revealed keys, never held in a variable: a traceback may show variables."""
     if profile is None:
         return {}
     token = profile.session_token
@@ -278,7 +366,7 @@ def _client_options(endpoint: str | None) -> Any:
 
 
 def _check_endpoint(endpoint: str) -> str:
-    """obstore panics on what it does not understand, and only at the first request."""
+    """Check it here: obstore panics on a wrong endpoint, and only at the first request."""
     found = _ENDPOINT.fullmatch(endpoint)
     if found is None or not _is_host(found["host"]) or not 0 < int(found["port"] or 1) < 65536:
         shown = "endpoint with a user or a password" if "@" in endpoint else "endpoint"
@@ -312,7 +400,7 @@ def _environment(*names: str) -> str | None:
 def _flag(options: Mapping[str, str], name: str) -> bool:
     value = options.get(name, "false").lower()
     if value not in ("true", "false"):
-        raise Refused(f"{name} is true or false")
+        raise Refused(f"{name} is true or false")  # without the value, which may be a secret
     return value == "true"
 
 
@@ -327,8 +415,8 @@ def _unknown_scheme(parts: SplitResult) -> str:
             return f"this is not an address (known: {known})"
         path = os.path.abspath(os.path.expanduser(parts.path))
         return f"{parts.path!r} is not an address; for a directory write file://{path}"
-    close = difflib.get_close_matches(parts.scheme, OPTIONS, n=1)
-    hint = f"; did you mean {close[0]}://?" if close else ""
+    near = closest(parts.scheme, OPTIONS)
+    hint = f"; did you mean {near}://?" if near else ""
     return f"unknown kind of store {parts.scheme!r}{hint} (known: {known})"
 
 
@@ -347,14 +435,3 @@ def _instead_of_web(parts: SplitResult) -> str:
     if not _ENDPOINT.fullmatch(endpoint):
         endpoint = "https://host:port"
     return f"s3://BUCKET/PREFIX?endpoint={endpoint}"
-
-
-def _unknown_option(name: str, scheme: str) -> str:
-    known = sorted(OPTIONS[scheme])
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = (
-        f"did you mean {close[0]!r}?"
-        if close
-        else f"{scheme}:// takes {', '.join(known) or 'none'}"
-    )
-    return f"unknown option {shown_name(name)}: {hint}"

@@ -28,7 +28,7 @@ from headwater.core.errors import (
 from headwater.core.metrics import Histogram
 from headwater.core.retry import Budget
 from headwater.store.backend import IfAbsent
-from headwater.store.objects import Object, Version
+from headwater.store.objects import Buffer, Object, Version
 
 WRITES: Final = frozenset({"put", "put_if_absent", "put_if_unchanged", "put_stream", "list"})
 READS: Final = frozenset({"get", "head"})
@@ -43,7 +43,7 @@ PRICE_PER_THOUSAND: Final[dict[str, tuple[float, float]]] = {
 
 @dataclass(slots=True)
 class OperationStats:
-    """One kind of operation: how often it was sent, how it went, how long it took."""
+    """The requests of one kind: how many, how many failed, and how long they took."""
 
     requests: int = 0
     failures: int = 0
@@ -56,21 +56,21 @@ class OperationStats:
 
 @dataclass(slots=True)
 class StoreStats:
-    """All that one `Store` did since it was opened."""
+    """The requests of one `Store` since it was opened."""
 
     scheme: str
     operations: dict[str, OperationStats] = field(default_factory=dict)
 
     def of(self, operation: str) -> OperationStats:
-        """The numbers of one operation."""
-        found = self.operations.get(operation)
-        if found is None:
-            found = self.operations[operation] = OperationStats()
-        return found
+        """The statistics of one operation."""
+        stats = self.operations.get(operation)
+        if stats is None:
+            stats = self.operations[operation] = OperationStats()
+        return stats
 
     @property
     def requests(self) -> int:
-        """Requests of every kind, retries included."""
+        """Requests of all kinds, including retries."""
         return sum(stats.requests for stats in self.operations.values())
 
     @property
@@ -87,7 +87,7 @@ _log = logging.getLogger(__name__)
 
 
 class SlowWarning:
-    """Says that a store does not answer, while the caller still waits for it."""
+    """Logs that a store does not answer, while the caller still waits."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -109,8 +109,10 @@ class AttemptTimedOut(OutcomeUnknown):
     """An attempt took too long."""
 
 
-def gave_up(key: str, budget: Budget, cause: HeadwaterError, maybe_landed: bool) -> HeadwaterError:
-    """What a caller is told when attempts or time are used up."""
+def attempts_exhausted(
+    key: str, budget: Budget, cause: HeadwaterError, maybe_landed: bool
+) -> HeadwaterError:
+    """The error once attempts or time are used up."""
     tries = f"after {budget.used} attempts"
     if maybe_landed:
         return OutcomeUnknown(f"{key}: the change may or may not be made, {tries}: {cause}")
@@ -120,16 +122,16 @@ def gave_up(key: str, budget: Budget, cause: HeadwaterError, maybe_landed: bool)
 
 
 def still_unknown(key: str, error: Refused) -> OutcomeUnknown:
-    """A refusal of this attempt says nothing of an earlier one whose response was lost."""
+    """The error when an attempt is refused after an earlier one whose answer was lost."""
     return OutcomeUnknown(
         f"{key}: the change may or may not be made; a later attempt failed: {error}"
     )
 
 
-def taken_by(
+def conflict_with(
     key: str, current: Object | None, condition: IfAbsent | Version, *, nothing_landed: bool
 ) -> Conflict | None:
-    """What a refused write is told if what is there contradicts its condition; else None."""
+    """The conflict of a refused write, if the present content contradicts its condition."""
     if isinstance(condition, IfAbsent):
         if current is None:
             return None
@@ -140,14 +142,24 @@ def taken_by(
 
 
 def too_large(key: str, size_bytes: int) -> LimitExceeded:
-    """An object above the limit."""
+    """The error for an object above the size limit."""
     return LimitExceeded(
         f"{key}: {size_bytes:,} bytes; OBJECT_MAX_BYTES is {limits.OBJECT_MAX_BYTES:,}"
     )
 
 
-def unordered(key: str, after: str) -> NotSupported:
-    """A listing that cannot be gone on with."""
+def listing_out_of_order(key: str, after: str) -> NotSupported:
+    """The error for a listing whose keys are not in order."""
     return NotSupported(
         f"this store lists {key} after {after}; Headwater needs listings in the order of keys"
     )
+
+
+def immutable_content(key: str, data: Buffer) -> bytes | memoryview:
+    """`data`, checked and immutable: an abandoned attempt may still read it on a thread."""
+    view = memoryview(data).cast("B")
+    if len(view) > limits.OBJECT_MAX_BYTES:
+        raise too_large(key, len(view))
+    if isinstance(data, bytes):
+        return data
+    return view if view.readonly else bytes(view)

@@ -1,27 +1,19 @@
-"""What a kind of storage must be able to do: one attempt at one request, honestly reported.
+"""The seam of object stores, and its simplest implementation, which keeps objects in memory.
 
-A backend never retries and never interprets. `Store` does both, once, for all of them.
-
-What a backend's write may raise, and what each means:
-
-- `PreconditionFailed`: the store said no to a condition. Usually somebody else's content is
-  there. It may also be one's own write (an intermediary sent it twice). `compared` says that the
-  store looked at the condition (412); a 409 may mean that a concurrent request was under way and
-  the key is still absent.
-- `Unreachable`: the request was never sent.
-- `Unavailable`, `Throttled`: the store did not take the request. A gateway may say so after
-  the store behind it took it, so a write that gets one may have landed.
-- `OutcomeUnknown`: the response was lost.
-- `Refused` and its kinds: the request cannot work; nothing landed.
+A backend sends each request once. Retries, time-outs and the settling of unknown outcomes
+are in `Store`, so that all backends share them and a test can put a failing backend below.
 """
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator
 from typing import Final
 
-from headwater.core.errors import Conflict, Unavailable
+from headwater.core import runtime
+from headwater.core.errors import Conflict, NotFound, Unavailable
+from headwater.core.limits import LIST_PAGE_KEYS
 from headwater.store.objects import (
     Buffer,
     ByteRange,
@@ -35,13 +27,13 @@ from headwater.store.objects import (
 
 
 class PreconditionFailed(Conflict):
-    """The store refused a condition; only looking tells why."""
+    """The store refused a condition; only a read shows why."""
 
     def __init__(self, message: str, *, compared: bool = False) -> None:
         super().__init__(message)
         self.compared = compared
-        """Whether the store compared the condition with what is there, and so carried nothing out.
-        A 409 does not say that: a copy of this request may be the one that was under way."""
+        """Whether the store compared the condition with the present content, and so did nothing.
+        A 409 does not say that: the concurrent request may be a copy of this one."""
 
 
 class Unreachable(Unavailable):
@@ -49,7 +41,7 @@ class Unreachable(Unavailable):
 
 
 class IfAbsent:
-    """Write only if the key is not there."""
+    """Write only if the key is absent."""
 
     def __repr__(self) -> str:
         return "IF_ABSENT"
@@ -60,27 +52,27 @@ Condition = None | IfAbsent | Version
 
 
 class Backend(ABC):
-    """One attempt at one request."""
+    """Sends each request once."""
 
     scheme: str
-    """How addresses of this kind begin: `memory`, `file`, `s3`, `gs`, `az`."""
+    """The scheme of its addresses: `memory`, `file`, `s3`, `gs`, `az`."""
     is_local: bool = False
-    """Whether a request costs no network: waits are then short and flushes frequent."""
+    """Whether requests need no network: waits are then short and flushes frequent."""
 
     @abstractmethod
     async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
-        """The object, or the part of it; `NotFound` if there is none."""
+        """The object, or a part of it; `NotFound` if absent."""
 
     @abstractmethod
     async def head(self, key: str) -> ObjectMeta:
-        """What the object is, without its bytes."""
+        """The object's metadata; `NotFound` if absent."""
 
     @abstractmethod
     async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
         """Write the whole object if the condition holds."""
 
     async def put_parts(self, key: str, parts: Parts) -> Version:
-        """Write the whole object from where its bytes stand."""
+        """Write the whole object from its parts."""
         return await self.put(key, parts.together())
 
     @abstractmethod
@@ -89,19 +81,83 @@ class Backend(ABC):
 
     @abstractmethod
     async def delete(self, key: str) -> None:
-        """Remove the object; removing an absent one succeeds."""
+        """Delete the object; deleting an absent one succeeds."""
 
     @abstractmethod
     def list(self, prefix: str, start_after: str) -> AsyncIterator[Page]:
-        """Pages of what stands under the folder `prefix` ("" for all) above `start_after`."""
+        """Pages of the objects below the folder `prefix` ("" for all) above `start_after`."""
 
     @abstractmethod
     async def folders(self, prefix: str) -> Names:
-        """The names of the folders that stand directly under the folder `prefix`, in any order."""
+        """The names of the folders directly below the folder `prefix`, in any order."""
 
     def clock_ms(self) -> int | None:
-        """The time by the clock that gives objects theirs, if it can be asked without a write."""
+        """The clock of objects' times, if it can be read without a write."""
         return None
 
-    async def close(self) -> None:  # noqa: B027  most backends hold nothing
-        """Give back what the backend holds."""
+    async def close(self) -> None:  # noqa: B027  most backends have nothing to close
+        """Close connections and other resources."""
+
+
+class MemoryBackend(Backend):
+    """Objects in this process's memory."""
+
+    scheme = "memory"
+    is_local = True
+
+    def __init__(self, *, versions_by_content: bool = False) -> None:
+        """With `versions_by_content` equal bytes have equal versions, as S3's ETags do."""
+        self._versions_by_content = versions_by_content
+        self._objects: dict[str, Object] = {}
+        self._writes = 0
+
+    async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
+        found = self._find(key)
+        if byte_range is None:
+            return found
+        start, end = byte_range.resolve(found.meta.size_bytes)
+        return Object(found.meta, found.data[start:end])
+
+    async def head(self, key: str) -> ObjectMeta:
+        return self._find(key).meta
+
+    async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
+        current = self._objects.get(key)
+        if isinstance(condition, IfAbsent):
+            if current is not None:
+                raise PreconditionFailed(f"{key} exists", compared=True)
+        elif condition is not None and (current is None or current.version != condition):
+            raise PreconditionFailed(f"{key} is not at the expected version", compared=True)
+        self._writes += 1
+        content = bytes(data)
+        version = Version(e_tag=self._e_tag(content))
+        meta = ObjectMeta(key, len(content), version, runtime.wall_ms())
+        self._objects[key] = Object(meta, content)
+        return version
+
+    async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:
+        return await self.put(key, b"".join([bytes(chunk) async for chunk in chunks]))
+
+    async def delete(self, key: str) -> None:
+        self._objects.pop(key, None)
+
+    async def list(self, prefix: str, start_after: str) -> AsyncIterator[Page]:
+        keys = sorted(key for key in self._objects if key.startswith(prefix) and key > start_after)
+        for first in range(0, len(keys), LIST_PAGE_KEYS):
+            page = keys[first : first + LIST_PAGE_KEYS]
+            yield [self._objects[key].meta for key in page if key in self._objects]
+
+    async def folders(self, prefix: str) -> Names:
+        below = (key[len(prefix) :] for key in self._objects if key.startswith(prefix))
+        return [*{name for name, slash, _ in (key.partition("/") for key in below) if slash}]
+
+    def _e_tag(self, content: bytes) -> str:
+        if self._versions_by_content:
+            return hashlib.blake2b(content, digest_size=16).hexdigest()
+        return f"m{self._writes}"
+
+    def _find(self, key: str) -> Object:
+        found = self._objects.get(key)
+        if found is None:
+            raise NotFound(f"{key} does not exist")
+        return found

@@ -55,7 +55,7 @@ CloudStore = S3Store | GCSStore | AzureStore
 
 CLIENT_OPTIONS: Final[dict[str, Any]] = {
     "connect_timeout": f"{limits.CONNECT_TIMEOUT_S:.0f}s",
-    # The store's own attempt timeout comes first; this one ends what was abandoned.
+    # The store's attempt timeout is shorter; this one ends requests that were abandoned.
     "timeout": f"{limits.CLIENT_TIMEOUT_S:.0f}s",
 }
 NO_RETRIES: Final[Any] = {"max_retries": 0}
@@ -64,8 +64,8 @@ NO_RETRIES: Final[Any] = {"max_retries": 0}
 class _ClientThreads:
     """Whether obstore's threads, which start with its first request, are in this process.
 
-    A forked child inherits the client without its threads. Whatever it then asks is never
-    answered, in a store opened anew as well, and no timeout ends the wait.
+    A forked child inherits the client without its threads. Its requests are never answered, also
+    in a store that it opens itself, and no timeout ends the wait.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class _ClientThreads:
         os.register_at_fork(after_in_child=self._begin_in_child)
 
     def need(self) -> None:
-        """Raise where a request could never be answered; remember that one is made."""
+        """Raise if requests are never answered in this process; else note that one is made."""
         if self._left_behind:
             raise NotSupported(
                 "this process was forked from one that had used a cloud store, and the client's "
@@ -101,7 +101,7 @@ class CloudBackend(Backend):
         runtime.settle_native_threads_at_exit()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a CloudBackend holds credentials and does not travel: send the Store")
+        raise TypeError("a CloudBackend holds credentials and is not pickled: send the Store")
 
     async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
         self._check_reach()
@@ -120,7 +120,7 @@ class CloudBackend(Backend):
                 data = await found.bytes_async()
         except RangeNotSatisfiable:
             if byte_range is not None and byte_range.start < 0:
-                # Some servers refuse to give the last 64 KiB of an object that has fewer.
+                # Some servers refuse a suffix range that is longer than the object.
                 start, end = byte_range.resolve((await self.head(key)).size_bytes)
                 return await self.get(key, ByteRange(start, end))
             return Object(await self.head(key), b"")
@@ -178,7 +178,7 @@ class CloudBackend(Backend):
             async for listed in pages:
                 # What is not below the folder is the folder's own marker.
                 below = [meta for meta in listed if meta["path"].startswith(folder)]
-                yield await markers.dropped_from(map(self._meta, below))
+                yield await markers.objects_in(map(self._meta, below))
             if markers.undecided:
                 yield markers.undecided
 
@@ -192,9 +192,9 @@ class CloudBackend(Backend):
         return [name.removesuffix("/") for name in below]
 
     def _check_reach(self) -> None:
-        """Refuse where a request would leave a simulation, or never be answered."""
+        """Refuse a request that would leave a simulation, or would never be answered."""
         if not runtime.current().outside_allowed:
-            # No interpreter sees a native client's sockets; this is how a simulation hears of one.
+            # The interpreter does not see a native client's sockets; this event reports them.
             sys.audit("socket.obstore", self._place)
             raise Refused(f"{self._place}: a simulation reaches nothing outside; use memory://")
         _client_threads.need()
@@ -209,25 +209,25 @@ class CloudBackend(Backend):
 
 
 class _FolderMarkers:
-    """Tells objects from folders' markers: the empty objects `a/` by which consoles make folders.
+    """Removes folder markers from listings: the empty objects `a/` that web consoles create.
 
-    obstore lists `a/` as `a`, which nobody can get. The store sorts by the name with the slash:
-    an object `a` stands before `a-b`, a marker `a/` after it. So an empty entry is
+    obstore lists `a/` as `a`, for which a get finds nothing. The store sorts by the name with the
+    slash: an object `a` comes before `a-b`, a marker `a/` after it. So an empty entry is
 
     - a marker, if it is out of order as `a` and in order as `a/`;
-    - asked for with a HEAD, if the next entry stands below it: there it may be either;
-    - an object otherwise. A folder with nothing in it thus counts as an empty object.
+    - checked with a HEAD, if the next entry is below it: there it may be either;
+    - an object otherwise. A marker of an empty folder thus counts as an empty object.
     """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._before = ""
-        """The name listed before, as the store sorts it."""
+        """The previous name, as the store sorts it."""
         self.undecided: Page = []
-        """The last entry so far, if it is empty: what follows tells what it is."""
+        """The last entry so far, if it is empty: the next entry decides what it is."""
 
-    async def dropped_from(self, listed: Iterable[ObjectMeta]) -> Page:
-        """The objects among these entries, less the last if only the next page can tell."""
+    async def objects_in(self, listed: Iterable[ObjectMeta]) -> Page:
+        """The objects among these entries, without the last one while that is undecided."""
         objects: Page = []
         for meta in listed:
             if meta.size_bytes == 0 and meta.key <= self._before < f"{meta.key}/":
@@ -238,12 +238,12 @@ class _FolderMarkers:
                     f"this store lists {meta.key} after {self._before}; Headwater needs listings "
                     "in the order of keys"
                 )
-            objects += await self._decided(meta.key)
+            objects += await self._decide(meta.key)
             self._before = meta.key
             (objects if meta.size_bytes else self.undecided).append(meta)
         return objects
 
-    async def _decided(self, next_key: str) -> Page:
+    async def _decide(self, next_key: str) -> Page:
         found, self.undecided = self.undecided, []
         if found and next_key.startswith(f"{found[0].key}/"):
             try:
@@ -264,13 +264,13 @@ def _mode(condition: Condition) -> Any:
         return "overwrite"
     if isinstance(condition, IfAbsent):
         return "create"
-    # Left out where unknown: None is not taken for "any".
+    # Without unknown fields: obstore does not accept None for "any".
     mode = {"e_tag": condition.e_tag, "version": condition.generation}
     return {name: value for name, value in mode.items() if value is not None}
 
 
 async def _regrouped(chunks: AsyncIterable[Buffer]) -> AsyncIterator[bytes]:
-    """obstore takes bytes alone from an iterator."""
+    """obstore accepts only `bytes` from an iterator."""
     async for chunk in chunks:
         yield bytes(chunk)
 
@@ -288,7 +288,7 @@ _SLOWER: Final = frozenset(
     "BandwidthLimitExceeded RequestLimitExceeded ServerBusy ServiceUnavailable SlowDown Throttling "
     "ThrottlingException TooManyRequests".split()
 )
-# The request or its answer was lost or garbled on the way, or the store stumbled.
+# The request or its answer was lost or damaged on the way, or the store failed internally.
 _AGAIN: Final = frozenset(
     "BadDigest IncompleteBody InternalError OperationTimedOut RequestTimeout "
     "XAmzContentSHA256Mismatch".split()
@@ -300,7 +300,7 @@ _CREDENTIAL_SERVICE: Final = re.compile(
 )
 
 
-# A connection that could not be made. A timeout while connecting is not told apart from others.
+# A connection that could not be made. A timeout while connecting looks like any other.
 _NOT_SENT: Final = re.compile(r"legacy::Error\(\s*Connect,")
 
 
@@ -310,7 +310,7 @@ class RangeNotSatisfiable(Unavailable):
 
 @contextlib.contextmanager
 def translated(key: str, place: str, *, write: bool = False) -> Iterator[None]:
-    """Raise what obstore's errors mean. `place` names the bucket for people."""
+    """Translate obstore's errors. `place` names the bucket in errors."""
     try:
         yield
     except (BaseError, OSError) as error:
@@ -318,11 +318,11 @@ def translated(key: str, place: str, *, write: bool = False) -> Iterator[None]:
 
 
 def meaning(error: Exception, key: str, place: str, *, write: bool) -> HeadwaterError:
-    """The error that tells the caller what to do."""
+    """The Headwater error for an error of obstore."""
     text, _, debug = str(error).partition("\n\nDebug source:")
     status, code = _status(text), _code(text)
     said = f"{key or place}: {_summary(text, status, code)}"
-    # First: what the service that gives credentials answers says nothing of any object.
+    # First: an answer of the service that issues credentials says nothing about an object.
     if _is_missing_credentials(text):
         return Denied(
             f"no credentials for {place}: set the provider's environment variables (for S3 "
@@ -359,7 +359,7 @@ def meaning(error: Exception, key: str, place: str, *, write: bool) -> Headwater
     if isinstance(error, InvalidPathError):
         return Refused(f"{place} has an object whose name is not a key: {text}")
     if "builder error" in text:
-        return BadUrl(f"the endpoint of {place} is not understood: {text}")
+        return BadUrl(f"the endpoint of {place} is wrong: {text}")
     if _NOT_SENT.search(debug):
         return Unreachable(f"cannot connect to {place}: {text}")
     return OutcomeUnknown(said) if write else Unavailable(said)
@@ -369,7 +369,7 @@ def _meaning_of_code(
     code: str | None, said: str, place: str, *, write: bool
 ) -> HeadwaterError | None:
     if code in _WRONG_CLOCK:
-        return Denied(f"{said}; the clock of this machine is wrong by minutes: set it right")
+        return Denied(f"{said}; the clock of this machine is wrong by minutes: correct it")
     if code in _DENIED:
         return _denied(said, place)
     if code in _SLOWER:

@@ -1,15 +1,15 @@
-"""Whether a store does what Headwater relies on: a suite to run on one's own bucket.
+"""A suite that checks whether a store does what Headwater needs. Run it on your own bucket.
 
     report = await check_store(open_store("s3://bucket/prefix"))
     assert report.safe, report.verdict
 
-It writes below one fresh folder and removes what it wrote, also after a failure. Several
-popular S3-protocol servers lose conditional writes now and then and say nothing; only a race
-shows it. A pass is therefore evidence and not proof: `repeat` gathers more of it.
+It writes below one new folder and removes what it wrote, also after a failure. Several popular
+S3-protocol servers lose conditional writes now and then without an error; only a race shows it. A
+pass is therefore evidence and not proof: `repeat` collects more of it.
 
-A check ends in one of four ways. `fail` is an answer that breaks what Headwater relies on.
-`unfinished` is no answer at all (a network, a permission, a full disk): it says nothing about
-the store, and nothing is concluded from it.
+A check ends in one of four ways. `fail`: the store gave an answer that breaks what Headwater needs.
+`unfinished`: there was no answer at all (a network, a permission, a full disk), which proves
+nothing about the store.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
+from headwater.core.settings import did_you_mean
 from headwater.store.attempts import OperationStats
 from headwater.store.backend import PreconditionFailed
 from headwater.store.conformance_catalogue import CHECKS, WORST, Check
@@ -42,20 +43,20 @@ from headwater.store.conformance_checks import (
     Violation,
     for_each,
 )
-from headwater.store.keys import check_prefix
+from headwater.store.objects import check_prefix
 from headwater.store.store import Store
 
 Status = Literal["pass", "fail", "skipped", "unfinished"]
 
 DEFAULT_PREFIX: Final = "headwater-check"
-# After so many failed deletes the store is not asked for more.
+# After this many failed deletes no more are sent.
 FAILED_DELETES_MAX: Final = 3
 CLEAN_UPS_MAX: Final = 3
 CLEAN_UP_PAUSE_S: Final = 0.2
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """How one check ended."""
+    """The result of one check."""
 
     name: str
     claim: str
@@ -65,7 +66,7 @@ class CheckResult(msgspec.Struct, frozen=True):
 
 
 class OperationReport(msgspec.Struct, frozen=True):
-    """What one kind of request did, since the store was opened."""
+    """The requests of one kind, since the store was opened."""
 
     requests: int
     failures: int
@@ -74,30 +75,30 @@ class OperationReport(msgspec.Struct, frozen=True):
     p99_ms: float
 
 
-class Report(msgspec.Struct, frozen=True):
+class StoreReport(msgspec.Struct, frozen=True):
     """A run of the suite. Requests and cost count from when the store was opened."""
 
     url: str
     prefix: str
     checks: list[CheckResult]
     left_behind: list[str]
-    """What could not be removed; empty after a clean run."""
+    """Keys that could not be removed; empty after a clean run."""
     requests: int
     cost_usd: float
     operations: dict[str, OperationReport]
 
     def named(self, status: Status) -> list[str]:
-        """The checks that ended so."""
+        """The names of the checks with this status."""
         return [check.name for check in self.checks if check.status == status]
 
     @property
     def safe(self) -> bool:
-        """Whether nothing speaks against keeping records in this store."""
+        """Whether every check passed or was skipped."""
         return not self.named("fail") and not self.named("unfinished")
 
     @property
     def verdict(self) -> str:
-        """One sentence for people; of several failures it names the one that loses records."""
+        """One sentence for people; of several failures, the most severe one."""
         failed = [check for check in self.checks if check.status == "fail"]
         if failed:
             worst = min(failed, key=lambda check: _severity(check.name))
@@ -117,7 +118,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class CheckProgress(msgspec.Struct, frozen=True):
-    """What a watcher is told: so much of a check is done, and in the end how it went."""
+    """Passed to a watcher: how much of a check is done, and finally its result."""
 
     check: str
     done: int = 0
@@ -141,7 +142,7 @@ async def check_store(
     repeat: int = 1,
     only: Collection[str] | None = None,
     report: Watcher | None = None,
-) -> Report:
+) -> StoreReport:
     """Run the suite in a fresh folder below `prefix` and say whether the store is safe.
 
     `repeat` runs for_each race so often, up to its first failure. `only` names the checks to run.
@@ -149,10 +150,11 @@ async def check_store(
     """
     sizes = Sizes(writers, increments, racers, keys, listed, large_bytes)
     if min(writers, increments, racers, keys, repeat) < 1:
-        raise Refused("writers, increments, racers, keys and repeat are at least 1")
-    unknown = sorted(set(only or ()) - {check.name for check in CHECKS})
-    if unknown:
-        raise Refused(f"no such check: {', '.join(unknown)}")
+        raise Refused("writers, increments, racers, keys and repeat must be at least 1")
+    names = [check.name for check in CHECKS]
+    for name in only or ():
+        if name not in names:
+            raise Refused(f"no such check: {name}{did_you_mean(name, names)}")
     folder = f"{check_prefix(prefix)}{runtime.new_ulid()}"
     run = _SuiteRun(store, folder, sizes, repeat, only, report or (lambda _: None))
     await run.reach()
@@ -160,7 +162,7 @@ async def check_store(
         results = await run.checks()
     finally:
         left_behind = await run.clean_up()
-    return Report(
+    return StoreReport(
         url=store.url,
         prefix=folder,
         checks=results,
@@ -178,16 +180,16 @@ class _SuiteRun:
     sizes: Sizes
     repeat: int
     only: Collection[str] | None
-    tell: Watcher
+    watcher: Watcher
     keys: set[str] = field(default_factory=set)
-    """What may have to be removed."""
+    """Keys that may have to be removed."""
 
     @property
     def probe(self) -> str:
         return f"{self.folder}/probe"
 
     async def reach(self) -> None:
-        """Write one object, so that what is wrong with the address is raised as it is."""
+        """Write one object, so that an error in the address is raised unchanged."""
         try:
             await self.store.put(self.probe, b"probe")
         except OutcomeUnknown:
@@ -200,15 +202,15 @@ class _SuiteRun:
         stopped = ""
         for check in CHECKS:
             if self.only is not None and check.name not in self.only:
-                result = _result(check, "skipped", "not asked for", 0.0)
+                result = _result(check, "skipped", "not requested", 0.0)
             elif stopped:
-                result = _result(check, "skipped", f"the store went away in {stopped}", 0.0)
+                result = _result(check, "skipped", f"the store stopped answering in {stopped}", 0.0)
             else:
                 result = await self._one(check)
             if result.status == "unfinished" and not await self._answers():
                 stopped = check.name
             results.append(result)
-            self.tell(CheckProgress(check.name, result=result))
+            self.watcher(CheckProgress(check.name, result=result))
         return results
 
     async def _answers(self) -> bool:
@@ -219,7 +221,7 @@ class _SuiteRun:
         return True
 
     async def _one(self, check: Check) -> CheckResult:
-        self.tell(CheckProgress(check.name))
+        self.watcher(CheckProgress(check.name))
         rounds = self.repeat if check.is_race else 1
         started_s = runtime.monotonic_s()
         status, detail = await self._round(check, 0, rounds)
@@ -233,7 +235,7 @@ class _SuiteRun:
 
     async def _round(self, check: Check, number: int, rounds: int) -> tuple[Status, str]:
         def advance(done: int, total: int) -> None:
-            self.tell(CheckProgress(check.name, number * total + done, rounds * total))
+            self.watcher(CheckProgress(check.name, number * total + done, rounds * total))
 
         folder = f"{self.folder}/{check.name}-{number}"
         bench = CheckFolder(self.store, folder, self.sizes, advance, self.keys)
@@ -250,10 +252,10 @@ class _SuiteRun:
         return detail.replace(f"{self.folder}/", "")
 
     async def clean_up(self) -> list[str]:
-        """Remove what was written. Returns what is still there as far as can be told.
+        """Remove what was written. Returns the keys that are still there, as far as is known.
 
-        A write that was given up half-way (an interrupted run) may land a moment later: what is
-        found after a pause is removed as well.
+        A write that was interrupted may land a moment later: keys that are listed after a pause are
+        removed as well.
         """
         failed = await self._delete(sorted(self.keys | (await self._listed() or set())))
         for _ in range(CLEAN_UPS_MAX):
@@ -270,7 +272,7 @@ class _SuiteRun:
         try:
             return {meta.key async for meta in self.store.list(self.folder)}
         except HeadwaterError:
-            return None  # a store that cannot list; the keys handed out are known
+            return None  # a store that cannot list: the keys of the checks are known all the same
 
     async def _delete(self, keys: list[str]) -> list[str]:
         failed: list[str] = []
@@ -298,7 +300,7 @@ def _status_of(error: HeadwaterError) -> Status:
 
 
 def _was_refused(error: BaseException | None) -> bool:
-    """Refused again and again although the condition holds: that is an answer."""
+    """Whether the store refused every attempt although the condition held: that is an answer."""
     while error is not None:
         if isinstance(error, Contended | PreconditionFailed):
             return True

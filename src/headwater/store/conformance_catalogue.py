@@ -1,4 +1,4 @@
-"""The checks of the conformance suite: what each demands, and why Headwater needs it."""
+"""The checks of the conformance suite, and why Headwater needs each."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Check:
 CHECKS: Final = (
     Check(
         "read-your-write",
-        "An object can be read as soon as it is written, because whoever is told of a record "
-        "reads it at once.",
+        "An object can be read as soon as it is written, because consumers read a record as soon "
+        "as it is accepted.",
         alone.read_your_write,
     ),
     Check(
@@ -36,7 +36,7 @@ CHECKS: Final = (
     ),
     Check(
         "head",
-        "Size and version can be had without the bytes, because looking must stay cheap.",
+        "Size and version can be read without the bytes, because a check must stay cheap.",
         alone.head,
     ),
     Check(
@@ -52,19 +52,19 @@ CHECKS: Final = (
     ),
     Check(
         "create-if-absent",
-        "Creating what exists is refused, because a number in a sequence is taken once.",
+        "Creating what exists is refused, because a number in a log is taken once.",
         alone.create_if_absent,
     ),
     Check(
         "replace-if-unchanged",
-        "Replacing succeeds on the version named and on no other, because a change made on old "
-        "knowledge would undo somebody else's.",
+        "Replacing succeeds for the given version and for no other, because a change based on an "
+        "old version would undo another writer's.",
         alone.replace_if_unchanged,
     ),
     Check(
         "version-changes",
-        "Different contents have different versions, because otherwise a change in between "
-        "goes unseen.",
+        "Different contents have different versions, because otherwise a change in between is not "
+        "noticed.",
         alone.version_changes,
     ),
     Check(
@@ -76,12 +76,12 @@ CHECKS: Final = (
     Check(
         "list",
         "A listing is ordered and complete right after a write or a delete, because recovery "
-        "finds by listing what no index names yet.",
+        "lists objects that no index has yet.",
         alone.list_complete,
     ),
     Check(
         "list-start-after",
-        "A listing begins strictly above a given key, because readers go on where they stopped.",
+        "A listing begins strictly above a given key, because readers continue where they stopped.",
         alone.list_start_after,
     ),
     Check(
@@ -91,8 +91,8 @@ CHECKS: Final = (
     ),
     Check(
         "list-folders",
-        "The folders below one are told with nothing of what is in them, because streams are "
-        "found so.",
+        "The folders below a folder are listed without their contents, because this is how streams "
+        "are found.",
         alone.list_folders,
     ),
     Check(
@@ -131,10 +131,10 @@ CHECKS: Final = (
         is_race=True,
     ),
     Check(
-        "race-sequence",
-        "A sequence appended to by many at once is dense and holds each entry once, because logs "
-        "are made of them.",
-        races.race_sequence,
+        "race-numbered-log",
+        "A numbered log appended to by many at once is dense and has each entry once, because the "
+        "queues and the tier's events are such logs.",
+        races.race_numbered_log,
         is_race=True,
     ),
 )
@@ -144,7 +144,7 @@ WORST: Final = (
     "race-replace",
     "race-create",
     "race-register",
-    "race-sequence",
+    "race-numbered-log",
     "replace-if-unchanged",
     "create-if-absent",
     "version-changes",

@@ -17,7 +17,7 @@ from headwater.store.store import Store
 
 T = TypeVar("T")
 
-# How many requests a check has under way at once where it does not race.
+# Concurrent requests of a check that is not a race.
 CONCURRENT_REQUESTS: Final = 32
 # One more than a page holds; more than one part holds.
 LISTED: Final = LIST_PAGE_KEYS + 1
@@ -25,7 +25,7 @@ LARGE_BYTES: Final = 24 * MIB
 
 
 class Violation(Exception):
-    """The store answered, and the answer breaks what Headwater relies on."""
+    """The store gave an answer that breaks what Headwater needs."""
 
 
 class CheckSkipped(Exception):
@@ -37,34 +37,34 @@ class Sizes:
     """How much each check does."""
 
     writers: int = 8
-    """How many contend in a race of changes."""
+    """Writers in a race of changes."""
     increments: int = 100
-    """How many changes each of them makes to one object."""
+    """Changes that each of them makes to one object."""
     racers: int = 64
-    """How many try to create the same key."""
+    """Writers that create the same key."""
     keys: int = 50
-    """How many keys are raced for, one after the other."""
+    """Keys that they race for, one after the other."""
     listed: int = LISTED
     """Objects in the long listing; above LIST_PAGE_KEYS there is more than one page."""
     large_bytes: int = LARGE_BYTES
-    """The object that goes in parts."""
+    """The size of the object that is sent in parts."""
 
     @property
     def shared_changes(self) -> int:
-        """Changes each writer makes through a register or a sequence, which cost more each."""
+        """Changes each writer makes through a register or a numbered log, which cost more each."""
         return max(1, self.increments // 10)
 
 
 @dataclass(slots=True)
 class CheckFolder:
-    """One check's own folder. It remembers each key it hands out, for the cleaning up: a wrong
-    store's listing cannot be trusted to name them."""
+    """The folder of one check. It remembers each key for the clean-up, because the listing of a
+    wrong store may not contain them all."""
 
     store: Store
     folder: str
     sizes: Sizes
     advance: Callable[[int, int], None]
-    """Told how much of how much is done, for whoever watches."""
+    """Reports progress: how much is done, and of how much."""
     keys: set[str]
 
     def key(self, name: str) -> str:
@@ -75,20 +75,20 @@ class CheckFolder:
 
 
 def expect(holds: bool, otherwise: str) -> None:
-    """The check goes on, or says what it saw instead."""
+    """Raise `Violation(otherwise)` unless `holds`."""
     if not holds:
         raise Violation(otherwise)
 
 
 def nonce() -> bytes:
-    """Text that nobody else writes."""
+    """Text that no other writer writes."""
     return runtime.new_token().hex().encode()
 
 
 async def run_all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run all at once and to the end, then raise what went wrong, violations first.
+    """Run all concurrently and to the end, then raise an error if there was one, violations first.
 
-    Stopping at the first error would leave the others writing while the check cleans up.
+    Stopping at the first error would let the others write while the check cleans up.
     """
     done = await asyncio.gather(*work, return_exceptions=True)
     errors = [result for result in done if isinstance(result, BaseException)]
@@ -98,7 +98,7 @@ async def run_all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def for_each(items: Iterable[str], call: Callable[[str], Awaitable[T]]) -> list[T]:
-    """Call for every item, CONCURRENT_REQUESTS at a time."""
+    """Call `call` for every item, CONCURRENT_REQUESTS at a time."""
     gate = asyncio.Semaphore(CONCURRENT_REQUESTS)
 
     async def one(item: str) -> T:
@@ -151,7 +151,7 @@ async def head(bench: CheckFolder) -> str:
     meta, found = await bench.store.head(key), await bench.store.get(key)
     expect(meta.size_bytes == len(data), f"{len(data)} bytes are said to be {meta.size_bytes}")
     expect(meta.version == found.version, f"head says {meta.version}, get {found.version}")
-    expect(await _is_absent(bench, bench.key("nothing")), "an object nobody wrote is there")
+    expect(await _is_absent(bench, bench.key("nothing")), "an object that was not written exists")
     return ""
 
 
@@ -299,7 +299,7 @@ async def list_pages(bench: CheckFolder) -> str:
     """A listing longer than one page is complete, in order, and can be taken up in the middle."""
     count = bench.sizes.listed
     if count < 1:
-        raise CheckSkipped("asked for no objects")
+        raise CheckSkipped("0 objects requested")
     keys = [bench.key(f"{number:06d}") for number in range(count)]
     written = 0
 
@@ -318,7 +318,7 @@ async def list_pages(bench: CheckFolder) -> str:
 
 
 async def delete(bench: CheckFolder) -> str:
-    """A deleted object is gone for every way of asking; deleting nothing succeeds."""
+    """A deleted object is gone for every kind of read; deleting an absent one succeeds."""
     key, again = bench.key("object"), nonce()
     await bench.store.put(key, nonce())
     await bench.store.delete(key)
@@ -334,7 +334,7 @@ async def large_object(bench: CheckFolder) -> str:
     """An object sent in parts is one object, to be read whole or as a stream."""
     size = bench.sizes.large_bytes
     if size < 1:
-        raise CheckSkipped("asked for no bytes")
+        raise CheckSkipped("0 bytes requested")
     key, start = bench.key("object"), nonce()
     block = bytes(range(256)) * (MIB // 256)
 

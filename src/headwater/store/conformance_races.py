@@ -1,4 +1,4 @@
-"""The races: what no store shows while one client asks politely.
+"""The races: faults of a store that a single client never sees.
 
 Every contender's bytes carry a token of its own, so that an answer that was lost on the way
 is settled by looking, and a store is not blamed for a bad network.
@@ -11,27 +11,32 @@ from typing import Final
 
 import msgspec
 
+from headwater.core import limits
 from headwater.core.errors import AlreadyExists, Conflict, Contended
+from headwater.core.lease import Lease
 from headwater.core.retry import RetryPolicy
 from headwater.store.conformance_checks import CheckFolder, Violation, expect, nonce, run_all
+from headwater.store.numbered_log import LeasedFloor, LogFloor, NumberedLog
 from headwater.store.objects import Object, Version
 from headwater.store.register import Register
-from headwater.store.sequence import Entry, Sequence
+from headwater.store.store import Store
 
 # A contender that loses this often in a row is being refused, not beaten.
 ATTEMPTS_PER_INCREMENT: Final = 2000
-# A register or a sequence gives up after many lost races of its own; then it is asked again.
+# A register or a log gives up after many lost races of its own; then it is tried again.
 ATTEMPTS_WHEN_CONTENDED: Final = 5
 # Short waits: a race in which the contenders avoid each other shows nothing.
 EAGER: Final = RetryPolicy(base_s=0.002, cap_s=0.05)
+TOKEN_BYTES: Final = 16
+READ_AT_ONCE: Final = 64
 MUST_NOT_BE_USED: Final = "Headwater would lose records without noticing; do not use this store"
 
 Counts = dict[str, int]
 
 
 class _Tally(msgspec.Struct, frozen=True):
-    """What is raced for. Each writer raises only its own count, so a writer that finds its count
-    raised knows that its change landed, whatever happened to the answer."""
+    """The object of a race. Each writer raises only its own count, so a writer that finds its count
+    raised knows that its change landed, even if the answer was lost."""
 
     nonce: str
     counts: list[int]
@@ -89,7 +94,7 @@ def _decode(found: Object) -> _Tally:
     try:
         return msgspec.json.decode(found.data, type=_Tally)
     except msgspec.DecodeError as error:
-        raise Violation(f"{found.meta.key} holds what nobody wrote: {error}") from error
+        raise Violation(f"{found.meta.key} holds bytes that no writer wrote: {error}") from error
 
 
 async def race_create(bench: CheckFolder) -> str:
@@ -116,7 +121,7 @@ async def race_create(bench: CheckFolder) -> str:
 
 
 async def _create(bench: CheckFolder, key: str) -> tuple[bool, bytes]:
-    """Whether this contender won, and the content it believes to be there."""
+    """Whether this writer won, and the content that it was shown."""
     token = nonce()
     data = b"prize of %b\n" % token
     try:
@@ -164,37 +169,49 @@ async def _update(register: Register[Counts], change: Callable[[Counts | None], 
     raise Violation(f"a change was refused {ATTEMPTS_WHEN_CONTENDED} times")
 
 
-async def race_sequence(bench: CheckFolder) -> str:
-    """Handles of one sequence append at once; the entries are dense and each is there once."""
+class _RaceLog(NumberedLog):
+    """A log whose floor never rises. Its entries are a token and a payload."""
+
+    def __init__(self, store: Store, folder: str) -> None:
+        super().__init__(store, folder, LeasedFloor(limits.FLOOR_LEASE_S), policy=EAGER)
+
+    async def read_floor(self) -> LogFloor:
+        self.leased_floor.learn(LogFloor(0, 0), Lease())
+        return self.leased_floor.floor
+
+
+async def race_numbered_log(bench: CheckFolder) -> str:
+    """Clients append to one log at once; the entries are dense and each is there once."""
     writers, changes = bench.sizes.writers, bench.sizes.shared_changes
-    prefix, total = f"{bench.folder}/sequence", writers * changes
-    bench.keys |= {f"{prefix}/floor", *(f"{prefix}/{number:020d}" for number in range(total))}
-    await Sequence(bench.store, prefix, policy=EAGER).create()
-    accepted: list[Entry] = []
+    folder, total = f"{bench.folder}/log", writers * changes
+    bench.keys |= {f"{folder}/{number:020d}" for number in range(total)}
+    accepted: dict[int, bytes] = {}
 
     async def write(me: int) -> None:
-        sequence = Sequence(bench.store, prefix, policy=EAGER)
+        log = _RaceLog(bench.store, folder)
         for count in range(changes):
             payload = b"entry %d of writer %d" % (count, me)
-            accepted.append(Entry(await _append(sequence, payload), payload))
+            accepted[await _append(log, payload)] = payload
             bench.advance(len(accepted), total)
 
     await run_all(write(me) for me in range(writers))
-    found = await Sequence(bench.store, prefix).read(0, limit=total + 1)
-    promised = sorted(accepted, key=lambda entry: entry.number)
-    missing = [entry.number for entry in promised if entry not in found]
+    log = _RaceLog(bench.store, folder)
+    stored: list[bytes] = []
+    while entries := await log.read(len(stored), READ_AT_ONCE):
+        stored += [bytes(entry.data[TOKEN_BYTES:]) for entry in entries]
+    missing = [n for n, payload in sorted(accepted.items()) if stored[n : n + 1] != [payload]]
     expect(
-        found == promised,
-        f"{len(found)} entries are there and {total} were accepted; not there as accepted: "
+        len(accepted) == len(stored) == total and not missing,
+        f"{len(stored)} entries are there and {total} were accepted; not there as accepted: "
         f"{missing[:5]}. {MUST_NOT_BE_USED}",
     )
-    return f"{writers} handles × {changes} appends: {total} entries, dense, each once"
+    return f"{writers} clients × {changes} appends: {total} entries, dense, each once"
 
 
-async def _append(sequence: Sequence, payload: bytes) -> int:
+async def _append(log: NumberedLog, payload: bytes) -> int:
     for _ in range(ATTEMPTS_WHEN_CONTENDED):
         try:
-            return await sequence.append(payload)
+            return await log.append(lambda _, token: token + payload)
         except Contended:
             continue
     raise Violation(f"an append was refused {ATTEMPTS_WHEN_CONTENDED} times")

@@ -1,27 +1,27 @@
 """A directory as an object store: durable, atomic, with both conditional writes.
 
 An object is a plain file at its key's path, so that any tool can read it. A write goes to an
-unfinished file under `.headwater/tmp`, is synced, and is then given its name in one step;
-the folder is synced before the write is reported. So no reader, and no crash, ever shows a
-part of an object, and whatever was reported survives a power loss.
+unfinished file under `.headwater/tmp`, which is synced and then gets its name in one step; the
+folder is synced before the write returns. So no reader, and no crash, ever shows a part of an
+object, and a write that returned survives a power loss.
 
 Always holds:
 
-- a key's content changes only while its lock is held; a new one is moreover named by a hard
-  link, which the kernel refuses if any other program took the name;
-- every replacement has a later modification time than what it replaces, so a version (time,
-  inode, size) never comes back while the key exists. The kernel's own times tick every few
-  milliseconds and inodes are reused at once: without this, two writes could look alike;
-- nothing is reported on a name that was not synced. A refused condition and an absent object
-  are reported after a sync as well, for the name may be what an earlier attempt left. A read
-  in this process of a name that this process is changing waits for its sync;
+- a key's content changes only while its lock is held; a new key is also created by a hard link,
+  which the kernel refuses if any other program took the name;
+- every replacement has a later modification time than the file that it replaces, so a version
+  (time, inode, size) never comes back while the key exists. The kernel's own times tick every few
+  milliseconds and inodes are reused at once: without this, two writes could have one version;
+- no answer depends on a name that was not synced. A refused condition and an absent object are
+  reported after a sync as well, because an earlier attempt may have changed the name. A read in
+  this process of a name that this process is changing waits for its sync;
 - after a failed sync, and after any failure once a name was changed, nothing more is written
-  through this object and that name is no longer read: what the disk kept is unknown, and a
-  second sync would not tell.
+  through this object and that name is no longer read: what the disk stored is unknown, and a
+  second sync would not show it.
 
-A folder's sync comes after the name is visible. On a file system with an ordered journal
-(ext4, XFS, Btrfs, APFS) whatever another process wrote because of what it saw is not safe
-before what it saw. Network file systems promise neither that nor the locks, and are refused.
+A folder is synced after the name is visible. On a file system with an ordered journal (ext4, XFS,
+Btrfs, APFS) data that another process writes because of a visible name never become durable before
+that name. Network file systems promise neither that nor the locks, and are refused.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.store.backend import Backend, Condition, IfAbsent, PreconditionFailed
-from headwater.store.keys import RESERVED_SEGMENT
 from headwater.store.local_listing import ChangesUnderWay, LocalListing, next_page
 from headwater.store.objects import (
+    RESERVED_SEGMENT,
     Buffer,
     ByteRange,
     Names,
@@ -58,8 +58,8 @@ from headwater.store.objects import (
 )
 
 LOCK_STRIPES: Final = 256
-# An unfinished file this old belongs to a process that was killed. Should its writer live after
-# all, giving it its name fails and the write is tried again from the start.
+# An unfinished file this old belongs to a process that was killed. If its writer still runs,
+# naming the file fails and the write starts again.
 ABANDONED_AFTER_MS: Final = 24 * 60 * 60 * 1000
 
 NETWORK_FILE_SYSTEMS: Final = frozenset(
@@ -118,7 +118,7 @@ class LocalBackend(Backend):
     async def folders(self, prefix: str) -> Names:
         return await runtime.run_blocking(self._listing.folders, prefix)
 
-    # Below here everything blocks and runs through the runtime.
+    # The methods below block; the runtime runs them on threads.
 
     def _get(self, key: str, byte_range: ByteRange | None) -> Object:
         path = self._path(key)
@@ -143,14 +143,14 @@ class LocalBackend(Backend):
             try:
                 for part in data if isinstance(data, Parts) else (data,):
                     file.append(part)
-                    del part  # whose memory the next one may use
+                    del part  # the next part may reuse its memory
                 return self._finish(key, path, file, condition)
             finally:
                 self._discard(path, file)
 
     def clock_ms(self) -> int:
-        # Not an object's time: one that is written again and again never gets an earlier one than
-        # it had. After the clock was set back by a day it would be a day ahead of everything.
+        # Not an object's time: a replacement never has an earlier time than the replaced object.
+        # After the clock was set back by a day, such an object would be a day ahead.
         return runtime.wall_ms()
 
     def _delete(self, key: str) -> None:
@@ -159,7 +159,7 @@ class LocalBackend(Backend):
             self._prepare()
             with self._disk.lock(self._lock_path(key)):
                 if not self._change(path, lambda: self._disk.unlink(path)):
-                    # No folder, no object: nobody here removes folders.
+                    # Without a folder there is no object; Headwater removes no folders.
                     with contextlib.suppress(NotFound):
                         self._sync_folder(os.path.dirname(path))
 
@@ -169,21 +169,21 @@ class LocalBackend(Backend):
         return path, self._disk.create(path)
 
     def _discard(self, path: str, file: DiskFile) -> None:
-        # Whatever fails here, the write is decided. What is left behind, a later sweep collects.
+        # The write is decided already. A later sweep removes files that stay behind.
         with contextlib.suppress(HeadwaterError):
             file.close()
         with contextlib.suppress(HeadwaterError):
             self._disk.unlink(path)
 
     def _finish(self, key: str, staged: str, file: DiskFile, condition: Condition) -> Version:
-        """Make a staged file safe and give it its name, if the condition holds."""
+        """Sync a staged file and give it its name, if the condition holds."""
         mtime_ns = self._stamp(file, runtime.wall_ns())
         self._guard_sync(file.sync)
         target = self._path(key)
         folder = os.path.dirname(target)
         self._make_folder(folder, key)
 
-        def give_name() -> bool:
+        def set_name() -> bool:
             if isinstance(condition, IfAbsent):
                 return self._disk.link(staged, target)
             self._disk.rename(staged, target)
@@ -196,13 +196,13 @@ class LocalBackend(Backend):
                 self._stamp(file, found.mtime_ns + 1)
                 self._guard_sync(file.sync)
             version = _version(file.stat())
-            if allowed and self._change(target, give_name):
+            if allowed and self._change(target, set_name):
                 return version
             self._sync_folder(folder)
         raise PreconditionFailed(f"{key} exists or is not at the expected version", compared=True)
 
     def _change(self, path: str, act: Callable[[], bool]) -> bool:
-        """Give or take a name, and tell nobody in this process before its folder is synced."""
+        """Add or remove a name. This process reads it only after its folder is synced."""
         self._refuse_if_failed()
         try:
             with self._changes.noted(path):
@@ -219,19 +219,19 @@ class LocalBackend(Backend):
         try:
             yield
         except NotFound as error:
-            # A folder or the staged file was removed from under us: begin again.
+            # Another program removed a folder or the staged file: start again.
             self._safe_folders.clear()
             self._ready = False
             raise Unavailable(f"{error}; the directory was changed from outside") from error
 
     def _stamp(self, file: DiskFile, mtime_ns: int) -> int:
         file.set_mtime_ns(mtime_ns)
-        kept_ns = file.stat().mtime_ns
-        if kept_ns != mtime_ns:
+        stored_ns = file.stat().mtime_ns
+        if stored_ns != mtime_ns:
             raise NotSupported(
-                f"the file system below {self._root} keeps modification times too coarsely "
-                f"({mtime_ns} ns became {kept_ns} ns); conditional writes need nanoseconds, "
-                "as ext4, XFS, Btrfs, ZFS, tmpfs and APFS keep them"
+                f"the file system below {self._root} rounds modification times "
+                f"({mtime_ns} ns became {stored_ns} ns); conditional writes need nanoseconds, "
+                "which ext4, XFS, Btrfs, ZFS, tmpfs and APFS store"
             )
         return mtime_ns
 
@@ -256,15 +256,15 @@ class LocalBackend(Backend):
         except DiskFailed as error:
             self._failed = error
             raise
-        # The disk tells of lost bytes once: what failed for another thread may have been ours.
+        # The disk reports lost bytes once: another thread may have got the error for our bytes.
         self._refuse_if_failed()
 
     def _sync_folder(self, path: str) -> None:
         self._guard_sync(lambda: self._disk.sync_dir(path))
 
     def _sync_change(self, path: str) -> None:
-        """Sync a folder in which we changed a name. A second attempt would find the name as it
-        should be and report it, so that there is none, whatever the reason."""
+        """Sync a folder after a name in it was changed. Any failure is final: a second attempt
+        would find the changed name and report it as safe."""
         try:
             self._sync_folder(path)
         except DiskFailed:
@@ -290,19 +290,20 @@ class LocalBackend(Backend):
             self._ready = True
 
     def _refuse_nested_root(self) -> None:
-        """Locks are the root's: two roots over one file would not exclude each other."""
+        """Locks belong to a root: writers of one file through two roots would not exclude each
+        other."""
         above = os.path.dirname(self._root)
         while above != os.path.dirname(above):
             if self._is_folder(f"{above}/{RESERVED_SEGMENT}/locks"):
                 raise NotSupported(
-                    f"{self._root} lies inside the local store {above}. Open that one and use "
-                    f"keys that begin with {self._root.removeprefix(above + '/')!r}, or take "
+                    f"{self._root} is inside the local store {above}. Open that one and use "
+                    f"keys that begin with {self._root.removeprefix(above + '/')!r}, or use "
                     "another directory."
                 )
             above = os.path.dirname(above)
 
     def _make_folder(self, path: str, key: str | None = None) -> None:
-        """Create a folder and those above it, each name synced in the folder that holds it."""
+        """Create a folder and its parents, and sync each name in its parent."""
         if path in self._safe_folders:
             return
         above = os.path.dirname(path)
@@ -319,14 +320,14 @@ class LocalBackend(Backend):
     def _sync_folder_name(self, path: str, *, made: bool, missing: bool) -> None:
         above, below_root = os.path.dirname(path), path.startswith(self._root + "/")
         if made and not below_root:
-            # A second attempt would take it for the user's, which is safe as it was found.
+            # A second attempt would take the folder for the user's own, which needs no sync.
             self._sync_change(above)
         elif missing or below_root or path == self._root:
-            # Also when somebody else made it: whether they synced it yet is unknown.
+            # Also if another process created it: it may not have synced it yet.
             try:
                 self._sync_folder(above)
             except Denied:
-                # A root that was there may stand in a folder that is not ours to read.
+                # The parent of an existing root may be unreadable for this user.
                 if missing or below_root:
                     raise
 
@@ -355,24 +356,23 @@ class LocalBackend(Backend):
         if kind in NETWORK_FILE_SYSTEMS or kind.startswith("fuse"):
             raise NotSupported(
                 f"{self._root} is on a network or user-space file system ({kind}), where neither "
-                "locks nor syncs can be relied on. Use a local disk (under WSL: a path inside the "
+                "locks nor syncs are reliable. Use a local disk (under WSL: a path inside the "
                 "Linux file system, not /mnt/c), or an object store: s3://, gs://, az://."
             )
 
 
 class _Stream:
-    """A file that grows by chunks. Its steps run one at a time: a caller that is cancelled gives
-    the file up while a thread may still be writing to it."""
+    """A file that grows by chunks. Its steps run one at a time: a cancelled caller discards the
+    file while a thread may still write to it."""
 
     def __init__(self, backend: LocalBackend, key: str) -> None:
         self._backend = backend
         self._key = key
         self._mutex = threading.Lock()
         self._staged: tuple[str, DiskFile] | None = None
-        self._over = False
+        self._is_discarded = False
 
     def append(self, chunk: Buffer) -> None:
-        """Add a chunk."""
         with self._mutex, self._backend._begin_again_if_gone():
             self._open()[1].append(chunk)
 
@@ -382,15 +382,15 @@ class _Stream:
             return self._backend._finish(self._key, *self._open(), None)
 
     def discard(self) -> None:
-        """Remove what is left of it."""
+        """Close and remove the unfinished file, if there is one."""
         with self._mutex:
-            self._over = True
+            self._is_discarded = True
             if self._staged is not None:
                 self._backend._discard(*self._staged)
 
     def _open(self) -> tuple[str, DiskFile]:
-        if self._over:
-            raise Unavailable(f"{self._key}: the write was given up")
+        if self._is_discarded:
+            raise Unavailable(f"{self._key}: the write was abandoned")
         if self._staged is None:
             self._staged = self._backend._stage()
         return self._staged

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator
 from headwater.core.disk import Disk
 from headwater.core.errors import BadKey, DiskFailed, HeadwaterError, NotFound
 from headwater.core.limits import LIST_PAGE_KEYS
-from headwater.store.keys import check_key
-from headwater.store.objects import ObjectMeta, Page
+from headwater.store.objects import ObjectMeta, Page, check_key
 
 
 class ChangesUnderWay:
-    """At most one change a path: whoever makes it holds the key's lock."""
+    """The name changes of this process that are not synced yet. At most one change for each path,
+    because its writer holds the key's lock."""
 
     def __init__(self) -> None:
         self._changes: dict[str, _Change] = {}
@@ -104,13 +104,13 @@ class LocalListing:
 
     def _holds_object(self, folder: str) -> bool:
         keys = self._keys_in(folder)
-        # A file at hand saves the way into the folders beside it, which may hold very many.
+        # A file here answers the question without reading the folders, which may be very large.
         if not all(key.endswith("/") for key in keys):
             return True
         return any(self._holds_object(key) for key in keys)
 
     def _keys_in(self, folder: str) -> list[str]:
-        """What stands directly in a folder. "a/b" sorts after "a-b": a folder takes its place
+        """The keys directly in a folder. "a/b" sorts after "a-b": a folder is ordered
         with the slash that follows it."""
         here = f"{self._root}/{folder.removesuffix('/')}"
         entries = self._disk.list_dir(here)

@@ -22,20 +22,20 @@ from headwater.core.errors import Refused
 from headwater.store import Store, open_store
 from headwater.store.address import parse_address
 
-_SAME: Final = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
-"""Other engines' names for what we call otherwise."""
+_SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
+"""Other engines' schemes, and ours for the same stores."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileRoot:
-    """A store by its address, and the location of its root. It travels: no secret is in it."""
+    """The address of a store and the location of its root. Safe to send: it has no secret."""
 
     url: str
     base: str
 
     @classmethod
     def at(cls, url: str, **options: str) -> FileRoot:
-        """The store at an address, whose options may stand in it or beside."""
+        """The store at an address, whose options are in it or are keywords."""
         address = parse_address(url, options)
         merged = urlencode({**address.options})
         plain = url.partition("?")[0].rstrip("/")
@@ -47,24 +47,24 @@ class FileRoot:
 
     @classmethod
     def of_table(cls, location: str, **options: str) -> FileRoot:
-        """The folder of a table that another catalog has placed."""
+        """The folder of a table whose location another catalog chose."""
         scheme, colon, rest = location.partition(":")
-        url = f"{_SAME.get(scheme, scheme)}:{rest}" if colon else f"file://{location}"
+        url = f"{_SCHEMES.get(scheme, scheme)}:{rest}" if colon else f"file://{location}"
         return cls(cls.at(url, **options).url, location.rstrip("/"))
 
     def key(self, location: str) -> str:
-        """The key of a location in this store."""
+        """The key of a location in this store; `Refused` if it is outside of it."""
         if not location.startswith(f"{self.base}/"):
             plain = urlsplit(location)._replace(query="", fragment="").geturl()
-            raise Refused(f"{plain} does not stand below {self.base}: it belongs to another store")
+            raise Refused(f"{plain} is not below {self.base}: it belongs to another store")
         return location[len(self.base) + 1 :]
 
     def location(self, key: str) -> str:
-        """What Iceberg writes down for a key."""
+        """The location of a key, as Iceberg metadata has it."""
         return f"{self.base}/{key}"
 
     def store(self) -> Store:
-        """The store, opened once in each process."""
+        """Open the store, once in each process."""
         return shared_store(self.url)
 
 
@@ -73,7 +73,7 @@ _opening = threading.Lock()
 
 
 def shared_store(url: str) -> Store:
-    """The store at an address. Contacts nothing: the first request does."""
+    """The store at an address, opened once in each process. Sends no request."""
     with _opening:
         store = _open.get(url)
         if store is None:
@@ -81,10 +81,10 @@ def shared_store(url: str) -> Store:
         return store
 
 
-def _begin_in_child() -> None:
-    # Another thread of the parent may have held the lock, and is not there to let it go.
+def _forget_in_child() -> None:
+    # A thread of the parent may have held the lock, and it does not run in the child.
     global _open, _opening
     _open, _opening = {}, threading.Lock()
 
 
-os.register_at_fork(after_in_child=_begin_in_child)
+os.register_at_fork(after_in_child=_forget_in_child)

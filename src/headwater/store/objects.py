@@ -1,38 +1,46 @@
-"""What a store gives back: versions, descriptions of objects, and objects."""
+"""Objects, their versions and ranges, and the rules for their keys."""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from headwater.core.disk import Buffer as Buffer
+from headwater.core.errors import BadKey
+from headwater.core.limits import (
+    FOREIGN_KEY_MAX_BYTES,
+    KEY_MAX_BYTES,
+    KEY_MAX_SEGMENTS,
+    KEY_SEGMENT_MAX_BYTES,
+)
 
 
 class Parts(ABC):
-    """Bytes to be written, given out part by part, and the same ones every time.
+    """Bytes to write, in parts; each iteration yields the same parts.
 
-    A file takes the parts as they come; elsewhere they are put together first.
+    A local file is written part by part; elsewhere the parts are joined first.
     """
 
     @abstractmethod
     def __len__(self) -> int:
-        """Of all of them together, in bytes."""
+        """The size of all parts, in bytes."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[bytes | memoryview]:
-        """The parts in order. Computes only; may run in a thread."""
+        """The parts in order. Must only compute; may run on a thread."""
 
     def __bytes__(self) -> bytes:
         return b"".join(self)
 
     def together(self) -> bytes | memoryview:
-        """All of them in one place. Computes only; may run in a thread."""
+        """All parts joined. Must only compute; may run on a thread."""
         return bytes(self)
 
 
 class Version(NamedTuple):
-    """Identifies one content of one key; opaque, and only ever compared for equality.
+    """Identifies one content of one key; opaque, compared only for equality.
 
     Most stores identify content by `e_tag`; Google's conditions use the `generation`.
     """
@@ -42,7 +50,7 @@ class Version(NamedTuple):
 
 
 class ObjectMeta(NamedTuple):
-    """What a listing or a HEAD tells of an object."""
+    """An object's metadata, from a listing or a HEAD."""
 
     key: str
     size_bytes: int
@@ -51,7 +59,7 @@ class ObjectMeta(NamedTuple):
 
 
 class Object(NamedTuple):
-    """An object's bytes, or the range asked for, with what identifies the content."""
+    """An object's bytes, or the requested range of them, and its metadata."""
 
     meta: ObjectMeta
     data: bytes | memoryview
@@ -65,7 +73,7 @@ class Object(NamedTuple):
 Page = list[ObjectMeta]
 """Part of a listing."""
 Names = list[str]
-"""Of folders, each without what stands above it. (In a store, `list` is a method.)"""
+"""Names of folders, without their parents. (An alias, because `list` is a method of stores.)"""
 
 
 class ByteRange(NamedTuple):
@@ -76,11 +84,72 @@ class ByteRange(NamedTuple):
 
     @property
     def length(self) -> int:
-        """How many bytes are asked for."""
+        """How many bytes are requested."""
         return max(0, -self.start if self.start < 0 else self.end - self.start)
 
     def resolve(self, size_bytes: int) -> tuple[int, int]:
-        """The absolute start and end within an object of that size."""
+        """The absolute start and end within an object of `size_bytes`."""
         if self.start < 0:
             return max(0, size_bytes + self.start), size_bytes
         return min(self.start, size_bytes), min(self.end, size_bytes)
+
+
+RESERVED_SEGMENT: Final = ".headwater"
+"""The local store's folder for locks and unfinished files; no key may begin with it."""
+
+_SEGMENT: Final = re.compile(r"[A-Za-z0-9._=-]+", re.ASCII)
+
+
+def check_key(key: str, *, foreign: bool = False) -> str:
+    """Return `key`, or raise `BadKey` with the rule that it breaks.
+
+    A foreign key was chosen by other software and is read as it is: it is refused only if it leads
+    out of the root, or into the local store's own folder.
+    """
+    if foreign:
+        return _check_foreign(key)
+    if len(key) > KEY_MAX_BYTES:
+        raise BadKey(f"key {key[:60]!r}… has {len(key)} bytes; KEY_MAX_BYTES is {KEY_MAX_BYTES}")
+    segments = key.split("/")
+    if len(segments) > KEY_MAX_SEGMENTS:
+        raise BadKey(f"key {key!r} has more than KEY_MAX_SEGMENTS ({KEY_MAX_SEGMENTS}) segments")
+    for segment in segments:
+        _check_segment(segment, key)
+    if segments[0] == RESERVED_SEGMENT:
+        raise BadKey(f"key {key!r} begins with {RESERVED_SEGMENT!r}, which is reserved")
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Check a folder to list: "" for everything, else a key, with or without a closing `/`."""
+    stripped = prefix.removesuffix("/")
+    return check_key(stripped) + "/" if stripped or prefix else ""
+
+
+def _check_foreign(key: str) -> str:
+    segments = key.split("/")
+    if any(segment in ("", ".", "..") for segment in segments):
+        raise BadKey(f"key {key!r} has a segment that is empty, '.' or '..'")
+    if len(key.encode(errors="surrogatepass")) > FOREIGN_KEY_MAX_BYTES or not key.isprintable():
+        raise BadKey(
+            f"key {key[:60]!r} is longer than FOREIGN_KEY_MAX_BYTES ({FOREIGN_KEY_MAX_BYTES}), or "
+            "has unprintable characters"
+        )
+    if segments[0] == RESERVED_SEGMENT:
+        raise BadKey(f"key {key!r} begins with {RESERVED_SEGMENT!r}, which is reserved")
+    return key
+
+
+def _check_segment(segment: str, key: str) -> None:
+    if segment in ("", ".", ".."):
+        raise BadKey(
+            f"key {key!r} has the segment {segment!r}; segments are not empty, '.' or '..'"
+        )
+    if len(segment) > KEY_SEGMENT_MAX_BYTES:
+        raise BadKey(
+            f"key {key!r} has a segment of {len(segment)} bytes; KEY_SEGMENT_MAX_BYTES is "
+            f"{KEY_SEGMENT_MAX_BYTES}"
+        )
+    if not _SEGMENT.fullmatch(segment):
+        wrong = next(c for c in segment if not _SEGMENT.fullmatch(c))
+        raise BadKey(f"key {key!r} contains {wrong!r}; keys are made of A-Z a-z 0-9 . _ = - and /")

@@ -1,21 +1,21 @@
-"""A value changed by read, change, write-if-unchanged, that tells each caller its own outcome.
+"""A register: a value in one object, changed by read, change, write-if-unchanged.
 
-The object is JSON:
+Each caller learns whether its own change landed. The object is JSON:
 
     {"register":1,"id":…,"revision":7,"token":…,"history":[…],"crc32":…,"value":…}
 
-`revision` grows by one per change, `token` is the nonce of the change that made it, `history`
-holds the tokens of the revisions before, newest first.
+`revision` grows by one with each change, `token` is the nonce of the change that made it, `history`
+has the tokens of the earlier revisions, newest first.
 
 Always holds:
 
 - each revision is written once: a write names the version it replaces, and no two contents
   ever have the same bytes (the nonce), hence never the same version;
-- so whether a change that was to become revision r landed is a fact that stays: the token at
-  r is its own, or another's. The history keeps that fact for REGISTER_HISTORY changes. After
-  more it is gone, and the caller gets `OutcomeUnknown` instead of a guess. Searching for
-  one's own *effect* in the value is the obvious alternative; it fails when somebody else has
-  undone the effect meanwhile, as a queue's consumer does with every entry;
+- so whether a change that was to become revision r landed is a lasting fact: the token at r is
+  its own or another's. The history has that fact for REGISTER_HISTORY changes. After more
+  changes the caller gets `OutcomeUnknown` instead of a guess. Searching for the change's
+  *effect* in the value is the obvious alternative; it fails when another writer has undone the
+  effect meanwhile, as a queue's consumer does with every entry;
 - a register that vanishes, goes back or is replaced by another one is reported as such.
 """
 
@@ -50,7 +50,7 @@ FORMAT: Final = 1
 
 
 class Revision(msgspec.Struct, Generic[T], frozen=True):
-    """A value as it stood at one revision."""
+    """A value, and the number of its revision."""
 
     value: T
     number: int
@@ -66,7 +66,7 @@ class _Envelope(msgspec.Struct, frozen=True):
     value: msgspec.Raw
 
     def token_at(self, revision: int) -> str | None:
-        """The token of the change that made a revision, while the history goes back so far."""
+        """The token of the change that made `revision`; None if the history does not reach it."""
         if revision == self.revision:
             return self.token
         back = self.revision - revision - 1
@@ -79,7 +79,7 @@ class _StoredRevision(msgspec.Struct, frozen=True):
 
 
 class Register(Generic[T]):
-    """One value under one key. Handles are cheap; every process may have its own."""
+    """One value under one key. Handles are cheap: each process may create its own."""
 
     def __init__(
         self,
@@ -97,13 +97,12 @@ class Register(Generic[T]):
         self._history = history
         self._seen: tuple[str, int] | None = None
         self.writes = 0
-        """Conditional writes of this handle, however they came out."""
+        """Conditional writes of this handle, whatever their outcome."""
         self.conflicts = 0
-        """Those of them in whose place somebody else's was found."""
+        """Conditional writes that lost to another writer's."""
 
     @property
     def key(self) -> str:
-        """Where the register stands."""
         return self._key
 
     async def read(self) -> Revision[T]:
@@ -116,12 +115,12 @@ class Register(Generic[T]):
     async def update(self, change: Callable[[T | None], T]) -> Revision[T]:
         """Apply `change` to the present value (None if never written) and store the result.
 
-        Returns the revision that *this* call made; by then others may have made later ones.
-        `change` may be applied several times, to ever newer values: it must not do anything
-        but compute. If it returns an equal value, or raises, nothing is written.
+        Returns the revision that *this* call made; other writers may have made later ones.
+        `change` may be applied several times, to newer values: it must only compute. If it returns
+        an equal value, or raises, nothing is written.
 
-        `OutcomeUnknown`: the change may have landed or may still land. `Contended`: it has
-        not and will not.
+        `OutcomeUnknown`: the change may have landed or may still land. `Contended`: it has not
+        landed and never will.
         """
         budget = self._policy.start(attempts=limits.REGISTER_ATTEMPTS)
         base = await self._load()
@@ -140,15 +139,15 @@ class Register(Generic[T]):
             lost += 1
             if lost > 1:
                 if not await budget.pause():
-                    raise Contended(f"{self._key}: not changed: others won {lost} times")
-                # What was there before the wait is out of date by now, and writing on top of it
-                # would lose again, perhaps to more changes than the history remembers.
+                    raise Contended(f"{self._key}: not changed: other writers won {lost} times")
+                # The value from before the wait is out of date: a write on top of it would lose
+                # again, perhaps to more changes than the history remembers.
                 base = await self._load()
 
     async def replace_damaged(self, value: T) -> None:
-        """Write over bytes that are no register any more; `Refused` if they are one after all.
+        """Overwrite an object that cannot be decoded; `Refused` if it can.
 
-        Its revisions begin anew. `Conflict` if somebody else wrote meanwhile.
+        Revisions start at 1 again. `Conflict` if another writer wrote meanwhile.
         """
         found = await self._store.get(self._key)
         try:
@@ -158,12 +157,12 @@ class Register(Generic[T]):
             data = self._encode(None, self._encode_value(value), token)
             await self._store.put_if_unchanged(self._key, data, found.version, token=token.encode())
             return
-        raise Refused(f"{self._key} can be read: it is changed by update, not written over")
+        raise Refused(f"{self._key} can be decoded: change it with update instead")
 
     async def _write(
         self, base: _StoredRevision | None, encoded: bytes, token: str
     ) -> tuple[bool, _StoredRevision | None]:
-        """Whether the write landed; if not, what is there instead."""
+        """Whether the write landed; if not, the present revision."""
         data = self._encode(base, encoded, token)
         self.writes += 1
         try:
@@ -180,7 +179,7 @@ class Register(Generic[T]):
             try:
                 current = await self._load()
             except (Unavailable, Refused):
-                raise unknown from None  # not knowing stays not knowing
+                raise unknown from None  # the failed read settles nothing
             return self._settle(base, token, current, unknown), current
         if base is None:
             self._see(token, 1)
@@ -195,7 +194,7 @@ class Register(Generic[T]):
         current: _StoredRevision | None,
         unknown: OutcomeUnknown | None,
     ) -> bool:
-        """Whether the change that was to follow `base` landed, from what is there now."""
+        """Whether the change that was to follow `base` landed, from the present revision."""
         if base is not None:
             self._refuse_older((base.envelope.id, base.envelope.revision), current)
         if current is not None:
@@ -203,7 +202,7 @@ class Register(Generic[T]):
         before = 0 if base is None else base.envelope.revision
         after = 0 if current is None else current.envelope.revision
         if after == before:
-            # Nothing followed the base yet: a request still under way may land at any time.
+            # No change followed `base` yet: a request under way may still land.
             raise OutcomeUnknown(f"{self._key}: the change may still land") from unknown
         assert current is not None
         found = current.envelope.token_at(before + 1)
@@ -215,7 +214,7 @@ class Register(Generic[T]):
         return found == token
 
     async def _load(self) -> _StoredRevision | None:
-        seen = self._seen  # before the request: a response may be older than what others saw
+        seen = self._seen  # before the request: its answer may be older than another task's
         try:
             found = self._decode(await self._store.get(self._key))
         except NotFound:
@@ -245,12 +244,12 @@ class Register(Generic[T]):
         return Revision(value, found.envelope.revision)
 
     def _encode_value(self, value: T) -> bytes:
-        """The value's JSON, which must read back: a register that cannot be read is dead."""
+        """The value's JSON, checked by decoding it: a register must never become unreadable."""
         try:
             encoded = msgspec.json.encode(value, order="sorted")
             msgspec.json.decode(encoded, type=self._kind)
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
-            # Not the value itself, which may be long: what is wrong with it says where it is.
+            # Without the value, which may be long: the error says where it is wrong.
             raise Refused(
                 f"{self._key}: this value cannot be stored as {self._kind}: {error}"
             ) from error
@@ -294,7 +293,7 @@ def _head(identity: str, revision: int, token: str, history: list[str]) -> bytes
 
 
 def decode_envelope(key: str, data: bytes | memoryview) -> _Envelope:
-    """The envelope of a register, checked; `Corrupt` says what is wrong with it."""
+    """The checked envelope of a register; `Corrupt` says what is wrong."""
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

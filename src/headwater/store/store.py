@@ -1,8 +1,8 @@
-"""The store that every room uses: checked keys, bounded retries, resolved outcomes, counters.
+"""The store that every package uses: checked keys, bounded retries, settled outcomes, counters.
 
 Conditional writes are repeated with the same bytes under the same condition, which at most one
 attempt can satisfy. A refusal is settled by a read: if the object holds exactly these bytes, with a
-token of this writer, the write was ours. What a read cannot settle is raised as `OutcomeUnknown`.
+token of this writer, this write landed. An outcome that a read cannot settle is `OutcomeUnknown`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.retry import Budget, RetryPolicy
+from headwater.core.settings import whole_number
 from headwater.store.attempts import (
     AttemptTimedOut,
     SlowWarning,
     StoreStats,
-    gave_up,
+    attempts_exhausted,
+    conflict_with,
+    immutable_content,
+    listing_out_of_order,
     still_unknown,
-    taken_by,
     too_large,
-    unordered,
 )
 from headwater.store.backend import (
     IF_ABSENT,
@@ -40,8 +42,17 @@ from headwater.store.backend import (
     PreconditionFailed,
     Unreachable,
 )
-from headwater.store.keys import check_key, check_prefix
-from headwater.store.objects import Buffer, ByteRange, Object, ObjectMeta, Page, Parts, Version
+from headwater.store.objects import (
+    Buffer,
+    ByteRange,
+    Object,
+    ObjectMeta,
+    Page,
+    Parts,
+    Version,
+    check_key,
+    check_prefix,
+)
 
 T = TypeVar("T")
 Bytes = bytes | memoryview
@@ -85,7 +96,7 @@ class Store:
         await self.close()
 
     async def close(self) -> None:
-        """Give back connections and whatever else is held."""
+        """Close connections and other resources."""
         await self._backend.close()
 
     # Reading
@@ -95,7 +106,7 @@ class Store:
     ) -> Object:
         """An object, or a part of it; a part past the end is cut or empty. `NotFound` if absent.
 
-        `foreign`: other software chose the key, which need not keep our rules.
+        `foreign`: the key was chosen by other software and may break the rules for keys.
         """
         check_key(key, foreign=foreign)
         budget = self._policy.start(size_bytes=0 if byte_range is None else byte_range.length)
@@ -115,7 +126,7 @@ class Store:
                 return await self._once("get", budget, whole)
             except AttemptTimedOut:
                 if byte_range is None:
-                    # Perhaps it is large, not lost: the next attempt gets the time that takes.
+                    # The object may be large: give the next attempt the time that it needs.
                     budget.allow((await self.head(key, foreign=foreign)).size_bytes)
                 raise
 
@@ -124,7 +135,7 @@ class Store:
         return found
 
     async def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> Sequence[Object]:
-        """Several parts of one object at once; refuses parts of different contents."""
+        """Several parts of one object at once; `Conflict` if the object was replaced meanwhile."""
         parts = await asyncio.gather(*(self.get(key, part) for part in ranges))
         if len({part.version for part in parts}) > 1:
             raise Conflict(f"{key} was replaced while parts of it were read; read it again")
@@ -133,9 +144,8 @@ class Store:
     async def get_stream(
         self, key: str, *, chunk_bytes: int = limits.STREAM_CHUNK_BYTES
     ) -> AsyncIterator[bytes | memoryview]:
-        """An object of any size in chunks, of one content throughout."""
-        if chunk_bytes < 1:
-            raise Refused(f"chunk_bytes is {chunk_bytes}; a chunk has at least one byte")
+        """An object of any size in chunks; `Conflict` if the object is replaced meanwhile."""
+        whole_number("chunk_bytes", chunk_bytes, at_least=1)
         offset, first = 0, None
         while first is None or offset < first.meta.size_bytes:
             part = await self.get(key, ByteRange(offset, offset + chunk_bytes))
@@ -155,9 +165,9 @@ class Store:
         )
 
     async def now_ms(self, just_written: str) -> int:
-        """The time by the store's clock: of an object just written, or see `Backend.clock_ms`."""
-        asked_ms = self._backend.clock_ms()
-        return (await self.head(just_written)).modified_ms if asked_ms is None else asked_ms
+        """The store's clock: the time of an object just written, or `Backend.clock_ms`."""
+        clock_ms = self._backend.clock_ms()
+        return (await self.head(just_written)).modified_ms if clock_ms is None else clock_ms
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectMeta]:
         """Objects below the folder `prefix`, in the order of their keys, above `start_after`."""
@@ -165,14 +175,14 @@ class Store:
         after = start_after
         budget = self._policy.start()
         while True:
-            asked = after
+            requested = after
             try:
-                async for page in self._pages(folder, asked):
+                async for page in self._pages(folder, requested):
                     for meta in page:
-                        if meta.key <= asked:
-                            continue  # some stores ignore where to start
+                        if meta.key <= requested:
+                            continue  # some stores ignore the start
                         if meta.key <= after:
-                            raise unordered(meta.key, after)
+                            raise listing_out_of_order(meta.key, after)
                         after = meta.key
                         yield meta
                     budget = self._policy.start()
@@ -182,9 +192,9 @@ class Store:
                     raise
 
     async def folders(self, prefix: str = "") -> tuple[str, ...]:
-        """The names of the folders directly below the folder `prefix` that hold something, sorted.
+        """The names of the folders directly below `prefix` that hold objects, sorted.
 
-        What they hold costs nothing: where a listing goes through all of it, this goes past.
+        It does not list what is in the folders, and its cost does not grow with that.
         """
         folder = check_prefix(prefix)
         budget = self._policy.start()
@@ -199,10 +209,10 @@ class Store:
     # Writing
 
     async def put(self, key: str, data: Buffer | Parts) -> Version:
-        """Write an object whatever is there.
+        """Write an object, replacing a present one.
 
-        Only for keys that one writer alone ever writes, with one content: a slow attempt may
-        land after a later put of the same key.
+        Only for keys that a single writer writes, with one content: a slow attempt may land after
+        a later put of the same key.
         """
         check_key(key)
         if isinstance(data, Parts):
@@ -210,13 +220,13 @@ class Store:
             if self.is_local:
                 return await self._put(key, len(parts), lambda: self._backend.put_parts(key, parts))
             data = await runtime.run_blocking(parts.together)
-        content = self._checked(key, data)
+        content = immutable_content(key, data)
         if len(content) > limits.MULTIPART_ABOVE_BYTES and not self.is_local:
             return await self._put_in_parts(key, content)
         return await self._put(key, len(content), lambda: self._backend.put(key, content))
 
     async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:
-        """Write an object of any size from parts, once: what fails is for the caller to repeat."""
+        """Write an object of any size from parts, without retries: the caller repeats it."""
         check_key(key)
         stats = self.stats.of("put_stream")
         total = 0
@@ -243,30 +253,30 @@ class Store:
             stats.latency_s.observe(runtime.monotonic_s() - started_s)
 
     async def put_if_absent(self, key: str, data: Buffer, *, token: bytes | None) -> Version:
-        """Create an object, or raise `AlreadyExists` with what is there.
+        """Create an object, or raise `AlreadyExists` with the present content.
 
-        `token` is something inside `data` that no other writer writes; with it an unclear
-        outcome is settled by looking. With None it is raised as `OutcomeUnknown`.
+        `token` is part of `data` and unique to this write; with it, a read settles an unclear
+        outcome. With None an unclear outcome is raised as `OutcomeUnknown`.
         """
         check_key(key)
-        return await self._put_conditionally(key, self._checked(key, data), IF_ABSENT, token)
+        return await self._put_conditionally(key, immutable_content(key, data), IF_ABSENT, token)
 
     async def put_if_unchanged(
         self, key: str, data: Buffer, version: Version, *, token: bytes | None
     ) -> Version:
-        """Replace the content that `version` names, or raise `Conflict` with what is there.
+        """Replace the content that `version` names, or raise `Conflict` with the present content.
 
-        A `Conflict` says that the present content is not this one. Whether this one was there
-        for a while, the content's own history can say: see `Register`. Without a history,
-        `Conflict.nothing_landed` is all there is.
+        A `Conflict` says that the present content is not `data`. Whether `data` was present for a
+        while, only a history in the content can say: see `Register`. Without one,
+        `Conflict.nothing_landed` is all that is known.
         """
         check_key(key)
-        return await self._put_conditionally(key, self._checked(key, data), version, token)
+        return await self._put_conditionally(key, immutable_content(key, data), version, token)
 
     async def delete(self, key: str) -> None:
-        """Remove an object; removing an absent one succeeds.
+        """Delete an object; deleting an absent one succeeds.
 
-        Only for keys that are not created again: a slow attempt may land after a later create.
+        Only for keys that are never created again: a slow attempt may land after a later create.
         """
         check_key(key)
         budget = self._policy.start()
@@ -276,7 +286,7 @@ class Store:
 
         await self._repeat("delete", key, budget, attempt, write=True)
 
-    # How requests are tried
+    # Attempts and retries
 
     async def _put(self, key: str, size_bytes: int, send: Callable[[], Awaitable[T]]) -> T:
         if size_bytes > limits.OBJECT_MAX_BYTES:
@@ -292,7 +302,7 @@ class Store:
         self, key: str, data: Bytes, condition: IfAbsent | Version, token: bytes | None
     ) -> Version:
         if token is not None and (not token or token not in bytes(data)):
-            raise Refused(f"the token of a conditional write to {key} must stand in its bytes")
+            raise Refused(f"the token of a conditional write to {key} must be part of its bytes")
         operation = "put_if_absent" if condition is IF_ABSENT else "put_if_unchanged"
         budget = self._policy.start(size_bytes=len(data))
         sent_before = False
@@ -311,42 +321,41 @@ class Store:
                 sent_before = not is_first
                 raise
             except (PreconditionFailed, NotFound) as refusal:
-                current = await self._look(key)
+                current = await self._read_current(key)
                 if current is not None and self._is_ours(key, current, data, token):
                     return current.version
                 is_clean = is_first and isinstance(refusal, PreconditionFailed) and refusal.compared
-                taken = self._taken_by(key, current, condition, nothing_landed=is_clean)
-                if taken is not None:
-                    raise taken from refusal
-                # Refused although the condition holds: a concurrent request was under way, which
-                # may be a copy of this one. Or this one created the object, was refused by
-                # mistake, and the object was deleted.
+                conflict = self._conflict_with(key, current, condition, nothing_landed=is_clean)
+                if conflict is not None:
+                    raise conflict from refusal
+                # Refused although the condition holds: a concurrent request was under way, perhaps
+                # a copy of this one. Or this request created the object, its answer was wrong, and
+                # the object was deleted.
                 raise OutcomeUnknown(
                     f"refused although the condition holds: {refusal}"
                 ) from refusal
 
         return await self._repeat(operation, key, budget, attempt, write=True)
 
-    async def _look(self, key: str) -> Object | None:
+    async def _read_current(self, key: str) -> Object | None:
         try:
             return await self.get(key)
         except NotFound:
             return None
         except (Unavailable, Refused) as error:
-            raise OutcomeUnknown(f"{key}: refused, and looking why failed: {error}") from error
+            raise OutcomeUnknown(f"{key}: refused, and reading why failed: {error}") from error
 
     def _is_ours(self, key: str, current: Object, data: Bytes, token: bytes | None) -> bool:
-        """Whether what is there is what this call wrote, though it was told otherwise."""
+        """Whether this call wrote the present content, although it was refused."""
         if current.data != data:
             return False
         if token is None:
             raise OutcomeUnknown(
-                f"{key} holds these very bytes, which carry no token of their own: they may be "
-                "another writer's"
+                f"{key} holds the same bytes, without a token: another writer may have written them"
             )
         return True
 
-    _taken_by = staticmethod(taken_by)
+    _conflict_with = staticmethod(conflict_with)
 
     async def _put_in_parts(self, key: str, data: Bytes) -> Version:
         part = limits.MULTIPART_PART_BYTES
@@ -369,19 +378,19 @@ class Store:
         *,
         write: bool = False,
     ) -> T:
-        """Try what may be repeated without harm until it works or the budget ends.
+        """Repeat an idempotent attempt until it succeeds or the budget ends.
 
-        Once one attempt of a write may have landed, no later error says that it has not.
+        Once one attempt of a write may have landed, no later error says that nothing landed.
         """
         maybe_landed = False
         while True:
             try:
                 return await attempt()
             except (OutcomeUnknown, Unavailable, PreconditionFailed) as error:
-                # A refused condition where none was made is a server's way of saying "busy".
+                # Some servers say "precondition failed" without a condition when they are busy.
                 maybe_landed |= write and not isinstance(error, Unreachable)
                 if not await self._pause(operation, budget, error):
-                    raise gave_up(key, budget, error, maybe_landed) from error
+                    raise attempts_exhausted(key, budget, error, maybe_landed) from error
             except Refused as error:
                 if maybe_landed:
                     raise still_unknown(key, error) from error
@@ -395,7 +404,7 @@ class Store:
         *,
         sent: int = 0,
     ) -> T:
-        """One attempt, timed and counted. An attempt that takes too long has an unknown outcome."""
+        """One attempt, timed and counted. An attempt that times out has an unknown outcome."""
         stats = self.stats.of(operation)
         stats.requests += 1
         stats.bytes_sent += sent
@@ -424,7 +433,7 @@ class Store:
                 page = await self._once("list", budget, lambda: anext(pages))
             except StopAsyncIteration:
                 if not first:
-                    # The page before said that it was the last: no request was sent.
+                    # The last page said that it was the last one: no request was sent.
                     self.stats.of("list").requests -= 1
                 return
             except OutcomeUnknown as error:
@@ -439,12 +448,3 @@ class Store:
         goes_on = await budget.pause(throttled=throttled)
         stats.retries += goes_on
         return goes_on
-
-    def _checked(self, key: str, data: Buffer) -> Bytes:
-        """Bytes that cannot change: an attempt given up may still be reading them on a thread."""
-        view = memoryview(data).cast("B")
-        if len(view) > limits.OBJECT_MAX_BYTES:
-            raise too_large(key, len(view))
-        if isinstance(data, bytes):
-            return data
-        return view if view.readonly else bytes(view)

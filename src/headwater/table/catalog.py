@@ -15,6 +15,14 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Final, NoReturn, TypeVar
 
+try:
+    from pyiceberg.catalog import MetastoreCatalog, PropertiesUpdateSummary
+except ModuleNotFoundError as error:
+    # The first import of pyiceberg when headwater.table is imported.
+    raise ModuleNotFoundError(
+        f"Iceberg tables need pyiceberg ({error}): pip install 'pyiceberg>=0.12,<0.13'",
+        name=error.name,
+    ) from error
 from pyiceberg.exceptions import (
     CommitFailedException,
     CommitStateUnknownException,
@@ -51,15 +59,6 @@ from headwater.store.locations import FileRoot
 from headwater.table.file_io import StoreFileIO
 from headwater.table.pointers import NameWasUsed, Pointers
 
-try:
-    from pyiceberg.catalog import MetastoreCatalog, PropertiesUpdateSummary
-except ModuleNotFoundError as error:
-    # The first import of pyiceberg wherever headwater.table is imported.
-    raise ModuleNotFoundError(
-        f"Iceberg tables need pyiceberg ({error}): pip install 'pyiceberg>=0.12,<0.13'",
-        name=error.name,
-    ) from error
-
 _log: Final = logging.getLogger("headwater")
 
 CREATE_ATTEMPTS: Final = 5
@@ -69,22 +68,22 @@ Name = str | Identifier
 
 
 class RegisterCatalog(MetastoreCatalog):
-    """Namespaces of one level, and tables, as registers in the warehouse's own store."""
+    """Namespaces of one level and tables, as registers in the store of the warehouse."""
 
     def __init__(self, name: str, *, store: Store | None = None, **properties: str) -> None:
         if WAREHOUSE not in properties:
             raise Refused("a catalog in a store needs its address: warehouse=s3://bucket/prefix")
         super().__init__(name, **properties)
-        self.place = FileRoot.at(properties[WAREHOUSE])
-        # What pyiceberg puts files under, and shows: without options.
+        self.root = FileRoot.at(properties[WAREHOUSE])
+        # pyiceberg derives locations from it and shows it: without options.
         implementation = f"{StoreFileIO.__module__}.{StoreFileIO.__qualname__}"
-        self.properties = {**properties, WAREHOUSE: self.place.base, PY_IO_IMPL: implementation}
+        self.properties = {**properties, WAREHOUSE: self.root.base, PY_IO_IMPL: implementation}
         self._store = store
-        self._last: tuple[str, TableMetadata] | None = None
+        self._cached: tuple[str, TableMetadata] | None = None
 
     @property
     def _pointers(self) -> Pointers:
-        return Pointers(self._store or self.place.store())
+        return Pointers(self._store or self.root.store())
 
     # Tables
 
@@ -97,86 +96,83 @@ class RegisterCatalog(MetastoreCatalog):
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Properties = EMPTY_DICT,
     ) -> Table:
-        """Make a table; its namespace is there."""
         for _ in range(CREATE_ATTEMPTS):
             staged = self._create_staged_table(
                 identifier, schema, location, partition_spec, sort_order, properties
             )
             self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
             try:
-                self._point_new(staged.name(), staged.metadata_location, staged.metadata)
+                self._create_pointer(staged.name(), staged.metadata_location, staged.metadata)
             except NameWasUsed:
                 if location is not None:
                     raise
-                continue  # since the folder was chosen: another one is, the next time
+                continue  # the name was used after the folder was chosen: choose another folder
             return self._table(staged.name(), staged.metadata_location, staged.metadata)
-        raise CommitFailedException(f"{identifier}: not created: others keep using the name")
+        raise CommitFailedException(f"{identifier}: not created: other tables keep taking the name")
 
     def register_table(
         self, identifier: Name, metadata_location: str, overwrite: bool = False
     ) -> Table:
-        """Take in a table whose metadata stands below the warehouse."""
+        """Add a table whose metadata file is below the warehouse."""
         name = self.identifier_to_database_and_table(identifier)
-        self.place.key(metadata_location)
+        self.root.key(metadata_location)
         if overwrite and self.table_exists(identifier):
-            self._move(name, self._location(name), metadata_location)
+            self._move_pointer(name, self._metadata_location(name), metadata_location)
         else:
-            self._point_new(name, metadata_location)
-        return self._changed(name, metadata_location)
+            self._create_pointer(name, metadata_location)
+        return self._reload(name, metadata_location)
 
     def load_table(self, identifier: Name) -> Table:
-        """A table as it stands."""
         name = self.identifier_to_database_and_table(identifier, NoSuchTableError)
         while True:
-            location = self._location(name)
+            location = self._metadata_location(name)
             try:
                 return self._table(name, location, self._metadata(location))
             except FileNotFoundError:
-                # Swept, if the table has moved on since its pointer was read.
-                if self._location(name) == location:
+                # Others may have committed and swept this file since the pointer was read.
+                if self._metadata_location(name) == location:
                     raise
 
     def drop_table(self, identifier: Name) -> None:
-        """Forget a table; its files stay."""
+        """Remove a table from the catalog; its files stay."""
         name = self.identifier_to_database_and_table(identifier, NoSuchTableError)
-        self._move(name, self._location(name), None)
+        self._move_pointer(name, self._metadata_location(name), None)
 
     def purge_table(self, identifier: Name) -> None:
-        """Forget a table, and delete its files; one that cannot be deleted is left with a warning.
+        """Remove a table and delete its files; a file that cannot be deleted is logged and left.
 
-        `CommitFailedException`, and nothing is deleted, if the name shows something else by then:
-        the table may have another name, and its files are in use.
+        `CommitFailedException`, and nothing is deleted, if the table has changed meanwhile: it may
+        have another name by now, and its files are in use.
         """
         name = self.identifier_to_database_and_table(identifier, NoSuchTableError)
         table = self.load_table(identifier)
         files = _files_of(table)
-        self._move(name, table.metadata_location, None)
+        self._move_pointer(name, table.metadata_location, None)
         for location in files:
             try:
                 table.io.delete(location)
             except (HeadwaterError, OSError) as error:
-                # The table is dropped by now: a file that is left keeps no other. pyiceberg's
-                # `FileIO.delete` raises a PermissionError where a store says `Denied`.
-                _log.warning("%s is left of a purged table: %s", location, error)
+                # The table is dropped already, so delete the other files. pyiceberg's own
+                # `FileIO.delete` raises PermissionError, not `Denied`.
+                _log.warning("%s of a purged table could not be deleted: %s", location, error)
 
     def rename_table(self, from_identifier: Name, to_identifier: Name) -> Table:
-        """Give a table another name; its files stay where they are."""
+        """Rename a table; its files stay where they are."""
         old = self.identifier_to_database_and_table(from_identifier, NoSuchTableError)
         new = self.identifier_to_database_and_table(to_identifier)
         if not self.namespace_exists(new[0]):
             raise NoSuchNamespaceError(f"there is no namespace {new[0]}")
         try:
-            location = _wait(self._pointers.rename(*old, *new))
+            location = _run(self._pointers.rename(*old, *new))
         except NotFound as error:
             raise NoSuchTableError(str(error)) from error
         except (AlreadyExists, Conflict) as error:
             raise TableAlreadyExistsError(f"table {'.'.join(new)} exists") from error
-        return self._changed(new, location)
+        return self._reload(new, location)
 
     def list_tables(self, namespace: Name) -> list[Identifier]:
-        """The tables of a namespace."""
-        name = self._existing(namespace)
-        return [(name, table) for table in _wait(self._pointers.tables(name))]
+        name = self._checked_namespace(namespace)
+        return [(name, table) for table in _run(self._pointers.tables(name))]
 
     def commit_table(
         self,
@@ -184,7 +180,7 @@ class RegisterCatalog(MetastoreCatalog):
         requirements: tuple[TableRequirement, ...],
         updates: tuple[TableUpdate, ...],
     ) -> CommitTableResponse:
-        """Apply updates to a table, if it still is what they require."""
+        """Apply updates to a table if it meets their requirements."""
         name = self.identifier_to_database_and_table(table.name(), NoSuchTableError)
         try:
             current: Table | None = self.load_table(name)
@@ -198,13 +194,13 @@ class RegisterCatalog(MetastoreCatalog):
             self._commit_new(name, staged)
         else:
             self._swap(name, current.metadata_location, staged)
-        self._last = (staged.metadata_location, staged.metadata)
+        self._cached = (staged.metadata_location, staged.metadata)
         return _response(staged.metadata, staged.metadata_location)
 
     def _swap(self, name: tuple[str, str], expected: str, staged: StagedTable) -> None:
         new = staged.metadata_location
         try:
-            _wait(self._pointers.point(*name, expected, new))
+            _run(self._pointers.point(*name, expected, new))
         except (Conflict, Contended) as error:
             raise CommitFailedException(f"another commit came first: {error}") from error
         except OutcomeUnknown as error:
@@ -212,34 +208,37 @@ class RegisterCatalog(MetastoreCatalog):
                 raise CommitStateUnknownException(str(error)) from error
 
     def _has_landed(self, name: tuple[str, str], location: str) -> bool:
-        """Whether a commit can be seen; if not, or if looking fails, it may have landed still."""
+        """Whether a commit is visible. If not, or if the read fails, it may still have landed."""
         try:
-            now = self.load_table(name)
+            table = self.load_table(name)
         except Exception as error:
-            # Whatever it is, also that there is no such table: it says nothing of the commit.
-            _log.warning("%s: looking for a commit failed: %s", ".".join(name), error)
+            # Any error, even a missing table, says nothing about the commit.
+            _log.warning("%s: could not check whether a commit landed: %s", ".".join(name), error)
             return False
-        # Others may have committed on top of it since: each names those before it.
-        before = {entry.metadata_file for entry in now.metadata.metadata_log}
-        return now.metadata_location == location or location in before
+        # Others may have committed on top of it: metadata names the files before it.
+        earlier = {entry.metadata_file for entry in table.metadata.metadata_log}
+        return location == table.metadata_location or location in earlier
 
     def _commit_new(self, name: tuple[str, str], staged: StagedTable) -> None:
         try:
-            self._point_new(name, staged.metadata_location, staged.metadata)
+            self._create_pointer(name, staged.metadata_location, staged.metadata)
         except NameWasUsed as error:
             raise CommitFailedException(f"{error}: create it again") from error
 
-    def _point_new(
+    def _create_pointer(
         self, name: Identifier, location: str, metadata: TableMetadata | None = None
     ) -> None:
-        """Point a name that is free to a table; to a new one, whose `metadata` these are, only if
-        no table had both the name and the folder before."""
+        """Point a free name to a table.
+
+        `metadata` is that of a new table. It gets the folder of its name only if no table had the
+        name before.
+        """
         namespace, table = name
-        self._existing(namespace)
+        self._checked_namespace(namespace)
         folder = super()._get_default_warehouse_location(namespace, table)
         is_first = metadata is not None and metadata.location == folder
         try:
-            _wait(self._pointers.point(namespace, table, None, location, is_first=is_first))
+            _run(self._pointers.point(namespace, table, None, location, is_first=is_first))
         except NameWasUsed:
             raise
         except Conflict as error:
@@ -247,28 +246,28 @@ class RegisterCatalog(MetastoreCatalog):
         except OutcomeUnknown as error:
             raise CommitStateUnknownException(str(error)) from error
 
-    def _move(self, name: tuple[str, str], expected: str, location: str | None) -> None:
+    def _move_pointer(self, name: tuple[str, str], expected: str, location: str | None) -> None:
         try:
-            _wait(self._pointers.point(*name, expected, location))
+            _run(self._pointers.point(*name, expected, location))
         except (Conflict, Contended) as error:
             raise CommitFailedException(f"another commit came first: {error}") from error
         except OutcomeUnknown as error:
             raise CommitStateUnknownException(str(error)) from error
 
-    def _location(self, name: tuple[str, str]) -> str:
+    def _metadata_location(self, name: tuple[str, str]) -> str:
         try:
-            return _wait(self._pointers.location(*name))
+            return _run(self._pointers.location(*name))
         except NotFound as error:
             raise NoSuchTableError(str(error)) from error
 
     def _metadata(self, location: str) -> TableMetadata:
-        # A metadata file never changes: what was read or written last need not be read again.
-        # Looked at once: queries share a catalog, and another's table may come in between.
-        last = self._last
-        if last is None or last[0] != location:
+        # A metadata file never changes, so the last one read or written is cached. The attribute is
+        # read once: queries share a catalog, and another thread may replace it.
+        cached = self._cached
+        if cached is None or cached[0] != location:
             file = self._load_file_io(location=location).new_input(location)
-            last = self._last = (location, FromInputFile.table_metadata(file))
-        return last[1]
+            cached = self._cached = (location, FromInputFile.table_metadata(file))
+        return cached[1]
 
     def _table(self, name: Identifier, location: str, metadata: TableMetadata) -> Table:
         return Table(
@@ -279,69 +278,66 @@ class RegisterCatalog(MetastoreCatalog):
             catalog=self,
         )
 
-    def _changed(self, name: Identifier, location: str) -> Table:
-        """A table after a change of its pointer, which no failure to read it undoes."""
+    def _reload(self, name: Identifier, location: str) -> Table:
+        """Load a table whose pointer was changed; a failed read does not undo the change."""
         try:
             return self._table(name, location, self._metadata(location))
         except (HeadwaterError, OSError) as error:
             raise OutcomeUnknown(
-                f"table {'.'.join(name)} has this name now, and could not be read: {error}"
+                f"table {'.'.join(name)} has this name now, but could not be read: {error}"
             ) from error
 
     def _load_file_io(
         self, properties: Properties = EMPTY_DICT, location: str | None = None
     ) -> FileIO:
-        return StoreFileIO({**self.properties, **properties}, place=self.place, store=self._store)
+        return StoreFileIO({**self.properties, **properties}, root=self.root, store=self._store)
 
     def _get_default_warehouse_location(self, database_name: str, table_name: str) -> str:
-        """The folder of the name, for the first table that has it; after that one of its own.
+        """The folder of the name for the first table of that name; a new folder for later ones.
 
-        The files of a table that was renamed or dropped are still in the first one, and a sweep of
-        its successor would take them for leftovers. `_point_new` checks it again: another table
-        may have had the name since.
+        Files of a table that was renamed or dropped are still in the first folder, and a sweep of
+        the next table would delete them as obsolete. `_create_pointer` checks this again, because
+        another table may have used the name meanwhile.
         """
         folder = super()._get_default_warehouse_location(database_name, table_name)
-        if _wait(self._pointers.was_used(database_name, table_name)):
+        if _run(self._pointers.was_used(database_name, table_name)):
             return f"{folder}-{runtime.new_ulid().lower()}"
         return folder
 
     # Namespaces
 
     def create_namespace(self, namespace: Name, properties: Properties = EMPTY_DICT) -> None:
-        """Make a namespace."""
         name = self.identifier_to_database(namespace)
         try:
-            _wait(self._pointers.create_namespace(name, dict(properties)))
+            _run(self._pointers.create_namespace(name, dict(properties)))
         except AlreadyExists as error:
             raise NamespaceAlreadyExistsError(str(error)) from error
 
     def drop_namespace(self, namespace: Name) -> None:
-        """Remove a namespace that has no tables."""
-        name = self._existing(namespace)
+        """Drop a namespace that has no tables."""
+        name = self._checked_namespace(namespace)
         tables = self.list_tables(namespace)
         if tables:
             raise NamespaceNotEmptyError(f"namespace {name} has {len(tables)} tables")
-        _wait(self._pointers.change_namespace(name, lambda _: None))
+        _run(self._pointers.change_namespace(name, lambda _: None))
 
     def list_namespaces(self, namespace: Name = ()) -> list[Identifier]:
-        """All namespaces; there are none within others."""
+        """List all namespaces; they are not nested."""
         if namespace:
-            self._existing(namespace)
+            self._checked_namespace(namespace)
             return []
-        return [(name,) for name in _wait(self._pointers.namespaces())]
+        return [(name,) for name in _run(self._pointers.namespaces())]
 
     def load_namespace_properties(self, namespace: Name) -> Properties:
-        """What was said of a namespace."""
         name = self.identifier_to_database(namespace, NoSuchNamespaceError)
         try:
-            return _wait(self._pointers.namespace(name))
+            return _run(self._pointers.namespace(name))
         except NotFound as error:
             raise NoSuchNamespaceError(str(error)) from error
 
     def update_namespace_properties(
         self, namespace: Name, removals: set[str] | None = None, updates: Properties = EMPTY_DICT
     ) -> PropertiesUpdateSummary:
-        """Change what is said of a namespace."""
         before = self.load_namespace_properties(namespace)
         summary, _ = self._get_updated_props_and_update_summary(before, removals, updates)
         gone = removals or set()
@@ -349,38 +345,33 @@ class RegisterCatalog(MetastoreCatalog):
         def change(now: dict[str, str]) -> dict[str, str]:
             return {k: v for k, v in now.items() if k not in gone} | dict(updates)
 
-        _wait(self._pointers.change_namespace(self.identifier_to_database(namespace), change))
+        _run(self._pointers.change_namespace(self.identifier_to_database(namespace), change))
         return summary
 
-    def _existing(self, namespace: Name) -> str:
+    def _checked_namespace(self, namespace: Name) -> str:
         self.load_namespace_properties(namespace)
         return self.identifier_to_database(namespace)
 
     # Views
 
     def list_views(self, namespace: Name) -> list[Identifier]:
-        """None: there are tables only."""
         return []
 
     def view_exists(self, identifier: Name) -> bool:
-        """There are tables only."""
         return False
 
     def load_view(self, identifier: Name) -> View:
-        """There are tables only."""
         raise NoSuchViewError(f"there is no view {identifier}: this catalog has tables only")
 
     def drop_view(self, identifier: Name) -> None:
-        """There are tables only."""
         raise NoSuchViewError(f"there is no view {identifier}: this catalog has tables only")
 
     def register_view(self, identifier: Name, metadata_location: str) -> NoReturn:
-        """There are tables only."""
         raise NotSupported("this catalog has tables only")
 
 
 def _files_of(table: Table) -> list[str]:
-    """Every file that a table names, its metadata last."""
+    """Every file that a table names, its current metadata last."""
     metadata = table.metadata
     manifests = {
         manifest.manifest_path: manifest
@@ -397,7 +388,7 @@ def _files_of(table: Table) -> list[str]:
     return [*sorted(data), *manifests, *sorted(lists | logged), table.metadata_location]
 
 
-def _wait(coroutine: Coroutine[Any, Any, T]) -> T:
+def _run(coroutine: Coroutine[Any, Any, T]) -> T:
     return portal.shared().call(coroutine)
 
 

@@ -28,13 +28,13 @@ from headwater.core.errors import HeadwaterError, Refused
 from headwater.store.locations import FileRoot
 
 TABLE_UUID: Final = b"headwater.table-uuid"
-"""Key of a data file's metadata."""
+"""Key in a data file's own metadata."""
 FLOOR: Final = "headwater.orphan-floor"
-"""Property of a table: files whose ids are not above it may have been removed as orphans."""
+"""Table property: files with ids up to this one may have been removed as orphans."""
 
 
 class WrittenFile(NamedTuple):
-    """A data file that is in the store, and in no snapshot yet."""
+    """A data file that is stored and not yet in a snapshot."""
 
     location: str
     size_bytes: int
@@ -42,11 +42,11 @@ class WrittenFile(NamedTuple):
 
 
 class FilesRefused(Refused):
-    """The files do not belong into the table any more. Nothing of them was committed."""
+    """The files no longer fit the table. None of them was committed."""
 
 
-def check_belong(table: Table, files: list[WrittenFile]) -> None:
-    """Refuse files of another table, of another shape, or that may have been removed."""
+def check_files_belong(table: Table, files: list[WrittenFile]) -> None:
+    """Refuse files of another table, of other columns, or that may have been removed."""
     name, uuid = ".".join(table.name()), str(table.metadata.table_uuid)
     floor = table.metadata.properties.get(FLOOR, "")
     for file in files:
@@ -67,8 +67,7 @@ def check_belong(table: Table, files: list[WrittenFile]) -> None:
 
 
 def _check_shape(table: Table, file: WrittenFile, columns: dict[int, NestedField]) -> None:
-    """Refuse files without partitions in a partitioned table, without columns that it requires, or
-    with columns that it has not."""
+    """Refuse files if the table is now partitioned, lacks their columns or requires others."""
     name = ".".join(table.name())
     if not table.spec().is_unpartitioned():
         raise FilesRefused(
@@ -97,13 +96,13 @@ def _check_shape(table: Table, file: WrittenFile, columns: dict[int, NestedField
 
 
 def to_data_files(table: Table, files: list[WrittenFile]) -> list[DataFile]:
-    """The files as a snapshot names them, with the statistics that let readers skip them."""
-    return [_described(table, file) for file in files]
+    """The entries of the files in a manifest, with the statistics that let readers skip files."""
+    return [_to_data_file(table, file) for file in files]
 
 
-def _described(table: Table, file: WrittenFile) -> DataFile:
+def _to_data_file(table: Table, file: WrittenFile) -> DataFile:
     metadata = _footer(file)
-    # By the file's own columns: those of the table may be called otherwise by now.
+    # By the columns of the file: those of the table may have been renamed.
     schema = pyarrow_to_schema(metadata.schema.to_arrow_schema())
     statistics = data_file_statistics_from_parquet_metadata(
         parquet_metadata=metadata,
@@ -128,13 +127,13 @@ def _footer(file: WrittenFile) -> Any:
     return pq.read_metadata(pa.BufferReader(file.footer))
 
 
-def discard_files(place: FileRoot, files: list[WrittenFile]) -> list[str]:
-    """Remove files that no snapshot names; those that could not be removed."""
-    store = place.store()
-    left = []
+def discard_files(root: FileRoot, files: list[WrittenFile]) -> list[str]:
+    """Delete files that are in no snapshot; returns those that could not be deleted."""
+    store = root.store()
+    failed = []
     for file in files:
         try:
-            portal.shared().call(store.delete(place.key(file.location)))
+            portal.shared().call(store.delete(root.key(file.location)))
         except HeadwaterError:
-            left.append(file.location)
-    return left
+            failed.append(file.location)
+    return failed

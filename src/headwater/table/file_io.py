@@ -19,65 +19,61 @@ from headwater.store import ByteRange, Store
 from headwater.store.locations import FileRoot
 
 WHOLE_BYTES_MAX: Final = 8 * MIB
-"""A file up to this size is fetched at once; of a larger one the ranges that are read."""
+"""A file up to this size is fetched whole; of a larger one, the ranges that are read."""
 READ_BYTES: Final = MIB
 
 
 class StoreFileIO(FileIO):
-    """Files below one place."""
+    """pyiceberg's `FileIO` for the files below one root."""
 
     def __init__(
         self,
         properties: Properties = EMPTY_DICT,
         *,
-        place: FileRoot | None = None,
+        root: FileRoot | None = None,
         store: Store | None = None,
     ) -> None:
         super().__init__(properties)
-        self.place = place or FileRoot.at(properties[WAREHOUSE])
+        self.root = root or FileRoot.at(properties[WAREHOUSE])
         self._store = store
 
     @property
     def store(self) -> Store:
-        """The store that the files stand in."""
-        return self._store or self.place.store()
+        return self._store or self.root.store()
 
     def new_input(self, location: str) -> InputFile:
-        """A file to read."""
         return _StoredFile(self, location)
 
     def new_output(self, location: str) -> OutputFile:
-        """A file to write."""
         return _StoredFile(self, location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        """Remove a file; one that is not there is no error."""
+        """Delete a file; it is no error if there is none."""
         name = location if isinstance(location, str) else location.location
-        portal.shared().call(self.store.delete(self.place.key(name)))
+        portal.shared().call(self.store.delete(self.root.key(name)))
 
 
 class _StoredFile(InputFile, OutputFile):
-    """One file. Names of Iceberg's files carry a UUID: each is written once, by one writer."""
+    """One file. Its name contains a UUID, so it is written once, by one writer."""
 
     def __init__(self, files: StoreFileIO, location: str) -> None:
         super().__init__(location)
         self._files = files
-        self._key = files.place.key(location)
+        self._key = files.root.key(location)
         self._size_bytes: int | None = None
 
     def __len__(self) -> int:
         if self._size_bytes is None:
             try:
-                found = portal.shared().call(self._files.store.head(self._key))
+                meta = portal.shared().call(self._files.store.head(self._key))
             except NotFound as error:
                 raise FileNotFoundError(self.location) from error
             except Denied as error:
                 raise PermissionError(str(error)) from error
-            self._size_bytes = found.size_bytes
+            self._size_bytes = meta.size_bytes
         return self._size_bytes
 
     def exists(self) -> bool:
-        """Whether it is there."""
         try:
             len(self)
         except FileNotFoundError:
@@ -85,25 +81,23 @@ class _StoredFile(InputFile, OutputFile):
         return True
 
     def open(self, seekable: bool = True) -> InputStream:
-        """Its bytes, at once if they are few."""
+        """Open the bytes of the file; a small file is fetched whole."""
         if len(self) > WHOLE_BYTES_MAX:
             reader: Any = io.BufferedReader(
                 _Ranges(self._files.store, self._key, len(self)), READ_BYTES
             )
             return reader  # type: ignore[no-any-return]
-        found = portal.shared().call(self._files.store.get(self._key))
-        return io.BytesIO(found.data)
+        return io.BytesIO(portal.shared().call(self._files.store.get(self._key)).data)
 
     def to_input_file(self) -> InputFile:
-        """The same file, to read."""
+        """Return the same file for reading."""
         return self
 
     def create(self, overwrite: bool = False) -> OutputStream:
-        """Takes bytes, and stores them when it is closed."""
+        """Return a stream that stores its bytes when it is closed."""
         return _Upload(self)
 
     def store(self, data: bytes) -> None:
-        """Write it whole."""
         portal.shared().call(self._files.store.put(self._key, data))
         self._size_bytes = len(data)
 
@@ -115,7 +109,7 @@ class _Upload(io.BytesIO):
 
     def __exit__(self, kind: Any, *rest: Any) -> None:
         if kind is not None:
-            super().close()  # what was cut short is no file
+            super().close()  # an incomplete file is not stored
             return
         self.close()
 
@@ -125,13 +119,13 @@ class _Upload(io.BytesIO):
         super().close()
 
     def __del__(self) -> None:
-        # Dropped and never closed, it is no whole file. Python would close it, wherever garbage is
-        # collected, and store the half of it.
+        # A stream that was never closed is incomplete. The garbage collector would close it and so
+        # store half a file.
         super().close()
 
 
 class _Ranges(io.RawIOBase):
-    """An object's bytes, asked for where they are read."""
+    """The bytes of an object, fetched where they are read."""
 
     def __init__(self, store: Store, key: str, size_bytes: int) -> None:
         self._store = store

@@ -1,20 +1,20 @@
-"""Data files that no snapshot names, removed when somebody asks for it.
+"""Removes data files that are in no snapshot, on request.
 
-Killed tasks and jobs leave them behind, and twins of tasks that Spark ran for speed. Nothing
-removes them by itself: whether a job is gone or only slow, no file tells.
+Killed tasks and jobs leave such files behind, and so do Spark's speculative tasks. They are not
+removed automatically, because a file does not show whether its job is dead or only slow.
 
-Always holds: no file is removed that a snapshot names, or ever will.
+Always holds: no file is removed that is in a snapshot or ever will be.
 
-- Before anything is removed, the table's *orphan floor* is raised to the highest id among what is
-  to go, by a commit. Commits that land later refuse files at or below it (`data_files.py`), and
-  what landed before is seen as named. So a job that took longer than `older_than_hours`, or one
-  beside whose store the clock was set forward, is refused and loses nothing.
-- The table is known by its UUID from the listing to the last look: by name, it may have become
-  another one, which names none of these files.
-- How old a file is, is told by the store's clock, and by the time in its id: both are long past.
+- Before any file is removed, a commit raises the table's *orphan floor* to the highest id among the
+  files to remove. Later commits refuse files up to the floor (`data_files.py`), and files that were
+  committed before it are found in their snapshots. So a job that took longer than
+  `older_than_hours`, or one whose store's clock was set forward, is refused and loses nothing.
+- The table is identified by its UUID from the listing to the last check: another table may get its
+  name meanwhile, and that table's snapshots have none of these files.
+- A file's age is measured by the store's clock and by the time in the file's id; both must be past.
 
-Only files that `to_table` wrote are looked at, known by their ids, which no two share: by name,
-because another engine may write down the same place under another scheme.
+Only files that `to_table` wrote are removed. They are compared by file name, which contains a
+unique id, because another engine may write the same location with another scheme.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from headwater.core.errors import Contended, OutcomeUnknown, Refused, Unavailabl
 from headwater.core.runtime import encode_ulid
 from headwater.store import ObjectMeta
 from headwater.store.locations import FileRoot
-from headwater.table.commit import in_doubt, require_same_floor
+from headwater.table.commit import keeping_unknown, require_same_floor
 from headwater.table.data_files import FLOOR
 from headwater.table.reference import table_reference
 
 OLDER_THAN_HOURS: Final = 72.0
 OLDER_THAN_LEAST_HOURS: Final = 24.0
-"""As in Iceberg's own procedure: below it, running jobs would lose what they have written."""
+"""As in Iceberg's own procedure: less would remove files of running jobs."""
 FLOOR_ATTEMPTS: Final = 30
 CLOCK: Final = "headwater-clock"
-"""Written below `metadata/` to learn what time the store has."""
+"""Object below `metadata/` that is written to read the store's clock."""
 _HOUR_MS: Final = 3_600_000
-_OURS: Final = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}\.parquet")
+_FILE_NAME: Final = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}\.parquet")
 
 
 class OrphanFiles(NamedTuple):
-    """Files that no snapshot names."""
+    """Files that are in no snapshot."""
 
     locations: list[str]
     size_bytes: int
@@ -62,55 +62,56 @@ def remove_orphans(
     older_than_hours: float = OLDER_THAN_HOURS,
     dry_run: bool = False,
 ) -> OrphanFiles:
-    """Remove data files that `to_table` wrote so long ago and that are in no snapshot; which.
+    """Remove old data files of `to_table` that are in no snapshot; returns which.
 
-    Give more hours than the longest job takes from its first file to its commit: one that takes
-    longer is refused when it commits. `dry_run` only looks, and goes by the clock of this machine.
+    `older_than_hours`: more than the longest job takes from its first file to its commit. A job
+    that takes longer is refused when it commits.
+    `dry_run`: remove nothing and write nothing; ages are then measured by this machine's clock.
     """
     if older_than_hours < OLDER_THAN_LEAST_HOURS:
         raise Refused(
-            f"older_than_hours is {older_than_hours:g}: it is {OLDER_THAN_LEAST_HOURS:g} at least, "
-            "because a job that is still running has files that no snapshot names yet"
+            f"older_than_hours is {older_than_hours:g}: it must be at least "
+            f"{OLDER_THAN_LEAST_HOURS:g}, because the files of a running job are in no snapshot yet"
         )
     target = table_reference(table, warehouse, catalog, store_options or {})
     first = target.load()
     return remove_orphan_files(
-        target.load, first, target.place(first), older_than_hours, dry_run=dry_run
+        target.load, first, target.file_root(first), older_than_hours, dry_run=dry_run
     )
 
 
 def remove_orphan_files(
-    loaded: Callable[[], Table], first: Table, place: FileRoot, hours: float, *, dry_run: bool
+    loaded: Callable[[], Table], first: Table, root: FileRoot, hours: float, *, dry_run: bool
 ) -> OrphanFiles:
-    """Remove the orphans of a table that was just loaded; which those are."""
+    """Remove the orphans of a table that was just loaded."""
     location = first.location().rstrip("/")
-    now_ms = runtime.wall_ms() if dry_run else portal.shared().call(_store_ms(place, location))
+    now_ms = runtime.wall_ms() if dry_run else portal.shared().call(_store_ms(root, location))
     before_ms = now_ms - int(hours * _HOUR_MS)
-    old = portal.shared().call(_files(place, f"{location}/data", before_ms))
-    orphans = _unnamed(old, first)
+    old = portal.shared().call(_old_files(root, f"{location}/data", before_ms))
+    orphans = _unreferenced(old, first)
     if orphans and not dry_run:
-        orphans = _unnamed(old, _with_floor(loaded, first, max(map(_id, orphans))))
-        portal.shared().call(_remove(place, orphans))
-    locations = [place.location(meta.key) for meta in orphans]
+        orphans = _unreferenced(old, _raise_floor(loaded, first, max(map(_file_id, orphans))))
+        portal.shared().call(_delete(root, orphans))
+    locations = [root.location(meta.key) for meta in orphans]
     return OrphanFiles(locations, sum(meta.size_bytes for meta in orphans))
 
 
-def _with_floor(loaded: Callable[[], Table], first: Table, floor: str) -> Table:
-    """The table once its orphan floor is that at least: no file up to it is committed any more."""
+def _raise_floor(loaded: Callable[[], Table], first: Table, floor: str) -> Table:
+    """Raise the orphan floor, so that no file up to it can be committed any more."""
     unknown: CommitStateUnknownException | None = None
     for _ in range(FLOOR_ATTEMPTS):
-        with in_doubt(".".join(first.name()), unknown):
+        with keeping_unknown(".".join(first.name()), unknown):
             table = loaded()
             if table.metadata.table_uuid != first.metadata.table_uuid:
                 raise Refused(
                     f"{'.'.join(first.name())} is another table by now: it was renamed or dropped, "
-                    "and created again. Nothing was removed; ask for each of the two"
+                    "and created again. Nothing was removed; call this for each of the two tables"
                 )
             if table.properties.get(FLOOR, "") >= floor:
                 return table
             try:
                 transaction = table.transaction().set_properties({FLOOR: floor})
-                # Another removal may have raised it further, and must not find it lower again.
+                # Another removal may have raised it further; it must not be lowered.
                 require_same_floor(transaction)
                 transaction.commit_transaction()
             except CommitFailedException:
@@ -118,59 +119,65 @@ def _with_floor(loaded: Callable[[], Table], first: Table, floor: str) -> Table:
             except CommitStateUnknownException as error:
                 unknown = error
     if unknown is not None:
-        raise OutcomeUnknown(f"the floor may be raised, and nothing was removed: {unknown}")
-    raise Contended("nothing was removed: others kept committing")
+        raise OutcomeUnknown(
+            f"the orphan floor may have been raised, and nothing was removed: {unknown}"
+        )
+    raise Contended("nothing was removed: other commits came first every time")
 
 
-async def _store_ms(place: FileRoot, location: str) -> int:
-    """What time it is by the store's clock, of which an object that it just wrote tells."""
-    store, key = place.store(), place.key(f"{location}/metadata/{CLOCK}")
-    with contextlib.suppress(OutcomeUnknown):  # an older time is a time as well
+async def _store_ms(root: FileRoot, location: str) -> int:
+    """The time by the store's clock, from an object that is written for it."""
+    store, key = root.store(), root.key(f"{location}/metadata/{CLOCK}")
+    with contextlib.suppress(OutcomeUnknown):  # an earlier time is fine, too
         await store.put(key, runtime.new_token())
     return await store.now_ms(key)
 
 
-async def _files(place: FileRoot, folder: str, before_ms: int) -> list[ObjectMeta]:
-    """The data files of ours that are older than that by the store's clock and by their ids."""
+async def _old_files(root: FileRoot, folder: str, before_ms: int) -> list[ObjectMeta]:
+    """Our data files that are older by the store's clock and by the time in their ids."""
     newest = encode_ulid(max(0, before_ms) << 80)
     return [
         meta
-        async for meta in place.store().list(place.key(folder))
-        if meta.modified_ms < before_ms and _OURS.fullmatch(_name(meta.key)) and _id(meta) < newest
+        async for meta in root.store().list(root.key(folder))
+        if meta.modified_ms < before_ms
+        and _FILE_NAME.fullmatch(_file_name(meta.key))
+        and _file_id(meta) < newest
     ]
 
 
-async def _remove(place: FileRoot, orphans: list[ObjectMeta]) -> None:
+async def _delete(root: FileRoot, orphans: list[ObjectMeta]) -> None:
     for meta in orphans:
-        await place.store().delete(meta.key)
+        await root.store().delete(meta.key)
 
 
-def _unnamed(files: list[ObjectMeta], table: Table) -> list[ObjectMeta]:
+def _unreferenced(files: list[ObjectMeta], table: Table) -> list[ObjectMeta]:
     try:
-        named = _named(table) if files else set()
+        named = _referenced_names(table) if files else set()
     except FileNotFoundError as error:
-        # Swept since the table was loaded, as obsolete metadata is: others committed meanwhile.
-        raise Unavailable(f"nothing was removed: the table has changed since: {error}") from error
-    return [meta for meta in files if _name(meta.key) not in named]
+        # Others committed and swept obsolete metadata after the table was loaded.
+        raise Unavailable(
+            f"nothing was removed: the table has changed meanwhile: {error}"
+        ) from error
+    return [meta for meta in files if _file_name(meta.key) not in named]
 
 
-def _named(table: Table) -> set[str]:
-    """The names of all files that any snapshot has, also those of branches and tags."""
+def _referenced_names(table: Table) -> set[str]:
+    """The names of the files in all snapshots, also in those of branches and tags."""
     manifests = {
         manifest.manifest_path: manifest
         for snapshot in table.metadata.snapshots
         for manifest in snapshot.manifests(table.io)
     }
     return {
-        _name(entry.data_file.file_path)
+        _file_name(entry.data_file.file_path)
         for manifest in manifests.values()
         for entry in manifest.fetch_manifest_entry(table.io)
     }
 
 
-def _name(path: str) -> str:
+def _file_name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _id(meta: ObjectMeta) -> str:
-    return _name(meta.key).partition(".")[0]
+def _file_id(meta: ObjectMeta) -> str:
+    return _file_name(meta.key).partition(".")[0]

@@ -1,22 +1,22 @@
-"""Which metadata file is a table's present one: a register for each table, and each namespace.
+"""Pointers: which metadata file of a table is current. A register for each table and namespace.
 
     catalog/namespaces/<namespace>.json
     catalog/tables/<namespace>/<table>.json
 
 Always holds:
 
-- a pointer moves from where it was read to another location by a conditional write, or not at all;
-- a table that is dropped leaves its register behind, empty: a register that was deleted could come
-  back by a request that was long under way, and nothing would show that it did;
-- a table has one name at every moment. A rename is three writes: the old pointer says that its
-  table *leaves*, and to which name; the new one says that it *arrived*, and from which; then the
-  old one is free. The table has its new name from the second write on. Until the third, both names
-  are taken, and every writer that meets either one finishes the rename first.
+- a pointer moves from the location that was read to another by a conditional write, or not at all;
+- dropping a table leaves an empty register behind: a delayed write could recreate a deleted
+  register, and nothing would show that it did;
+- a table has exactly one name at any time. A rename is three writes: the old pointer names where
+  its table *leaves* to; the new pointer names where the table *arrived* from; then the old name is
+  freed. The table has its new name from the second write on. Until the third, both names are taken,
+  and every writer that reads either pointer finishes the rename first.
 
-A rename that stood still does no harm when it goes on: a table arrives only at a pointer that has
-not changed since the rename began (`to_changes`), and the old name is freed only if its pointer is
-still the one that leaves. Freeing it whatever it says is the obvious alternative: by then it may
-point to a table that was created under the name meanwhile.
+A rename that was paused does no harm when it continues: the table arrives only at a pointer that
+has not changed since the rename began (`to_changes`), and the old name is freed only if its pointer
+has not changed since it left. Freeing the old name unconditionally would be wrong: a new table may
+have been created under it meanwhile.
 """
 
 from __future__ import annotations
@@ -43,59 +43,59 @@ from headwater.store import Register, Store
 NAMESPACES: Final = "catalog/namespaces"
 TABLES: Final = "catalog/tables"
 RESERVED: Final = frozenset({"catalog", "metadata", "streams"})
-"""Folders that have another meaning where a warehouse shares its root with streams."""
-RENAMES_MET: Final = 16
-"""So many renames of others are finished on the way to one change of a pointer."""
+"""Folders with another use if a warehouse and streams share a root."""
+RENAMES_MAX: Final = 16
+"""How many renames by others one change of a pointer finishes before it gives up."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}")
 
 
 class Departure(msgspec.Struct, frozen=True):
-    """Where a table that is being renamed goes."""
+    """The destination of a table that is being renamed."""
 
     to: str
     to_changes: int
-    """How often the pointer of the new name had changed: it arrives there, or not at all."""
+    """`changes` of the destination's pointer when the rename began: it must still be that."""
 
 
 class Arrival(msgspec.Struct, frozen=True):
-    """Where a renamed table came from; gone once its old name is free."""
+    """Where a renamed table came from; removed once the old name is free."""
 
     name: str
     changes: int
-    """Of the old pointer when its table left."""
+    """`changes` of the old pointer when its table left."""
 
 
 class TablePointer(msgspec.Struct, frozen=True):
     """Where a table's metadata is stored."""
 
     metadata_location: str | None
-    """None: there is no table of this name."""
+    """None if there is no table of this name."""
     changes: int
-    """Counts the changes of this pointer, so that no two of them are equal."""
+    """Counts the changes of this pointer, so that every version of it is different."""
     leaving: Departure | None = None
     arrived: Arrival | None = None
     moved_to: str | None = None
-    """The name that the last table of this name has instead."""
+    """The new name of the last table that had this name."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether no rename is under way here."""
+        """Whether no rename involves this pointer."""
         return self.leaving is None and self.arrived is None
 
 
 class Namespace(msgspec.Struct, frozen=True):
-    """A namespace and what was said of it."""
+    """A namespace and its properties."""
 
     properties: dict[str, str]
     is_dropped: bool = False
 
 
 class NameWasUsed(Conflict):
-    """Another table had this name before: its files may be in the folder of the name."""
+    """Another table had this name before, so its files may be in the folder of the name."""
 
 
 class _RenameUnderWay(Exception):
-    """A rename is under way: it is finished first."""
+    """A rename has to be finished first."""
 
     def __init__(self, pointer: TablePointer) -> None:
         super().__init__()
@@ -103,11 +103,11 @@ class _RenameUnderWay(Exception):
 
 
 class _NameTaken(Exception):
-    """The new name's pointer changed since the rename began."""
+    """The pointer of the new name changed after the rename began."""
 
 
 class _PointerMoved(Exception):
-    """The old name's pointer changed since it was read."""
+    """A pointer changed after it was read."""
 
 
 class Pointers:
@@ -119,17 +119,17 @@ class Pointers:
     # Tables
 
     async def location(self, namespace: str, table: str) -> str:
-        """Where a table's metadata is stored; `NotFound` if there is no such table."""
-        name = _full(namespace, table)
-        pointer = await self._standing(name)
+        """The location of a table's metadata; `NotFound` if there is no such table."""
+        name = _full_name(namespace, table)
+        pointer = await self._visible_pointer(name)
         if pointer is None or pointer.metadata_location is None:
             moved = f"; it is {pointer.moved_to} now" if pointer and pointer.moved_to else ""
             raise NotFound(f"there is no table {name}{moved}")
         return pointer.metadata_location
 
     async def was_used(self, namespace: str, table: str) -> bool:
-        """Whether there is, or ever was, a table of this name."""
-        return await self._pointer(_full(namespace, table)) is not None
+        """Whether a table has or ever had this name."""
+        return await self._read_pointer(_full_name(namespace, table)) is not None
 
     async def point(
         self,
@@ -140,13 +140,13 @@ class Pointers:
         *,
         is_first: bool = False,
     ) -> None:
-        """Move a pointer from where it is expected to `location`; None is "no such table".
+        """Move a pointer from `expected` to `location`; None means no table.
 
-        `is_first`: only if no table ever had this name, else `NameWasUsed`. `Conflict`: it stood
-        elsewhere, and this move will never be made. `OutcomeUnknown`: it may have been made, or
-        may still be.
+        `is_first`: only if no table ever had this name, else `NameWasUsed`. `Conflict`: the pointer
+        was not at `expected`, and this move will never happen. `OutcomeUnknown`: it may have
+        happened, or may still happen.
         """
-        name = _full(namespace, table)
+        name = _full_name(namespace, table)
 
         def change(now: TablePointer | None) -> TablePointer:
             if now is not None and not now.is_settled:
@@ -158,45 +158,44 @@ class Pointers:
                 raise NameWasUsed(f"{name} was the name of another table before")
             return TablePointer(location, _changes(now) + 1)
 
-        for _ in range(RENAMES_MET):
+        for _ in range(RENAMES_MAX):
             try:
                 await self._table(name).update(change)
                 return
             except _RenameUnderWay as met:
-                await self._settle_for_another(name, met.pointer)
+                await self._settle_other(name, met.pointer)
             except OutcomeUnknown as unknown:
-                # A metadata file has a name of its own: where the pointer shows it, it was moved.
+                # Metadata files have unique names: if the pointer has this one, the move happened.
                 with staying_unknown(unknown):
-                    pointer = await self._pointer(name)
+                    pointer = await self._read_pointer(name)
                 if location is None or pointer is None or pointer.metadata_location != location:
                     raise
                 return
-        raise Contended(f"table {name}: not changed: it is renamed again and again")
+        raise Contended(f"table {name}: not changed: other writers kept renaming it")
 
     async def rename(self, namespace: str, table: str, to_namespace: str, to_table: str) -> str:
-        """Give a table another name; where its metadata is stored.
+        """Rename a table; returns the location of its metadata.
 
-        What was cut short half-way is finished by asking again, or by the next writer of either
-        name. `OutcomeUnknown`: it may have the new name, or may get it still.
+        An interrupted rename is finished by calling this again, or by the next writer of either
+        name. `OutcomeUnknown`: the table may have the new name, or may still get it.
         """
-        name, new = _full(namespace, table), _full(to_namespace, to_table)
+        name, new = _full_name(namespace, table), _full_name(to_namespace, to_table)
         left = await self._leave(name, new)
-        # From here on the next writer of the old name finishes it, whatever this one comes to.
+        # From here on the next writer of the old name finishes the rename if this one fails.
         with staying_unknown(OutcomeUnknown(f"{name} is being renamed to {new}")):
             arrived = await self._arrive(name, left)
         if not arrived:
             raise AlreadyExists(f"table {new} exists")
-        # It has its new name. What is left to do, the next writer of either name does as well.
+        # The table has its new name. If the rest fails, the next writer of either name does it.
         with contextlib.suppress(Unavailable, OutcomeUnknown, Refused):
-            await self._settle(new, await self._pointer(new))
+            await self._settle(new, await self._read_pointer(new))
         assert left.metadata_location is not None
         return left.metadata_location
 
     async def tables(self, namespace: str) -> list[str]:
-        """The tables of a namespace."""
         found = []
-        async for name in self._names(f"{TABLES}/{_checked(namespace)}"):
-            pointer = await self._standing(_full(namespace, name))
+        async for name in self._names(f"{TABLES}/{_check_name(namespace)}"):
+            pointer = await self._visible_pointer(_full_name(namespace, name))
             if pointer is not None and pointer.metadata_location is not None:
                 found.append(name)
         return found
@@ -204,11 +203,11 @@ class Pointers:
     # Renames
 
     async def _leave(self, name: str, new: str) -> TablePointer:
-        """The first write: the old pointer, saying that its table leaves for the new name."""
-        for _ in range(RENAMES_MET):
-            pointer, target = await self._pointer(name), await self._pointer(new)
+        """First write: mark in the old pointer that its table leaves for the new name."""
+        for _ in range(RENAMES_MAX):
+            pointer, target = await self._read_pointer(name), await self._read_pointer(new)
             if pointer is not None and pointer.leaving is not None and pointer.leaving.to == new:
-                return pointer  # cut short before
+                return pointer  # an earlier attempt was interrupted
             if await self._met_rename(name, pointer) or await self._met_rename(new, target):
                 continue
             if pointer is None or pointer.metadata_location is None:
@@ -225,7 +224,7 @@ class Pointers:
         raise Contended(f"table {name}: not renamed: it or {new} kept changing")
 
     async def _arrive(self, name: str, left: TablePointer) -> bool:
-        """The second write; whether the table has its new name. If that is taken, it stays."""
+        """Second write: returns whether the table has its new name. If that is taken, it stays."""
         departure = left.leaving
         assert departure is not None
 
@@ -246,20 +245,22 @@ class Pointers:
             with contextlib.suppress(_PointerMoved):
                 await self._replace(name, left, stays)
                 return False
-        # Others finished it, one way or the other, and the old pointer says which.
-        pointer = await self._pointer(name)
+        # Others finished or cancelled the rename; the old pointer says which.
+        pointer = await self._read_pointer(name)
         if pointer is None or pointer.changes != left.changes + 1:
-            raise OutcomeUnknown(f"{name} may be {departure.to} now: it was changed again since")
+            raise OutcomeUnknown(
+                f"{name} may be {departure.to} now: it was changed again meanwhile"
+            )
         return pointer.moved_to == departure.to
 
     async def _settle(self, name: str, pointer: TablePointer | None) -> None:
-        """Finish the rename that a pointer is part of, if it is part of one."""
+        """Finish the rename that a pointer is part of, if any."""
         if (
             pointer is not None
             and pointer.leaving is not None
             and await self._arrive(name, pointer)
         ):
-            name, pointer = pointer.leaving.to, await self._pointer(pointer.leaving.to)
+            name, pointer = pointer.leaving.to, await self._read_pointer(pointer.leaving.to)
         if pointer is None or pointer.arrived is None:
             return
         arrival = pointer.arrived
@@ -272,22 +273,22 @@ class Pointers:
             return TablePointer(None, now.changes + 1, moved_to=name)
 
         await self._table(arrival.name).update(free)
-        # Only now: as long as the old pointer says that its table leaves, this says that it came.
+        # Last: while the old pointer has `leaving`, the new one must have `arrived`.
         settled = msgspec.structs.replace(pointer, changes=pointer.changes + 1, arrived=None)
         with contextlib.suppress(_PointerMoved):
             await self._replace(name, pointer, settled)
 
-    async def _settle_for_another(self, name: str, pointer: TablePointer) -> None:
+    async def _settle_other(self, name: str, pointer: TablePointer) -> None:
         try:
             await self._settle(name, pointer)
         except OutcomeUnknown as error:
-            # Of the rename, and not of what is to be done after it: of that nothing is done yet.
+            # The unknown outcome is the rename's; the caller's own change was not attempted.
             raise Unavailable(f"table {name} is being renamed: {error}") from error
 
     async def _met_rename(self, name: str, pointer: TablePointer | None) -> bool:
         if pointer is None or pointer.is_settled:
             return False
-        await self._settle_for_another(name, pointer)
+        await self._settle_other(name, pointer)
         return True
 
     async def _replace(self, name: str, before: TablePointer, after: TablePointer) -> None:
@@ -298,14 +299,14 @@ class Pointers:
 
         await self._table(name).update(change)
 
-    async def _standing(self, name: str) -> TablePointer | None:
-        """The pointer, as it is for readers: they finish no rename, and see past one."""
-        pointer = await self._pointer(name)
+    async def _visible_pointer(self, name: str) -> TablePointer | None:
+        """The pointer as readers see it: with a rename applied, but without finishing it."""
+        pointer = await self._read_pointer(name)
         while pointer is not None and pointer.leaving is not None:
             new = pointer.leaving.to
-            if _is_arrival(await self._pointer(new), name, pointer):
+            if _is_arrival(await self._read_pointer(new), name, pointer):
                 return TablePointer(None, pointer.changes, moved_to=new)
-            before, pointer = pointer, await self._pointer(name)
+            before, pointer = pointer, await self._read_pointer(name)
             if before == pointer:
                 return pointer
         return pointer
@@ -313,7 +314,7 @@ class Pointers:
     # Namespaces
 
     async def namespace(self, name: str) -> dict[str, str]:
-        """What was said of a namespace; `NotFound` if it does not exist."""
+        """The properties of a namespace; `NotFound` if it does not exist."""
         try:
             found = (await self._namespace(name).read()).value
         except NotFound:
@@ -323,9 +324,9 @@ class Pointers:
         return found.properties
 
     async def create_namespace(self, name: str, properties: dict[str, str]) -> None:
-        """Make a namespace; `AlreadyExists` if it is there."""
+        """Create a namespace; `AlreadyExists` if it exists."""
         if name in RESERVED:
-            raise Refused(f"{name!r} is no name for a namespace: that folder has another meaning")
+            raise Refused(f"{name!r} cannot be a namespace: that folder has another use")
 
         def create(now: Namespace | None) -> Namespace:
             if now is not None and not now.is_dropped:
@@ -337,7 +338,7 @@ class Pointers:
     async def change_namespace(
         self, name: str, change: Callable[[dict[str, str]], dict[str, str] | None]
     ) -> None:
-        """Change what is said of a namespace; None drops it."""
+        """Change the properties of a namespace; None drops it."""
 
         def apply(now: Namespace | None) -> Namespace:
             if now is None or now.is_dropped:
@@ -348,7 +349,6 @@ class Pointers:
         await self._namespace(name).update(apply)
 
     async def namespaces(self) -> list[str]:
-        """All namespaces."""
         found = []
         async for name in self._names(NAMESPACES):
             if not (await self._namespace(name).read()).value.is_dropped:
@@ -361,9 +361,9 @@ class Pointers:
         return Register(self._store, f"{TABLES}/{name.replace('.', '/')}.json", TablePointer)
 
     def _namespace(self, name: str) -> Register[Namespace]:
-        return Register(self._store, f"{NAMESPACES}/{_checked(name)}.json", Namespace)
+        return Register(self._store, f"{NAMESPACES}/{_check_name(name)}.json", Namespace)
 
-    async def _pointer(self, name: str) -> TablePointer | None:
+    async def _read_pointer(self, name: str) -> TablePointer | None:
         try:
             return (await self._table(name).read()).value
         except NotFound:
@@ -381,17 +381,17 @@ def _changes(pointer: TablePointer | None) -> int:
 
 
 def _is_arrival(target: TablePointer | None, name: str, left: TablePointer) -> bool:
-    """Whether a pointer says that this very table arrived, by this very rename."""
+    """Whether a pointer says that the table arrived by exactly this rename."""
     return target is not None and target.arrived == Arrival(name, left.changes)
 
 
-def _full(namespace: str, table: str) -> str:
-    return f"{_checked(namespace)}.{_checked(table)}"
+def _full_name(namespace: str, table: str) -> str:
+    return f"{_check_name(namespace)}.{_check_name(table)}"
 
 
-def _checked(name: str) -> str:
+def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise Refused(
-            f"{name!r} is no name for a table or namespace here: letters, digits, _ and - are"
+            f"{name!r} cannot be the name of a table or namespace: use letters, digits, _ and -"
         )
     return name

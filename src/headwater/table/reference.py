@@ -16,7 +16,7 @@ from headwater.table.catalog import RegisterCatalog
 
 
 class TableReference(NamedTuple):
-    """A table, and how to find it. It is pickled to wherever a micro-batch is driven from."""
+    """A table and its catalog. It is pickled to the process that runs a query's micro-batches."""
 
     table: str
     warehouse: str | None
@@ -24,7 +24,7 @@ class TableReference(NamedTuple):
     store_options: dict[str, str]
 
     def open_catalog(self) -> Catalog:
-        """The catalog that has the table."""
+        """Open the catalog of the table."""
         if isinstance(self.catalog, str):
             return load_catalog(self.catalog)
         if self.catalog is not None:
@@ -34,22 +34,22 @@ class TableReference(NamedTuple):
         return _register_catalog(self.warehouse)
 
     def load(self) -> Table:
-        """The table; `NotFound` if there is none."""
+        """Load the table; `NotFound` if there is none."""
         try:
             return self.open_catalog().load_table(self.table)
         except NoSuchTableError as error:
             raise NotFound(f"there is no table {self.table}") from error
 
-    def place(self, table: Table) -> FileRoot:
-        """Where the files of the table stand."""
+    def file_root(self, table: Table) -> FileRoot:
+        """Where the files of the table are stored."""
         if isinstance(table.catalog, RegisterCatalog):
-            return table.catalog.place
+            return table.catalog.root
         return FileRoot.of_table(table.location(), **self.store_options)
 
 
 @functools.cache
 def _register_catalog(warehouse: str) -> RegisterCatalog:
-    # One for each process: it remembers the metadata that it wrote last.
+    # One for each process, because it caches the metadata that it wrote last.
     return RegisterCatalog("headwater", warehouse=warehouse)
 
 
@@ -59,15 +59,16 @@ def table_reference(
     catalog: Mapping[str, str] | str | None,
     store_options: Mapping[str, str],
 ) -> TableReference:
-    """What was asked for, or why it cannot be."""
+    """Check how a table is named; `Refused` says what to change."""
     if "." not in table:
-        raise Refused(f"{table!r}: a table stands in a namespace; write it as namespace.table")
+        raise Refused(f"{table!r}: a table belongs to a namespace: write it as namespace.table")
     if (warehouse is None) == (catalog is None):
         raise Refused("name a warehouse (s3://bucket/prefix) or a catalog of pyiceberg, not both")
     if warehouse is not None:
         warehouse = FileRoot.at(warehouse, **store_options).url
-    known = catalog if catalog is None or isinstance(catalog, str) else dict(catalog)
-    return TableReference(table, warehouse, known, dict(store_options))
+    if isinstance(catalog, Mapping):
+        catalog = dict(catalog)
+    return TableReference(table, warehouse, catalog, dict(store_options))
 
 
 def load(

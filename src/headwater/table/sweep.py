@@ -1,18 +1,18 @@
-"""Metadata that no snapshot needs any more: removed beside the work, a while after it is obsolete.
+"""Removes metadata files that no snapshot needs any more, as a part of some commits.
 
-Every commit leaves a metadata file, a list of manifests and a manifest behind it. Those that stay
-obsolete for GRACE_MS go: a reader that has just loaded the table may still want them.
+Every commit makes a metadata file, a manifest list and a manifest obsolete. They are removed after
+GRACE_MS, because a reader that has just loaded the table may still need them.
 
-Always holds: what a sweep removes was listed *before* the sweeper's own commit, and is not needed
-after it. A commit that lands later was made on top of the sweeper's, so its files were written
-after that, and are not in the list. No clock has a part in this. Listing after the commit and
-going by the age of files is the obvious alternative: a sweeper that stalls in between, or
-beside whose store the clock is set back, then removes what others committed meanwhile.
+Always holds: a sweep removes only files that were listed *before* the sweeper's own commit and are
+not needed after it. A later commit is based on the sweeper's, so its files were written after it
+and are not in the list. This does not depend on a clock. The obvious alternative, to list after the
+commit and go by the age of files, is wrong: a sweeper that stalls in between, or a store whose
+clock is set back, would remove files that others committed meanwhile.
 
-How old a file is, for the readers' sake, is told by the store's clock alone: the file's time is
-compared with that of the sweeper's own metadata file.
+The grace period is measured by the store's clock alone: the time of a file is compared with that of
+the sweeper's own metadata file.
 
-Data files are not swept: a long job writes them early (see `orphans.py`).
+Data files are not swept, because a long job writes them early (see `orphans.py`).
 """
 
 from __future__ import annotations
@@ -30,49 +30,49 @@ SWEEP_EVERY: Final = 50
 """Commits between sweeps of a table."""
 GRACE_MS: Final = 3_600_000
 SWEPT_MAX: Final = 1_000
-"""Files that one sweep removes; the next goes on."""
+"""The most files that one sweep removes; the next one continues."""
 _OURS: Final = re.compile(r"snap-[^/]+\.avro|[^/]+-m\d+\.avro|\d+-[^/]+\.metadata\.json")
 
 
 def is_sweep_due(table: Table) -> bool:
-    """Whether it is the turn of the next commit. Commits of a table of format 1 have no numbers."""
+    """Whether the next commit sweeps. A table of format 1 has no sequence numbers."""
     number = table.metadata.next_sequence_number()
     return number > 0 and number % SWEEP_EVERY == 0
 
 
 def list_metadata_files(table: Table) -> list[ObjectMeta]:
-    """The metadata files there are, for a sweep after the commit that follows."""
+    """List the metadata files, for a sweep after the next commit."""
     files = table.io
     if not isinstance(files, StoreFileIO):
-        return []  # another catalog's table is for its own upkeep
-    folder = files.place.key(f"{table.location()}/metadata")
+        return []  # the owner of another catalog maintains its tables
+    folder = files.root.key(f"{table.location()}/metadata")
 
-    async def found() -> list[ObjectMeta]:
+    async def list_files() -> list[ObjectMeta]:
         return [
             meta
             async for meta in files.store.list(folder)
             if _OURS.fullmatch(meta.key[len(folder) + 1 :])
         ]
 
-    return portal.shared().call(found())
+    return portal.shared().call(list_files())
 
 
 def sweep(table: Table, before: list[ObjectMeta], *, grace_ms: int = GRACE_MS) -> int:
-    """Remove what has been obsolete for long; how many files went.
+    """Remove obsolete metadata files; returns how many.
 
-    `table` as the sweeper's own commit left it, `before` what was listed before that commit.
+    `table` is the result of the sweeper's own commit, `before` was listed before that commit.
     """
     files = table.io
     assert isinstance(files, StoreFileIO)
-    needed = _needed(table, files)
+    needed = _referenced(table, files)
 
     async def remove() -> int:
-        own = await files.store.head(files.place.key(table.metadata_location))
+        own = await files.store.head(files.root.key(table.metadata_location))
         obsolete = [
             meta.key
             for meta in before
             if meta.modified_ms < own.modified_ms - grace_ms
-            and files.place.location(meta.key) not in needed
+            and files.root.location(meta.key) not in needed
         ][:SWEPT_MAX]
         for key in obsolete:
             await files.store.delete(key)
@@ -81,7 +81,7 @@ def sweep(table: Table, before: list[ObjectMeta], *, grace_ms: int = GRACE_MS) -
     return portal.shared().call(remove())
 
 
-def _needed(table: Table, files: StoreFileIO) -> set[str]:
+def _referenced(table: Table, files: StoreFileIO) -> set[str]:
     metadata = table.metadata
     needed = {table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
     for snapshot in metadata.snapshots:

@@ -32,13 +32,13 @@ from headwater.testing.disk_state import FileNode, FolderNode, Node, Tree, fail
 MTIME_TICK_NS: Final = 4_000_000
 
 _SWARM_RATES: Final = (0.0, 0.0, 0.0, 0.01, 0.05, 0.3)
-# With these a folder's sync does not come to pass, and its names are no worse than before.
+# With these errors a folder is not opened and not synced, and no change in it is lost.
 _FAILS_TO_OPEN: Final = (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EPERM)
 _TAKES_SPACE: Final = ("append", "create", "link", "make_dir", "rename")
 
 
 class Crashed(BaseException):
-    """The machine or the process is gone. Not an Exception, so that no code can go on after it."""
+    """The machine or the process is gone. Not an Exception, so that no code can continue."""
 
 
 class CrashKind(Enum):
@@ -235,7 +235,7 @@ class FaultyDisk(Disk):
             if number in _FAILS_TO_OPEN:
                 fail(number, path)
             if number is not None:
-                self._tree.give_up(folder)
+                self._tree.fail_sync(folder)
                 _fail_sync(number, path)
             if not self.skip_sync:
                 self._tree.make_safe(folder)
@@ -249,7 +249,7 @@ class FaultyDisk(Disk):
             yield
         finally:
             with self._mutex:
-                self._tree.let_go(lock.node)
+                self._tree.drop_handle(lock.node)
             lock.owner = None
             lock.mutex.release()
 
@@ -264,12 +264,12 @@ class FaultyDisk(Disk):
                 # As the system's locks: of the file, not of its name.
                 lock = self._locks.setdefault(id(node), _Lock(node))
                 if lock.owner == threading.get_ident():
-                    raise Bug(f"{path} is locked by this very thread, which would wait for ever")
+                    raise Bug(f"{path} is locked by this thread already, which would never get it")
             lock.mutex.acquire()
             with self._mutex:
                 if self.crashed or self._tree.find(path) is node:
                     lock.owner = threading.get_ident()
-                    self._tree.hold(node)
+                    self._tree.add_handle(node)
                     return lock
             lock.mutex.release()
 
@@ -323,7 +323,7 @@ class FaultyDisk(Disk):
         return rate > 0 and self._random.random() < rate
 
     def _free_bytes(self, wanted_bytes: int) -> int:
-        """How much of what is wanted there is room for."""
+        """How many of the wanted bytes fit."""
         if self.space_bytes is None:
             return wanted_bytes
         used_bytes = sum(len(node.live) for node in self._tree.files())
@@ -347,7 +347,7 @@ class FaultyFile(DiskFile):
         self._path = path
         self._write = write
         self._closed = False
-        disk._tree.hold(node)
+        disk._tree.add_handle(node)
 
     def append(self, data: Buffer) -> None:
         disk, data = self._disk, bytes(memoryview(data).cast("B"))
@@ -394,7 +394,7 @@ class FaultyFile(DiskFile):
             number = self._disk._point("sync", self._path)
             node = self._check_file()
             if number is not None:
-                node.give_up()
+                node.fail_sync()
                 _fail_sync(number, self._path)
             if not self._disk.skip_sync:
                 node.make_safe()
@@ -417,7 +417,7 @@ class FaultyFile(DiskFile):
         with self._disk._mutex:
             if not self._closed:
                 self._closed = True
-                self._disk._tree.let_go(self._node)
+                self._disk._tree.drop_handle(self._node)
 
     def _check_open(self, *, write: bool = False) -> None:
         if self._closed or (write and not self._write):

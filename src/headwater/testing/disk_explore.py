@@ -1,4 +1,4 @@
-"""Run something once for every point at which it may crash, and check what each crash leaves.
+"""Run a body once for every point at which it may crash, and check what each crash leaves.
 
     def body(disk: FaultyDisk, ack: Callable[[str], None]) -> None:
         put(disk, "/a", b"1")
@@ -11,7 +11,7 @@
     explore(body, check)
 
 The body begins on an empty disk and takes the same steps each time. Body and check may be
-coroutine functions. What fails says in a note how to come to the same state again.
+coroutine functions. A failure has a note that says how to reach the same state again.
 """
 
 from __future__ import annotations

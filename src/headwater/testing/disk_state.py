@@ -1,20 +1,20 @@
-"""What stands on a disk, what of it is safe, and what a power loss may leave.
+"""The files and names on a disk, what of it is durable, and what a power loss may leave.
 
-Every change is kept in the order in which it was made until it is safe. A power loss applies
-to the safe state, in that order, some of the changes that are not safe:
+Changes are stored in their order until they are durable. A power loss applies, in that order, some
+of the changes that are not:
 
-- of a file: each write is kept, lost, cut at a byte, kept in some of its 512-byte sectors, or
-  turned into zeros; each cut is kept or lost; and the file may end with zeros up to any size
-  it was about to have. A later write may survive an earlier one, which is all that "out of
-  order" can mean for bytes; where two writes overlap, the later survivor wins;
-- of names: each change is kept or lost by itself, but happens wholly or not at all. A rename
-  is one change also between two folders, as in a journal: syncing either folder makes it safe
-  in both. A link followed by an unlink is two. A rename that is kept keeps whatever gave its
-  file the name that it moved, so a file never gains a name by a crash;
-- what lies below a folder whose own name was lost is lost.
+- of a file: each write survives, is lost, is cut at a byte, survives in some of its 512-byte
+  sectors, or becomes zeros; each truncation survives or is lost; and the file may end with zeros up
+  to any size that it was about to have. A later write may survive an earlier one, which is the only
+  meaning of "out of order" for bytes; where two writes overlap, the later survivor wins;
+- of names: each change survives or is lost as a whole, independently of the others. A rename is
+  one change also between two folders, as in a journal: a sync of either folder makes it durable in
+  both. A link followed by an unlink is two changes. A surviving rename keeps the change that set
+  the old name, so a crash never adds a name to a file;
+- everything below a folder whose own name was lost is lost.
 
-With `journaled` names are kept in order instead: a power loss keeps the changes up to some
-moment, and syncing any folder makes all of them safe.
+With `journaled` name changes stay in order instead: a power loss keeps all changes up to some
+moment, and a sync of any folder makes all of them durable.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from headwater.core.errors import Bug
 
 SECTOR_BYTES: Final = 512
 _NAME_MAX_BYTES: Final = 255
-# How likely a change that is not safe is kept; drawn anew for every file, so that all, none and
-# a few of them are each met often.
+# The probability that an unsynced change survives; drawn for each file, so that all, none and a few
+# of its changes survive often.
 _KEEP_RATES: Final = (0.0, 0.2, 0.5, 0.8, 1.0)
 
 
-class Standing(Enum):
-    """How far a change has come."""
+class ChangeState(Enum):
+    """Whether a change is durable."""
 
     PENDING = "not synced"
     SAFE = "synced"
-    GIVEN_UP = "its sync failed: no later sync makes it safe, and a power loss loses it"
+    SYNC_FAILED = "its sync failed: no later sync makes it safe, and a power loss loses it"
 
 
 @dataclass(slots=True, eq=False)
@@ -54,20 +54,20 @@ class Write:
 
     offset: int
     data: bytes
-    standing: Standing = Standing.PENDING
+    state: ChangeState = ChangeState.PENDING
 
 
 @dataclass(slots=True, eq=False)
 class Cut:
-    """A file brought to a size."""
+    """A file truncated or extended to a size."""
 
     size_bytes: int
-    standing: Standing = Standing.PENDING
+    state: ChangeState = ChangeState.PENDING
 
 
 @dataclass(slots=True, eq=False)
 class FileNode:
-    """A file, whatever its names: what is read from it, what is safe, and all between."""
+    """A file without its names: its visible content, its durable content, and the changes since."""
 
     number: int
     mtime_ns: int
@@ -79,50 +79,49 @@ class FileNode:
     handles: int = 0
 
     def append(self, data: bytes) -> None:
-        """Add bytes at the end."""
         self.changes.append(Write(len(self.live), data))
         self.live += data
 
     def cut(self, size_bytes: int) -> None:
-        """Bring the file to a size; bytes that it gains are zeros."""
+        """Truncate or extend the file; new bytes are zeros."""
         self.changes.append(Cut(size_bytes))
         _resize(self.live, size_bytes)
 
     def make_safe(self) -> None:
-        """What a sync does that tells the truth."""
+        """A sync that succeeds."""
         self.safe_mtime_ns = self.mtime_ns
         for change in self.changes:
-            if change.standing is Standing.PENDING:
-                change.standing = Standing.SAFE
-        while self.changes and self.changes[0].standing is Standing.SAFE:
+            if change.state is ChangeState.PENDING:
+                change.state = ChangeState.SAFE
+        while self.changes and self.changes[0].state is ChangeState.SAFE:
             _apply(self.safe, self.changes.pop(0))
 
-    def give_up(self) -> None:
-        """What a sync does that fails: the pages are taken for clean, and are not on the disk."""
+    def fail_sync(self) -> None:
+        """A sync that fails: the kernel marks the pages clean although they are not on the disk."""
         for change in self.changes:
-            if change.standing is Standing.PENDING:
-                change.standing = Standing.GIVEN_UP
+            if change.state is ChangeState.PENDING:
+                change.state = ChangeState.SYNC_FAILED
 
     def evict(self) -> None:
-        """Read from the disk again what only the memory held, and was taken for clean."""
+        """Drop the pages whose sync failed, so that reads show the disk's content."""
         self.live = bytearray(self.safe)
-        self.changes = [c for c in self.changes if c.standing is not Standing.GIVEN_UP]
+        self.changes = [c for c in self.changes if c.state is not ChangeState.SYNC_FAILED]
         for change in self.changes:
             _apply(self.live, change)
 
-    def survivor(self, random: Random) -> FileNode:
+    def after_power_loss(self, random: Random) -> FileNode:
         """The same file after a power loss."""
         content, reach = bytearray(self.safe), 0
         keep = random.choice(_KEEP_RATES)
         for change in self.changes:
-            if change.standing is Standing.SAFE:
+            if change.state is ChangeState.SAFE:
                 _apply(content, change)
                 if isinstance(change, Cut):
                     reach = min(reach, change.size_bytes)
                 continue
             if isinstance(change, Write):
                 reach = max(reach, change.offset + len(change.data))
-            if change.standing is Standing.PENDING:
+            if change.state is ChangeState.PENDING:
                 _apply_some(content, change, keep, random)
         if reach > len(content) and random.random() < 0.25:
             _resize(content, random.randint(len(content), reach))
@@ -146,26 +145,26 @@ Slot = tuple[FolderNode, str]
 
 @dataclass(slots=True, eq=False)
 class NameChange:
-    """Names that are set (or with None removed) together."""
+    """Names that are set, or removed with None, as one change."""
 
     sets: tuple[tuple[FolderNode, str, Node | None], ...]
     needs: NameChange | None = None
-    """For a rename, the change that gave the file the name from which it moves."""
-    standing: Standing = Standing.PENDING
+    """For a rename, the change that set the old name."""
+    state: ChangeState = ChangeState.PENDING
 
     def touches(self, folder: FolderNode) -> bool:
-        """Whether a name in this folder is among them."""
-        return any(place is folder for place, _, _ in self.sets)
+        """Whether it changes a name in this folder."""
+        return any(changed is folder for changed, _, _ in self.sets)
 
     def slots(self) -> set[tuple[int, str]]:
-        """The names concerned."""
+        """The changed names."""
         return {(id(folder), name) for folder, name, _ in self.sets}
 
     def make_safe(self) -> None:
-        """This change will survive, and so will what it needs."""
+        """Make this change and the changes that it needs durable."""
         change: NameChange | None = self
         while change is not None:
-            change.standing = Standing.SAFE
+            change.state = ChangeState.SAFE
             change = change.needs
 
 
@@ -211,50 +210,50 @@ class Tree:
         return folder, name
 
     def take_number(self) -> int:
-        """The lowest inode number that is free, as ext4 takes it: numbers come back at once."""
+        """The lowest free inode number, as in ext4: numbers are reused at once."""
         if self._free:
             return heapq.heappop(self._free)
         self._next_number += 1
         return self._next_number - 1
 
     def release(self, node: FileNode) -> None:
-        """Give the number of a file back that has no name and is not open."""
+        """Free the number of a file that has no name and is not open."""
         if node.names == 0 and node.handles == 0:
             heapq.heappush(self._free, node.number)
 
-    def hold(self, node: Node) -> None:
-        """Keep the number of a file taken that is open, as a locked one is."""
+    def add_handle(self, node: Node) -> None:
+        """Count an open or locked file, whose number is not reused."""
         if isinstance(node, FileNode):
             node.handles += 1
 
-    def let_go(self, node: Node) -> None:
-        """Hold it no more."""
+    def drop_handle(self, node: Node) -> None:
+        """Count a closed or unlocked file."""
         if isinstance(node, FileNode):
             node.handles -= 1
             self.release(node)
 
     def set_name(self, folder: FolderNode, name: str, node: Node | None) -> None:
-        """Give a node a name, or with None take the name away."""
+        """Set a name, or remove it with None."""
         self._set(NameChange(((folder, name, node),)))
 
     def move_name(self, source: Slot, target: Slot) -> None:
-        """Take one name from a node and give it another, as one change."""
+        """Rename a node, as one change."""
         node = source[0].live[source[1]]
-        # The name that is gained comes first: a file without any would be given up.
+        # The new name first: a file without a name would be released.
         self._set(NameChange(((*target, node), (*source, None)), self._last_change(source)))
 
     def make_safe(self, folder: FolderNode) -> None:
-        """What a folder's sync does that tells the truth."""
+        """A folder's sync that succeeds."""
         for change in self._changes:
-            if change.standing is Standing.PENDING and (self.journaled or change.touches(folder)):
+            if change.state is ChangeState.PENDING and (self.journaled or change.touches(folder)):
                 change.make_safe()
         self._fold()
 
-    def give_up(self, folder: FolderNode) -> None:
-        """What a folder's sync does that fails."""
+    def fail_sync(self, folder: FolderNode) -> None:
+        """A folder's sync that fails."""
         for change in self._changes:
-            if change.standing is Standing.PENDING and change.touches(folder):
-                change.standing = Standing.GIVEN_UP
+            if change.state is ChangeState.PENDING and change.touches(folder):
+                change.state = ChangeState.SYNC_FAILED
 
     def files(self) -> Iterator[FileNode]:
         """Every file that has a name, once."""
@@ -265,11 +264,11 @@ class Tree:
                 yield node
 
     def after_power_loss(self, random: Random) -> Tree:
-        """One of the states that a power loss may leave; all of it is then safe."""
+        """One of the states that a power loss may leave; all of it is durable then."""
         tree = Tree(mtime_ns=self.root.mtime_ns, journaled=self.journaled)
-        kept = self._kept(random)
+        survived = self._surviving_changes(random)
         names: dict[int, dict[str, Node]] = {}
-        for change in kept:
+        for change in survived:
             for folder, name, node in change.sets:
                 here = names.setdefault(id(folder), dict(folder.safe))
                 here.pop(name, None)
@@ -287,17 +286,20 @@ class Tree:
                         copies[id(node)] = FolderNode(node.number, node.mtime_ns)
                         waiting.append(node)
                     else:
-                        copies[id(node)] = node.survivor(random)
+                        copies[id(node)] = node.after_power_loss(random)
                 twin.live[name] = twin.safe[name] = copies[id(node)]
         tree._count(copies.values())
         return tree
 
     def after_process_kill(self, random: Random) -> Tree:
-        """What another process finds: all of it, and no safer than before."""
+        """The state that another process finds: all changes, and no more durable than before."""
         tree = copy.deepcopy(self)
         for node in tree.files():
             node.handles = 0
-            if any(c.standing is Standing.GIVEN_UP for c in node.changes) and random.random() < 0.5:
+            if (
+                any(c.state is ChangeState.SYNC_FAILED for c in node.changes)
+                and random.random() < 0.5
+            ):
                 node.evict()
         tree._count({id(node): node for node in _walk(tree.root)}.values())
         return tree
@@ -323,11 +325,11 @@ class Tree:
         return None
 
     def _fold(self) -> None:
-        """Forget safe changes that no earlier, unsafe change of the same name can undo."""
+        """Apply durable changes that no earlier change of the same name can undo."""
         waiting: list[NameChange] = []
         held: set[tuple[int, str]] = set()
         for change in self._changes:
-            if change.standing is Standing.SAFE and not held & change.slots():
+            if change.state is ChangeState.SAFE and not held & change.slots():
                 for folder, name, node in change.sets:
                     folder.safe.pop(name, None)
                     if node is not None:
@@ -338,24 +340,24 @@ class Tree:
                 held |= change.slots()
         self._changes = waiting
 
-    def _kept(self, random: Random) -> list[NameChange]:
+    def _surviving_changes(self, random: Random) -> list[NameChange]:
         if self.journaled:
-            safe = [i for i, c in enumerate(self._changes) if c.standing is Standing.SAFE]
+            safe = [i for i, c in enumerate(self._changes) if c.state is ChangeState.SAFE]
             end = random.randint(safe[-1] + 1 if safe else 0, len(self._changes))
             changes = self._changes[:end]
-            return [c for c in changes if c.standing is not Standing.GIVEN_UP]
+            return [c for c in changes if c.state is not ChangeState.SYNC_FAILED]
         keep = random.choice(_KEEP_RATES)
         needed: set[int] = set()
-        kept = []
+        survived = []
         for change in reversed(self._changes):
-            by_chance = change.standing is Standing.PENDING and random.random() < keep
-            if change.standing is Standing.SAFE or by_chance or id(change) in needed:
-                kept.append(change)
+            by_chance = change.state is ChangeState.PENDING and random.random() < keep
+            if change.state is ChangeState.SAFE or by_chance or id(change) in needed:
+                survived.append(change)
                 needed.add(id(change.needs))
-        return kept[::-1]
+        return survived[::-1]
 
     def _count(self, nodes: Iterable[Node]) -> None:
-        """Count names, and give each node a number of its own: an undone unlink brings one back."""
+        """Count names, and make numbers unique: an undone unlink may bring a reused number back."""
         taken: set[int] = set()
         again: list[Node] = []
         for node in nodes:
@@ -415,7 +417,7 @@ def _put(content: bytearray, offset: int, data: bytes) -> None:
 
 
 def _apply_some(content: bytearray, change: Write | Cut, keep: float, random: Random) -> None:
-    """What a power loss leaves of one change."""
+    """Apply what a power loss leaves of one change."""
     if random.random() < keep:
         _apply(content, change)
     elif isinstance(change, Write):
@@ -434,7 +436,7 @@ def _apply_some(content: bytearray, change: Write | Cut, keep: float, random: Ra
 
 
 def _sectors(offset: int, length: int) -> Iterator[tuple[int, int]]:
-    """The parts of a write that lie in one sector each, counted from the write's start."""
+    """The parts of a write in each sector, counted from the write's start."""
     start = 0
     while start < length:
         end = min(length, start + SECTOR_BYTES - (offset + start) % SECTOR_BYTES)

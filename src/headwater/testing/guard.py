@@ -51,7 +51,7 @@ class LimitReached(SimulationError):
 
 
 class UnhandledFailure(SimulationError):
-    """A task failed and nobody awaited it."""
+    """A task failed and no code awaited it."""
 
 
 class SimulationEscape(SimulationError):
@@ -66,12 +66,12 @@ _GUARDED: Final = "headwater"
 _OWN_MODULES: Final = frozenset(
     f"headwater.testing.{name}" for name in ("guard", "sim", "sim_loop", "sim_task", "torture")
 )
-# Modules that pass a call on: the one who asked stands behind them.
+# Modules that call the guarded functions for others: their caller decides.
 _GO_BETWEENS: Final = frozenset({"os", "random", "secrets", "uuid"})
 
 _EVENT_PREFIXES: Final = ("socket.", "_thread.start", "os.exec", "os.fork", "os.posix_spawn")
 _EVENTS: Final = frozenset({"os.spawn", "os.system", "pty.spawn", "subprocess.Popen", "time.sleep"})
-# Asked only about this machine; no packet leaves it. uuid and tempfile do so on import.
+# Only about this machine; no packet leaves it. uuid and tempfile call it when imported.
 _HARMLESS_EVENTS: Final = frozenset({"socket.gethostname"})
 
 _REPLACED: Final = {
@@ -120,7 +120,7 @@ _REPLACED_FOR_ALL: Final = {
     "threading": ("_start_joinable_thread", "_start_new_thread"),
     "time": ("sleep",),
 }
-# A time handed in is only converted; without one these read the clock.
+# With a time as argument these convert it; without one they read the clock.
 _CONVERTERS: Final = frozenset({"time.gmtime", "time.localtime"})
 
 
@@ -141,7 +141,7 @@ _watch: _Watch | None = None
 
 @contextlib.contextmanager
 def guarded(report: Callable[[SimulationEscape], None]) -> Iterator[None]:
-    """Refuse whatever leaves the simulation that this thread runs, and tell `report` of it."""
+    """Refuse calls that leave the simulation of this thread, and report them to `report`."""
     global _watch
     if _watch is not None:
         raise SimulationError("simulations run one at a time in a process")
@@ -174,7 +174,7 @@ def _audit(event: str, _args: tuple[Any, ...]) -> None:
 
 @functools.cache
 def _listen() -> None:
-    """Add the hook once: the interpreter never takes one away."""
+    """Add the hook once: the interpreter cannot remove it."""
     sys.addaudithook(_audit)
 
 
@@ -220,7 +220,7 @@ def _for_all(original: Callable[..., Any], what: str) -> Callable[..., Any]:
 
 
 def _asker(frame: FrameType) -> str:
-    """The module behind a call, past those that only pass it on."""
+    """The calling module, past the modules that call for others."""
     current: FrameType | None = frame
     while current is not None:
         module = str(current.f_globals.get("__name__", ""))

@@ -1,11 +1,11 @@
-"""A log in memory: what `headwater.log` asks of one, without a disk.
+"""A log in memory: a `Wal` for tests, without a disk.
 
     wal = MemoryWal()
     wal.append(5)                       # five records, LSNs 1 to 5
     await wal.prune_through(2)
 
-It is synchronous inside, so that a test says itself when what happens; `pruning` can be set to a
-coroutine function that is awaited in the middle of a prune, before anything is gone.
+It is synchronous inside, so that a test decides the order of events; `pruning` can be set to a
+coroutine function that is awaited in the middle of a prune, before records are removed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class MemoryWal:
         self._groups: list[Group] = []
         self._floor_lsn = first_lsn - 1
         self._current_lsn = first_lsn - 1
-        # In the order in which they came: that of a set is another one in every process.
+        # A dict keeps the order of the calls; the order of a set differs between processes.
         self._waiting: dict[asyncio.Future[None], None] = {}
         self.pruning: Callable[[], Awaitable[None]] | None = None
 
     def append(self, records: int = 1, *, term: int = 1) -> Group:
-        """One group of so many records, whose values are their LSNs."""
+        """Append a group of `records` records, whose values are their LSNs."""
         first = self._current_lsn + 1
         lsns = range(first, first + records)
         values = pa.array([b"%d" % lsn for lsn in lsns], pa.binary())
@@ -39,7 +39,7 @@ class MemoryWal:
         return self.append_group(Group(term, first, lsns[-1], batch))
 
     def append_group(self, group: Group) -> Group:
-        """A group that stands at the end of the log."""
+        """Append a group, which must follow the end of the log."""
         assert group.first_lsn == self._current_lsn + 1, "LSNs are dense"
         self._groups.append(group)
         self._current_lsn = group.last_lsn
@@ -49,7 +49,7 @@ class MemoryWal:
         return group
 
     def retained_lsns(self) -> list[int]:
-        """Every LSN that can be read."""
+        """All LSNs that can be read."""
         return list(range(self.oldest_lsn(), self._current_lsn + 1))
 
     def oldest_lsn(self) -> int:
@@ -66,7 +66,7 @@ class MemoryWal:
         return self._current_lsn
 
     async def sync(self) -> None:
-        """See `Wal`. Nothing here survives anything."""
+        """See `Wal`. Does nothing: memory is never durable."""
 
     def bytes_since(self, lsn: int) -> int:
         """See `Wal`."""
@@ -112,5 +112,5 @@ class MemoryWal:
                     finally:
                         del self._waiting[waiting]
         except TimeoutError:
-            pass  # what it came to by then is the answer
+            pass  # the present LSN is the answer
         return self._current_lsn

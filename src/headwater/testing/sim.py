@@ -8,14 +8,14 @@ every process; a failure says how to repeat it.
 
 Always holds:
 
-- nothing in a simulation touches a real clock, thread, socket or source of chance;
-- the code under test, the scheduler, blocking work and the scenario draw from streams of their
-  own: a change in one leaves the draws of the others alone;
-- a killed process runs nothing more: no callback, no timer, no `finally` that awaits. What it
-  had begun on a thread is lost as well.
+- nothing in a simulation touches a real clock, thread, socket or random source;
+- the code under test, the scheduler, blocking work and the scenario have separate random streams:
+  a change in one does not change the draws of the others;
+- a killed process runs nothing more: no callback, no timer, no `finally` that awaits. Its work on
+  threads is lost as well.
 
-Processes share nothing but the store they are given. An asyncio lock or queue between two
-processes would be something no real pair has, and the death of one could block the other.
+Processes share only their store. Real processes cannot share an asyncio lock or queue, and the
+death of one could block the other.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ T = TypeVar("T")
 HISTORY_MAX_EVENTS: Final = 1_000_000
 REPLAY: Final = "simulate(…, seed={seed})"
 
-# Some instant of 2026: a clock that always started alike would hide what depends on it.
+# A random time in 2026: a fixed start would hide code that depends on it.
 _EPOCH_NS: Final = 1_767_225_600_000_000_000
 _EPOCH_SPREAD_S: Final = 365 * 86_400
-# Blocking work takes between these to begin, and again to be heard of.
+# Blocking work starts after a delay between these, and its result arrives after another.
 _BLOCKING_MIN_S: Final = 0.000_01
 _BLOCKING_MAX_S: Final = 0.02
-# Most work finds an idle thread at once; work that has begun cannot be cancelled any more.
+# Most work gets an idle thread at once; work that has begun cannot be cancelled.
 _BLOCKING_QUEUED: Final = 0.25
 _NOTE_EVENTS: Final = 20
 _SHOWN_BYTES: Final = 32
 
 
 def stream(seed: int, name: str) -> random.Random:
-    """A source of chance of its own for every name, all drawn from one seed."""
+    """A separate random source for every name, derived from one seed."""
     return random.Random(f"{seed}/{name}")
 
 
 class SimRuntime(Runtime):
-    """The seam's simulated side: one clock, which may be wrong, over the loop's virtual time."""
+    """The simulated runtime: a clock, which may be wrong, over the loop's virtual time."""
 
     outside_allowed = False
 
@@ -75,7 +75,7 @@ class SimRuntime(Runtime):
         super().__init__()
 
     def skewed(self, ms: float = 0, *, drift_ppm: float = 0) -> SimRuntime:
-        """A runtime on the same loop whose clock is off by `ms` and gains or loses from here on.
+        """A runtime on the same loop whose clock is off by `ms` and drifts from now on.
 
         Drift moves the monotonic clock too: two machines do not agree on what a second is.
         """
@@ -93,11 +93,11 @@ class SimRuntime(Runtime):
         return other
 
     def jump(self, ms: float) -> None:
-        """Set the wall clock forward, or back; the others go on."""
+        """Set the wall clock forward or back; other clocks do not change."""
         self._start_ns += round(ms * 1e6)
 
     def sleep_until(self, now_s: float) -> None:
-        """Let the monotonic clock stand still until then, in the simulation's seconds."""
+        """Stop the monotonic clock until `now_s`, in the simulation's seconds."""
         began_s = max(self._loop.now_s, self._asleep_until_s)
         self._slept_s += max(0.0, now_s - began_s) * self._rate
         self._asleep_until_s = max(self._asleep_until_s, now_s)
@@ -117,7 +117,7 @@ class SimRuntime(Runtime):
     async def sleep(self, seconds: float) -> None:
         until_s, slept_s = self.monotonic_s() + seconds, self._slept_s
         await self._wait(seconds)
-        # What the machine itself slept does not count on the clock by which this one waits.
+        # Time during which the machine slept does not count on the monotonic clock.
         while self._slept_s != slept_s:
             slept_s = self._slept_s
             await self._wait(max(0.0, until_s - self.monotonic_s()))
@@ -138,9 +138,9 @@ class SimRuntime(Runtime):
         return self._loop.create_task(coroutine, name=name)
 
     async def run_blocking(self, function: Callable[..., T], *args: Any) -> T:
-        """Run `function` here, at an instant of its own, and hand its result over at a later one.
+        """Call `function` at a later instant, and return its result at a still later one.
 
-        Cancelling the caller does not undo work that has begun, as with a real thread.
+        As with a real thread, cancelling the caller does not stop work that has begun.
         """
         heard: asyncio.Future[T] = self._loop.create_future()
         queued = self._blocking.random() < _BLOCKING_QUEUED
@@ -207,8 +207,8 @@ def _show(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Generic[T]):
-    """What a simulation came to."""
+class SimulationResult(Generic[T]):
+    """The result of a simulation."""
 
     seed: int
     value: T
@@ -229,7 +229,7 @@ class Process:
         self._group = _ProcessGroup(name, self)
         outside = GROUP.set(self._group)
         with installed(runtime):
-            self._home = contextvars.copy_context()
+            self._context = contextvars.copy_context()
         GROUP.reset(outside)
 
     @property
@@ -238,43 +238,43 @@ class Process:
         return self._group.alive
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str = "main") -> asyncio.Task[T]:
-        """Run a coroutine inside. After a kill its task never ends: wait for the process."""
+        """Start a task in this process. After a kill the task never ends: wait for the process."""
         if not self.alive:
             coroutine.close()
             raise ProcessKilled(f"process {self.name!r} is dead")
         task = f"{self.name}/{name}"
-        return self._loop.create_task(coroutine, name=task, context=self._home.copy())
+        return self._loop.create_task(coroutine, name=task, context=self._context.copy())
 
     def kill(self) -> None:
-        """Let nothing of it run again. Killed by its own code, it stops at its next await."""
+        """Run nothing of it any more. Killed by its own code, it stops at its next await."""
         self._group.die()
 
     def crash(self) -> NoReturn:
-        """Kill it in the middle of a call: what is left of the call unwinds and is not heard of.
+        """Kill it in the middle of a call: the rest of the call unwinds and has no effect.
 
-        Only `finally` and `except BaseException` see it; a simulated disk or store must refuse
-        their requests, since `alive` is false.
+        Only `finally` and `except BaseException` run; a simulated disk or store must refuse their
+        requests, because `alive` is false.
         """
         self.kill()
         raise ProcessKilled(f"process {self.name!r} died here")
 
     def freeze(self, seconds: float) -> None:
-        """Stop it for so long, as a paused machine does; only its clock tells it afterwards."""
+        """Stop it for `seconds`, as a paused machine; afterwards only its clock shows that."""
         self._group.frozen_until_s = max(self._group.frozen_until_s, self._loop.now_s + seconds)
-        self._group.held = True
+        self._group.is_blocked = True
 
     def suspend(self, seconds: float) -> None:
-        """Stop it for so long, as a machine that sleeps: its monotonic clock stands still."""
+        """Stop it for `seconds`, as a machine that sleeps: its monotonic clock stops too."""
         self.freeze(seconds)
         self.runtime.sleep_until(self._group.frozen_until_s)
 
     def step_clock(self, ms: float) -> None:
-        """Set its wall clock forward, or back, while it runs."""
+        """Set its wall clock forward or back while it runs."""
         self.runtime.jump(ms)
 
     async def wait(self) -> bool:
         """Wait until all its tasks ended (true) or it was killed (false)."""
-        await self._group.until_over()
+        await self._group.wait_until_over()
         return self.alive
 
 
@@ -309,15 +309,15 @@ class Simulation:
 
     @property
     def history(self) -> tuple[Event, ...]:
-        """What was recorded until now."""
+        """The events recorded until now."""
         return tuple(self._history)
 
     def stream(self, name: str) -> random.Random:
-        """A source of chance of its own, for instance for faults."""
+        """A separate random source, for instance for faults."""
         return stream(self.seed, f"scenario/{name}")
 
     def record(self, event: str, /, **fields: Any) -> None:
-        """Add to the history; it counts in the fingerprint."""
+        """Add an event to the history and to the fingerprint."""
         if self._loop.is_closed():
             return
         if len(self._history) >= HISTORY_MAX_EVENTS:
@@ -328,7 +328,7 @@ class Simulation:
         self._digest.update(str(entry).encode() + b"\n")
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Run a coroutine beside the caller, in the caller's process."""
+        """Start a task in the caller's process."""
         return self._loop.create_task(coroutine, name=name)
 
     def process(self, name: str, *, skew_ms: float = 0, drift_ppm: float = 0) -> Process:
@@ -339,7 +339,7 @@ class Simulation:
 
     @contextlib.contextmanager
     def skewed(self, ms: float = 0, *, drift_ppm: float = 0) -> Iterator[SimRuntime]:
-        """Give the code inside, and the tasks it spawns, a clock that is wrong."""
+        """Use a wrong clock for the code inside and the tasks that it spawns."""
         runtime = self.runtime.skewed(ms, drift_ppm=drift_ppm)
         with installed(runtime):
             yield runtime
@@ -351,7 +351,7 @@ class Simulation:
         return digest.hexdigest()
 
     def note(self, replay: str) -> str:
-        """What a failure tells its reader."""
+        """The note on a failure: seed, fingerprint, the last events, how to replay it."""
         shown = self._history[-_NOTE_EVENTS:]
         lines = [
             f"simulation seed {self.seed}, fingerprint {self.fingerprint()}",
@@ -371,13 +371,12 @@ def simulate(
     max_virtual_s: float = MAX_VIRTUAL_S,
     stall_max_s: float = STALL_MAX_S,
     replay: str = REPLAY,
-) -> Outcome[T]:
-    """Run `main` and whatever it starts, in virtual time, in the order of `seed`.
+) -> SimulationResult[T]:
+    """Run `main` and everything that it starts, in virtual time, in the order of `seed`.
 
-    When `main` returns, what it left running is cancelled and may clean up. Whatever `main`
-    raises comes out with a note: seed, fingerprint, the last events, and `replay`, the command
-    that runs the same again (`{seed}` stands for the seed). `stall_max_s=0` lets time pass only
-    while nobody has anything to do.
+    When `main` returns, remaining tasks are cancelled and may clean up. An error of `main` gets a
+    note: seed, fingerprint, the last events, and `replay`, the command that runs the same again
+    (`{seed}` is replaced by the seed). With `stall_max_s=0` time passes only while all tasks wait.
     """
     loop = SimLoop.create(
         stream(seed, "schedule"),
@@ -396,7 +395,7 @@ def simulate(
     except BaseException as error:
         error.add_note(simulation.note(replay))
         raise
-    return Outcome(
+    return SimulationResult(
         seed=seed,
         value=value,
         fingerprint=simulation.fingerprint(),

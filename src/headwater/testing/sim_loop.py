@@ -1,12 +1,12 @@
-"""An event loop that owns time and order: virtual seconds, and a seeded choice of who runs next.
+"""An event loop with virtual time, in which a seed decides which task runs next.
 
 Always holds:
 
-- steps of tasks run in any order the seed draws; plain callbacks keep the order among
-  themselves in which they were scheduled, as asyncio promises, but tasks may run in between;
-- no order ever depends on an address or a string's hash: the same seed gives the same run in
+- steps of tasks run in an order that the seed decides; plain callbacks run in the order in which
+  they were scheduled, as asyncio promises, but tasks may run in between;
+- no order depends on an address or on the hash of a string: the same seed gives the same run in
   every process;
-- a handle of a killed group never runs, whoever scheduled it;
+- a handle of a killed group never runs;
 - asyncio's own tasks, futures and primitives run unchanged.
 """
 
@@ -41,11 +41,11 @@ MAX_STEPS: Final = 2_000_000
 MAX_VIRTUAL_S: Final = 100 * 365 * 86_400.0
 STALL_MAX_S: Final = 0.001
 
-# On average so many steps pass between two stalls (see SimLoop._stall).
+# The average number of steps between two stalls (see SimLoop._stall).
 _STALL_EVERY_STEPS: Final = 32
 _STALL_MIN_S: Final = 0.000_001
-# Collecting at fixed steps: at the interpreter's own instants it would end generators at a step
-# that differs between processes.
+# The garbage collector runs at fixed steps. Otherwise it would close generators at a step that
+# differs between processes.
 _COLLECT_EVERY_STEPS: Final = 250_000
 _TIMERS_SWEEP_ABOVE: Final = 64
 _TASKS_SWEEP_ABOVE: Final = 256
@@ -109,7 +109,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         # A task schedules its steps and its wake-ups as methods of itself.
         task = getattr(callback, "__self__", None)
         if type(task) is SimTask:
-            handle = SimHandle(callback, args, context or task.home, task.group, task)
+            handle = SimHandle(callback, args, context or task.own_context, task.group, task)
             self._steps.append(handle)
             return handle
         if context is None:
@@ -231,7 +231,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         except BaseException as error:
             for failed in self._unhandled():
                 error.add_note(
-                    f"also, nobody awaited {failed.get_name()!r}: {failed.exception()!r}"
+                    f"also, no task awaited {failed.get_name()!r}: {failed.exception()!r}"
                 )
             raise
         finally:
@@ -243,7 +243,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 gc.enable()
 
     def close(self) -> None:
-        """End every coroutine where it stands: its clean-up may run but not await."""
+        """End every coroutine at its present line: its clean-up may run but not await."""
         if self._running:
             raise RuntimeError("a running simulation cannot be closed")
         if self._closed:
@@ -251,7 +251,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._closed = True
         for task in self._tasks:
             if not task.done():
-                task.home.run(abandon, task.get_coro())
+                task.own_context.run(abandon, task.get_coro())
         self._steps.clear()
         self._callbacks.clear()
         self._timers.clear()
@@ -281,9 +281,11 @@ class SimLoop(asyncio.AbstractEventLoop):
             else:
                 handle = callbacks.popleft()
             group, task = handle.group, handle.task
-            if handle.dropped or (group is not None and group.held and self._hold(group, handle)):
+            if handle.dropped or (
+                group is not None and group.is_blocked and self._defer_if_blocked(group, handle)
+            ):
                 continue
-            mark = task.mark if task is not None else 0
+            mark = task.name_hash if task is not None else 0
             self.trace = (self.trace * _TRACE_PRIME + mark + index) & _TRACE_MASK
             self.steps += 1
             if self.steps > self._max_steps:
@@ -293,7 +295,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 self._stall()
                 until_stall = self._stall_interval()
             try:
-                handle.home.run(handle.call, *handle.args)
+                handle.own_context.run(handle.call, *handle.args)
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:
@@ -304,12 +306,12 @@ class SimLoop(asyncio.AbstractEventLoop):
         if self._failure is not None:
             raise self._failure
 
-    def _hold(self, group: SimGroup, handle: SimHandle | SimTimer) -> bool:
-        """Whether a group that is dead or frozen keeps this handle from running."""
+    def _defer_if_blocked(self, group: SimGroup, handle: SimHandle | SimTimer) -> bool:
+        """Whether the handle must not run now, because its group is dead or frozen."""
         if not group.alive:
             return True
         if group.frozen_until_s <= self.now_s:
-            group.held = False
+            group.is_blocked = False
             return False
         self._set_timer(group.frozen_until_s, handle)
         return True
@@ -377,7 +379,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return [task for task in failed if task.group is None or task.group.alive]
 
     def _drain(self) -> None:
-        """Cancel what main left behind, end open generators, and look for errors nobody saw."""
+        """Cancel tasks that `main` left, close generators, and raise errors that were not seen."""
         for _ in range(_DRAIN_ROUNDS):
             pending = self._pending()
             for task in pending:
@@ -389,15 +391,15 @@ class SimLoop(asyncio.AbstractEventLoop):
         else:
             raise LimitReached(f"tasks keep starting others after {_DRAIN_ROUNDS} cancellations")
         for task in self._unhandled():
-            error = UnhandledFailure(f"task {task.get_name()!r} failed and nobody awaited it")
+            error = UnhandledFailure(f"task {task.get_name()!r} failed and no task awaited it")
             raise error from task.exception()
 
     def _close_generators(self) -> list[SimTask[Any]]:
         closing = []
-        for ref, home in list(self._generators.values()):
-            generator, group = ref(), home.get(GROUP)
+        for ref, scope in list(self._generators.values()):
+            generator, group = ref(), scope.get(GROUP)
             if generator is not None and (group is None or group.alive):
-                task = self.create_task(generator.aclose(), name="close generator", context=home)
+                task = self.create_task(generator.aclose(), name="close generator", context=scope)
                 closing.append(task)
         self._generators.clear()
         return closing

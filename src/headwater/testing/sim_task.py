@@ -1,6 +1,6 @@
-"""What the simulator schedules: groups of tasks, tasks, calls, and where a task waits.
+"""The objects that the simulator schedules: groups of tasks, tasks and calls.
 
-Always holds: everything here is ordered by numbers, never by addresses or hashes of strings.
+Always holds: everything is ordered by numbers, never by addresses or hashes of strings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SimGroup:
     def __init__(self, name: str) -> None:
         self.name = name
         self.alive = True
-        self.held = False
+        self.is_blocked = False
         """Dead or frozen: look twice before running a handle."""
         self.frozen_until_s = 0.0
         self.unfinished = 0
@@ -32,11 +32,11 @@ class SimGroup:
     def die(self) -> None:
         """Run nothing more, ever."""
         self.alive = False
-        self.held = True
+        self.is_blocked = True
         self._wake()
 
-    async def until_over(self) -> None:
-        """Return when all its tasks have ended or it is dead."""
+    async def wait_until_over(self) -> None:
+        """Return when all its tasks have ended or it was killed."""
         if self.alive and self.unfinished:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
@@ -64,7 +64,7 @@ GROUP: contextvars.ContextVar[SimGroup | None] = contextvars.ContextVar(
 class SimTask(asyncio.Task[T_co]):
     """asyncio's task with a number, so that sets of tasks iterate alike in every process."""
 
-    __slots__ = ("_number", "group", "home", "mark", "rank")
+    __slots__ = ("_number", "group", "name_hash", "own_context", "rank")
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class SimTask(asyncio.Task[T_co]):
         # All of this first: asyncio's own __init__ already schedules the first step.
         self._number = number
         self.group: SimGroup | None = context.get(GROUP)
-        self.home = context
-        self.mark = zlib.crc32(name.encode())
+        self.own_context = context
+        self.name_hash = zlib.crc32(name.encode())
         self.rank = rank
         super().__init__(coroutine, loop=loop, name=name, context=context)
 
@@ -89,21 +89,21 @@ class SimTask(asyncio.Task[T_co]):
 
 
 class SimHandle(asyncio.Handle):
-    """A call to be made soon. It leaves the base class's fields unset: nobody reads them here."""
+    """A scheduled call. It leaves the base class's fields unset: this loop does not read them."""
 
-    __slots__ = ("args", "call", "dropped", "group", "home", "task")
+    __slots__ = ("args", "call", "dropped", "group", "own_context", "task")
 
     def __init__(
         self,
         call: Callable[..., object],
         args: tuple[Any, ...],
-        home: contextvars.Context,
+        own_context: contextvars.Context,
         group: SimGroup | None,
         task: SimTask[Any] | None,
     ) -> None:
         self.call = call
         self.args = args
-        self.home = home
+        self.own_context = own_context
         self.group = group
         self.task = task
         self.dropped = False
@@ -116,14 +116,14 @@ class SimHandle(asyncio.Handle):
         return self.dropped
 
     def get_context(self) -> contextvars.Context:
-        return self.home
+        return self.own_context
 
     def __repr__(self) -> str:
         return f"<{'cancelled ' if self.dropped else ''}call of {self.call!r}>"
 
 
 class TimerOwner(Protocol):
-    """Who wants to know that a timer no longer matters."""
+    """Is notified when a timer is cancelled."""
 
     def timer_dropped(self) -> None: ...
 
@@ -131,7 +131,7 @@ class TimerOwner(Protocol):
 class SimTimer(asyncio.TimerHandle):
     """A call to be made at a virtual instant."""
 
-    __slots__ = ("args", "at_s", "call", "dropped", "group", "home", "owner", "task")
+    __slots__ = ("args", "at_s", "call", "dropped", "group", "own_context", "owner", "task")
 
     def __init__(
         self,
@@ -139,14 +139,14 @@ class SimTimer(asyncio.TimerHandle):
         at_s: float,
         call: Callable[..., object],
         args: tuple[Any, ...],
-        home: contextvars.Context,
+        own_context: contextvars.Context,
     ) -> None:
         self.owner = owner
         self.at_s = at_s
         self.call = call
         self.args = args
-        self.home = home
-        self.group: SimGroup | None = home.get(GROUP)
+        self.own_context = own_context
+        self.group: SimGroup | None = own_context.get(GROUP)
         self.task: SimTask[Any] | None = None
         self.dropped = False
 
@@ -163,7 +163,7 @@ class SimTimer(asyncio.TimerHandle):
         return self.at_s
 
     def get_context(self) -> contextvars.Context:
-        return self.home
+        return self.own_context
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -198,16 +198,16 @@ def where(awaitable: Any) -> str:
 
 
 def abandon(coroutine: Any) -> None:
-    """End a coroutine where it stands: its clean-up may run but not await."""
+    """End a coroutine at its present line: its clean-up may run but not await."""
     for _ in range(_CLOSE_ATTEMPTS):
         try:
             coroutine.close()
         except (SystemExit, KeyboardInterrupt):
             raise
         except RuntimeError:
-            # It awaited in its clean-up: close it there too, until it gives up.
+            # It awaited in its clean-up: close it there too, until it ends.
             continue
         except BaseException:
-            # The error of a coroutine that was not allowed to finish says nothing.
+            # The error of a coroutine that could not finish has no meaning.
             return
         return

@@ -1,9 +1,8 @@
-"""A store that does everything a real one may do to a client, at rates drawn from a seed.
+"""A store with the faults of real ones, at rates drawn from a seed.
 
-It wraps a backend, so the retries, the looking and the counting of `Store` run unchanged on
-top of it. Which faults are on, and how often they strike, differs from seed to seed (swarm
-testing): a run with every fault at a middling rate never reaches the states that one fault
-at a harsh rate does.
+It wraps a backend, so the retries, settling and counting of `Store` run unchanged above it. The
+faults and their rates differ from seed to seed (swarm testing): a run with every fault at a medium
+rate never reaches the states that a single fault at a high rate does.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from headwater.testing.sim import current_process
 # Longer than any grace period, lease or timeout in Headwater.
 STALL_S: Final = 3 * 24 * 3600.0
 SLOW_PAGE_KEYS: Final = 3
-# Longer than the time for which a client tries again, some of them.
+# Some are longer than the time for which a client retries.
 BLIND_S: Final = (1.0, 20.0, 90.0, 600.0)
 
 
@@ -36,9 +35,9 @@ class Faults:
     """The request is carried out; the client sees a broken connection."""
     apply_late: float = 0.0
     """The client sees a broken connection; the request is carried out long after. A delete may
-    so race with a later create of the same key, and remove it."""
+    thus remove an object that was created later under the same key."""
     unreachable: float = 0.0
-    """No connection can be made: the request is not sent, and the client knows."""
+    """No connection can be made: the request is not sent, and the client knows that."""
     own_412: float = 0.0
     """The write is carried out and answered with 412, as when an intermediary sends it twice."""
     conflict_409: float = 0.0
@@ -50,19 +49,19 @@ class Faults:
     short_body: float = 0.0
     """A read ends early."""
     stall: float = 0.0
-    """The client stands still for days before its request is carried out."""
+    """The client is paused for days before its request is carried out."""
     stall_after: float = 0.0
-    """The request is carried out and the client stands still for days before it knows."""
+    """The request is carried out and the client is paused for days before it gets the answer."""
     slow_list: float = 0.0
-    """A listing trickles in while the store changes: it shows what was, not what is."""
+    """A listing arrives slowly while the store changes: it shows past states."""
     cut_off: float = 0.0
-    """The answer to a write is lost, or is a refusal, and the client's network with it: for
-    BLIND_S it reads nothing, and perhaps writes nothing. That is when it would look what became
-    of its write. Not drawn by `swarm`; see `with_outages`."""
+    """The answer to a write is lost, or is a refusal, and then the client's network fails: for
+    BLIND_S it reads nothing, and perhaps writes nothing, just when it would read what became of
+    its write. Not drawn by `swarm`; see `with_outages`."""
 
     @classmethod
     def swarm(cls, random: _random.Random) -> Faults:
-        """Some faults on, each at its own rate; about one draw in eight has none at all."""
+        """Some faults, each at its own rate; about one draw in eight has none."""
         if random.random() < 0.125:
             return cls()
         harsh = random.random() < 0.3
@@ -74,7 +73,7 @@ class Faults:
         return replace(cls(), **rates)
 
     def with_outages(self, random: _random.Random) -> Faults:
-        """The same, with answers that are lost often enough, and an outage after many of them."""
+        """The same, with frequently lost answers and an outage after many of them."""
         return replace(
             self,
             lose_response=max(self.lose_response, random.uniform(0.02, 0.15)),
@@ -85,7 +84,7 @@ class Faults:
 
 
 class FaultyStore(Backend):
-    """Another backend, seen through a bad day."""
+    """Another backend, with faults."""
 
     def __init__(
         self,
@@ -102,11 +101,11 @@ class FaultyStore(Backend):
         self._random = random
         self._latency_s = latency_s
         self._record = record or (lambda line: None)
-        # A request on its way outlives the process that sent it: hand in a spawn of the outside.
+        # A sent request outlives its process: pass a `spawn` outside of that process.
         self._spawn = spawn or runtime.spawn
         self.scheme = inner.scheme
         self.calm = False
-        """Set to let everything through, for the closing look of a test."""
+        """Set to switch all faults off, for the final checks of a test."""
         self._blind: dict[str, tuple[float, bool]] = {}
         """By process: until when it reads nothing, and whether it writes."""
 

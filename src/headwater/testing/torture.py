@@ -1,7 +1,14 @@
-"""Running scenarios many times: each round a seed, resumable, on several processes.
+"""Run scenarios many times: resumable, on several processes, every failure with its seed.
 
-A worker process that dies loses no round: its rounds are given out again one by one, until the
-seed that kills the process is found.
+A scenario is a function of a seed that raises when something is wrong. Round *i* of a run with base
+seed *s* has seed *s + i*, so one number identifies a history and repeats a failure:
+
+    make torture ROOM=store SCENARIO=register SEED=1234 ROUNDS=1
+
+The progress of a run is stored in one small file for each scenario. It counts only rounds below
+which none is missing: an interrupted run repeats a few rounds and skips none. A worker process that
+dies loses no round either: its rounds are assigned again one by one, until the seed that kills the
+process is found.
 """
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ from typing import Any, Final, NamedTuple
 
 STATE_DIR: Final = Path(".torture")
 FAILURES_MAX: Final = 10
-"""After so many failing seeds a scenario is stopped: more of them say nothing more."""
+"""After this many failing seeds a scenario is stopped: more of them show nothing new."""
 
 _REPORT_EVERY_S: Final = 5.0
 _SAVE_EVERY_S: Final = 1.0
@@ -61,7 +68,7 @@ class Scenario:
         return f"make torture ROOM={self.room} SCENARIO={self.name} SEED={{seed}} ROUNDS=1"
 
     def run_sample(self, *, seed: int = 0) -> None:
-        """Run the sample from `seed` on; the first failure comes out with its command."""
+        """Run the sample from `seed` on; the first failure is raised with its command."""
         for one in range(seed, seed + self.sample):
             try:
                 self.run(one)
@@ -72,12 +79,12 @@ class Scenario:
 
 @dataclass(slots=True)
 class _State:
-    """How far a scenario came from a base seed."""
+    """The progress of a scenario from a base seed."""
 
     base_seed: int
     done: int = 0
     failures: dict[str, str] = field(default_factory=dict)
-    """Seed (JSON wants text) → what it raised."""
+    """Seed (as text, for JSON) → its error."""
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,9 +116,9 @@ def run_scenarios(
     fresh: bool = False,
     state_dir: Path = STATE_DIR,
 ) -> int:
-    """Run what was selected and say how it went; the result is an exit status.
+    """Run the selected scenarios and report their results; returns an exit status.
 
-    `seed` with one round repeats exactly that history, here and now. Otherwise a run goes on
+    `seed` with one round repeats exactly that history, in this process. Otherwise a run continues
     where the last one with the same base seed stopped, unless `fresh`.
     """
     chosen = [s for s in scenarios if room in (None, s.room) and name in (None, s.name)]
@@ -126,10 +133,10 @@ def run_scenarios(
         run = ScenarioProgress(scenario, rounds or scenario.rounds, state_dir)
         run.resume(seed=seed, fresh=fresh)
         try:
-            run.go(jobs)
+            run.run(jobs)
         except KeyboardInterrupt:
             run.save()
-            print(f"\n{scenario}: interrupted after {run.done} rounds; the same command goes on")
+            print(f"\n{scenario}: interrupted after {run.done} rounds; the same command continues")
             return INTERRUPTED
         worst = max(worst, run.report())
     return worst
@@ -150,14 +157,14 @@ def _replay(scenario: Scenario, seed: int) -> int:
 
 
 class ScenarioProgress:
-    """One scenario's way from its first round to its last."""
+    """Runs one scenario and stores its progress."""
 
     def __init__(self, scenario: Scenario, rounds: int, state_dir: Path) -> None:
         self._scenario = scenario
         self._rounds = rounds
         self._path = state_dir / f"{scenario.room}.{scenario.name}.json"
         self._state = _State(0)
-        self._given = 0
+        self._assigned = 0
         self._ahead: dict[int, int] = {}
         self._saved_s = 0.0
         self._ran = 0
@@ -170,20 +177,20 @@ class ScenarioProgress:
         return self._state.done
 
     def resume(self, *, seed: int | None, fresh: bool) -> None:
-        """Take up what was left, or begin at `seed`, or at a seed nobody chose."""
+        """Continue the stored run, or begin at `seed`, or at a random seed."""
         saved = None if fresh else _State.load(self._path)
         if saved is None or seed not in (None, saved.base_seed):
             if seed is None:
                 seed = random.SystemRandom().randrange(_BASE_SEEDS)
             saved = _State(seed)
         self._state = saved
-        self._given = saved.done
+        self._assigned = saved.done
         went = f", {saved.done} done before" if saved.done else ""
         print(f"{self._scenario}: {self._rounds} rounds from seed {saved.base_seed}{went}")
 
-    def go(self, jobs: int) -> None:
+    def run(self, jobs: int) -> None:
         """Run until all rounds are done or too many have failed."""
-        if self._given >= self._rounds:
+        if self._assigned >= self._rounds:
             return
         self._began_s = self._saved_s = time.monotonic()
         workers: WorkerPool | InlineWorkers
@@ -198,7 +205,7 @@ class ScenarioProgress:
         self.save()
 
     def save(self) -> None:
-        """Keep how far it came."""
+        """Store the progress."""
         self._state.save(self._path)
         self._saved_s = time.monotonic()
 
@@ -222,15 +229,15 @@ class ScenarioProgress:
         return self._ran / max(time.monotonic() - self._began_s, 1e-9)
 
     def _next_chunk(self) -> SeedRange | None:
-        if self._given >= self._rounds or len(self._state.failures) >= FAILURES_MAX:
+        if self._assigned >= self._rounds or len(self._state.failures) >= FAILURES_MAX:
             return None
-        count = min(self._chunk_rounds, self._rounds - self._given)
-        chunk = SeedRange(self._state.base_seed + self._given, count)
-        self._given += count
+        count = min(self._chunk_rounds, self._rounds - self._assigned)
+        chunk = SeedRange(self._state.base_seed + self._assigned, count)
+        self._assigned += count
         return chunk
 
     def take(self, chunk: SeedRange, failures: Failures, took_s: float) -> None:
-        """Count a chunk that is done; chunks come in any order."""
+        """Count a finished chunk; chunks finish in any order."""
         self._ran += chunk.rounds
         self._ahead[chunk.first - self._state.base_seed] = chunk.rounds
         while (count := self._ahead.pop(self._state.done, None)) is not None:
@@ -239,7 +246,7 @@ class ScenarioProgress:
             if len(self._state.failures) < FAILURES_MAX:
                 self._state.failures[str(seed)] = text
         each_s = max(took_s / chunk.rounds, 1e-6)
-        # Growing step by step, a scenario that always fails is stopped after a few rounds.
+        # Chunks grow step by step, so that a scenario that always fails stops after a few rounds.
         most = min(2 * self._chunk_rounds, _CHUNK_MAX_ROUNDS)
         self._chunk_rounds = max(1, min(most, int(_CHUNK_S / each_s)))
         if failures or time.monotonic() - self._saved_s > _SAVE_EVERY_S:
@@ -285,25 +292,25 @@ Failures = list[tuple[int, str]]
 
 
 class SeedRange(NamedTuple):
-    """Rounds given out together: `rounds` seeds from `first` on."""
+    """Rounds assigned together: `rounds` seeds from `first` on."""
 
     first: int
     rounds: int
 
 
 class RangeResult(NamedTuple):
-    """What came of a chunk: failing seeds with what they raised, and how long it took."""
+    """The result of a chunk: failing seeds with their errors, and how long it took."""
 
     chunk: SeedRange
     failures: Failures
     took_s: float
 
 
-def run_chunk(run: Run, chunk: SeedRange) -> RangeResult:
+def run_seeds(run: Run, chunk: SeedRange) -> RangeResult:
     """Run every seed of a chunk; a failure does not stop the others."""
     began_s = time.monotonic()
     failures: Failures = []
-    # What a simulated store does wrong is no news here, and would hide the progress.
+    # Warnings about a simulated store are expected, and would hide the progress.
     logger = logging.getLogger("headwater")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -323,37 +330,37 @@ def run_chunk(run: Run, chunk: SeedRange) -> RangeResult:
 
 
 class InlineWorkers:
-    """Runs the rounds here, one after the other."""
+    """Runs the rounds in this process, one after the other."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
 
     def work(self, next_chunk: Callable[[], SeedRange | None]) -> Iterator[RangeResult]:
-        """Every chunk that `next_chunk` gives, done."""
+        """Run every chunk from `next_chunk` and yield its result."""
         while (chunk := next_chunk()) is not None:
-            yield run_chunk(self._run, chunk)
+            yield run_seeds(self._run, chunk)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Does nothing."""
 
 
 class WorkerPool:
-    """Runs the rounds in other processes, which start from scratch and so share no thread."""
+    """Runs the rounds in spawned processes, which inherit no thread."""
 
     def __init__(self, run: Run, size: int, context: SpawnContext) -> None:
         self._run = run
         self._context = context
         self._members: dict[Connection, SpawnProcess] = {}
         self._busy: dict[Connection, SeedRange] = {}
-        self._again: deque[SeedRange] = deque()
+        self._retry: deque[SeedRange] = deque()
         for _ in range(size):
-            self._hire()
+            self._start_worker()
 
     def work(self, next_chunk: Callable[[], SeedRange | None]) -> Iterator[RangeResult]:
-        """Every chunk that `next_chunk` gives, done, in the order in which they end."""
+        """Run every chunk from `next_chunk` and yield the results in the order of their ends."""
         while True:
             for member in [m for m in self._members if m not in self._busy]:
-                chunk = self._again.popleft() if self._again else next_chunk()
+                chunk = self._retry.popleft() if self._retry else next_chunk()
                 if chunk is not None:
                     member.send(chunk)
                     self._busy[member] = chunk
@@ -361,12 +368,12 @@ class WorkerPool:
                 return
             for ready in wait(list(self._busy)):
                 assert isinstance(ready, Connection)
-                done = self._hear(ready)
+                done = self._receive(ready)
                 if done is not None:
                     yield done
 
     def close(self) -> None:
-        """End the crew."""
+        """End the processes."""
         for member, process in self._members.items():
             process.terminate()
             member.close()
@@ -375,40 +382,40 @@ class WorkerPool:
         self._members.clear()
         self._busy.clear()
 
-    def _hire(self) -> None:
+    def _start_worker(self) -> None:
         here, there = self._context.Pipe()
         process = self._context.Process(target=_serve, args=(there, self._run), daemon=True)
         process.start()
         there.close()
         self._members[here] = process
 
-    def _hear(self, member: Connection) -> RangeResult | None:
+    def _receive(self, member: Connection) -> RangeResult | None:
         chunk = self._busy.pop(member)
         try:
             done = member.recv()
         except (EOFError, ConnectionError):
-            return self._bury(member, chunk)
+            return self._replace_worker(member, chunk)
         assert isinstance(done, RangeResult)
         return done
 
-    def _bury(self, member: Connection, chunk: SeedRange) -> RangeResult | None:
+    def _replace_worker(self, member: Connection, chunk: SeedRange) -> RangeResult | None:
         process = self._members.pop(member)
         member.close()
         process.join(_STOP_WAIT_S)
-        self._hire()
+        self._start_worker()
         if chunk.rounds == 1:
             text = f"the process that ran it died with exit code {process.exitcode}"
             return RangeResult(chunk, [(chunk.first, text)], 0.0)
-        self._again.extend(SeedRange(chunk.first + n, 1) for n in range(chunk.rounds))
+        self._retry.extend(SeedRange(chunk.first + n, 1) for n in range(chunk.rounds))
         return None
 
 
 def _serve(there: Connection, run: Run) -> None:
-    # An interrupt is for whoever gives out the work; it ends its crew itself.
+    # The parent process handles an interrupt and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         try:
             chunk = there.recv()
         except EOFError:
             return
-        there.send(run_chunk(run, chunk))
+        there.send(run_seeds(run, chunk))

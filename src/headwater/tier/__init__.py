@@ -1,24 +1,19 @@
-"""The tier: sealed segments in object storage, and what is said about them.
+"""The tier: sealed segments in object storage, and the metadata events about them.
 
-Enters: metadata events, and groups of the log. Leaves: which segment holds which LSN, under which
-epoch, and the groups again.
+    events         metadata events, partitions and segment ids
+    event_codec    events as bytes, as Kafka writes them
+    eventlog       logs that carry the events, in order, to all subscribers
+    cache          the state after the events (segment_table and offset_index are its parts)
+    snapshot       the state as a value and as bytes
+    segment_cover  which segment each LSN is read from
+    manager        follows a log of events, keeps their state, publishes new ones
+    segments       ranges of the log as Parquet objects
+    reader         reads LSNs from the local log and the tier
+    jobs           what a leader does: copies, merges, expires, removes, repairs
+    rebuild        a new log of events where the old one is damaged (event_replay reads that)
 
-    identity  partitions and segments: who is meant
-    events    what is said about segments, byte for byte as Kafka says it
-    cache     what is known by the events so far
-    eventlog  logs that carry the events, in order, to everybody who follows
-    snapshot  what the events of a metadata partition come to, in bytes
-    manager   follows a log, answers when it has caught up, and publishes
-    segment_cover
-              which segment each LSN is read from
-    walking   long covers and many segments, bit by bit
-    segments  ranges of the log as Parquet objects
-    reader    ranges of a log, wherever they stand
-    jobs      what a leader does: copies, merges, expires, removes, mends
-    rebuild   a log of events begun anew where the old one is damaged
-
-Always holds: what a leader publishes after its epoch is over changes nothing; each LSN is read from
-one segment, that of the newest epoch.
+Always holds: events published under a stale epoch are ignored; each LSN is read from one segment,
+the one of the newest epoch.
 """
 
 from typing import TYPE_CHECKING

@@ -14,7 +14,7 @@ of a cover.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 
 from headwater.tier.errors import EventRejected
@@ -38,13 +38,13 @@ from headwater.tier.segment_table import NOT_FINISHED, SegmentTable
 
 
 class EventOutcome(StrEnum):
-    """What an event changed; one that does not follow is rejected by an error instead."""
+    """What an event changed. An event that does not follow raises `EventRejected` instead."""
 
     CHANGED = "changed"
     REPEATED = "repeated"
-    """What it says was so already."""
+    """The state was already the one that it sets."""
     STALE = "stale"
-    """Its publisher's epoch is over: it changed nothing, and never will."""
+    """Its publisher epoch is over: it changed nothing, and never will."""
 
 
 class PartitionCache:
@@ -53,15 +53,15 @@ class PartitionCache:
     def __init__(self, partition: TopicIdPartition) -> None:
         self.partition = partition
         self.delete_state: PartitionDeleteState | None = None
-        """How far the deletion of the whole partition has come, if somebody deletes it."""
+        """The state of a deletion of the whole partition, if there is one."""
         self.publisher_epoch: int | None = None
-        """The newest epoch under which an event was published that was applied here."""
+        """The newest epoch of the events that were applied."""
         self.finishes = 0
         """How many copies have finished so far."""
         self.table = SegmentTable(partition)
         self._listed = StartIndex(self.table.end.__getitem__)
         self._unfinished: set[int] = set()
-        """Rows of segments that are being copied or deleted: few, whatever the tier has."""
+        """Rows of segments that are being copied or deleted: few, however large the tier is."""
         self.epochs: dict[int, EpochIndex] = {}
 
     @property
@@ -71,11 +71,11 @@ class PartitionCache:
 
     @property
     def is_blank(self) -> bool:
-        """Whether nothing is known: no segment, no highest offset, no deletion."""
+        """Whether there is no segment, no highest offset and no deletion."""
         return not self.epochs and self.delete_state is None
 
     def apply(self, event: MetadataEvent) -> EventOutcome:
-        """Follow an event; `EventRejected` if it does not follow from what is there."""
+        """Apply an event; `EventRejected` if it does not follow from the state."""
         if isinstance(event, SegmentMetadata):
             return self._add(event)
         if isinstance(event, SegmentUpdate):
@@ -97,76 +97,78 @@ class PartitionCache:
         index = self.epochs.get(epoch)
         if index is None:
             return None
-        # The segment that holds the first offset begins before it.
+        # The segment that holds the first offset starts before it.
         around = index.floor(first_offset)
         if around is not None and first_offset <= self.table.last_offset_of(around[1], epoch):
             first_offset = around[0]
-        row = next(index.with_time(timestamp_ms, first_offset), None)
+        row = next(index.rows_with_time(timestamp_ms, first_offset), None)
         return None if row is None else self.table.metadata(row)
 
     def highest_offset(self, epoch: int) -> int | None:
-        """The last offset of an epoch that was ever finished, also if it was deleted since."""
+        """The last offset of an epoch that ever finished, even if its segment was deleted since."""
         index = self.epochs.get(epoch)
         return None if index is None else index.highest_offset
 
     def find(self, segment_id: SegmentId) -> SegmentMetadata | None:
-        """What is known of one segment."""
+        """One segment, if it is listed."""
         row = self.table.find(segment_id.id)
         return None if row is None else self.table.metadata(row)
 
-    def segments(self) -> Iterator[SegmentMetadata]:
-        """All that are listed, in whatever state, in order of their start offsets and ids.
+    def segments(self) -> list[SegmentMetadata]:
+        """All listed segments, in any state, in order of their start offsets and ids.
 
-        By ids as well, so that a cache that was restored lists them as the first one did.
+        The ids make the order of a restored cache the same.
         """
-        return map(self.table.metadata, sorted(self._listed, key=self.table.sort_key))
+        return list(map(self.table.metadata, sorted(self._listed, key=self.table.sort_key)))
 
     def segments_part(
         self, first_lsn: int, most_segments: int
     ) -> tuple[list[SegmentMetadata], int | None]:
-        """About so many of all, from a start offset on, and the one at which they go on.
+        """About `most_segments` listed segments from a start offset on, and where the next part
+        starts: None after the last.
 
-        More where they start at one offset; None where none follow.
+        There are more if several start at the same offset.
         """
         rows: list[int] = []
-        goes_on: int | None = None
+        next_start: int | None = None
         start = self.table.start
-        for row in self._listed.reaching(first_lsn, first=first_lsn):
+        for row in self._listed.rows_from(first_lsn, first=first_lsn):
             if len(rows) >= most_segments and start[row] > start[rows[-1]]:
-                goes_on = start[row]
+                next_start = start[row]
                 break
             rows.append(row)
         rows.sort(key=self.table.sort_key)
-        return list(map(self.table.metadata, rows)), goes_on
+        return list(map(self.table.metadata, rows)), next_start
 
     def segments_of(self, epoch: int) -> list[SegmentMetadata]:
-        """Those with offsets of an epoch, in whatever state, ordered as all of them are."""
+        """The segments with offsets of an epoch, in any state, in the order of `segments`."""
         index = self.epochs.get(epoch)
         rows = sorted(index.listed(), key=self.table.sort_key) if index else []
         return list(map(self.table.metadata, rows))
 
     def segments_in(self, first_lsn: int, end_lsn: int) -> list[SegmentMetadata]:
-        """Those with LSNs of [first_lsn, end_lsn), in whatever state, by their start offsets."""
-        return list(map(self.table.metadata, self._listed.reaching(first_lsn, end=end_lsn)))
+        """The segments with LSNs of [first_lsn, end_lsn), in any state, by their start offsets."""
+        return list(map(self.table.metadata, self._listed.rows_from(first_lsn, end=end_lsn)))
 
     def unfinished(self) -> list[SegmentMetadata]:
-        """Those that are being copied or deleted, ordered as all of them are."""
+        """The segments that are being copied or deleted, in the order of `segments`: few."""
         rows = sorted(self._unfinished, key=self.table.sort_key)
         return list(map(self.table.metadata, rows))
 
     def cover(self, first_lsn: int, end_lsn: int) -> list[CoverPiece]:
-        """What to read for [first_lsn, end_lsn), each LSN from one segment."""
-        return self._cover(list(self._listed.reaching(first_lsn, end=end_lsn)), first_lsn, end_lsn)
+        """The segments to read [first_lsn, end_lsn) from, each LSN from one of them."""
+        return self._cover(list(self._listed.rows_from(first_lsn, end=end_lsn)), first_lsn, end_lsn)
 
     def cover_part(
         self, first_lsn: int, end_lsn: int, most_segments: int
     ) -> tuple[list[CoverPiece], int]:
-        """The first pieces of a cover, and where it goes on: for whoever walks a long one.
+        """The first pieces of a cover, from about `most_segments` segments, and the LSN at which
+        the next part begins: `end_lsn` after the last.
 
-        About so many segments are looked at; more where they begin at one LSN.
+        There are more segments if several start at the same LSN.
         """
         rows: list[int] = []
-        for row in self._listed.reaching(first_lsn, end=end_lsn):
+        for row in self._listed.rows_from(first_lsn, end=end_lsn):
             if len(rows) >= most_segments and self.table.start[row] > first_lsn:
                 end_lsn = self.table.start[row]
                 break
@@ -174,35 +176,35 @@ class PartitionCache:
         return self._cover(rows, first_lsn, end_lsn), end_lsn
 
     def rows(self) -> Sequence[int]:
-        """The rows of all that are listed, in order of their start offsets, as a copy."""
+        """A copy of the rows of all listed segments, in order of their start offsets."""
         return self._listed.columns()[1]
 
     def epoch(self, epoch: int) -> EpochIndex:
-        """The index of an epoch, which begins if it is not there."""
+        """The index of an epoch; a new one if there is none."""
         found = self.epochs.get(epoch)
         if found is None:
             found = self.epochs[epoch] = EpochIndex(self.table)
         return found
 
     def list_segment(self, segment: SegmentMetadata, finished: int = NOT_FINISHED) -> int:
-        """List a segment that is not there, under all of its epochs; its row."""
+        """Add a new segment under all of its epochs; returns its row."""
         row = self.table.add(segment, finished)
         if segment.state is not SegmentState.COPY_FINISHED:
             self._unfinished.add(row)
         self._listed.add(segment.start_offset, row)
         for epoch, _ in segment.epochs:
-            self.epoch(epoch).started(row)
+            self.epoch(epoch).add_listed(row)
         return row
 
     def _add(self, event: SegmentMetadata) -> EventOutcome:
         if event.state is not SegmentState.COPY_STARTED:
             raise EventRejected(
-                f"{event.segment_id} cannot begin as {event.state.name}: a segment is added as "
+                f"{event.segment_id} cannot start as {event.state.name}: a segment is added as "
                 "COPY_STARTED, and updated from then on"
             )
         row = self.table.find(event.segment_id.id)
         if row is not None:
-            self._check(self.table.state(row), event)
+            self._check_transition(self.table.state(row), event)
             return EventOutcome.REPEATED
         self.list_segment(event)
         return EventOutcome.CHANGED
@@ -211,7 +213,7 @@ class PartitionCache:
         row = self.table.find(event.segment_id.id)
         if row is None:
             if event.state is SegmentState.DELETE_FINISHED:
-                # It is forgotten, which is what the event asks for: it came before.
+                # The segment is removed already: the same event came before.
                 return EventOutcome.REPEATED
             raise EventRejected(
                 f"{event.segment_id} is not known and cannot become {event.state.name}: it was "
@@ -219,7 +221,7 @@ class PartitionCache:
                 current=None,
             )
         now = self.table.state(row)
-        self._check(now, event)
+        self._check_transition(now, event)
         if now is event.state:
             return EventOutcome.REPEATED
         self.table.update(row, event)
@@ -228,9 +230,9 @@ class PartitionCache:
         elif event.state is SegmentState.DELETE_STARTED:
             self._unfinished.add(row)
             for epoch, start in self.table.epochs(row):
-                self.epochs[epoch].deleting(start, row)
+                self.epochs[epoch].unreference(start, row)
         else:
-            self._forget(row)
+            self._remove(row)
         return EventOutcome.CHANGED
 
     def _delete(self, event: PartitionDelete) -> EventOutcome:
@@ -252,7 +254,7 @@ class PartitionCache:
         finished.sort(key=table.finished.__getitem__)
         return cover(list(map(table.metadata, finished)), first_lsn, end_lsn)
 
-    def _check(self, now: SegmentState, event: SegmentMetadata | SegmentUpdate) -> None:
+    def _check_transition(self, now: SegmentState, event: SegmentMetadata | SegmentUpdate) -> None:
         if not segment_may_become(now, event.state):
             raise EventRejected(
                 f"{event.segment_id} cannot become {event.state.name}: it is {now.name}",
@@ -265,37 +267,35 @@ class PartitionCache:
         self.table.finished[row] = self.finishes
         for epoch, start in self.table.epochs(row):
             end = self.table.last_offset_of(row, epoch)
-            self.epochs[epoch].finished(start, end, row)
+            self.epochs[epoch].reference(start, end, row)
 
-    def _forget(self, row: int) -> None:
+    def _remove(self, row: int) -> None:
         self._unfinished.discard(row)
         for epoch, _ in self.table.epochs(row):
-            self.epochs[epoch].deleted(row)
+            self.epochs[epoch].remove(row)
         self._listed.remove(self.table.start[row], row)
         self.table.remove(row)
 
 
 class TierCache:
-    """Partitions by their identity. Not for several threads at once."""
+    """The state of many partitions. Not thread-safe."""
 
     def __init__(self) -> None:
         self._partitions: dict[TopicIdPartition, PartitionCache] = {}
-        self._last_epochs: dict[TopicIdPartition, int] = {}
-        """Of partitions that are deleted: what a stale leader says of them stays stale."""
+        self._deleted_epochs: dict[TopicIdPartition, int] = {}
+        """The last publisher epochs of deleted partitions: events of older leaders stay stale."""
 
     def apply(self, event: MetadataEvent, publisher_epoch: int | None = None) -> EventOutcome:
-        """Follow an event.
+        """Apply an event.
 
-        `publisher_epoch` is what stood beside the event; one about a segment carries its own.
-        Raises `EventRejected` if the event does not follow, and `Corrupt` if its custom metadata
-        begin with HWM1 and are cut off; it changed nothing then.
+        `publisher_epoch` is the epoch that the log keeps beside the event; events about segments
+        carry their own. Raises `EventRejected` if the event does not follow from the state, and
+        `Corrupt` if its custom metadata begin with HWM1 and are cut off; both change nothing.
         """
         partition = partition_of(event)
         epoch = publisher_epoch_of(event, publisher_epoch)
-        known = cache = self._partitions.get(partition)
-        if cache is None:
-            cache = PartitionCache(partition)
-            cache.publisher_epoch = self._last_epochs.get(partition)
+        known = self._partitions.get(partition)
+        cache = self.partition(partition) if known is None else known
         if epoch is not None:
             if cache.publisher_epoch is not None and epoch < cache.publisher_epoch:
                 return EventOutcome.STALE
@@ -303,17 +303,17 @@ class TierCache:
             cache.publisher_epoch = epoch
         else:
             outcome = cache.apply(event)
-        # An event about a segment takes nothing away from what is known of its partition.
+        # An event about a segment never makes a known partition an empty one.
         if known is None or isinstance(event, PartitionDelete):
-            self._keep(cache)
+            self._store(cache)
         return outcome
 
     def follow(
         self, event: MetadataEvent, publisher_epoch: int | None = None
     ) -> EventOutcome | EventRejected:
-        """As `apply`, for whoever reads a log: an event that does not follow is left out.
+        """Like `apply`, for readers of a log: returns the error of an event that is rejected.
 
-        Everybody reads the same events and leaves out the same ones.
+        All readers read the same events and reject the same ones.
         """
         try:
             return self.apply(event, publisher_epoch)
@@ -321,74 +321,35 @@ class TierCache:
             return rejected
 
     def replace(self, cache: PartitionCache) -> None:
-        """Know of a partition what this one knows, as restored from a snapshot."""
+        """Set the state of a partition, for example from a snapshot."""
         self._partitions.pop(cache.partition, None)
-        self._last_epochs.pop(cache.partition, None)
-        self._keep(cache)
+        self._deleted_epochs.pop(cache.partition, None)
+        self._store(cache)
 
     def partitions(self) -> list[TopicIdPartition]:
-        """Those of which something is known, deleted ones left out."""
+        """The partitions that have a state, without deleted ones."""
         return list(self._partitions)
 
-    def partition(self, partition: TopicIdPartition) -> PartitionCache | None:
-        """What is known of one partition."""
-        return self._partitions.get(partition)
+    def partition(self, partition: TopicIdPartition) -> PartitionCache:
+        """The state of one partition: an empty one, with its last publisher epoch, if it is deleted
+        or unknown."""
+        cache = self._partitions.get(partition)
+        if cache is None:
+            cache = PartitionCache(partition)
+            cache.publisher_epoch = self._deleted_epochs.get(partition)
+        return cache
 
     def deleted(self) -> dict[TopicIdPartition, int]:
-        """Partitions that are deleted or of which only a publisher's epoch is known, with that."""
-        return dict(self._last_epochs)
+        """The last publisher epochs of partitions that are deleted or have no other state."""
+        return dict(self._deleted_epochs)
 
-    def publisher_epoch(self, partition: TopicIdPartition) -> int | None:
-        """The newest epoch that has published for a partition, also if that is deleted."""
-        cache = self._partitions.get(partition)
-        return cache.publisher_epoch if cache else self._last_epochs.get(partition)
-
-    def segment_at(
-        self, partition: TopicIdPartition, epoch: int, offset: int
-    ) -> SegmentMetadata | None:
-        """The finished segment that holds an offset under an epoch."""
-        cache = self._partitions.get(partition)
-        return cache.segment_at(epoch, offset) if cache else None
-
-    def segment_at_time(
-        self, partition: TopicIdPartition, epoch: int, timestamp_ms: int, first_offset: int = 0
-    ) -> SegmentMetadata | None:
-        """The first segment of an epoch, from an offset on, with a record of this time or later."""
-        cache = self._partitions.get(partition)
-        return cache.segment_at_time(epoch, timestamp_ms, first_offset) if cache else None
-
-    def highest_offset(self, partition: TopicIdPartition, epoch: int) -> int | None:
-        """The last offset of an epoch that was ever finished."""
-        cache = self._partitions.get(partition)
-        return cache.highest_offset(epoch) if cache else None
-
-    def segments(self, partition: TopicIdPartition) -> list[SegmentMetadata]:
-        """All segments that are listed, in order of their start offsets."""
-        cache = self._partitions.get(partition)
-        return list(cache.segments()) if cache else []
-
-    def segments_of(self, partition: TopicIdPartition, epoch: int) -> list[SegmentMetadata]:
-        """The segments with offsets of an epoch, in order of their start offsets."""
-        cache = self._partitions.get(partition)
-        return cache.segments_of(epoch) if cache else []
-
-    def cover(self, partition: TopicIdPartition, first_lsn: int, end_lsn: int) -> list[CoverPiece]:
-        """What to read for [first_lsn, end_lsn), each LSN from one segment."""
-        cache = self._partitions.get(partition)
-        return cache.cover(first_lsn, end_lsn) if cache else []
-
-    def delete_state(self, partition: TopicIdPartition) -> PartitionDeleteState | None:
-        """How far the deletion of a partition has come; None also when it is over."""
-        cache = self._partitions.get(partition)
-        return cache.delete_state if cache else None
-
-    def _keep(self, cache: PartitionCache) -> None:
+    def _store(self, cache: PartitionCache) -> None:
         partition = cache.partition
         if cache.delete_state is PartitionDeleteState.FINISHED:
             self._partitions.pop(partition, None)
         elif not cache.is_blank:
             self._partitions[partition] = cache
-            self._last_epochs.pop(partition, None)
+            self._deleted_epochs.pop(partition, None)
             return
         if cache.publisher_epoch is not None:
-            self._last_epochs[partition] = cache.publisher_epoch
+            self._deleted_epochs[partition] = cache.publisher_epoch

@@ -44,7 +44,7 @@ SEGMENT: Final = 0
 UPDATE: Final = 1
 PARTITION_DELETE: Final = 2
 SNAPSHOT: Final = 3
-"""In Kafka's serde, and never in its topic."""
+"""Exists in Kafka's serde, but is never in its topic."""
 VERSION: Final = 0
 
 _PLACE: Final = Struct(">16si")
@@ -63,7 +63,7 @@ _SEGMENT_STATES: Final = tuple(SegmentState)
 
 
 def encode_event(event: MetadataEvent) -> bytes:
-    """The bytes of an event: those that Kafka would write for it."""
+    """The bytes of an event, as Kafka would write them."""
     if isinstance(event, SegmentMetadata):
         return _encode_segment(event)
     if isinstance(event, SegmentUpdate):
@@ -89,7 +89,7 @@ def encode_event(event: MetadataEvent) -> bytes:
 
 
 def decode_event(data: bytes) -> MetadataEvent:
-    """The event in these bytes, all of them."""
+    """The event in these bytes, which must be used up."""
     fields = FieldReader(data)
     api_key = _decode_head(fields)
     try:
@@ -103,7 +103,7 @@ def decode_event(data: bytes) -> MetadataEvent:
     except LimitExceeded:
         raise
     except Refused as error:
-        raise fields.corrupt(f"no such event may be written: {error}") from error
+        raise fields.corrupt(f"the event is not valid: {error}") from error
     if fields.left():
         raise fields.corrupt(f"{fields.left()} bytes follow the event")
     return event
@@ -142,7 +142,7 @@ def _encode_place(name: str, topic_id: uuid.UUID, partition: int) -> bytes:
 
 
 def _encode_partition(partition: TopicIdPartition) -> bytes:
-    # By its parts: partitions that are the same may have different names.
+    # Cached by its parts: equal partitions may have different names.
     return _encode_place(partition.name, partition.topic_id, partition.partition)
 
 
@@ -150,19 +150,19 @@ def _decode_head(fields: FieldReader) -> int:
     frame = fields.uvarint()
     if frame != FRAME:
         raise NotSupported(
-            f"metadata event of frame {frame}: {FRAME} is known. It is something else, or a newer "
-            "writer's: upgrade"
+            f"metadata event of frame {frame}: {FRAME} is known. It is not an event, or a newer "
+            "version wrote it: upgrade"
         )
     api_key, version = fields.uvarint(), fields.uvarint()
     if api_key == SNAPSHOT:
         raise NotSupported(
             f"metadata event with api key {SNAPSHOT} (a snapshot of a segment), which is never "
-            "written to the log of events: find out who did"
+            "written to the log of events: find its writer"
         )
     if api_key not in _HEADS or version != VERSION:
         raise NotSupported(
             f"metadata event with api key {api_key}, version {version}: api keys {SEGMENT} to "
-            f"{PARTITION_DELETE} of version {VERSION} are known. A newer writer's: upgrade"
+            f"{PARTITION_DELETE} of version {VERSION} are known. A newer version wrote it: upgrade"
         )
     return api_key
 
@@ -217,11 +217,11 @@ def _decode_segment(fields: FieldReader) -> SegmentMetadata:
 
 
 def _decode_epochs(fields: FieldReader) -> Epochs:
-    found = []
+    epochs = []
     for _ in range(fields.count(_EPOCH_LEAST_BYTES)):
-        found.append(fields.fixed(_EPOCH))
+        epochs.append(fields.fixed(_EPOCH))
         fields.tags()
-    return tuple(found)
+    return tuple(epochs)
 
 
 def _decode_txn_index_empty(fields: FieldReader) -> bool:
@@ -265,7 +265,7 @@ _VARINT_BITS: Final = 32
 
 
 def uvarint(value: int) -> bytes:
-    """An unsigned number, seven bits to a byte, the low ones first."""
+    """An unsigned number, seven bits per byte, low bits first."""
     written = bytearray()
     while value > 0x7F:
         written.append(value & 0x7F | 0x80)
@@ -275,12 +275,12 @@ def uvarint(value: int) -> bytes:
 
 
 def compact(data: bytes | None) -> bytes:
-    """Bytes or the bytes of a string after their length and one; nothing at all is 0."""
+    """Bytes after their length plus one; None is 0."""
     return b"\0" if data is None else uvarint(len(data) + 1) + data
 
 
 class FieldReader:
-    """Reads field after field; what is not there or makes no sense is `Corrupt`, with its place."""
+    """Reads fields one by one; missing or invalid ones are `Corrupt`, with their offset."""
 
     __slots__ = ("_at", "_data")
 
@@ -290,11 +290,11 @@ class FieldReader:
 
     @property
     def at(self) -> int:
-        """The offset of what is read next."""
+        """The offset of the next field."""
         return self._at
 
     def left(self) -> int:
-        """How many bytes follow."""
+        """How many bytes are left."""
         return len(self._data) - self._at
 
     def fixed(self, layout: Struct) -> tuple[Any, ...]:
@@ -308,7 +308,7 @@ class FieldReader:
     def uvarint(self) -> int:
         """An unsigned number of up to 32 bits."""
         data, began = self._data, self._at
-        # Hardly any has more than seven bits.
+        # Nearly all fit into seven bits.
         if began < len(data) and data[began] < 0x80:
             self._at = began + 1
             return data[began]
@@ -325,7 +325,7 @@ class FieldReader:
         raise self.corrupt("a varint of up to 32 bits is needed")
 
     def compact(self) -> bytes | None:
-        """Bytes with their length; None if it says there are none at all."""
+        """Bytes with their length, or None."""
         began = self._at
         length = self.uvarint() - 1
         if length < 0:
@@ -336,13 +336,13 @@ class FieldReader:
         return self._data[self._at - length : self._at]
 
     def count(self, least_bytes: int) -> int:
-        """How many elements an array has, each of at least so many bytes."""
+        """The length of an array whose elements have at least `least_bytes`."""
         began = self._at
         elements = self.uvarint() - 1
         if elements < 0:
             raise self.corrupt("an array is missing", began)
         if elements * least_bytes > self.left():
-            raise self.corrupt(f"{elements:,} elements do not fit into what is left", began)
+            raise self.corrupt(f"{elements:,} elements do not fit into the rest", began)
         return elements
 
     def tags(self) -> dict[int, bytes]:
@@ -354,7 +354,7 @@ class FieldReader:
         found: dict[int, bytes] = {}
         elements = self.uvarint()
         if elements * 2 > self.left():
-            raise self.corrupt(f"{elements:,} tagged fields do not fit into what is left", at)
+            raise self.corrupt(f"{elements:,} tagged fields do not fit into the rest", at)
         for _ in range(elements):
             tag, size = self.uvarint(), self.uvarint()
             if size > self.left():
@@ -366,7 +366,7 @@ class FieldReader:
         return found
 
     def corrupt(self, why: str, at: int | None = None) -> Corrupt:
-        """That the bytes are damaged, and where."""
+        """The error for damaged bytes at an offset."""
         return Corrupt(f"metadata event, offset {self._at if at is None else at}: {why}")
 
 
@@ -378,10 +378,10 @@ _U32: Final = 0xFFFFFFFF
 _U64: Final = 0xFFFFFFFFFFFFFFFF
 
 
-# Asked for every event and every question, nearly always about the same few partitions.
+# Called for every event and every query, nearly always for the same few partitions.
 @functools.lru_cache(maxsize=4096)
 def metadata_partition_for(partition: TopicIdPartition, partitions: int) -> int:
-    """The metadata partition, out of so many: murmur2 of Java's hash of topic id and partition."""
+    """The metadata partition of a partition: murmur2 of Java's hash of topic id and partition."""
     number = partition.topic_id.int
     low, high = _java_hash(number & _U64), _java_hash(number >> 64)
     hashed = 31 * (31 * (31 + low) + high) + partition.partition

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import uuid
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final, NamedTuple, TypeAlias
 
@@ -26,9 +26,7 @@ from headwater.store import Store
 from headwater.tier.cache import EventOutcome, TierCache
 from headwater.tier.errors import EventRejected
 from headwater.tier.event_codec import decode_event
-from headwater.tier.eventlog.stored.event_object import decode_event_object
-from headwater.tier.eventlog.stored.events import StoredEvents
-from headwater.tier.eventlog.stored.snapshots import snapshot_key
+from headwater.tier.eventlog.stored_events import StoredEvents, decode_event_object, snapshot_key
 from headwater.tier.events import (
     MetadataEvent,
     PartitionDelete,
@@ -40,70 +38,70 @@ from headwater.tier.events import (
     TopicIdPartition,
     publisher_epoch_of,
 )
-from headwater.tier.reader import in_order
+from headwater.tier.in_order import in_order
 from headwater.tier.segments import ObjectStorage
-from headwater.tier.segments.footer import UNKNOWN_XXH3, Receipt
 from headwater.tier.segments.object_storage import segment_key
 from headwater.tier.segments.reading import open_index
+from headwater.tier.segments.seal import UNKNOWN_XXH3, Receipt
 from headwater.tier.snapshot import decode_snapshot, restore_all
 
 NO_LEADER: Final = -1
-"""The broker of an event that no leader has published."""
+"""The broker id of events that no leader published."""
 
 
 async def segment_metadata_of(
     store: Store, segment_id: SegmentId, *, stored_ms: int = 0
 ) -> SegmentMetadata:
-    """The event that a segment's copy began, by the end of its object.
+    """The event that started a segment's copy, from the footer of its object.
 
-    `Corrupt` if that is damaged or another segment's. Who copied it is not in it: the epoch in the
-    custom metadata is the newest one of its records.
+    `Corrupt` if the footer is damaged or of another segment. It does not have the epoch of the
+    leader: the custom metadata have the newest epoch of the records instead.
     """
     key = segment_key(segment_id)
     _, index = await open_index(store, key, None)
-    said = index.description
-    if said.identity != segment_id:
-        raise Corrupt(f"{key} holds {said.identity}")
+    description = index.description
+    if description.identity != segment_id:
+        raise Corrupt(f"{key} contains {description.identity}")
     receipt = Receipt(
-        said.rows,
+        description.rows,
         index.size_bytes,
         len(index.seal.footer),
-        said.schema_version,
-        said.sequences,
+        description.schema_version,
+        description.sequences,
         UNKNOWN_XXH3,
     )
     return SegmentMetadata(
         segment_id=segment_id,
-        start_offset=said.first_lsn,
-        end_offset=said.last_lsn,
+        start_offset=description.first_lsn,
+        end_offset=description.last_lsn,
         broker_id=NO_LEADER,
-        max_timestamp_ms=said.max_timestamp_ms,
+        max_timestamp_ms=description.max_timestamp_ms,
         event_timestamp_ms=stored_ms,
-        epochs=said.epochs,
+        epochs=description.epochs,
         size_bytes=index.size_bytes,
-        custom_metadata=receipt.stamped(said.epochs[-1][0]),
+        custom_metadata=receipt.custom_metadata(description.epochs[-1][0]),
         txn_index_empty=True,
     )
 
 
 def segment_id_of(partition: TopicIdPartition, key: str) -> SegmentId | None:
-    """Which segment of a partition stands under a key; None if it is none of its."""
+    """The segment of a partition with this key; None if the key is not one of its segments."""
     try:
-        name = uuid.UUID(key.rpartition("/")[2].removesuffix(".parquet"))
+        number = uuid.UUID(key.rpartition("/")[2].removesuffix(".parquet"))
     except ValueError:
         return None
-    found = SegmentId(partition, name)
-    return found if segment_key(found) == key else None
+    segment_id = SegmentId(partition, number)
+    return segment_id if segment_key(segment_id) == key else None
 
 
 class MissingEvents(NamedTuple):
-    """That something before the next item cannot be read."""
+    """Something before the next item cannot be read."""
 
     what: str
 
 
 class ReadEvent(NamedTuple):
-    """An event, and the epoch that stood beside it."""
+    """An event, and the epoch that the log has beside it."""
 
     event: MetadataEvent
     publisher_epoch: int | None
@@ -122,12 +120,12 @@ class DamagedEvents:
 
     async def items(self) -> AsyncGenerator[ReplayItem, None]:
         """What the oldest events come to, if a snapshot says so, and the others one by one."""
-        place = self._events.place
+        events = self._events
         offsets, snapshots = array("q"), list[str]()
-        async for meta in self._events.store.list(place.folder):
-            if (offset := place.event_offset(meta.key)) is not None:
+        async for meta in events.store.list(events.folder):
+            if (offset := events.number_of(meta.key)) is not None:
                 offsets.append(offset)
-            elif place.snapshot_offset(meta.key) is not None:
+            elif events.keys.snapshot_offset(meta.key) is not None:
                 snapshots.append(meta.key)
         begin, keys, lost = await self._floor(snapshots[::-1])
         for key in keys:
@@ -144,15 +142,13 @@ class DamagedEvents:
             yield MissingEvents(what)
         self.end = begin
         wanted = (offset for offset in offsets if offset >= begin)
-        looks = in_order(
-            _each(wanted), self._event, parallel=limits.EVENT_READS_AT_ONCE, name="rebuild"
-        )
+        looks = in_order(wanted, self._event, parallel=limits.EVENT_READS_AT_ONCE, name="rebuild")
         async with aclosing(looks) as found:
             async for offset, item in found:
                 if offset > self.end:
-                    last = f" to {place.event(offset - 1)}" if offset > self.end + 1 else ""
+                    last = f" to {events.key(offset - 1)}" if offset > self.end + 1 else ""
                     yield MissingEvents(
-                        f"{place.event(self.end)}{last}: gone, and later events are not"
+                        f"{events.key(self.end)}{last}: gone, and later events are not"
                     )
                 self.end = offset + 1
                 yield item
@@ -179,28 +175,23 @@ class DamagedEvents:
         return snapshot.through_offset + 1, await runtime.run_blocking(restore_all, snapshot.dumps)
 
     async def _event(self, offset: int) -> tuple[int, ReplayItem]:
-        events, key = self._events, self._events.place.event(offset)
+        events, key = self._events, self._events.key(offset)
         try:
             data = (await events.store.get(key)).data
             stored = decode_event_object(key, data, events.log_id, events.partition, offset)
         except (Damaged, NotFound) as error:
             return offset, MissingEvents(str(error))
         try:
-            said = ReadEvent(decode_event(stored.payload), stored.publisher_epoch)
-            publisher_epoch_of(said.event)
+            read = ReadEvent(decode_event(stored.payload), stored.publisher_epoch)
+            publisher_epoch_of(read.event)
         except (Damaged, LimitExceeded, NotSupported) as error:
             # Its checksum is right: this was published so, and no restoring makes an event of it.
             return offset, MissingEvents(f"{key}: {error}")
-        return offset, said
-
-
-async def _each(offsets: Iterable[int]) -> AsyncIterator[int]:
-    for offset in offsets:
-        yield offset
+        return offset, read
 
 
 class EventReplay:
-    """What is known of one metadata partition by the items so far."""
+    """The state of one metadata partition after the items so far."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -208,40 +199,38 @@ class EventReplay:
         self.cache = TierCache()
         self.missing: list[str] = []
         self.unfinished: set[SegmentId] = set()
-        """Copies that were under way where something is missing, and are not there or not whole."""
-        self.never_count: set[SegmentId] = set()
-        """Segments that are deleted, and those of leaders that were over."""
+        """Unfinished copies where events are missing, and whose objects are missing or damaged."""
+        self.excluded: set[SegmentId] = set()
+        """Deleted segments, and segments of leaders that were over."""
         self.stopped_deletions: set[TopicIdPartition] = set()
-        """Partitions that were being deleted where something is missing: it may have ended, and
-        they may be in use again."""
+        """Partitions that were being deleted where events are missing: they may be deleted, and in
+        use again."""
 
-    async def take(self, item: ReplayItem) -> None:
-        """Go on by one item."""
+    async def apply(self, item: ReplayItem) -> None:
+        """Apply the next item."""
         if isinstance(item, TierCache):
             self.cache = item
         elif isinstance(item, MissingEvents):
-            await self._note(item.what)
+            await self._apply_missing(item.what)
         else:
-            await self._follow(item.event, item.publisher_epoch)
+            await self._apply_event(item.event, item.publisher_epoch)
 
-    async def _note(self, what: str) -> None:
+    async def _apply_missing(self, what: str) -> None:
         self.missing.append(what)
         for partition in self.cache.partitions():
             known = self.cache.partition(partition)
-            if known is None:
-                continue
             for segment in known.unfinished():
                 if segment.state is SegmentState.COPY_STARTED:
-                    await self._finish_perhaps(segment)
+                    await self._finish_if_whole(segment)
             if known.delete_state is not None:
                 self.stopped_deletions.add(partition)
                 known.delete_state = None
 
-    async def _finish_perhaps(self, segment: SegmentMetadata) -> None:
-        """Take a copy that is under way for finished if it is there and whole.
+    async def _finish_if_whole(self, segment: SegmentMetadata) -> None:
+        """Treat an unfinished copy as finished if its object is there and whole.
 
-        Here and not at the end: a leader copies one after the other, so whatever else finished
-        behind this place did so later. Had it been given up, the events behind unlist it again.
+        At this point and not at the end: a leader copies one after the other, so other segments
+        finished after it. If it was abandoned, later events unlist it again.
         """
         if segment.segment_id in self.unfinished:
             return
@@ -260,38 +249,37 @@ class EventReplay:
             )
         )
 
-    async def _follow(self, event: MetadataEvent, epoch: int | None) -> None:
+    async def _apply_event(self, event: MetadataEvent, epoch: int | None) -> None:
         if isinstance(event, PartitionDelete):
-            self._delete(event, epoch)
+            self._apply_deletion(event, epoch)
             return
         outcome = self.cache.follow(event, epoch)
         if isinstance(event, SegmentMetadata):
             if outcome is EventOutcome.STALE:
-                self.never_count.add(event.segment_id)
+                self.excluded.add(event.segment_id)
         elif event.state is SegmentState.DELETE_FINISHED:
-            self.never_count.add(event.segment_id)
+            self.excluded.add(event.segment_id)
             if self.missing and isinstance(outcome, EventRejected):
                 unlisted = msgspec.structs.replace(event, state=SegmentState.DELETE_STARTED)
                 self.cache.follow(unlisted, epoch)
                 self.cache.follow(event, epoch)
         elif self.missing and isinstance(outcome, EventRejected):
-            await self._follow_begun(event, epoch)
+            await self._apply_to_unknown(event, epoch)
 
-    def _delete(self, event: PartitionDelete, epoch: int | None) -> None:
+    def _apply_deletion(self, event: PartitionDelete, epoch: int | None) -> None:
         self.stopped_deletions.discard(event.partition)
         for state in PartitionDeleteState:
             if state is event.state or (self.missing and state < event.state):
                 self.cache.follow(msgspec.structs.replace(event, state=state), epoch)
 
-    async def _follow_begun(self, event: SegmentUpdate, epoch: int | None) -> None:
-        """Follow an update of a segment of which nobody knows, if it is there to be asked."""
+    async def _apply_to_unknown(self, event: SegmentUpdate, epoch: int | None) -> None:
+        """Apply an update of an unknown segment, if its object can be read."""
         known = self.cache.partition(event.segment_id.partition)
-        is_known = known is not None and known.find(event.segment_id) is not None
-        if is_known or event.segment_id in self.never_count:
+        if known.find(event.segment_id) is not None or event.segment_id in self.excluded:
             return
         try:
-            began = await segment_metadata_of(self._store, event.segment_id)
+            started = await segment_metadata_of(self._store, event.segment_id)
         except (Damaged, NotFound):
-            return  # the listing of objects tells
-        self.cache.follow(msgspec.structs.replace(began, custom_metadata=None))
+            return  # the listing of objects decides
+        self.cache.follow(msgspec.structs.replace(started, custom_metadata=None))
         self.cache.follow(event, epoch)

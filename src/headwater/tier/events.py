@@ -32,7 +32,7 @@ PARTITION_MAX: Final = 0x7FFFFFFF
 
 
 class TopicIdPartition(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """A partition of a stream. Two are the same if stream id and partition are; names are words."""
+    """A partition of a stream. Two are equal if stream id and partition are, whatever the name."""
 
     topic_id: uuid.UUID
     name: str
@@ -46,17 +46,17 @@ class TopicIdPartition(msgspec.Struct, frozen=True, eq=False, gc=False):
         try:
             size_bytes = len(self.name.encode())
         except UnicodeEncodeError:
-            raise Refused(f"the name {self.name!r} is not text that UTF-8 can hold") from None
+            raise Refused(f"the name {self.name!r} cannot be encoded in UTF-8") from None
         if size_bytes > NAME_MAX_BYTES:
             raise LimitExceeded(f"a name has at most {NAME_MAX_BYTES:,} bytes, not {size_bytes:,}")
 
     @classmethod
     def of_stream(cls, stream_id: str, name: str, partition: int) -> TopicIdPartition:
-        """Of a stream as `stream.json` names it."""
+        """From the values in `stream.json`."""
         try:
             topic_id = uuid.UUID(stream_id)
         except ValueError:
-            raise Refused(f"{stream_id!r} is not the id of a stream, which is a UUID") from None
+            raise Refused(f"{stream_id!r} is not a stream id, which is a UUID") from None
         return cls(topic_id, name, partition)
 
     def __eq__(self, other: object) -> bool:
@@ -72,7 +72,8 @@ class TopicIdPartition(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class SegmentId(msgspec.Struct, frozen=True, gc=False):
-    """A remote segment. Every attempt to copy has an id of its own, so that none is in doubt."""
+    """A remote segment. Every attempt to copy has a new id, so the outcome of one is never
+    confused with that of another."""
 
     partition: TopicIdPartition
     id: uuid.UUID
@@ -82,7 +83,7 @@ class SegmentId(msgspec.Struct, frozen=True, gc=False):
 
 
 class SegmentState(IntEnum):
-    """How far a remote segment has come; the numbers are those of the format."""
+    """The state of a remote segment; the numbers are in the format."""
 
     COPY_STARTED = 0
     COPY_FINISHED = 1
@@ -91,7 +92,7 @@ class SegmentState(IntEnum):
 
 
 class PartitionDeleteState(IntEnum):
-    """How far the deletion of a whole partition has come; the numbers are those of the format."""
+    """The state of the deletion of a partition; the numbers are in the format."""
 
     MARKED = 0
     STARTED = 1
@@ -111,14 +112,14 @@ _PARTITION_NEXT: Final = {
 
 
 def segment_may_become(now: SegmentState | None, then: SegmentState) -> bool:
-    """Whether a segment (None: one that is not known) may come to a state, or stay in it."""
+    """Whether a segment (None: an unknown one) may change to a state, or stay in it."""
     if now is None:
         return then is SegmentState.COPY_STARTED
     return now is then or then in _SEGMENT_NEXT[now]
 
 
 def partition_may_become(now: PartitionDeleteState | None, then: PartitionDeleteState) -> bool:
-    """Whether a partition (None: one that nobody deletes) may come to a state of its deletion."""
+    """Whether a deletion (None: none is running) may change to a state, or stay in it."""
     if now is None:
         return then is PartitionDeleteState.MARKED
     return now is then or _PARTITION_NEXT.get(now) is then
@@ -130,16 +131,16 @@ _I32: Final = 1 << 31
 _I64: Final = 1 << 63
 
 Epochs: TypeAlias = tuple[tuple[int, int], ...]
-"""Leader epochs of a segment, oldest first, each with the offset at which it begins."""
+"""The leader epochs of a segment, oldest first, each with its first offset."""
 
 
 class SegmentMetadata(msgspec.Struct, frozen=True, gc=False):
-    """A remote segment: which offsets it holds, under which epochs, and how far it has come."""
+    """A remote segment: its offsets, epochs and state."""
 
     segment_id: SegmentId
     start_offset: int
     end_offset: int
-    """The last offset, which is in it."""
+    """The last offset, inclusive."""
     broker_id: int
     max_timestamp_ms: int
     event_timestamp_ms: int
@@ -152,8 +153,8 @@ class SegmentMetadata(msgspec.Struct, frozen=True, gc=False):
     def __post_init__(self) -> None:
         if not 0 <= self.start_offset <= self.end_offset < _I64:
             raise Refused(
-                f"offsets {self.start_offset} to {self.end_offset} are no range of a segment: it "
-                "begins at 0 or above and ends where it begins or later"
+                f"offsets {self.start_offset} to {self.end_offset} are not a range of a segment: "
+                "it starts at 0 or above, and ends at its start or above"
             )
         if not 0 <= self.size_bytes < _I32:
             raise LimitExceeded(
@@ -163,20 +164,8 @@ class SegmentMetadata(msgspec.Struct, frozen=True, gc=False):
         _check_timestamp(self.max_timestamp_ms)
         _check_epochs(self.epochs)
 
-    def with_update(self, update: SegmentUpdate) -> SegmentMetadata:
-        """As the update has it: state, time, broker and custom metadata are those of the update."""
-        if update.segment_id != self.segment_id:
-            raise Refused(f"an update of {update.segment_id} is none of {self.segment_id}")
-        return msgspec.structs.replace(
-            self,
-            broker_id=update.broker_id,
-            event_timestamp_ms=update.event_timestamp_ms,
-            custom_metadata=update.custom_metadata,
-            state=update.state,
-        )
-
     def last_offset_of(self, epoch: int) -> int:
-        """Where an epoch of this segment ends: before the next one in it, or with the segment."""
+        """The last offset of an epoch in this segment."""
         for later, begins in self.epochs:
             if later > epoch:
                 return begins - 1
@@ -184,7 +173,7 @@ class SegmentMetadata(msgspec.Struct, frozen=True, gc=False):
 
 
 class SegmentUpdate(msgspec.Struct, frozen=True):
-    """That a segment came to another state."""
+    """A segment changed its state."""
 
     segment_id: SegmentId
     broker_id: int
@@ -197,7 +186,7 @@ class SegmentUpdate(msgspec.Struct, frozen=True):
 
 
 class PartitionDelete(msgspec.Struct, frozen=True):
-    """That the deletion of a whole partition came to another state."""
+    """The deletion of a partition changed its state."""
 
     partition: TopicIdPartition
     broker_id: int
@@ -212,7 +201,7 @@ MetadataEvent: TypeAlias = SegmentMetadata | SegmentUpdate | PartitionDelete
 
 
 def partition_of(event: MetadataEvent) -> TopicIdPartition:
-    """Which partition an event is about."""
+    """The partition of an event."""
     if isinstance(event, PartitionDelete):
         return event.partition
     return event.segment_id.partition
@@ -254,39 +243,39 @@ PAYLOAD_MAX_BYTES: Final = CUSTOM_METADATA_MAX_BYTES - _HEAD.size
 
 
 def check_epoch(publisher_epoch: int | None) -> None:
-    """Raise `Refused` for an epoch that cannot be written."""
+    """Raise `Refused` for an epoch that cannot be encoded."""
     if publisher_epoch is not None and not 0 <= publisher_epoch <= EPOCH_MAX:
         raise Refused(f"epoch {publisher_epoch} does not fit into 64 bits")
 
 
 def stamp(publisher_epoch: int, payload: bytes = b"") -> bytes:
-    """Custom metadata that say under which epoch the event was published."""
+    """Custom metadata with the epoch of the publisher and a payload."""
     check_epoch(publisher_epoch)
     if len(payload) > PAYLOAD_MAX_BYTES:
         raise LimitExceeded(
-            f"custom metadata have room for {PAYLOAD_MAX_BYTES} bytes beside the publisher's "
-            f"epoch, not {len(payload):,}"
+            f"custom metadata have {PAYLOAD_MAX_BYTES} bytes beside the publisher epoch, not "
+            f"{len(payload):,}"
         )
     return _HEAD.pack(MAGIC, publisher_epoch) + payload
 
 
 def unstamp(custom_metadata: bytes | None) -> tuple[int | None, bytes]:
-    """The publisher's epoch, if there is one, and the rest."""
+    """The publisher epoch, if there is one, and the payload."""
     if custom_metadata is None or not custom_metadata.startswith(MAGIC):
         return None, custom_metadata or b""
     if len(custom_metadata) < _HEAD.size:
         raise Corrupt(
             f"custom metadata begin with HWM1 and end after {len(custom_metadata)} bytes: "
-            f"{_HEAD.size} are needed for the publisher's epoch"
+            f"{_HEAD.size} are needed for the publisher epoch"
         )
     epoch: int = _HEAD.unpack_from(custom_metadata)[1]
     return epoch, custom_metadata[_HEAD.size :]
 
 
 def publisher_epoch_of(event: MetadataEvent, beside: int | None = None) -> int | None:
-    """Under which epoch an event was published; None if it does not say.
+    """The publisher epoch of an event, or None.
 
-    An event about a whole partition has no custom metadata: its log keeps the epoch beside it.
+    A `PartitionDelete` has no custom metadata: the log keeps the epoch `beside` it.
     """
     if isinstance(event, PartitionDelete):
         return beside

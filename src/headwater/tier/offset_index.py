@@ -21,7 +21,7 @@ from headwater.tier.segment_table import SegmentTable
 
 
 class EpochIndex:
-    """Rows of one epoch: those found by their offsets, and those only listed."""
+    """The rows of one epoch: those that look-ups return, and those that are only listed."""
 
     __slots__ = ("_referenced", "_unreferenced", "highest_offset")
 
@@ -29,66 +29,62 @@ class EpochIndex:
         self._referenced = StartIndex(table.max_ms.__getitem__)
         self._unreferenced: set[int] = set()
         self.highest_offset: int | None = None
-        """The last offset of this epoch that was ever finished: it never goes down."""
+        """The last offset of this epoch that ever finished: it never goes down."""
 
-    def started(self, row: int) -> None:
-        """A copy began: nothing is found there yet."""
+    def add_listed(self, row: int) -> None:
+        """Add a segment whose copy started: look-ups do not return it yet."""
         self._unreferenced.add(row)
 
-    def finished(self, start: int, end: int, row: int) -> None:
-        """A copy holds this epoch from `start` through `end`."""
+    def reference(self, start: int, end: int, row: int) -> None:
+        """A copy finished that has this epoch from `start` through `end`."""
         referenced, highest = self._referenced, self.highest_offset
         if highest is not None and highest <= end:
             while (last := referenced.last()) is not None and last[0] >= start:
-                self._unreference(*last)
+                self.unreference(*last)
         same = referenced.floor(start)
         if same is not None and same[0] == start:
-            self._unreference(*same)
+            self.unreference(*same)
         referenced.add(start, row)
         self._unreferenced.discard(row)
         self.highest_offset = end if highest is None else max(highest, end)
 
-    def deleting(self, start: int, row: int) -> None:
-        """A copy is being deleted: it is listed, so that a deletion can be tried again."""
+    def unreference(self, start: int, row: int) -> None:
+        """Keep a segment only listed: it is being deleted, and the deletion may be retried."""
         self._referenced.remove(start, row)
         self._unreferenced.add(row)
 
-    def deleted(self, row: int) -> None:
-        """A copy is gone."""
+    def remove(self, row: int) -> None:
+        """Remove a deleted segment."""
         self._unreferenced.discard(row)
 
     def floor(self, offset: int) -> tuple[int, int] | None:
-        """Start and row of the last segment found here that starts at or before the offset."""
+        """Start and row of the last referenced segment that starts at or before the offset."""
         return self._referenced.floor(offset)
 
-    def with_time(self, timestamp_ms: int, first_offset: int) -> Iterator[int]:
-        """Rows that start at the offset or later and hold a record of this time or later."""
-        return self._referenced.reaching(timestamp_ms, first=first_offset)
+    def rows_with_time(self, timestamp_ms: int, first_offset: int) -> Iterator[int]:
+        """Rows that start at the offset or later and have a record of this time or later."""
+        return self._referenced.rows_from(timestamp_ms, first=first_offset)
 
     def referenced(self) -> tuple[array[int], array[int]]:
-        """Starts and rows of those found by their offsets, in order, as a copy."""
+        """A copy of the starts and rows of referenced segments, in order."""
         return self._referenced.columns()
 
     def listed(self) -> Iterator[int]:
-        """All rows of this epoch, in no order."""
+        """All rows of this epoch, unordered."""
         yield from self._referenced
         yield from self._unreferenced
 
     def restore(self, start: int, row: int) -> None:
-        """Find a row by its start again, as a dump has it."""
+        """Reference a row again, as it is in a dump."""
         self._referenced.add(start, row)
         self._unreferenced.discard(row)
-
-    def _unreference(self, start: int, row: int) -> None:
-        self._referenced.remove(start, row)
-        self._unreferenced.add(row)
 
 
 CHUNK_ROWS: Final = 128
 
 
 class StartIndex:
-    """Rows by (start, row). `value_of` tells the value of a row, which never changes."""
+    """Rows by (start, row). `value_of` returns the value of a row, which never changes."""
 
     __slots__ = ("_firsts", "_keys", "_length", "_maxima", "_rows", "_tree", "_value_of")
 
@@ -100,7 +96,7 @@ class StartIndex:
         self._rows: list[array[int]] = []
         self._maxima: list[int] = []
         self._tree: MaxTree | None = None
-        """Over the maxima; None when the chunks changed since it was built."""
+        """A tree of the maxima; None after the chunks changed."""
         self._length = 0
 
     def __len__(self) -> int:
@@ -112,7 +108,7 @@ class StartIndex:
             yield from rows
 
     def columns(self) -> tuple[array[int], array[int]]:
-        """Starts and rows of all, in order, as a copy."""
+        """A copy of all starts and rows, in order."""
         starts, all_rows = array("q"), array("i")
         for keys, rows in zip(self._keys, self._rows, strict=True):
             starts.extend(keys)
@@ -137,8 +133,8 @@ class StartIndex:
             self._set_maximum(chunk, max(self._maxima[chunk], self._value_of(row)))
 
     def remove(self, start: int, row: int) -> bool:
-        """Take a row out; whether it was there, with this start."""
-        # The first chunk that may have it: equal starts may fill several.
+        """Remove a row; returns whether it was there, with this start."""
+        # The first chunk that may have it: equal starts may fill several chunks.
         chunk = max(bisect_left(self._firsts, start) - 1, 0)
         while chunk < len(self._firsts) and self._firsts[chunk] <= start:
             keys, rows = self._keys[chunk], self._rows[chunk]
@@ -150,7 +146,7 @@ class StartIndex:
         return False
 
     def floor(self, start: int) -> tuple[int, int] | None:
-        """Start and row of the last one that starts at or before this."""
+        """Start and row of the last row that starts at or before `start`."""
         chunk = bisect_right(self._firsts, start) - 1
         if chunk < 0:
             return None
@@ -159,21 +155,21 @@ class StartIndex:
         return keys[place], self._rows[chunk][place]
 
     def last(self) -> tuple[int, int] | None:
-        """Start and row of the last one."""
+        """Start and row of the last row."""
         return (self._keys[-1][-1], self._rows[-1][-1]) if self._keys else None
 
-    def reaching(
+    def rows_from(
         self, value: int, *, first: int | None = None, end: int | None = None
     ) -> Iterator[int]:
-        """Rows that start in [first, end) and whose value is at least this, in order."""
+        """The rows that start in [first, end) and have at least this value, in order."""
         chunk, place = 0, 0
         if first is not None:
             chunk = max(bisect_left(self._firsts, first) - 1, 0)
             place = bisect_left(self._keys[chunk], first) if self._keys else 0
         value_of = self._value_of
-        while (found := self._next_chunk(chunk, value)) is not None:
-            if found != chunk:
-                chunk, place = found, 0
+        while (following := self._next_chunk(chunk, value)) is not None:
+            if following != chunk:
+                chunk, place = following, 0
             keys, rows = self._keys[chunk], self._rows[chunk]
             for at in range(place, len(rows)):
                 if end is not None and keys[at] >= end:
@@ -183,7 +179,7 @@ class StartIndex:
             chunk, place = chunk + 1, 0
 
     def _add_last(self, start: int, row: int) -> None:
-        """Starts mostly rise: nothing is looked for, and full chunks stay full."""
+        """Starts mostly rise: no search is needed, and full chunks stay full."""
         last = len(self._keys) - 1
         if last < 0 or len(self._keys[last]) >= CHUNK_ROWS:
             self._insert_chunk(last + 1, array("q", [start]), array("i", [row]))
@@ -216,7 +212,7 @@ class StartIndex:
         keys, rows = self._keys[chunk], self._rows[chunk]
         half = len(keys) // 2
         self._insert_chunk(chunk + 1, keys[half:], rows[half:])
-        # Built anew, so that no memory is kept for what went.
+        # New arrays, so that the memory of the removed half is freed.
         self._keys[chunk], self._rows[chunk] = keys[:half], rows[:half]
         self._maxima[chunk] = max(map(self._value_of, self._rows[chunk]))
 
@@ -238,7 +234,7 @@ _LEAST: Final = -(1 << 63)
 
 
 class MaxTree:
-    """A tree of maxima over numbers whose count does not change."""
+    """A tree of maxima over a fixed number of numbers. Finds the next large one in O(log n)."""
 
     __slots__ = ("_count", "_size", "_tree")
 
@@ -260,12 +256,12 @@ class MaxTree:
             tree[place] = max(tree[2 * place], tree[2 * place + 1])
 
     def first_at_least(self, begin: int, value: int) -> int | None:
-        """The index of the first number, from `begin` on, that is not below `value`."""
+        """The index of the first number from `begin` on that is at least `value`."""
         if begin >= self._count:
             return None
         tree, place = self._tree, begin + self._size
         while tree[place] < value:
-            # Nothing here: on to what stands right of it, as large a part as there is.
+            # Not in this part: go on to the largest part to the right of it.
             while place & 1:
                 place >>= 1
             if place == 0:

@@ -16,15 +16,12 @@ number of parallel reads.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Final, TypeVar
+from typing import Final
 
-from headwater.buffer.whole_number import whole_number
-from headwater.core import limits, portal, runtime
+from headwater.core import limits, portal
 from headwater.core.errors import (
     Corrupt,
     Damaged,
@@ -35,61 +32,25 @@ from headwater.core.errors import (
     Trimmed,
     Unavailable,
 )
+from headwater.core.settings import whole_number
 from headwater.log.record.group import Group
 from headwater.log.wal import Wal
 from headwater.tier.events import SegmentMetadata
-from headwater.tier.segment_cover import CoverPiece, gaps, with_pauses
+from headwater.tier.in_order import in_order
+from headwater.tier.segment_cover import END_LSN, CoverPiece, dense_end, gaps, with_pauses
 from headwater.tier.segments.footer import SegmentIndex
 from headwater.tier.segments.object_storage import RemoteStorage
 
-T = TypeVar("T")
-J = TypeVar("J")
-
-
-async def in_order(
-    jobs: AsyncIterator[J], work: Callable[[J], Awaitable[T]], *, parallel: int, name: str
-) -> AsyncGenerator[T, None]:
-    """What `work` makes of each job, up to `parallel` of them under way.
-
-    The first error ends it, when all before it were handed out; whoever leaves ends the rest.
-    """
-
-    async def one(job: J) -> T:
-        return await work(job)
-
-    under_way: deque[asyncio.Task[T]] = deque()
-    more, failed = True, None
-    try:
-        while more or under_way:
-            while more and len(under_way) < parallel:
-                try:
-                    job = await anext(jobs)
-                except StopAsyncIteration:
-                    more = False
-                except HeadwaterError as error:
-                    more, failed = False, error
-                else:
-                    under_way.append(runtime.spawn(one(job), name=name))
-            if under_way:
-                yield await under_way[0]
-                under_way.popleft()
-        if failed is not None:
-            raise failed
-    finally:
-        for task in under_way:
-            task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
-
-
 CoverSource = Callable[[int, int], Awaitable[Sequence[CoverPiece]]]
-"""Gives the cover of [first_lsn, end_lsn) by all that was published before it was asked."""
+"""Returns the cover of [first_lsn, end_lsn) after all events published before the call."""
 LogStartSource = Callable[[], Awaitable[int | None]]
-"""Gives the oldest LSN that can be read; None if nobody has led the partition with a tier."""
+"""Returns the oldest LSN that can be read; None if no leader ever tiered the partition."""
 _Stretch = tuple[SegmentMetadata, range]
+_log: Final = logging.getLogger("headwater")
 
 
 class _LocalFailed(Exception):
-    """The log did not hand out what it should have, or does not reach so far."""
+    """The local log cannot read an LSN that it should have, or ends below it."""
 
     def __init__(self, error: HeadwaterError) -> None:
         super().__init__(str(error))
@@ -97,26 +58,26 @@ class _LocalFailed(Exception):
 
 
 class LogReader:
-    """Reads one partition. Any number of reads may be under way."""
+    """Reads one partition. Any number of reads may run at once."""
 
     def __init__(
         self,
         storage: RemoteStorage,
-        covering: CoverSource,
+        cover: CoverSource,
         log_start: LogStartSource,
         wal: Wal | None = None,
         *,
         parallel: int = limits.TIER_READ_PARALLEL,
     ) -> None:
-        """Without a log, all is read from the tier. `parallel` row groups are fetched at once.
+        """Without a local log, everything is read from the tier, `parallel` row groups at once.
 
-        Each asks the storage for the index of its segment: give that a cache. A `covering` that
-        lags behind the log of events would make a loss of what is there: take `RefreshedCover`.
+        Each fetch needs the index of its segment: give the storage a cache. If `cover` lags behind
+        the log of events, existing records are reported as lost: use `RefreshedCover`.
         """
         if parallel < 1:
-            raise Refused(f"{parallel} stretches at once: at least one is needed")
+            raise Refused(f"parallel is {parallel}: it must be at least 1")
         self._storage = storage
-        self._covering = covering
+        self._cover = cover
         self._log_start = log_start
         self._wal = wal
         self._parallel = parallel
@@ -124,20 +85,19 @@ class LogReader:
     async def read(self, first_lsn: int, end_lsn: int) -> AsyncGenerator[Group, None]:
         """The groups of [first_lsn, end_lsn), in order and without gaps.
 
-        `Trimmed`: what it begins with was given up, and `floor`, the log start, is where one can
-        begin. `Refused`: it ends above what is written. `RolledBack`: LSNs are gone that nobody
-        gave up. `Corrupt`: a segment does not hand out what it should hold, or the log is damaged
-        where the tier has nothing. `Unavailable`: what is known of the tier is not all, or it
-        changes as often as it is read; try again.
+        `Trimmed`: the first LSNs are deleted; `floor` is the log start. `Refused`: the last LSNs
+        are not written yet. `RolledBack`: LSNs above the log start are lost. `Corrupt`: a segment
+        does not have its records, or the log is damaged where the tier has nothing. `Unavailable`:
+        the state of the tier is not complete, or changes faster than it is read; try again.
         """
         at, plans = whole_number("first_lsn", first_lsn), 0
         if at < 1:
             raise Refused(f"first_lsn is {at}: LSNs begin at 1")
         failed: HeadwaterError | None = None
         while at < whole_number("end_lsn", end_lsn):
-            begun, gone = at, None
+            planned_at, gone = at, None
             try:
-                async with aclosing(self._by_plan(at, end_lsn, failed)) as groups:
+                async with aclosing(self._read_planned(at, end_lsn, failed)) as groups:
                     async for group in groups:
                         yield group
                         at = group.last_lsn + 1
@@ -149,64 +109,66 @@ class LogReader:
                 failed = local.error
             else:
                 failed = None
-            plans = plans + 1 if at == begun else 0
+            plans = plans + 1 if at == planned_at else 0
             if plans == limits.TIER_READ_PLANS:
                 changing = Unavailable(f"LSN {at} is pruned as often as it is read; try again")
                 raise gone or failed or changing
 
-    async def _by_plan(
+    async def _read_planned(
         self, at: int, end_lsn: int, failed: HeadwaterError | None
     ) -> AsyncGenerator[Group, None]:
-        """As far as one plan goes: it ends early, or with `NotFound`, where it is overtaken.
+        """Read as far as one plan is valid: it ends early, or with `NotFound`, after a change.
 
-        `failed` is why the log did not hand out `at` the last time: the tier does, or nothing.
+        `failed` is why the log could not read `at` the last time: then the tier must have it.
         """
-        # Before the cover is asked for: what is pruned in between, the tier has had before.
+        # Before the cover: LSNs that are pruned in between were in the tier before.
         local_from = end_lsn if self._wal is None else self._wal.oldest_lsn()
         if at < min(local_from, end_lsn):
-            async with aclosing(self._remote(at, end_lsn, local_from)) as groups:
+            async with aclosing(self._read_remote(at, end_lsn, local_from)) as groups:
                 async for group in groups:
                     yield group
                     at = group.last_lsn + 1
         elif failed is not None:
-            async with aclosing(self._instead(at, end_lsn, failed)) as groups:
+            async with aclosing(self._read_instead(at, end_lsn, failed)) as groups:
                 async for group in groups:
                     yield group
-            return  # what the tier has not got, the log may have again
+            return  # the log may have the LSNs that the tier does not have
         if at < end_lsn and self._wal is not None:
-            async with aclosing(self._local(self._wal, at, end_lsn)) as groups:
+            async with aclosing(self._read_local(self._wal, at, end_lsn)) as groups:
                 async for group in groups:
                     yield group
 
-    async def _remote(self, at: int, end_lsn: int, local_from: int) -> AsyncGenerator[Group, None]:
+    async def _read_remote(
+        self, at: int, end_lsn: int, local_from: int
+    ) -> AsyncGenerator[Group, None]:
         end_lsn = min(end_lsn, local_from)
-        pieces = await self._covering(at, end_lsn)
+        pieces = await self._cover(at, end_lsn)
         holes = gaps(pieces, at, end_lsn)
         if holes:
-            # The log start is asked for now: what it gave up was listed no longer after that.
+            # After the cover: the log start moves before segments below it are unlisted.
             start_lsn = await self._log_start()
-            raise self._why_not(holes[0], pieces, end_lsn, local_from, start_lsn)
-        async with aclosing(self._fetched(pieces)) as groups:
+            raise self._missing_error(holes[0], pieces, end_lsn, local_from, start_lsn)
+        async with aclosing(self._fetch_pieces(pieces)) as groups:
             async for group in groups:
                 yield group
 
-    async def _instead(
+    async def _read_instead(
         self, at: int, end_lsn: int, failed: HeadwaterError
     ) -> AsyncGenerator[Group, None]:
-        """What the tier has from an LSN on that the log should have, up to the first gap."""
-        pieces = await self._covering(at, end_lsn)
+        """Read from the tier what the log should have, up to the first gap."""
+        pieces = await self._cover(at, end_lsn)
         holes = gaps(pieces, at, end_lsn)
         if holes and holes[0].start == at:
             start_lsn = await self._log_start()
             if start_lsn is not None and at < start_lsn:
-                raise Trimmed(f"LSN {at} was given up: begin at {start_lsn}", floor=start_lsn)
+                raise Trimmed(f"LSN {at} is deleted: begin at {start_lsn}", floor=start_lsn)
             raise failed
         dense = [piece for piece in pieces if not holes or piece.lsns.start < holes[0].start]
-        async with aclosing(self._fetched(dense)) as groups:
+        async with aclosing(self._fetch_pieces(dense)) as groups:
             async for group in groups:
                 yield group
 
-    async def _fetched(self, pieces: Sequence[CoverPiece]) -> AsyncGenerator[Group, None]:
+    async def _fetch_pieces(self, pieces: Sequence[CoverPiece]) -> AsyncGenerator[Group, None]:
         async with (
             aclosing(self._stretches(pieces)) as stretches,
             aclosing(
@@ -218,15 +180,15 @@ class LogReader:
                     yield group
 
     async def _stretches(self, pieces: Sequence[CoverPiece]) -> AsyncGenerator[_Stretch, None]:
-        """What is fetched at once, in order; the indexes of the next segments come meanwhile."""
+        """The parts to fetch, in order, while the indexes of the next segments are fetched."""
         async with aclosing(
-            in_order(_each(pieces), self._indexed, parallel=self._parallel, name="fetch an index")
+            in_order(pieces, self._fetch_index, parallel=self._parallel, name="fetch an index")
         ) as indexed:
             async for piece, index in indexed:
-                for lsns in index.stretches(piece.lsns.start, piece.lsns.stop):
+                for lsns in index.split(piece.lsns.start, piece.lsns.stop):
                     yield piece.segment, lsns
 
-    async def _indexed(self, piece: CoverPiece) -> tuple[CoverPiece, SegmentIndex]:
+    async def _fetch_index(self, piece: CoverPiece) -> tuple[CoverPiece, SegmentIndex]:
         return piece, await self._storage.fetch_index(piece.segment)
 
     async def _fetch(self, stretch: _Stretch) -> list[Group]:
@@ -242,7 +204,7 @@ class LogReader:
             )
         return groups
 
-    async def _local(self, wal: Wal, at: int, end_lsn: int) -> AsyncGenerator[Group, None]:
+    async def _read_local(self, wal: Wal, at: int, end_lsn: int) -> AsyncGenerator[Group, None]:
         while at < end_lsn:
             try:
                 groups = await wal.read_since(
@@ -252,19 +214,19 @@ class LogReader:
                 raise _LocalFailed(error) from error
             if not groups:
                 if wal.oldest_lsn() > at or wal.current_lsn() >= at:
-                    return  # pruned to its end meanwhile, or written: the next plan has it
+                    return  # pruned to its end, or appended to: plan again
                 raise _LocalFailed(
                     Refused(
                         f"the log ends at LSN {wal.current_lsn()}: {end_lsn - 1} is not written yet"
                     )
                 )
             if groups[0].first_lsn != at:
-                return  # pruned meanwhile: the next plan has it from the tier
+                return  # pruned meanwhile: plan again, from the tier
             for group in groups:
                 yield group
             at = groups[-1].last_lsn + 1
 
-    def _why_not(
+    def _missing_error(
         self,
         hole: range,
         pieces: Sequence[CoverPiece],
@@ -272,57 +234,47 @@ class LogReader:
         local_from: int,
         start_lsn: int | None,
     ) -> HeadwaterError:
-        told = f"LSNs {hole.start} to {hole.stop - 1}"
+        lsns = f"LSNs {hole.start} to {hole.stop - 1}"
         if start_lsn is None and not pieces and self._wal is not None:
-            start_lsn = local_from  # nothing ever was in the tier: the log alone says it
+            start_lsn = local_from  # nothing was ever in the tier: the log start is the log's
         if start_lsn is not None and hole.start < start_lsn:
-            return Trimmed(f"{told} were given up: begin at {start_lsn}", floor=start_lsn)
+            return Trimmed(f"{lsns} are deleted: begin at {start_lsn}", floor=start_lsn)
         if hole.stop == end_lsn and self._wal is None:
-            return Refused(f"{told} are not in the tier, or not yet")
+            return Refused(f"{lsns} are not in the tier, or not yet")
         return RolledBack(
-            f"{told} are in no segment and not in the log, though nobody gave them up: "
-            "headwater tier scrub says what is left, and headwater log repair mends a log"
+            f"{lsns} are in no segment and not in the log, although they were not deleted: "
+            "headwater tier scrub shows what is left, and headwater log repair repairs a log"
         )
 
 
-async def _each(pieces: Sequence[CoverPiece]) -> AsyncGenerator[CoverPiece, None]:
-    for piece in pieces:
-        yield piece
-
-
-_END_LSN: Final = (1 << 63) - 1
-_log: Final = logging.getLogger("headwater")
-
-
 class TierArchive:
-    """A `LogArchive` of one partition, by its cover."""
+    """The tier as `LogArchive` of a partition: replicas copy the start of the log from it."""
 
     def __init__(
         self,
         name: str,
         storage: RemoteStorage,
-        covering: CoverSource,
+        cover: CoverSource,
         log_start: LogStartSource,
         *,
         parallel: int = limits.TIER_READ_PARALLEL,
     ) -> None:
-        """`name` is what messages call it; the rest is as for a `LogReader`."""
+        """`name` is for messages; the rest is as for a `LogReader`."""
         self.name = name
-        self._covering = covering
+        self._cover = cover
         self._log_start = log_start
-        self._reader = LogReader(storage, covering, log_start, parallel=parallel)
+        self._reader = LogReader(storage, cover, log_start, parallel=parallel)
 
     async def held(self) -> range:
-        """See `LogArchive`: from the log start to where the cover ends, or has a gap."""
-        pieces = await self._covering(0, _END_LSN)
-        # Asked for after the cover: what was given up in between may be listed no longer, and what
-        # was given up before is not to be begun with.
+        """See `LogArchive`: from the log start to the end of the cover or its first gap."""
+        pieces = await self._cover(0, END_LSN)
+        # After the cover: deleted segments below the log start may still be in it.
         start_lsn = await self._log_start()
         if start_lsn is None:
             return range(1, 1)
         end_lsn = start_lsn
-        async with aclosing(with_pauses(pieces)) as walked:
-            async for piece in walked:
+        async with aclosing(with_pauses(pieces)) as paced:
+            async for piece in paced:
                 if piece.lsns.start > end_lsn:
                     lost = f"LSNs {end_lsn} to {piece.lsns.start - 1} are in no segment"
                     _log.warning("%s ends before LSN %s: %s", self.name, end_lsn, lost)
@@ -331,59 +283,51 @@ class TierArchive:
         return range(start_lsn, end_lsn)
 
     def read(self, first_lsn: int, end_lsn: int) -> AsyncGenerator[Group, None]:
-        """See `LogArchive`; what is expired meanwhile is read as long as its objects are there."""
+        """See `LogArchive`; expired segments are read as long as their objects exist."""
         return self._reader.read(first_lsn, end_lsn)
 
 
 class TierSource:
-    """A `RepairSource` that reads the cover of one partition. Blocks.
+    """The tier as `RepairSource` for a damaged log: reads the cover of one partition. Blocks.
 
-    What it is given was opened through `portal.shared()`.
+    Its arguments must have been opened through `portal.shared()`.
     """
 
     def __init__(
-        self, name: str, storage: RemoteStorage, covering: CoverSource, log_start: LogStartSource
+        self, name: str, storage: RemoteStorage, cover: CoverSource, log_start: LogStartSource
     ) -> None:
-        """`name` is what a report calls it."""
+        """`name` is for reports."""
         self.name = name
-        self._covering = covering
-        self._reader = LogReader(storage, covering, log_start)
+        self._cover = cover
+        self._reader = LogReader(storage, cover, log_start)
 
     def read(self, first_lsn: int, last_lsn: int) -> Sequence[Group]:
-        """Groups that follow each other, up to about a segment of the log.
+        """Consecutive groups, up to about a segment of the log.
 
-        A segment that is damaged or gone is as if it were not covered: what others hold is had.
+        LSNs of damaged or missing segments are left out.
         """
         return portal.shared().call(self._read(first_lsn, last_lsn))
 
     async def _read(self, first_lsn: int, last_lsn: int) -> list[Group]:
-        pieces = await self._covering(first_lsn, last_lsn + 1)
-        for place, piece in enumerate(pieces):
-            found = await self._groups(piece.lsns.start, _dense_end(pieces[place:]))
-            if found:
-                return found
+        pieces = await self._cover(first_lsn, last_lsn + 1)
+        for number, piece in enumerate(pieces):
+            groups = await self._groups(
+                piece.lsns.start, dense_end(pieces[number:], piece.lsns.start)
+            )
+            if groups:
+                return groups
         return []
 
     async def _groups(self, first_lsn: int, end_lsn: int) -> list[Group]:
-        found: list[Group] = []
+        result: list[Group] = []
         size_bytes = 0
         try:
             async with aclosing(self._reader.read(first_lsn, end_lsn)) as groups:
                 async for group in groups:
-                    found.append(group)
+                    result.append(group)
                     size_bytes += group.nbytes
                     if size_bytes >= limits.LOG_SEGMENT_BYTES:
                         break
         except (Damaged, NotFound) as error:
-            _log.warning("%s is passed over in a repair: %s", self.name, error)
-        return found
-
-
-def _dense_end(pieces: Sequence[CoverPiece]) -> int:
-    """Where the first gap begins."""
-    end_lsn = pieces[0].lsns.stop
-    for piece in pieces[1:]:
-        if piece.lsns.start != end_lsn:
-            break
-        end_lsn = piece.lsns.stop
-    return end_lsn
+            _log.warning("%s is skipped in a repair: %s", self.name, error)
+        return result

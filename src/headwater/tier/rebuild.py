@@ -35,7 +35,7 @@ from headwater.tier.event_replay import (
     segment_metadata_of,
 )
 from headwater.tier.eventlog import StoredEventLog
-from headwater.tier.eventlog.stored.renewal import begin_partition, check_empty
+from headwater.tier.eventlog.renewal import begin_partition, check_empty
 from headwater.tier.events import (
     SegmentId,
     SegmentMetadata,
@@ -45,16 +45,16 @@ from headwater.tier.events import (
     stamp,
     unstamp,
 )
+from headwater.tier.in_order import in_order
 from headwater.tier.jobs.log_start import LogStartRegister
-from headwater.tier.reader import in_order
 from headwater.tier.segment_cover import END_LSN, cover, gaps
 
 
 class Rebuilt(msgspec.Struct, frozen=True):
-    """What a rebuild came to."""
+    """The result of a rebuild."""
 
     missing: tuple[str, ...]
-    """What of the old log cannot be read."""
+    """What cannot be read of the old log."""
     partitions: tuple[RebuiltPartition, ...]
 
 
@@ -65,11 +65,11 @@ async def rebuild(
     *,
     on_step: Callable[[int], None] = lambda done: None,
 ) -> Rebuilt:
-    """Let an empty log begin with what is left of another one, and with the segments in the store.
+    """Start an empty log with what is left of another log, and with the segments in the store.
 
-    Without `source` with segments alone. `on_step` is told how many metadata partitions are done,
-    for everything that was read. Nobody may lead or follow meanwhile, nor go by the old log after:
-    `StoredEventLog.mark_renewed` lets it refuse them.
+    Without `source`, with the segments alone. `on_step` is called after each read with the number
+    of metadata partitions that are done. No leader or follower may run meanwhile, and none may use
+    the old log afterwards: `StoredEventLog.mark_renewed` makes it refuse them.
     """
     await check_empty(target)
     count = target.partition_count
@@ -83,12 +83,12 @@ async def rebuild(
     for number in range(count):
         replay, end = EventReplay(store), 0
         if source is None:
-            await replay.take(MissingEvents("all events: nothing of the old log was read"))
+            await replay.apply(MissingEvents("all events: nothing of the old log was read"))
         else:
             remains = DamagedEvents(source.events_of(number))
             async with aclosing(remains.items()) as items:
                 async for item in items:
-                    await replay.take(item)
+                    await replay.apply(item)
                     on_step(number)
             end = remains.end
         for place in places[number]:
@@ -107,34 +107,34 @@ FOOTERS_AT_ONCE: Final = 16
 
 
 class RebuiltPartition(msgspec.Struct, frozen=True):
-    """What the new log has of one partition of a stream."""
+    """The state of one partition of a stream in the new log."""
 
     stream: str
     partition: int
     log_start: int
-    """0 if nothing says where the log begins."""
+    """0 if there is no log start."""
     leader_epoch: int
-    """Older leaders stay fenced."""
+    """Leaders with older epochs stay fenced."""
     pieces: int
-    """Of the cover."""
+    """The pieces of the cover."""
     first_lsn: int
     last_lsn: int
     gaps: tuple[tuple[int, int], ...]
-    """First and last LSN of what is missing in between."""
+    """The first and last LSNs of gaps between them."""
     from_objects: tuple[str, ...] = ()
-    """Segments of which no event speaks: they are listed for what their objects say."""
+    """Segments that no event mentions: they are listed by their objects."""
     gone: tuple[str, ...] = ()
-    """Segments that are listed no longer: they have no object, and others hold their LSNs."""
+    """Segments that are no longer listed: they have no object, and others have their LSNs."""
     unreadable: tuple[str, ...] = ()
-    """Objects that might have been listed, and why they cannot be."""
+    """Objects that cannot be listed, and why."""
     foreign: tuple[str, ...] = ()
-    """Objects among the segments that are none of this stream's."""
+    """Objects in the same folder that are not segments of this stream."""
     deletion_stopped: bool = False
-    """It was being deleted, and is no longer: delete it again."""
+    """Its deletion was stopped: delete it again."""
 
 
 class PartitionRebuild:
-    """Completes what events say of one partition by what objects say."""
+    """Completes the state of one partition from its objects."""
 
     def __init__(
         self,
@@ -154,18 +154,19 @@ class PartitionRebuild:
         self._gone: list[SegmentMetadata] = []
 
     async def run(self) -> RebuiltPartition:
-        """List what is to be listed, and say what the partition has then."""
-        place, cache = self._partition, self._replay.cache
-        start = await LogStartRegister(self._store, place).read()
+        """Complete the state, and return it."""
+        partition, cache = self._partition, self._replay.cache
+        start = await LogStartRegister(self._store, partition).read()
         first_lsn = 0 if start is None else start.first_lsn
-        epoch = max(cache.publisher_epoch(place) or 0, 0 if start is None else start.leader_epoch)
+        published = cache.partition(partition).publisher_epoch or 0
+        epoch = max(published, 0 if start is None else start.leader_epoch)
         if self._replay.missing:
             epoch = await self._complete(first_lsn, epoch)
-        pieces = cache.cover(place, first_lsn, END_LSN)
+        pieces = cache.partition(partition).cover(first_lsn, END_LSN)
         begins = first_lsn or (pieces[0].lsns.start if pieces else 0)
         return RebuiltPartition(
-            stream=place.name,
-            partition=place.partition,
+            stream=partition.name,
+            partition=partition.partition,
             log_start=first_lsn,
             leader_epoch=epoch,
             pieces=len(pieces),
@@ -179,84 +180,84 @@ class PartitionRebuild:
             gone=tuple(str(one.segment_id.id) for one in self._gone),
             unreadable=tuple(self._unreadable),
             foreign=tuple(self._foreign),
-            deletion_stopped=place in self._replay.stopped_deletions,
+            deletion_stopped=partition in self._replay.stopped_deletions,
         )
 
     async def _complete(self, first_lsn: int, epoch: int) -> int:
-        """Let objects decide where events cannot; the newest epoch that is known then."""
+        """Decide from objects what events leave open; returns the newest epoch."""
         candidates = await self._candidates()
-        lacking = self._lacking(first_lsn)
-        self._from_objects = [one for one in candidates if _meets(one, lacking)]
+        missing_lsns = self._missing_lsns(first_lsn)
+        self._from_objects = [one for one in candidates if _overlaps(one, missing_lsns)]
         epoch = max([epoch, *(one.epochs[-1][0] for one in self._from_objects)])
         for segment in self._from_objects:
             custom = stamp(epoch, unstamp(segment.custom_metadata)[1])
             self._replay.cache.apply(msgspec.structs.replace(segment, custom_metadata=custom))
-            self._become(segment, SegmentState.COPY_FINISHED, custom)
-        # One without an object was removed, or is lost. Only where it is all there is, it stays
-        # listed, so that readers are told.
-        lacking = self._lacking(first_lsn)
+            self._set_state(segment, SegmentState.COPY_FINISHED, custom)
+        # A segment without an object was removed, or is lost. It stays listed only if nothing else
+        # has its LSNs, so that readers get an error.
+        missing_lsns = self._missing_lsns(first_lsn)
         self._gone = [
             one
             for one in self._finished()
-            if one.segment_id.id not in self._objects and not _meets(one, lacking)
+            if one.segment_id.id not in self._objects and not _overlaps(one, missing_lsns)
         ]
         for segment in self._gone:
-            self._become(segment, SegmentState.DELETE_STARTED, stamp(epoch))
-            self._become(segment, SegmentState.DELETE_FINISHED, stamp(epoch))
-        # As a leader does that begins: by an event about a segment that never was.
-        nobody = SegmentId(self._partition, uuid.UUID(int=0))
+            self._set_state(segment, SegmentState.DELETE_STARTED, stamp(epoch))
+            self._set_state(segment, SegmentState.DELETE_FINISHED, stamp(epoch))
+        # As a new leader does: by an event about a segment that never existed.
+        no_segment = SegmentId(self._partition, uuid.UUID(int=0))
         state = SegmentState.DELETE_FINISHED
-        self._replay.cache.apply(SegmentUpdate(nobody, NO_LEADER, 0, state, stamp(epoch)))
+        self._replay.cache.apply(SegmentUpdate(no_segment, NO_LEADER, 0, state, stamp(epoch)))
         return epoch
 
     def _finished(self) -> list[SegmentMetadata]:
-        listed = self._replay.cache.segments(self._partition)
+        listed = self._replay.cache.partition(self._partition).segments()
         return [one for one in listed if one.state is SegmentState.COPY_FINISHED]
 
-    def _lacking(self, first_lsn: int) -> list[range]:
-        """The LSNs that no finished segment holds that has an object."""
-        there = [one for one in self._finished() if one.segment_id.id in self._objects]
-        return gaps(cover(there, first_lsn, END_LSN), first_lsn, END_LSN)
+    def _missing_lsns(self, first_lsn: int) -> list[range]:
+        """The LSNs that are in no finished segment with an object."""
+        stored = [one for one in self._finished() if one.segment_id.id in self._objects]
+        return gaps(cover(stored, first_lsn, END_LSN), first_lsn, END_LSN)
 
-    def _become(self, segment: SegmentMetadata, state: SegmentState, custom: bytes) -> None:
+    def _set_state(self, segment: SegmentMetadata, state: SegmentState, custom: bytes) -> None:
         stored_ms = segment.event_timestamp_ms
         self._replay.cache.apply(
             SegmentUpdate(segment.segment_id, NO_LEADER, stored_ms, state, custom)
         )
 
     async def _candidates(self) -> list[SegmentMetadata]:
-        """Segments that have objects and that no event decides about, oldest object first."""
-        found: list[tuple[int, uuid.UUID, SegmentMetadata]] = []
+        """The segments of objects that events leave open, oldest object first."""
+        candidates: list[tuple[int, uuid.UUID, SegmentMetadata]] = []
         footers = in_order(
-            self._undecided(), self._described, parallel=FOOTERS_AT_ONCE, name="rebuild"
+            self._open_objects(), self._read_footer, parallel=FOOTERS_AT_ONCE, name="rebuild"
         )
         async with aclosing(footers) as ready:
             async for one in ready:
                 self._on_read()
                 if one is not None:
-                    found.append((one.event_timestamp_ms, one.segment_id.id, one))
-        # Stores that count in seconds leave ties: ids of one leader are in the order of its copies.
-        return [segment for _, _, segment in sorted(found)]
+                    candidates.append((one.event_timestamp_ms, one.segment_id.id, one))
+        # Times in seconds leave ties: the ids of one leader are in the order of its copies.
+        return [segment for _, _, segment in sorted(candidates)]
 
-    async def _undecided(self) -> AsyncIterator[tuple[SegmentId, ObjectMeta]]:
-        place, replay = self._partition, self._replay
-        known = replay.cache.partition(place)
-        own = segments_prefix(place.name, place.partition, str(place.topic_id))
+    async def _open_objects(self) -> AsyncIterator[tuple[SegmentId, ObjectMeta]]:
+        partition, replay = self._partition, self._replay
+        known = replay.cache.partition(partition)
+        own = segments_prefix(partition.name, partition.partition, str(partition.topic_id))
         async for meta in self._store.list(own.rpartition("/")[0]):
-            segment_id = segment_id_of(place, meta.key)
+            segment_id = segment_id_of(partition, meta.key)
             if segment_id is None:
                 if meta.key != f"{own}/clock":
                     self._foreign.append(meta.key)
                 continue
             self._objects.add(segment_id.id)
-            if segment_id in replay.never_count:
+            if segment_id in replay.excluded:
                 continue
-            if known is None or known.find(segment_id) is None:
+            if known.find(segment_id) is None:
                 yield segment_id, meta
             elif segment_id in replay.unfinished:
                 self._unreadable.append(f"{meta.key} is not what its event says")
 
-    async def _described(self, found: tuple[SegmentId, ObjectMeta]) -> SegmentMetadata | None:
+    async def _read_footer(self, found: tuple[SegmentId, ObjectMeta]) -> SegmentMetadata | None:
         segment_id, meta = found
         try:
             return await segment_metadata_of(self._store, segment_id, stored_ms=meta.modified_ms)
@@ -267,8 +268,8 @@ class PartitionRebuild:
             return None
 
 
-def _meets(segment: SegmentMetadata, ranges: Sequence[range]) -> bool:
-    """Whether a segment holds any of these LSNs."""
+def _overlaps(segment: SegmentMetadata, ranges: Sequence[range]) -> bool:
+    """Whether a segment has any of these LSNs."""
     return any(
         one.start <= segment.end_offset and segment.start_offset < one.stop for one in ranges
     )

@@ -12,38 +12,46 @@ event loop in between: a million segments in one call would block it for seconds
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from headwater.core import runtime
 from headwater.tier.events import SegmentMetadata
 
+if TYPE_CHECKING:
+    from headwater.tier.cache import PartitionCache
+
+T = TypeVar("T")
+END_LSN: Final = (1 << 63) - 1
+SEGMENTS_AT_ONCE: Final = 1_000
+"""They take about ten milliseconds."""
+
 
 class CoverPiece(NamedTuple):
-    """A part of a segment, and the LSNs that are read from it."""
+    """A part of a segment: the LSNs that are read from it."""
 
     segment: SegmentMetadata
     lsns: range
 
 
 class _Claim(NamedTuple):
-    """That a segment holds these LSNs under this epoch or a newer one. Sorts by first LSN."""
+    """A segment holds these LSNs under this epoch or a newer one. Sorts by first LSN."""
 
     first_lsn: int
     end_lsn: int
     epoch: int
     finished: int
-    """The place of the segment among those given, which are in the order in which they finished."""
+    """The index of the segment in the order of finishing."""
 
 
 def cover(finished: Sequence[SegmentMetadata], first_lsn: int, end_lsn: int) -> list[CoverPiece]:
-    """What to read for [first_lsn, end_lsn), in order of LSNs; what no segment holds is left out.
+    """The pieces to read for [first_lsn, end_lsn), in order of LSNs, without LSNs in no segment.
 
     `finished` are segments in the order in which they finished. O(n log n), whatever overlaps.
     """
     claims = sorted(_claims(finished, first_lsn, end_lsn))
     pieces: list[CoverPiece] = []
-    # By newest epoch, then by latest finish; Python's heap has the smallest on top.
+    # By newest epoch, then by latest finish: negated, because heapq has the smallest on top.
     open_claims: list[tuple[int, int, int]] = []
     following, at = 0, first_lsn
     while True:
@@ -58,11 +66,38 @@ def cover(finished: Sequence[SegmentMetadata], first_lsn: int, end_lsn: int) -> 
                 return pieces
             at = claims[following].first_lsn
             continue
-        _, finished_before, until = open_claims[0]
+        _, negated, until = open_claims[0]
         if following < len(claims):
             until = min(until, claims[following].first_lsn)
-        _extend(pieces, finished[-finished_before], range(at, until))
+        _extend(pieces, finished[-negated], range(at, until))
         at = until
+
+
+def gaps(pieces: Sequence[CoverPiece], first_lsn: int, end_lsn: int) -> list[range]:
+    """The LSNs of [first_lsn, end_lsn) that no piece of its cover has."""
+    missing, at = [], first_lsn
+    for piece in pieces:
+        if piece.lsns.start > at:
+            missing.append(range(at, piece.lsns.start))
+        at = piece.lsns.stop
+    if at < end_lsn:
+        missing.append(range(at, end_lsn))
+    return missing
+
+
+def dense_end(pieces: Iterable[CoverPiece], first_lsn: int) -> int:
+    """The first LSN from `first_lsn` on that the pieces of a cover do not have."""
+    end_lsn = first_lsn
+    for piece in pieces:
+        if piece.lsns.start > end_lsn:
+            break
+        end_lsn = max(end_lsn, piece.lsns.stop)
+    return end_lsn
+
+
+def overlap(one: range, other: range) -> range:
+    """The LSNs that two ranges share."""
+    return range(max(one.start, other.start), min(one.stop, other.stop))
 
 
 def epoch_at(piece: CoverPiece, lsn: int) -> int:
@@ -72,33 +107,21 @@ def epoch_at(piece: CoverPiece, lsn: int) -> int:
 
 
 def share_bytes(piece: CoverPiece) -> int:
-    """About how many bytes of its segment a piece is."""
+    """The piece's share of the bytes of its segment, by its number of LSNs."""
     segment = piece.segment
     lsns = segment.end_offset - segment.start_offset + 1
     return segment.size_bytes * len(piece.lsns) // lsns
 
 
-def gaps(pieces: Sequence[CoverPiece], first_lsn: int, end_lsn: int) -> list[range]:
-    """The LSNs of [first_lsn, end_lsn) that a cover of it does not have."""
-    found, at = [], first_lsn
-    for piece in pieces:
-        if piece.lsns.start > at:
-            found.append(range(at, piece.lsns.start))
-        at = piece.lsns.stop
-    if at < end_lsn:
-        found.append(range(at, end_lsn))
-    return found
-
-
 def _claims(finished: Sequence[SegmentMetadata], first_lsn: int, end_lsn: int) -> Iterator[_Claim]:
-    for place, segment in enumerate(finished):
+    for index, segment in enumerate(finished):
         ends = min(segment.end_offset + 1, end_lsn)
         for number, (epoch, offset) in enumerate(segment.epochs):
-            # What stands before the first epoch belongs to it: the lineage begins with the segment.
+            # The first epoch begins with the segment, whatever offset the lineage has for it.
             begins = max(segment.start_offset, offset if number else 0, first_lsn)
-            # Through the end of the segment: where a newer epoch of it begins, that one wins.
+            # Through the end of the segment: where its next epoch begins, the newer claim wins.
             if begins < ends:
-                yield _Claim(begins, ends, epoch, place)
+                yield _Claim(begins, ends, epoch, index)
 
 
 def _extend(pieces: list[CoverPiece], segment: SegmentMetadata, lsns: range) -> None:
@@ -108,48 +131,25 @@ def _extend(pieces: list[CoverPiece], segment: SegmentMetadata, lsns: range) -> 
         pieces.append(CoverPiece(segment, lsns))
 
 
-T = TypeVar("T")
-END_LSN: Final = (1 << 63) - 1
-SEGMENTS_AT_ONCE: Final = 1_000
-"""About ten milliseconds' worth."""
-
-
-class CoverInParts(Protocol):
-    """What tells a cover bit by bit."""
-
-    def cover_part(
-        self, first_lsn: int, end_lsn: int, most_segments: int
-    ) -> tuple[list[CoverPiece], int]:
-        """The first pieces of a cover, from about so many segments, and the LSN at which it goes
-        on, which is `end_lsn` if it does not."""
-
-
-class SegmentsInParts(Protocol):
-    """What tells segments bit by bit."""
-
-    def segments_part(
-        self, first_lsn: int, most_segments: int
-    ) -> tuple[list[SegmentMetadata], int | None]:
-        """About so many of those that are listed and start at an LSN or after it, in order of
-        their start offsets, and the LSN at which it goes on; None if it does not."""
-
-
 async def with_pauses(items: Iterable[T]) -> AsyncGenerator[T, None]:
-    """Items that are at hand, with a pause for others after some of them."""
+    """Items that are in memory, with a pause for other tasks from time to time."""
     for number, item in enumerate(items, start=1):
         yield item
         if number % SEGMENTS_AT_ONCE == 0:
             await runtime.sleep(0)
 
 
-async def walk_segments(metadata: SegmentsInParts) -> AsyncGenerator[SegmentMetadata, None]:
-    """All segments that are listed, in order of their start offsets, found some at a time.
+async def walk_segments(
+    state: Callable[[], PartitionCache],
+) -> AsyncGenerator[SegmentMetadata, None]:
+    """All listed segments, in order of their start offsets, read in parts.
 
-    What is listed or forgotten behind the one who walks is not noticed.
+    `state` is called for each part. Segments that are added or deleted below the current position
+    have no effect.
     """
     at: int | None = 0
     while at is not None:
-        part, at = metadata.segments_part(at, SEGMENTS_AT_ONCE)
+        part, at = state().segments_part(at, SEGMENTS_AT_ONCE)
         for segment in part:
             yield segment
         if at is not None:
@@ -157,19 +157,19 @@ async def walk_segments(metadata: SegmentsInParts) -> AsyncGenerator[SegmentMeta
 
 
 async def walk_cover(
-    metadata: CoverInParts, first_lsn: int, end_lsn: int
+    state: Callable[[], PartitionCache], first_lsn: int, end_lsn: int
 ) -> AsyncGenerator[CoverPiece, None]:
-    """The pieces of a cover, found some at a time.
+    """The pieces of a cover, read in parts; `state` is called for each part.
 
-    Each LSN is told of as it was at one moment. Where nobody but the one who walks changes what is
-    known, all of it is the cover of that moment.
+    Each part is the cover at one moment. If only the caller changes the state, and does not during
+    the walk, the whole result is the cover of one moment.
     """
     at = first_lsn
     held: CoverPiece | None = None
     while at < end_lsn:
-        pieces, at = metadata.cover_part(at, end_lsn, SEGMENTS_AT_ONCE)
+        pieces, at = state().cover_part(at, end_lsn, SEGMENTS_AT_ONCE)
         for piece in pieces:
-            if held is not None and _goes_on(held, piece):
+            if held is not None and _continues(held, piece):
                 piece = CoverPiece(piece.segment, range(held.lsns.start, piece.lsns.stop))
             elif held is not None:
                 yield held
@@ -180,26 +180,7 @@ async def walk_cover(
         yield held
 
 
-def _goes_on(before: CoverPiece, after: CoverPiece) -> bool:
-    """Whether two pieces are one that was cut where the walk paused."""
+def _continues(before: CoverPiece, after: CoverPiece) -> bool:
+    """Whether two pieces are one piece that was cut between two parts."""
     same = before.segment.segment_id == after.segment.segment_id
     return same and before.lsns.stop == after.lsns.start
-
-
-class KnownPartition(CoverInParts, Protocol):
-    """What is known of a partition by its events."""
-
-    async def refresh(self) -> None:
-        """Ask how far the log of events goes now, and wait until all of it is applied here."""
-
-
-class RefreshedCover:
-    """A `Covering` that asks first how far the events go: `RefreshedCover(ManagedPartition(…))`."""
-
-    def __init__(self, partition: KnownPartition) -> None:
-        self._partition = partition
-
-    async def __call__(self, first_lsn: int, end_lsn: int) -> Sequence[CoverPiece]:
-        """The cover of [first_lsn, end_lsn); `NotReady` if it is not known how far events go."""
-        await self._partition.refresh()
-        return [piece async for piece in walk_cover(self._partition, first_lsn, end_lsn)]

@@ -26,7 +26,7 @@ _STATES: Final = tuple(SegmentState)
 
 
 class SegmentTable:
-    """Rows of segments, found by their ids."""
+    """The rows of segments, by their ids."""
 
     __slots__ = (
         "_broker",
@@ -53,7 +53,7 @@ class SegmentTable:
         self.end = array("q")
         self.max_ms = array("q")
         self.finished = array("q")
-        """In which order the copies finished, from 1; 0 if a copy has not."""
+        """The order in which the copies finished, from 1; 0 if unfinished."""
         self._event_ms = array("q")
         self._broker = array("i")
         self._size = array("i")
@@ -61,7 +61,7 @@ class SegmentTable:
         self._txn_index_empty = bytearray()
         self._epoch = array("i")
         self._lineages: dict[int, Epochs] = {}
-        """Of segments with another lineage than one epoch from the start."""
+        """Lineages other than one epoch from the start."""
         self._custom: list[bytes | None] = []
         self._free: list[int] = []
 
@@ -79,7 +79,7 @@ class SegmentTable:
         return self._ids.find(segment.bytes)
 
     def add(self, metadata: SegmentMetadata, finished: int = NOT_FINISHED) -> int:
-        """Keep a segment, whose id is not there; its row."""
+        """Add a segment with a new id; returns its row."""
         if self._free:
             row = self._free.pop()
         else:
@@ -99,18 +99,18 @@ class SegmentTable:
         return row
 
     def update(self, row: int, update: SegmentUpdate) -> None:
-        """What an update changes."""
+        """Apply an update."""
         self._set_event(row, update)
 
     def remove(self, row: int) -> None:
-        """Forget a segment."""
+        """Remove a segment."""
         self._ids.remove(self._ids.id_of(row))
         self._lineages.pop(row, None)
         self._custom[row] = None
         self._free.append(row)
 
     def state(self, row: int) -> SegmentState:
-        """How far a segment has come."""
+        """The state of a segment."""
         return _STATES[self._state[row]]
 
     def epochs(self, row: int) -> Epochs:
@@ -119,7 +119,7 @@ class SegmentTable:
         return lineage or ((self._epoch[row], self.start[row]),)
 
     def last_offset_of(self, row: int, epoch: int) -> int:
-        """Where an epoch ends in a segment."""
+        """The last offset of an epoch in a segment."""
         lineage = self._lineages.get(row) if self._lineages else None
         for later, begins in lineage or ():
             if later > epoch:
@@ -143,7 +143,7 @@ class SegmentTable:
         )
 
     def sort_key(self, row: int) -> tuple[int, bytes]:
-        """An order of rows that does not depend on when they were added."""
+        """Orders rows independently of when they were added."""
         return self.start[row], self._ids.id_of(row)
 
     def _set_event(self, row: int, event: SegmentMetadata | SegmentUpdate) -> None:
@@ -184,7 +184,7 @@ class IdTable:
         return self._rows
 
     def id_of(self, row: int) -> bytes:
-        """The id that was last put for a row."""
+        """The last id that was put for a row."""
         return bytes(self._ids[row * ID_BYTES : (row + 1) * ID_BYTES])
 
     def __copy__(self) -> IdTable:
@@ -199,19 +199,19 @@ class IdTable:
         return None if slot is None else self._slots[slot]
 
     def put(self, id_bytes: bytes, row: int) -> None:
-        """Give a row its id, which no other row has; rows grow by one or are used again."""
-        place = row * ID_BYTES
-        self._ids[place : place + ID_BYTES] = id_bytes
+        """Set the id of a row, which no other row has; it is the next row or a freed one."""
+        at = row * ID_BYTES
+        self._ids[at : at + ID_BYTES] = id_bytes
         if 3 * (self._taken + 1) > 2 * len(self._slots):
             self._grow()
         self._insert(id_bytes, row)
         self._rows += 1
 
     def remove(self, id_bytes: bytes) -> None:
-        """Forget an id; one that is not there is no matter."""
+        """Remove an id, if it is there."""
         slot = self._slot_of(id_bytes)
         if slot is not None:
-            # Not free: whoever was put past this slot is looked for past it.
+            # Not free: ids that were put behind this slot are searched past it.
             self._slots[slot] = _DELETED
             self._rows -= 1
 

@@ -42,24 +42,24 @@ T = TypeVar("T")
 
 
 class PartitionDump(msgspec.Struct, frozen=True):
-    """Everything that is known of one partition."""
+    """The value of one partition's state."""
 
     partition: TopicIdPartition
     publisher_epoch: int | None
     delete_state: PartitionDeleteState | None
     finishes: int
     segments: Sequence[SegmentMetadata]
-    """All that are listed, by start offset and id."""
+    """All listed segments, by start offset and id."""
     finished: Sequence[int]
-    """For each of them, as how manieth it finished; 0 if it has not."""
+    """For each segment, its position in the order of finishing; 0 if unfinished."""
     referenced: Sequence[tuple[int, int, int]]
-    """Epoch, start offset and place among the segments of what is found by its offsets."""
+    """Epoch, start offset and index in `segments` of each referenced segment."""
     highest: tuple[tuple[int, int | None], ...]
-    """Every epoch that was ever there, with its highest offset."""
+    """Every epoch that ever had a segment, with its highest offset."""
 
 
 class _LazySequence(Sequence[T]):
-    """Things that are made when somebody goes through them, each time anew."""
+    """Items that are created in each iteration."""
 
     def __init__(self, length: int, made: Callable[[], Iterator[T]]) -> None:
         self._length = length
@@ -88,7 +88,7 @@ class _LazySequence(Sequence[T]):
 
 
 class _CacheColumns:
-    """What a cache knew of its segments at one moment."""
+    """A copy of a cache's columns."""
 
     def __init__(self, cache: PartitionCache) -> None:
         self._table = copy(cache.table)
@@ -112,16 +112,16 @@ class _CacheColumns:
         return map(self._table.finished.__getitem__, self._order)
 
     def referenced(self) -> Iterator[tuple[int, int, int]]:
-        places = array("i", bytes(4 * len(self._table.start)))
-        for place, row in enumerate(self._order):
-            places[row] = place
+        indexes = array("i", bytes(4 * len(self._table.start)))
+        for index, row in enumerate(self._order):
+            indexes[row] = index
         for epoch, (starts, rows) in self._referenced.items():
             for start, row in zip(starts, rows, strict=True):
-                yield epoch, start, places[row]
+                yield epoch, start, indexes[row]
 
 
 def dump_partition(cache: PartitionCache) -> PartitionDump:
-    """The value of a cache."""
+    """The value of a partition's state."""
     columns, count = _CacheColumns(cache), cache.segment_count
     return PartitionDump(
         partition=cache.partition,
@@ -138,7 +138,7 @@ def dump_partition(cache: PartitionCache) -> PartitionDump:
 
 
 def restore_partition(dumped: PartitionDump) -> PartitionCache:
-    """The cache that has this value; `Corrupt` if none has."""
+    """The state with this value; `Corrupt` if there is none."""
     cache = PartitionCache(dumped.partition)
     cache.publisher_epoch = dumped.publisher_epoch
     cache.delete_state = dumped.delete_state
@@ -150,20 +150,19 @@ def restore_partition(dumped: PartitionDump) -> PartitionCache:
         ]
         for epoch, highest in dumped.highest:
             cache.epoch(epoch).highest_offset = highest
-        for epoch, start, place in dumped.referenced:
-            cache.epochs[epoch].restore(start, rows[place])
+        for epoch, start, index in dumped.referenced:
+            cache.epochs[epoch].restore(start, rows[index])
     except (ValueError, KeyError, IndexError) as error:
         raise Corrupt(f"the dump of {dumped.partition} contradicts itself: {error!r}") from error
     return cache
 
 
 def dump_all(cache: TierCache) -> tuple[PartitionDump, ...]:
-    """The values of all partitions of a cache, ordered by their identity.
+    """The values of all partitions of a cache, in order.
 
-    A partition that is deleted has one as well: without its last publisher's epoch, what a stale
-    leader says of it would count again.
+    Including deleted ones: without their last publisher epoch, events of stale leaders would count.
     """
-    caches = [one for one in map(cache.partition, cache.partitions()) if one is not None]
+    caches = list(map(cache.partition, cache.partitions()))
     for partition, epoch in cache.deleted().items():
         blank = PartitionCache(partition)
         blank.publisher_epoch = epoch
@@ -173,7 +172,7 @@ def dump_all(cache: TierCache) -> tuple[PartitionDump, ...]:
 
 
 def restore_all(dumps: Iterable[PartitionDump]) -> TierCache:
-    """The cache whose partitions have these values; `Corrupt` if none has."""
+    """The cache whose partitions have these values; `Corrupt` if there is none."""
     cache = TierCache()
     for dumped in dumps:
         cache.replace(restore_partition(dumped))
@@ -186,27 +185,27 @@ _HEAD: Final = struct.Struct("<4s16sIIqqQ")
 _HASH: Final = struct.Struct("<Q")
 HEAD_BYTES: Final = _HEAD.size + _HASH.size
 NOTHING: Final = -1
-"""Through this offset nothing was applied."""
+"""The offset through which an empty snapshot goes."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """What is known of one metadata partition by its events through an offset."""
+    """The state of one metadata partition after its events through an offset."""
 
     log_id: uuid.UUID
-    """Which log the events are from: another log has other events at the same offsets."""
+    """The log of the events: another log has other events at the same offsets."""
     partition_count: int
-    """How many metadata partitions that log has: with another number, streams lie elsewhere."""
+    """How many metadata partitions the log has: the number decides where events of a stream are."""
     partition: int
     through_offset: int
     dumps: tuple[PartitionDump, ...]
     first_offset: int = 0
-    """The first event that is in it; above 0, the log began there when it was first followed."""
+    """The first event that was applied; above 0, the log began there when it was first read."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.partition < self.partition_count < 1 << 32:
-            raise Refused(f"partition {self.partition} is none of {self.partition_count}")
+            raise Refused(f"partition {self.partition} is not one of {self.partition_count}")
         if not 0 <= self.first_offset <= self.through_offset + 1 <= 1 << 63:
-            raise Refused(f"{self.first_offset} to {self.through_offset} are no offsets of events")
+            raise Refused(f"{self.first_offset} to {self.through_offset} are not offsets of events")
 
 
 class _Segment(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -264,7 +263,7 @@ def decode_snapshot(data: bytes | memoryview, name: str = "a snapshot of the tie
     """The snapshot of such bytes. `Corrupt`, or `NotSupported` if a newer version wrote them."""
     head, body = bytes(data[: _HEAD.size]), memoryview(data)[HEAD_BYTES:]
     if len(data) < HEAD_BYTES or not head.startswith(FAMILY):
-        raise Corrupt(f"{name} is not one: it does not begin as one, or has only {len(data)} bytes")
+        raise Corrupt(f"{name} is not a snapshot: a wrong beginning, or only {len(data)} bytes")
     magic, log_id, partition_count, partition, first, through, length = _HEAD.unpack(head)
     if magic != MAGIC:
         raise NotSupported(f"{name} is of format {magic!r}; this version reads {MAGIC!r}: upgrade")
@@ -278,7 +277,7 @@ def decode_snapshot(data: bytes | memoryview, name: str = "a snapshot of the tie
         log = uuid.UUID(bytes=log_id)
         return Snapshot(log, partition_count, partition, through, dumps, first)
     except (msgspec.MsgspecError, UnicodeDecodeError, Refused) as error:
-        raise Corrupt(f"{name} holds what no snapshot holds: {error}") from error
+        raise Corrupt(f"{name} has invalid content: {error}") from error
 
 
 def _hash(head: bytes, body: bytes | bytearray | memoryview) -> int:
@@ -288,9 +287,9 @@ def _hash(head: bytes, body: bytes | bytearray | memoryview) -> int:
 
 
 def _write(body: bytearray, dumped: PartitionDump) -> None:
-    """Append a partition: what decodes as `_Partition`."""
-    where = dumped.partition
-    head = (where.topic_id, where.name, where.partition)
+    """Append a partition, which is decoded as `_Partition`."""
+    partition = dumped.partition
+    head = (partition.topic_id, partition.name, partition.partition)
     state = (dumped.publisher_epoch, dumped.delete_state, dumped.finishes)
     _write_all(body, len(_Partition.__struct_fields__), (*head, *state))
     segments = zip(dumped.segments, dumped.finished, strict=True)
@@ -300,7 +299,7 @@ def _write(body: bytearray, dumped: PartitionDump) -> None:
 
 
 def _write_all(body: bytearray, length: int, items: Iterable[object]) -> None:
-    """Append an array of so many, and the first of them, one at a time."""
+    """Append the head of an array and its items, one at a time."""
     if length < 16:
         body.append(0x90 | length)
     elif length < 1 << 16:

@@ -5,10 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from headwater.buffer.consumer import ConsumedBatch, Consumer, Follower, list_dead_letters
-from headwater.core.errors import Denied, Fenced, RolledBack, Unavailable
+from headwater.buffer.consumer import (
+    ConsumedBatch,
+    Consumer,
+    Follower,
+    UnreadableBatch,
+    lag,
+    list_dead_letters,
+    read_async,
+)
+from headwater.buffer.consumer.fetcher import FetchHandle
+from headwater.buffer.queue.contract import Descriptor, Uncounted
+from headwater.buffer.stream import Stream, create_stream
+from headwater.core.errors import Corrupt, Denied, Fenced, RolledBack, Unavailable
+from headwater.store import MemoryBackend, Store
 from tests.buffer.consumer.fakes import FakeQueue, KeyFaults
+from tests.buffer.consumer.given import produce
+from tests.buffer.native.given import at_time
 from tests.store.scripted import LOST, Scripted, fails, lands_then, virtual
 
 
@@ -208,3 +223,203 @@ async def test_a_fenced_consumer_gives_nothing_up() -> None:
     with pytest.raises(Fenced):
         await consumer.next_batch()
     assert await list_dead_letters(consumer.stream) == []
+
+
+# What a lost object of a published v1 queue does to those who read it: no more than it must.
+#
+# The manifest does not say how many records a batch has, so that an object which is gone before
+# anybody counted it leaves whatever follows without numbers.
+
+
+async def given(batches: int) -> tuple[Stream, list[Descriptor]]:
+    """A stream with so many batches of one record each, and what they are."""
+    stream = await create_stream(Store(MemoryBackend()), "orders", format="v1")
+    await produce(stream, *[[b"%d" % number] for number in range(batches)])
+    return stream, await stream.looker(0).after(None, batches)
+
+
+async def damage(stream: Stream, batch: Descriptor) -> None:
+    """Spoil the records; the count at the end of the object stays as it was."""
+    data = bytes((await stream.store.get(batch.location)).data)
+    await stream.store.put(batch.location, b"\xff\xff\xff\x7f" + data[4:])
+
+
+async def some_of(consumer: Consumer, count: int) -> list[ConsumedBatch]:
+    found = [await consumer.next_batch() for _ in range(count)]
+    return [batch for batch in found if batch is not None]
+
+
+@virtual
+async def test_a_bad_batch_is_passed_over_though_a_later_one_cannot_be_counted() -> None:
+    stream, batches = await given(40)
+    await damage(stream, batches[0])
+    await stream.store.delete(batches[39].location)
+    consumer = await Consumer.open(stream, gc=False, on_bad_batch="dead_letter")
+    first, second = await some_of(consumer, 2)
+    assert first.lost is not None
+    assert (second.lost, second.entries, second.first_lsn) == (None, [b"1"], 2)
+    assert [letter.sequence for letter in await list_dead_letters(stream)] == [0]
+
+
+@virtual
+async def test_whoever_looks_sees_all_that_stands_before_an_uncountable_batch() -> None:
+    stream, batches = await given(5)
+    await stream.store.delete(batches[3].location)
+    state = await stream.looker(0).state()
+    assert (state.next_sequence, state.next_lsn, state.uncounted_sequence) == (5, 4, 3)
+    assert state.pending_bytes == sum(batch.size_bytes for batch in batches[:3])
+    assert (await lag(stream)).batches == 5
+    assert await stream.looker(0).sequence_at_lsn(3) == 2
+    assert await stream.looker(0).sequence_at_lsn(4) == 3
+    with pytest.raises(Uncounted):
+        await stream.looker(0).sequence_at_lsn(5)
+    assert await at_time(stream.looker(0), batches[0].max_ms) == 0
+    with pytest.raises(Uncounted):
+        await at_time(stream.looker(0), batches[4].max_ms + 1)
+
+
+@virtual
+async def test_a_reading_meets_an_uncountable_batch_in_its_turn() -> None:
+    stream, batches = await given(5)
+    await stream.store.delete(batches[3].location)
+    async with await read_async(stream, end=4, columns=["_lsn"]) as reader:
+        assert [batch.to_pydict() async for batch in reader] == [
+            {"_lsn": [lsn]} for lsn in (1, 2, 3)
+        ]
+    async with await read_async(stream, columns=["_lsn"]) as reader:
+        for _ in range(3):
+            assert await reader.next_batch() is not None
+        with pytest.raises(Uncounted):
+            await reader.next_batch()
+    async with await read_async(stream, on_bad_batch="skip", columns=["_lsn"]) as reader:
+        assert len([batch async for batch in reader]) == 3
+        assert [lost.first_lsn for lost in reader.lost] == [4]
+
+
+@virtual
+async def test_a_follower_reads_up_to_an_uncountable_batch_and_on_once_it_is_given_up() -> None:
+    stream, batches = await given(5)
+    await stream.store.delete(batches[3].location)
+    follower = await Follower.open(stream, group="audit", on_bad_batch="dead_letter")
+    for sequence in range(3):
+        found = await follower.next_batch()
+        assert found is not None
+        await follower.commit(sequence)
+    assert (await follower.lag()).batches == 2
+    with pytest.raises(Uncounted):
+        await follower.next_batch()
+    owner = await Consumer.open(stream, gc=False, on_bad_batch="dead_letter")
+    assert len(await some_of(owner, 5)) == 5
+    lost, last = await follower.next_batch(), await follower.next_batch()
+    assert lost is not None
+    assert last is not None
+    assert (lost.lost is not None, last.entries, last.first_lsn) == (True, [b"4"], 4)
+
+
+@virtual
+async def test_resuming_past_an_uncountable_batch_gives_it_up_or_fences_nobody() -> None:
+    stream, batches = await given(5)
+    before = await Consumer.open(stream, gc=False)
+    await stream.store.delete(batches[2].location)
+    with pytest.raises(Uncounted):
+        await Consumer.open(stream, gc=False, last_acked_sequence=3)
+    await before.flush()
+    after = await Consumer.open(stream, gc=False, last_acked_sequence=3, on_bad_batch="dead_letter")
+    assert [letter.sequence for letter in await list_dead_letters(stream)] == [2]
+    assert after.last_acked_sequence == 3
+    (last,) = await some_of(after, 1)
+    assert (last.sequence, last.first_lsn, last.entries) == (4, 4, [b"4"])
+    await after.ack(4)
+    await after.close()
+
+
+@virtual
+async def test_a_batch_lost_once_it_was_counted_keeps_its_lsns_over_a_restart() -> None:
+    stream, batches = await given(3)
+    await damage(stream, batches[1])
+    before = await Consumer.open(stream, gc=False, on_bad_batch="dead_letter")
+    _, lost, last = await some_of(before, 3)
+    assert lost.lost is not None
+    assert (lost.lost.first_lsn, lost.lost.last_lsn, last.first_lsn) == (2, 2, 3)
+    await stream.store.delete(batches[1].location)
+
+    after = await Consumer.open(stream, gc=False, on_bad_batch="dead_letter")
+    _, lost_again, last_again = await some_of(after, 3)
+    assert lost_again.lost == lost.lost
+    assert (last_again.first_lsn, last_again.entries) == (3, [b"2"])
+    await after.ack_through(2)
+    assert [one.first_lsn for one in await stream.looker(0).after(None, 3)] == [1, 2, 3]
+    assert (await stream.looker(0).state()).next_lsn == 4
+
+
+@virtual
+async def test_a_letter_stays_true_of_its_batch_when_one_before_it_is_given_up_later() -> None:
+    stream, batches = await given(3)
+    await damage(stream, batches[1])
+    before = await Consumer.open(stream, gc=False, on_bad_batch="dead_letter")
+    assert [batch.lost is not None for batch in await some_of(before, 2)] == [False, True]
+    await stream.store.delete(batches[0].location)
+
+    after = await Consumer.open(stream, gc=False, on_bad_batch="dead_letter")
+    gone, bad, last = await some_of(after, 3)
+    assert (gone.lost is not None, len(gone)) == (True, 0)
+    assert bad.lost is not None
+    assert (bad.lost.first_lsn, bad.lost.last_lsn, last.first_lsn) == (1, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param("01 00000000 0100", id="compressed-and-no-frame"),
+        pytest.param("28b52ffd00 01 00000000 0100", id="half-a-frame"),
+        pytest.param("78 00 00000000 0100", id="a-byte-of-nothing"),
+    ],
+)
+@virtual
+async def test_an_empty_batch_that_is_damaged_is_not_delivered(data: str) -> None:
+    stream, batches = await given(3)
+    await stream.store.put(batches[1].location, bytes.fromhex(data))
+    consumer = await Consumer.open(stream, gc=False)
+    (first,) = await some_of(consumer, 1)
+    assert first.entries == [b"0"]
+    with pytest.raises(UnreadableBatch, match="batch 1"):
+        await consumer.next_batch()
+    passing = await Consumer.open(stream, gc=False, on_bad_batch="dead_letter")
+    found = await some_of(passing, 3)
+    assert [batch.entries for batch in found] == [[b"0"], [], [b"2"]]
+    assert [letter.sequence for letter in await list_dead_letters(stream)] == [1]
+
+
+@virtual
+async def test_an_empty_batch_that_cannot_be_read_is_not_delivered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only one that is gone is: it was counted while it was there."""
+    stream, (batch,) = await given(1)
+
+    async def damaged(*_: object, **__: object) -> None:
+        raise Corrupt("the object is not what was stored")
+
+    monkeypatch.setattr(stream.store, "get", damaged)
+    with pytest.raises(UnreadableBatch, match="not what was stored"):
+        await FetchHandle.of(stream, 0).fetch(structs.replace(batch, rows=0))
+
+
+@pytest.mark.parametrize("data", ["00 00000000 0100", "28b52ffd2000010000 01 00000000 0100"])
+@virtual
+async def test_an_empty_batch_is_delivered_also_once_its_object_is_gone(data: str) -> None:
+    stream, batches = await given(3)
+    await stream.store.put(batches[1].location, bytes.fromhex(data))
+    consumer = await Consumer.open(stream, gc=False)
+    assert [batch.entries for batch in await some_of(consumer, 3)] == [[b"0"], [], [b"2"]]
+    await consumer.ack_through(2)
+    # The collector of another implementation knows no retention.
+    await stream.store.delete(batches[1].location)
+    follower = await Follower.open(stream, group="f")
+    assert [
+        batch.entries for batch in [await follower.next_batch() for _ in range(3)] if batch
+    ] == [
+        [b"0"],
+        [],
+        [b"2"],
+    ]

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from headwater.buffer import blocking
 from headwater.buffer.consumer import (
+    BlockingConsumer,
+    Consumer,
     FetchHandle,
     Follower,
     GroupRegister,
@@ -20,13 +26,16 @@ from headwater.buffer.consumer import (
     list_dead_letters,
     lsn_at_time,
 )
-from headwater.buffer.queue.contract import Uncounted
+from headwater.buffer.consumer.ownership import Frontier
+from headwater.buffer.producer import BlockingProducer
+from headwater.buffer.queue.contract import Descriptor, Uncounted
 from headwater.buffer.stream import Stream, create_stream
 from headwater.core import runtime
 from headwater.core.errors import Refused, Unavailable
-from headwater.store import MemoryBackend, Store
+from headwater.core.limits import ACKS_PER_DEQUEUE
+from headwater.store import MemoryBackend, Store, open_store
 from tests.buffer.consumer.fakes import FakeQueue
-from tests.buffer.consumer.produced import produce
+from tests.buffer.consumer.given import produce
 from tests.store.scripted import virtual
 
 Test = Callable[[Stream], Awaitable[None]]
@@ -240,3 +249,184 @@ def test_a_time_is_found_without_reading_records(on_a_stream: Callable[[Test], N
         assert await lsn_at_time(stream, time=start_ms + 10_001) is None
 
     on_a_stream(test)
+
+
+# The frontier: forward, in order, over what was handed out.
+
+
+def described(*sequences: int) -> list[Descriptor]:
+    return [Descriptor(n, f"batches/{n}", n + 1, 1, 10, 0, 0) for n in sequences]
+
+
+def test_the_first_acknowledgement_is_of_the_first_batch() -> None:
+    frontier = Frontier(None)
+    frontier.note_delivered(described(0, 1))
+    with pytest.raises(Refused, match="out-of-order ack: expected sequence 0, got 1"):
+        frontier.check_next(1)
+    frontier.check_next(0)
+
+
+def test_it_goes_on_after_the_position_it_was_opened_at() -> None:
+    frontier = Frontier(6)
+    frontier.note_delivered(described(7))
+    with pytest.raises(Refused, match="expected sequence 7, got 6"):
+        frontier.check_next(6)
+    frontier.check_next(7)
+
+
+def test_the_next_batch_cannot_be_acknowledged_before_it_was_handed_out() -> None:
+    frontier = Frontier(None)
+    with pytest.raises(Refused, match="beyond what was handed out"):
+        frontier.check_next(0)
+    with pytest.raises(Refused, match="beyond what was handed out"):
+        frontier.check_through(0)
+    frontier.note_delivered(described(0, 1))
+    with pytest.raises(Refused, match=r"beyond what was handed out \(1 the last\)"):
+        frontier.check_through(2)
+
+
+def test_acknowledging_through_counts_the_batches_that_it_covers() -> None:
+    frontier = Frontier(None)
+    frontier.note_delivered(described(*range(5)))
+    assert frontier.advance(3) == 4
+    assert frontier.last_acked == 3
+    assert frontier.oldest_unacked is not None
+    assert frontier.oldest_unacked.sequence == 4
+    with pytest.raises(Refused, match="non-monotonic ack_through: last_acked=3, requested=3"):
+        frontier.check_through(3)
+
+
+def test_a_dequeue_is_due_with_every_hundredth() -> None:
+    frontier = Frontier(None)
+    frontier.note_delivered(described(*range(ACKS_PER_DEQUEUE + 1)))
+    for sequence in range(ACKS_PER_DEQUEUE - 1):
+        assert not frontier.is_due
+        frontier.advance(sequence)
+    assert frontier.is_due
+    frontier.settle()
+    assert not frontier.is_due
+
+
+def test_what_waits_for_its_acknowledgement_does_not_hold_the_batch() -> None:
+    frontier = Frontier(None)
+    frontier.note_delivered([Descriptor(0, "chunk", 1, 1, 9, 0, 0, inline=b"the batch")])
+    assert frontier.oldest_unacked is not None
+    assert frontier.oldest_unacked.inline is None
+
+
+# A forked child has a copy of every position, and goes on with none of them.
+
+
+def in_child(check: Callable[[], None]) -> int:
+    """Run a check in a forked child; 0 if it held."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            check()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+async def opened(kind: Any, url: str, **options: Any) -> Any:
+    """A consumer or follower that took the first of three batches."""
+    store = open_store(url)
+    stream = await create_stream(store, "orders")
+    await produce(stream, [b"a"], [b"b"], [b"c"])
+    found = await kind.open(stream, group="g", **options)
+    assert (await found.next_batch()).entries == [b"a"]
+    return found
+
+
+def refused(*calls: Callable[[], Any]) -> None:
+    """Each of these is refused because of the fork."""
+
+    async def one(call: Callable[[], Any]) -> None:
+        with pytest.raises(Refused, match="was opened before the process forked"):
+            await call()
+
+    for call in calls:
+        asyncio.run(one(call))
+
+
+def test_a_consumer_of_the_parent_neither_takes_nor_acknowledges(tmp_path: Path) -> None:
+    runner = asyncio.Runner()
+    consumer = runner.run(opened(Consumer, f"file://{tmp_path}/store", gc=False))
+
+    def check() -> None:
+        refused(
+            consumer.next_batch,
+            lambda: consumer.next_descriptors(1),
+            lambda: consumer.ack(0),
+            lambda: consumer.ack_through(0),
+            consumer.flush,
+            consumer.lag,
+        )
+        asyncio.run(consumer.close())
+
+    assert in_child(check) == 0
+
+    async def goes_on() -> None:
+        assert (await consumer.next_batch()).entries == [b"b"]
+        await consumer.ack(0)
+        await consumer.close()
+        assert (await consumer.stream.looker(0).state()).acked_sequence == 1
+
+    with runner:
+        runner.run(goes_on())
+
+
+def test_a_follower_of_the_parent_neither_takes_nor_commits(tmp_path: Path) -> None:
+    runner = asyncio.Runner()
+    follower = runner.run(opened(Follower, f"file://{tmp_path}/store"))
+
+    def check() -> None:
+        refused(
+            follower.next_batch,
+            lambda: follower.next_descriptors(1),
+            lambda: follower.commit(0),
+        )
+        asyncio.run(follower.close())
+
+    assert in_child(check) == 0
+
+    async def goes_on() -> None:
+        assert (await follower.next_batch()).entries == [b"b"]
+        await follower.commit(1)
+        await follower.close()
+
+    with runner:
+        runner.run(goes_on())
+
+
+def test_what_the_child_opens_is_its_own(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    asyncio.run(opened(Consumer, url, gc=False))
+
+    async def run() -> None:
+        async with await Consumer.open(url, "orders", 0, "g", gc=False) as consumer:
+            batch = await consumer.next_batch()
+            assert batch is not None
+
+    assert in_child(lambda: asyncio.run(run())) == 0
+
+
+def test_a_blocking_consumer_of_the_parent_is_refused_and_closed_in_silence(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    blocking.create_stream(url, "orders")
+    with BlockingProducer.open(url, "orders") as producer:
+        producer.produce([b"a"])
+    with BlockingConsumer.open(url, "orders", gc=False) as consumer:
+
+        def check() -> None:
+            with consumer, pytest.raises(Refused, match="was opened before the process forked"):
+                consumer.next_batch()
+
+        assert in_child(check) == 0
+        batch = consumer.next_batch()
+        assert batch is not None
+        consumer.ack_through(batch.sequence)
+        assert (consumer.epoch, consumer.last_acked_sequence) == (1, 0)
+        assert consumer.last_handed_out_sequence == batch.sequence == 0

@@ -22,7 +22,7 @@ from headwater.core import runtime
 from headwater.core.errors import Refused, Trimmed, Unavailable
 from headwater.store import MemoryBackend, Store, open_store
 from tests.buffer.consumer.fakes import FakeQueue, FakeStream
-from tests.buffer.consumer.rows import FakeStreamWithSchema, rows_of
+from tests.buffer.consumer.given import FakeStreamWithSchema, rows_of
 from tests.store.scripted import Scripted, virtual
 
 COLUMNS = "_value _key _headers _timestamp _operation _lsn _partition _sequence".split()

@@ -32,7 +32,7 @@ class Zero:
 async def test_a_sequence_to_resume_from_is_a_whole_number_or_nobody_is_fenced(given: Any) -> None:
     queue = FakeQueue()
     await queue.add_many(3)
-    with pytest.raises(Refused, match=r"last_acked_sequence is .*: a whole number is needed"):
+    with pytest.raises(Refused, match=r"last_acked_sequence is .*: it must be a whole number"):
         await Consumer.open(queue.stream(), last_acked_sequence=given)
     assert queue.epoch == 0
 
@@ -46,7 +46,7 @@ async def test_a_sequence_to_acknowledge_is_a_whole_number(given: Any) -> None:
         for _ in range(3):
             await consumer.next_batch()
         for acknowledge in (consumer.ack, consumer.ack_through):
-            with pytest.raises(Refused, match=r"to acknowledge is .*: a whole number is needed"):
+            with pytest.raises(Refused, match=r"to acknowledge is .*: it must be a whole number"):
                 await acknowledge(given)
         assert consumer.last_acked_sequence is None
         counted: Any = Zero()
@@ -85,7 +85,7 @@ async def test_a_partition_is_a_whole_number(given: Any) -> None:
         lambda: lag(stream, partition=given),
     ]
     for opening in openings:
-        with pytest.raises(Refused, match=r"partition is .*: a whole number is needed"):
+        with pytest.raises(Refused, match=r"partition is .*: it must be a whole number"):
             await opening()
 
 
@@ -94,9 +94,9 @@ async def test_a_partition_is_a_whole_number(given: Any) -> None:
 async def test_what_is_no_position_is_told_what_one_is(given: Any) -> None:
     queue = FakeQueue()
     await queue.add_many(3)
-    with pytest.raises(Refused, match='is no position: an LSN, "earliest", "latest", or a time'):
+    with pytest.raises(Refused, match='is not a position: an LSN, "earliest", "latest", or a time'):
         await read_async(queue.stream(), start=given)
-    with pytest.raises(Refused, match="is no position"):
+    with pytest.raises(Refused, match="is not a position"):
         await read_async(queue.stream(), end=given)
 
 
@@ -127,7 +127,7 @@ async def test_a_position_for_a_partition_that_is_not_there_is_refused(given: An
 @pytest.mark.parametrize("given", [5, [5], ["_lsn", None]])
 @virtual
 async def test_columns_are_given_by_their_names(given: Any) -> None:
-    with pytest.raises(Refused, match="columns are given by their names"):
+    with pytest.raises(Refused, match="columns are a list of names"):
         await read_async(FakeQueue().stream(), columns=given)
 
 
@@ -142,7 +142,7 @@ async def test_what_is_no_store_is_told_so(given: Any) -> None:
 
 @virtual
 async def test_a_group_is_named_in_text() -> None:
-    with pytest.raises(Refused, match="5 is not a group's name"):
+    with pytest.raises(Refused, match="5 is not a valid group name"):
         await Consumer.open(FakeQueue().stream(), group=5)  # type: ignore[arg-type]
 
 
@@ -190,7 +190,7 @@ def test_an_address_is_opened_and_given_back(
 
 
 def test_the_short_name_refuses_the_same() -> None:
-    with pytest.raises(Refused, match="which stream"):
+    with pytest.raises(Refused, match="name of the stream"):
         headwater.read("memory://")
 
 
@@ -201,7 +201,7 @@ async def test_metrics_can_be_read_where_they_are_printed() -> None:
     async with await Consumer.open(queue.stream()) as consumer:
         await consumer.next_batch()
         told = repr(consumer.metrics)
-    assert "ConsumerMetrics(batches_collected=1, entries_collected=2" in told
+    assert "batches_collected=1, entries_collected=2" in told
     assert "fetch_duration_seconds=<histogram: 1 observed" in told
 
 

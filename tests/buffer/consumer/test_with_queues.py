@@ -28,7 +28,7 @@ from headwater.buffer.stream import Stream, alter_stream, create_stream
 from headwater.core import runtime
 from headwater.core.errors import Damaged, Fenced, Refused, Trimmed
 from headwater.store import MemoryBackend, Store, open_store
-from tests.buffer.consumer.produced import produce
+from tests.buffer.consumer.given import produce
 from tests.buffer.native.given import Cloud
 from tests.buffer.native.watched import Watched
 from tests.store.scripted import virtual

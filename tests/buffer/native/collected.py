@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.buffer.queue import Retention
-from headwater.buffer.queue.native import NativeAppender, NativeLooker
+from headwater.buffer.queue.native import NativeAppender, NativeReader
 from headwater.core import runtime
 from headwater.store import MemoryBackend
 from tests.buffer.native.given import PREFIX, Queue
@@ -49,7 +49,7 @@ async def in_one_chunk(
     return queue, [one.batch_id for one in group]
 
 
-async def read_on(looker: NativeLooker, sequence: int) -> None:
+async def read_on(looker: NativeReader, sequence: int) -> None:
     """Read twice: the first time may tell the floor, which the second one goes by."""
     for _ in range(2):
         await looker.after(sequence - 1, 1)

@@ -8,12 +8,17 @@ from headwater.buffer.queue import AppendedBatch, NewBatch, QueueReader, Retenti
 from headwater.buffer.queue.native import (
     NativeAppender,
     NativeCollector,
-    NativeLooker,
-    NativeTaker,
+    NativeConsumer,
+    NativeReader,
     create_native_queue,
 )
-from headwater.buffer.queue.native.chunk import Chunk, Owner, decode_chunk, encode_chunk
-from headwater.buffer.queue.native.chunks import Chunks
+from headwater.buffer.queue.native.chunk import (
+    Chunk,
+    ProducerIncarnation,
+    decode_chunk,
+    encode_chunk,
+)
+from headwater.buffer.queue.native.chunk_log import ChunkLog
 from headwater.core import runtime
 from headwater.core.runtime import encode_ulid
 from headwater.store import MemoryBackend, Store
@@ -75,7 +80,7 @@ class Queue:
     def __init__(self, backend: Backend | None = None) -> None:
         self.backend = backend or MemoryBackend(versions_by_content=True)
         self.store = Store(self.backend)
-        self.chunks = Chunks(self.store, PREFIX, QUEUE)
+        self.chunks = ChunkLog(self.store, PREFIX, QUEUE)
 
     async def create(self) -> Queue:
         """Make it."""
@@ -115,7 +120,7 @@ class Queue:
         """So many closed chunks with one batch each, as if appended by others long ago."""
         last = await self.chunk(0)
         for number in range(count):
-            owner = Owner(f"other{number % 7}", "1")
+            owner = ProducerIncarnation(f"other{number % 7}", "1")
             new = batch(1 + number // 7, batch_id=encode_ulid(number))
             last = last.written(runtime.new_token(), owner=owner, batches=[new], closed=True)
             await self.put_chunks([last])
@@ -125,19 +130,19 @@ class Queue:
         tail = appender._tail
         await tail.write(tail.chunk.written(runtime.new_token(), closed=True))
 
-    def taker(self, *, store: Store | None = None) -> NativeTaker:
+    def taker(self, *, store: Store | None = None) -> NativeConsumer:
         """The owning consumer's door."""
-        return NativeTaker(store or self.store, PREFIX, QUEUE)
+        return NativeConsumer(store or self.store, PREFIX, QUEUE)
 
-    async def taken(self, group: str = "g", *, take_over: bool = False) -> NativeTaker:
+    async def taken(self, group: str = "g", *, take_over: bool = False) -> NativeConsumer:
         """A consumer that has opened."""
         taker = self.taker()
         await taker.open(group, take_over=take_over)
         return taker
 
-    def looker(self, *, store: Store | None = None) -> NativeLooker:
+    def looker(self, *, store: Store | None = None) -> NativeReader:
         """Everybody's door."""
-        return NativeLooker(store or self.store, PREFIX, QUEUE)
+        return NativeReader(store or self.store, PREFIX, QUEUE)
 
     def collector(self, *, store: Store | None = None) -> NativeCollector:
         """The collector's door."""

@@ -17,9 +17,9 @@ from headwater.buffer.queue.native.chunk import (
     OVERHEAD_BYTES,
     Chunk,
     ChunkEntry,
-    Newest,
-    Owner,
-    check_group,
+    LatestTimes,
+    ProducerIncarnation,
+    check_producer_sequences,
     decode_chunk,
     encode_chunk,
     first_chunk,
@@ -30,7 +30,7 @@ from headwater.core.runtime import encode_ulid
 from tests.buffer.native.given import AT_MS, batch
 
 TOKEN = b"t" * 16
-ME = Owner("me", "1")
+ME = ProducerIncarnation("me", "1")
 counts = st.integers(0, 2**40)
 times = st.integers(-(2**63), 2**63 - 1)
 ulids = st.integers(0, 2**128 - 1).map(encode_ulid)
@@ -44,7 +44,7 @@ def sealed(body: bytes, *, magic: bytes = MAGIC) -> bytes:
 
 def a_chunk(*, batches: int = 3) -> Chunk:
     """A chunk of two producers, some of whose batches ride in it."""
-    chunk = first_chunk("q1").written(TOKEN, opened=[Owner("other", "2")])
+    chunk = first_chunk("q1").written(TOKEN, opened=[ProducerIncarnation("other", "2")])
     for sequence in range(1, batches + 1):
         group = [
             batch(
@@ -56,13 +56,15 @@ def a_chunk(*, batches: int = 3) -> Chunk:
             )
         ]
         chunk = chunk.written(TOKEN, owner=ME, batches=group)
-        chunk = chunk.written(TOKEN, owner=Owner("other", "2"), batches=group)
+        chunk = chunk.written(TOKEN, owner=ProducerIncarnation("other", "2"), batches=group)
     return chunk
 
 
 @st.composite
 def chunks(draw: st.DrawFn) -> Chunk:
-    owners = tuple(draw(st.lists(st.builds(Owner, st.text(), st.text()), min_size=1, max_size=4)))
+    owners = tuple(
+        draw(st.lists(st.builds(ProducerIncarnation, st.text(), st.text()), min_size=1, max_size=4))
+    )
     last = [0] * len(owners)
     entries = []
     for _ in range(draw(st.integers(0, 6))):
@@ -88,7 +90,7 @@ def chunks(draw: st.DrawFn) -> Chunk:
             )
         )
     number = draw(counts)
-    newest = st.builds(Newest, st.none() | times, st.none() | times)
+    newest = st.builds(LatestTimes, st.none() | times, st.none() | times)
     return Chunk(
         queue_id=draw(st.text()),
         number=number,
@@ -100,7 +102,9 @@ def chunks(draw: st.DrawFn) -> Chunk:
         newest_before=tuple(draw(newest) for _ in range(number.bit_count())),
         batch_floor=draw(ulids),
         openings=draw(counts),
-        recent_openings=tuple(draw(st.lists(st.builds(Owner, st.text(), st.text()), max_size=4))),
+        recent_openings=tuple(
+            draw(st.lists(st.builds(ProducerIncarnation, st.text(), st.text()), max_size=4))
+        ),
         owners=owners,
         entries=tuple(entries),
         schema_floor=draw(st.integers(0, 100)),
@@ -237,7 +241,7 @@ def test_a_chunk_goes_on_where_the_one_before_it_ends() -> None:
     follower = full.written(TOKEN, owner=ME, batches=[batch(4, rows=5)])
     assert (follower.number, follower.first_sequence, follower.first_lsn) == (2, 3, 7)
     assert follower.bytes_before == 300
-    assert follower.newest_before == (Newest(AT_MS - 1, (AT_MS - 1) * 1000),)
+    assert follower.newest_before == (LatestTimes(AT_MS - 1, (AT_MS - 1) * 1000),)
     assert [tuple(place) for place in full.places()] == [(0, 1), (1, 2), (2, 4)]
     assert (follower.next_sequence, follower.next_lsn, follower.bytes_through) == (4, 12, 310)
 
@@ -252,16 +256,18 @@ def test_the_floor_of_the_batches_never_goes_down() -> None:
 def test_openings_are_counted_and_the_last_are_remembered() -> None:
     chunk = first_chunk("q1")
     for number in range(limits.CHUNK_OPENINGS + 3):
-        chunk = chunk.written(TOKEN, opened=[Owner(f"p{number}", "1")], closed=number % 2 == 0)
+        chunk = chunk.written(
+            TOKEN, opened=[ProducerIncarnation(f"p{number}", "1")], closed=number % 2 == 0
+        )
     assert chunk.openings == limits.CHUNK_OPENINGS + 3
     newest = [f"p{limits.CHUNK_OPENINGS + 2 - back}" for back in range(limits.CHUNK_OPENINGS)]
     assert [one.producer for one in chunk.recent_openings] == newest
 
 
 def test_a_group_goes_on_densely_and_its_metadata_fit() -> None:
-    check_group([batch(4), batch(5)], 3)
+    check_producer_sequences([batch(4), batch(5)], 3)
     for odd in ([batch(4), batch(6)], [batch(5)], [batch(4), batch(4)]):
         with pytest.raises(Bug):
-            check_group(odd, 3)
+            check_producer_sequences(odd, 3)
     with pytest.raises(LimitExceeded, match="METADATA_MAX_BYTES"):
-        check_group([batch(1, metadata=bytes(limits.METADATA_MAX_BYTES + 1))], 0)
+        check_producer_sequences([batch(1, metadata=bytes(limits.METADATA_MAX_BYTES + 1))], 0)

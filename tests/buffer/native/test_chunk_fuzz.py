@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headwater.buffer.queue.native.chunk import (
     MAGIC,
     Chunk,
-    Owner,
+    ProducerIncarnation,
     decode_chunk,
     first_chunk,
 )
@@ -34,7 +34,7 @@ def _body() -> bytes:
     group = [
         batch(n, batch_id=encode_ulid(n), rows=n, metadata=b"m", inline=b"x") for n in (1, 2, 3)
     ]
-    owner = Owner("größe", "1")
+    owner = ProducerIncarnation("größe", "1")
     chunk = first_chunk("queue").written(bytes(16), owner=owner, batches=group, opened=[owner])
     return msgspec.msgpack.encode(chunk)
 

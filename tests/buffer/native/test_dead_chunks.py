@@ -9,8 +9,8 @@ import pytest
 
 from headwater.buffer.queue import AppendedBatch, ProducerState, Retention
 from headwater.buffer.queue.native import NativeAppender
-from headwater.buffer.queue.native.chunk import Owner, encode_chunk
-from headwater.buffer.queue.native.chunks import Chunks
+from headwater.buffer.queue.native.chunk import ProducerIncarnation, encode_chunk
+from headwater.buffer.queue.native.chunk_log import ChunkLog
 from headwater.core.errors import Fenced, Trimmed
 from tests.buffer.native.collected import uploads
 from tests.buffer.native.given import NOTHING_KEPT, PREFIX, QUEUE, Queue, batch
@@ -44,7 +44,7 @@ async def test_a_create_that_stalled_until_its_number_was_dead_lands_at_the_end(
     assert await queue.entries() == [*others, ("p", 1)]
     assert (await queue.store.get(queue.chunks.key(2))).data  # dead, and left to the collector
     await queue.collector().collect(Retention(None), full=True)
-    assert await queue.chunks.get(2) is None
+    assert await queue.chunks.load(2) is None
     assert await queue.entries() == [*others, ("p", 1)]
 
 
@@ -71,7 +71,7 @@ async def test_a_producer_that_finds_a_dead_chunk_first_opens_in_the_living_queu
     await appender.append([batch(2)])
     await queue.store.put(queue.chunks.key(1), encode_chunk(first))
 
-    successor, dead = queue.appender(), await queue.chunks.get(1)
+    successor, dead = queue.appender(), await queue.chunks.load(1)
     assert dead is not None
     successor._tail.adopt(dead)
     assert await successor.open() == ProducerState(2, None, 1)
@@ -100,21 +100,23 @@ async def test_a_producer_learns_nothing_from_what_a_stalled_writer_left() -> No
     assert await queue.appender().open() == ProducerState(1, None, 0)
 
 
-async def _haunted(*, entries: int, opened: list[Owner]) -> tuple[Queue, NativeAppender, Watched]:
+async def _haunted(
+    *, entries: int, opened: list[ProducerIncarnation]
+) -> tuple[Queue, NativeAppender, Watched]:
     """A producer whose last look showed a dead chunk, in which others wrote what is in no queue."""
     queue = await Queue().create()
     backend, store = client(queue)
     appender = await queue.opened(store=store)
     first = (await queue.chunk(0)).written(
         b"t" * 16,
-        owner=Owner("lost", "1"),
+        owner=ProducerIncarnation("lost", "1"),
         batches=[batch(sequence) for sequence in range(1, entries + 1)],
         opened=opened,
     )
     await queue.fill(1, "other")
     await consume_and_collect(queue)
     await queue.store.put(queue.chunks.key(1), encode_chunk(first))
-    dead = await queue.chunks.get(1)
+    dead = await queue.chunks.load(1)
     assert dead is not None
     appender._tail.adopt(dead)
     return queue, appender, backend
@@ -129,7 +131,7 @@ async def test_batches_in_a_dead_chunk_are_no_batches_that_were_lost() -> None:
 
 @virtual
 async def test_openings_in_a_dead_chunk_hide_none_in_the_queue() -> None:
-    queue, appender, _ = await _haunted(entries=0, opened=[Owner("someone", "1")])
+    queue, appender, _ = await _haunted(entries=0, opened=[ProducerIncarnation("someone", "1")])
     await appender.append([batch(1)])
     successor = await queue.opened()
     with pytest.raises(Fenced):
@@ -140,7 +142,7 @@ async def test_openings_in_a_dead_chunk_hide_none_in_the_queue() -> None:
 
 @virtual
 async def test_openings_in_a_dead_chunk_hide_none_that_comes_while_its_death_is_noticed() -> None:
-    others = [Owner(f"someone{number}", "1") for number in range(5)]
+    others = [ProducerIncarnation(f"someone{number}", "1") for number in range(5)]
     queue, appender, backend = await _haunted(entries=0, opened=others)
 
     async def then_fenced(apply: Apply) -> Any:
@@ -233,5 +235,5 @@ async def test_what_a_stalled_writer_left_is_no_end() -> None:
     await queue.fill(3)
     backend, store = client(queue)
     backend.on("get", f"chunks/{3:020d}", after(lambda: _left_behind(queue, 3)))
-    end = await Chunks(store, PREFIX, QUEUE).end()
+    end = await ChunkLog(store, PREFIX, QUEUE).last_alive()
     assert (end.chunk.number > 3, end.chunk.next_sequence) == (True, 5)

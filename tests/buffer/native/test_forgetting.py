@@ -6,8 +6,8 @@ import pytest
 
 from headwater.buffer.queue import ProducerState, Retention
 from headwater.buffer.queue.native import NativeAppender
-from headwater.buffer.queue.native.forgetting import SILENT_LOOKS
-from headwater.buffer.queue.native.records import shard_name
+from headwater.buffer.queue.native.producers import SILENT_LOOKS
+from headwater.buffer.queue.native.registers import shard_name
 from headwater.core import limits, runtime
 from headwater.core.errors import Fenced
 from headwater.testing import Simulation, simulate
@@ -170,7 +170,7 @@ async def test_a_silent_producer_of_which_something_is_kept_is_not_forgotten() -
     queue = await Queue().create()
     silent, other = await queue.opened(), await queue.opened("other")
     await silent.append([batch(1, metadata=b"mine")])
-    await silent.stay_known()
+    await silent.renew_record()
     _stands_still(silent)
     await runtime.sleep(EXPIRY_S + 1000)
     for sequence in range(1, 5):

@@ -6,11 +6,10 @@ import msgspec
 import pytest
 
 from headwater.buffer.queue import ProducerState
-from headwater.buffer.queue.native.chunk import Newest
-from headwater.buffer.queue.native.chunks import Chunks
-from headwater.buffer.queue.native.forgetting import SILENT_LOOKS
-from headwater.buffer.queue.native.marks import Marks, fold
-from headwater.buffer.queue.native.records import Mark, ProducerRecord, Shard, shard_name
+from headwater.buffer.queue.native.chunk import LatestTimes
+from headwater.buffer.queue.native.chunk_log import ChunkLog
+from headwater.buffer.queue.native.producers import SILENT_LOOKS, ProducerRegistration, fold_marks
+from headwater.buffer.queue.native.registers import Mark, ProducerRecord, ProducerShard, shard_name
 from headwater.core import limits, runtime
 from tests.buffer.native.given import NOTHING_KEPT, PREFIX, QUEUE, Queue, batch
 from tests.buffer.native.watched import acknowledge_everything, client
@@ -22,7 +21,7 @@ EXPIRY_S = limits.PRODUCER_EXPIRY_MS / 1000
 @virtual
 async def test_a_mark_that_is_renewed_late_takes_nothing_back() -> None:
     queue = await Queue().create()
-    marks = Marks(queue.store, PREFIX, "p")
+    marks = ProducerRegistration(queue.store, PREFIX, "p")
     await marks.open(0)
     later = Mark(5, 9, 10, 3)
     await marks.renew(later)
@@ -31,9 +30,9 @@ async def test_a_mark_that_is_renewed_late_takes_nothing_back() -> None:
 
 
 def test_what_an_earlier_life_appended_is_not_folded_into_a_later_one() -> None:
-    reopened = Shard({"p": ProducerRecord("2", anchor=7, anchor_ms=0)})
-    assert fold(reopened, {"p": Mark(5, 9, 10, 6)}) == reopened
-    assert fold(reopened, {"p": Mark(1, 9, 10, 7)}).producers["p"].mark == Mark(1, 9, 10, 7)
+    reopened = ProducerShard({"p": ProducerRecord("2", anchor=7, anchor_ms=0)})
+    assert fold_marks(reopened, {"p": Mark(5, 9, 10, 6)}) == reopened
+    assert fold_marks(reopened, {"p": Mark(1, 9, 10, 7)}).producers["p"].mark == Mark(1, 9, 10, 7)
 
 
 @virtual
@@ -41,13 +40,13 @@ async def test_a_batch_that_is_folded_while_it_is_looked_for_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And where it stood, a stalled writer left a chunk in which it is not."""
-    monkeypatch.setattr("headwater.buffer.queue.native.marks.READ_AHEAD", 1)
+    monkeypatch.setattr("headwater.buffer.queue.native.producers.READ_AHEAD", 1)
     queue = await Queue().create()
     await queue.fill(1, "p")
     await queue.fill(2, "other")
     stale = msgspec.structs.replace(await queue.chunk(2), number=1)
     backend, store = client(queue)
-    marks = Marks(store, PREFIX, "p")
+    marks = ProducerRegistration(store, PREFIX, "p")
     shard = await queue.store.get(f"{PREFIX}/producers/{shard_name('p')}.json")
     assert b'"mark":null' in bytes(shard.data)
     before = await marks.open(0)
@@ -56,12 +55,12 @@ async def test_a_batch_that_is_folded_while_it_is_looked_for_is_found(
         await acknowledge_everything(queue)
         await queue.collector().collect(NOTHING_KEPT, full=True)
         for number in range(4):
-            newest = (Newest(),) * number.bit_count()
+            newest = (LatestTimes(),) * number.bit_count()
             ghost = msgspec.structs.replace(stale, number=number, newest_before=newest)
             await queue.put_chunks([ghost])
 
     backend.on("get", "chunks/", after(collected))
-    found = await marks.last_accepted(Chunks(store, PREFIX, QUEUE), before, 3)
+    found = await marks.last_accepted(ChunkLog(store, PREFIX, QUEUE), before, 3)
     assert found is not None
     assert found.producer_sequence == 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.buffer.queue import AppendedBatch, BelowFloor, Retention
-from headwater.buffer.queue.native.records import Scanned
+from headwater.buffer.queue.native.registers import CollectorRecord
 from headwater.core import limits, runtime
 from headwater.store import Register
 from tests.buffer.native.collected import FOREVER, HOUR_MS, a_queue, uploads
@@ -219,5 +219,5 @@ async def test_a_slow_pass_does_not_take_back_how_far_another_came() -> None:
 
     backend.on("delete", "batches/", after(another))
     await queue.collector(store=store).collect(FOREVER)
-    scanned = Register(queue.store, f"{PREFIX}/gc.json", Scanned)
+    scanned = Register(queue.store, f"{PREFIX}/gc.json", CollectorRecord)
     assert [(await scanned.read()).value.batch_floor] == further

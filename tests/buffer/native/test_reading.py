@@ -7,7 +7,12 @@ from unittest import mock
 import msgspec
 import pytest
 
-from headwater.buffer.queue.native.chunk import Newest, Owner, encode_chunk, first_chunk
+from headwater.buffer.queue.native.chunk import (
+    LatestTimes,
+    ProducerIncarnation,
+    encode_chunk,
+    first_chunk,
+)
 from headwater.buffer.queue.native.reading import FLOOR_POLLS
 from headwater.core import limits, runtime
 from headwater.store import MemoryBackend
@@ -92,19 +97,19 @@ async def test_a_batch_appended_while_chunks_are_read_is_not_jumped_over() -> No
     queue = await filled(1)
     appender = await queue.opened("other")
     await appender.append([batch(1)])
-    stale = await queue.chunks.get(2)
+    stale = await queue.chunks.load(2)
     await appender.append([batch(2)])
     await queue.close_last(appender)
     await appender.append([batch(3)])
     assert stale is not None
     taker = await queue.taken()
-    plain = taker._chunks.get
+    plain = taker._chunks.load
 
     async def read(number: int) -> object:
         # The second chunk was read before it grew, the third after.
         return stale if number == 2 else await plain(number)
 
-    with mock.patch.object(taker._chunks, "get", read):
+    with mock.patch.object(taker._chunks, "load", read):
         found = await taker.after(None, 10)
         found += await taker.after(found[-1].sequence, 10)
     found += await taker.after(found[-1].sequence, 10)
@@ -196,9 +201,9 @@ async def test_what_stands_below_the_floor_is_not_handed_out() -> None:
     # A create that stalled until its number was dead: what it says was never appended.
     ghost = first_chunk(QUEUE).follower()
     ghost = msgspec.structs.replace(
-        ghost, number=3, first_sequence=2, first_lsn=3, newest_before=(Newest(), Newest())
+        ghost, number=3, first_sequence=2, first_lsn=3, newest_before=(LatestTimes(), LatestTimes())
     )
-    owner = Owner("ghost", "1")
+    owner = ProducerIncarnation("ghost", "1")
     await queue.put_chunks([ghost.written(runtime.new_token(), owner=owner, batches=[batch(1)])])
     await runtime.sleep(limits.FLOOR_LEASE_S)
     assert await taker.after(1, 10) == []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headwater.buffer.queue import Retention
-from headwater.buffer.queue.native.chunk import Owner
-from headwater.buffer.queue.native.referenced import Referenced
+from headwater.buffer.queue.native.chunk import ProducerIncarnation
+from headwater.buffer.queue.native.orphans import ReferencedIds
 from headwater.core import limits, runtime
 from headwater.core.runtime import encode_ulid
 from tests.buffer.native.collected import FOREVER, uploads
@@ -25,7 +25,7 @@ def _ids(count: int, start: int = 0) -> list[str]:
 async def test_an_id_that_was_added_is_always_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "GC_REFERENCED", 10)
     monkeypatch.setattr(limits, "GC_FILTER_BYTES", 2 * KIB)
-    referenced, ids = Referenced(), _ids(1000)
+    referenced, ids = ReferencedIds(), _ids(1000)
     for first in range(0, 1000, 7):
         referenced.add(ids[first : first + 7])
     assert all(one in referenced for one in ids)
@@ -38,7 +38,7 @@ async def test_an_id_that_was_added_is_always_known(monkeypatch: pytest.MonkeyPa
 async def test_few_ids_are_taken_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "GC_REFERENCED", 10)
     monkeypatch.setattr(limits, "GC_FILTER_BYTES", 2 * KIB)
-    referenced = Referenced()
+    referenced = ReferencedIds()
     referenced.add(_ids(1600))
     others = [encode_ulid((number << 40) + 1) for number in range(1500)]
     assert sum(one in referenced for one in others) < 1500 / 20
@@ -46,7 +46,7 @@ async def test_few_ids_are_taken_for_others(monkeypatch: pytest.MonkeyPatch) -> 
 
 async def _retained(queue: Queue, count: int) -> list[str]:
     """So many batches in objects of their own, all of them referred to."""
-    last, owner, ids = await queue.chunk(0), Owner("p", "1"), _ids(count, start=1)
+    last, owner, ids = await queue.chunk(0), ProducerIncarnation("p", "1"), _ids(count, start=1)
     for first in range(0, count, 25):
         group = [
             batch(first + place + 1, batch_id=batch_id, inline=None)
@@ -73,13 +73,13 @@ async def test_a_full_pass_keeps_in_mind_and_lists_no_more_than_its_bounds(
         await queue.upload(appender, 1, batch_id=encode_ulid((number << 40) + 1))
     await runtime.sleep(1.0)
     kept: list[int] = []
-    newest = Referenced.newest
+    newest = ReferencedIds.newest
 
-    def counted(referenced: Referenced) -> list[str]:
+    def counted(referenced: ReferencedIds) -> list[str]:
         kept.append(len(newest(referenced)))
         return newest(referenced)
 
-    monkeypatch.setattr(Referenced, "newest", counted)
+    monkeypatch.setattr(ReferencedIds, "newest", counted)
     backend, store = client(queue)
     report = await queue.collector(store=store).collect(FOREVER, full=True)
     assert max(kept) <= 40

@@ -209,7 +209,7 @@ async def test_a_dead_chunk_that_is_taken_for_the_end_is_no_queue_that_went_back
     world = Restorable(shape)
     queue = await world.queue.create()
     await queue.fill(1)
-    long_ago = await queue.chunks.get(1)
+    long_ago = await queue.chunks.load(1)
     await (await queue.taken()).dequeue(0)
     await queue.collector().collect(NOTHING_KEPT, full=True)
     await queue.fill(3)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headwater.buffer.queue import Descriptor, TimeBy
-from headwater.buffer.queue.native.chunk import Chunk, Owner
+from headwater.buffer.queue.native.chunk import Chunk, ProducerIncarnation
 from headwater.core import runtime
 from headwater.core.errors import Refused, RolledBack, Trimmed
 from headwater.store import MemoryBackend, Store
@@ -46,7 +46,10 @@ async def _queue(
             )
         chunks.append(
             chunks[-1].written(
-                runtime.new_token(), owner=Owner("p", "1"), batches=batches, closed=True
+                runtime.new_token(),
+                owner=ProducerIncarnation("p", "1"),
+                batches=batches,
+                closed=True,
             )
         )
     await queue.put_chunks(chunks)

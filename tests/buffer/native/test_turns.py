@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.queue.native.chunk import Chunk, Owner, first_chunk
-from headwater.buffer.queue.native.turns import (
+from headwater.buffer.queue.native.chunk import Chunk, ProducerIncarnation, first_chunk
+from headwater.buffer.queue.native.tail import (
     APART,
     PATIENCE,
     ROUNDS_ABSENT,
     SLOT_MOST_S,
     WAIT_MOST_S,
-    Turns,
+    AppendTurns,
 )
 from headwater.core import runtime
 from headwater.core.runtime import encode_ulid
@@ -26,11 +26,11 @@ def appended(*producers: str, on: Chunk | None = None) -> Chunk:
     chunk = on or first_chunk("q1")
     for number, producer in enumerate(producers, start=1):
         new = batch(number, batch_id=encode_ulid(number))
-        chunk = chunk.written(bytes(16), owner=Owner(producer, "1"), batches=[new])
+        chunk = chunk.written(bytes(16), owner=ProducerIncarnation(producer, "1"), batches=[new])
     return chunk
 
 
-def settled(turns: Turns) -> None:
+def settled(turns: AppendTurns) -> None:
     """It knows how long a write takes."""
     for _ in range(100):
         turns.took(REQUEST_S)
@@ -38,7 +38,7 @@ def settled(turns: Turns) -> None:
 
 @virtual
 async def test_a_round_has_a_turn_for_each_that_appended_lately() -> None:
-    turns = Turns("a")
+    turns = AppendTurns("a")
     settled(turns)
     turns.see(first_chunk("q1"))
     turns.see(appended("a", "b", "c", "d"))
@@ -51,7 +51,7 @@ async def test_a_round_has_a_turn_for_each_that_appended_lately() -> None:
 
 @virtual
 async def test_who_has_not_appended_for_long_is_not_waited_for() -> None:
-    turns = Turns("a")
+    turns = AppendTurns("a")
     settled(turns)
     turns.see(first_chunk("q1"))
     chunk = appended("a", "b", "gone", "b", "gone")
@@ -64,7 +64,7 @@ async def test_who_has_not_appended_for_long_is_not_waited_for() -> None:
 
 @virtual
 async def test_many_who_come_once_and_leave_make_nobody_wait() -> None:
-    turns = Turns("a")
+    turns = AppendTurns("a")
     settled(turns)
     chunk = first_chunk("q1")
     for number in range(100):
@@ -79,7 +79,7 @@ async def test_many_who_come_once_and_leave_make_nobody_wait() -> None:
 async def test_what_is_there_at_the_first_look_may_be_from_long_ago() -> None:
     chunk = appended(*(f"task {number}" for number in range(100)))
     await runtime.sleep(3600.0)
-    turns = Turns("a")
+    turns = AppendTurns("a")
     settled(turns)
     turns.see(chunk)
     assert turns.wait_s(0) == pytest.approx(PATIENCE * REQUEST_S)
@@ -87,7 +87,7 @@ async def test_what_is_there_at_the_first_look_may_be_from_long_ago() -> None:
 
 @virtual
 async def test_nobody_waits_until_its_records_are_given_up() -> None:
-    turns = Turns("a")
+    turns = AppendTurns("a")
     turns.see(first_chunk("q1"))
     for _ in range(100):
         turns.took(SLOT_MOST_S)
@@ -97,7 +97,7 @@ async def test_nobody_waits_until_its_records_are_given_up() -> None:
 
 @virtual
 async def test_who_met_moves_apart_by_chance() -> None:
-    turns = Turns("a")
+    turns = AppendTurns("a")
     settled(turns)
     waits = [turns.wait_s(1) for _ in range(50)]
     assert len(set(waits)) > 1
@@ -106,7 +106,7 @@ async def test_who_met_moves_apart_by_chance() -> None:
 
 @virtual
 async def test_a_machine_that_stood_still_does_not_wait_longer_for_it() -> None:
-    turns = Turns("a")
+    turns = AppendTurns("a")
     turns.took(86_400)
     turns.see(appended("a", "b"))
     assert turns.wait_s(0) <= 2 * PATIENCE * SLOT_MOST_S

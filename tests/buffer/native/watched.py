@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headwater.buffer.queue import Descriptor
-from headwater.buffer.queue.native import NativeTaker
+from headwater.buffer.queue.native import NativeConsumer
 from headwater.buffer.queue.native.reading import LAST_POLLS
 from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown, Unavailable
@@ -89,7 +89,9 @@ async def consume_and_collect(queue: Queue) -> None:
     await queue.collector().collect(NOTHING_KEPT, full=True)
 
 
-async def polled(taker: NativeTaker, sequence: int, *, times: int = LAST_POLLS) -> list[Descriptor]:
+async def polled(
+    taker: NativeConsumer, sequence: int, *, times: int = LAST_POLLS
+) -> list[Descriptor]:
     """Read on as often as it may take until a reader looks at what it need not look at always."""
     for _ in range(times):
         if found := await taker.after(sequence, 10):

@@ -62,6 +62,23 @@ def test_the_same_calls_without_await(stream: FakeStream) -> None:
         producer.produce([b"d"])
 
 
+def test_the_result_of_a_call_that_is_accepted_asks_the_event_loop_nothing(
+    stream: FakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with BlockingProducer.open(stream, linger_ms=5) as producer:
+        stream.queues[0].next_upload(fails(Denied("no")))
+        refused = producer.produce([b"refused"])
+        with pytest.raises(Denied):
+            producer.flush()
+        handles = [producer.produce([b"%d" % n]) for n in range(100)]
+        producer.flush()
+        with monkeypatch.context() as patch:
+            patch.setattr(portal.Portal, "call", None)
+            assert [handle.result().first_lsn for handle in handles] == list(range(1, 101))
+            with pytest.raises(Denied):
+                refused.result()
+
+
 def test_columns_without_await_recorded_from_any_thread(stream: FakeStream) -> None:
     with BlockingProducer.open(stream, linger_ms=5) as producer:
         typed = producer.produce_arrow(pa.table({"id": [1, 2]})).result()
@@ -105,7 +122,7 @@ def test_threads_share_a_producer_and_each_keeps_its_order() -> None:
         mine = [int(v.split(b"/")[1]) for v in values if v.startswith(b"%d/" % name)]
         assert mine == sorted(mine)
         assert set(mine) == set(range(calls))
-    assert producer._engine.accumulator.held_bytes == 0
+    assert producer._accumulator.held_bytes == 0
 
 
 def test_a_full_buffer_blocks_its_callers_and_lets_them_go(
@@ -226,7 +243,7 @@ def test_a_forked_child_can_neither_use_it_nor_harm_it(stream: FakeStream) -> No
                 ):
                     with pytest.raises(Refused, match="before the process forked"):
                         call()
-                assert producer._engine.accumulator.untold_rows == 1, "nothing was kept"
+                assert producer._batches.pending_rows == 1, "nothing was kept"
                 producer.close()
                 del producer
                 code = 0

@@ -163,7 +163,7 @@ async def test_calls_in_line_are_refused_at_once_when_the_producer_closes() -> N
         await asyncio.Event().wait()
 
     producer = await opened(stream)
-    producer._engine.known.record = never  # type: ignore[method-assign,assignment]
+    producer._serializer.record = never  # type: ignore[method-assign,assignment]
     first = runtime.spawn(producer.produce_rows([{"n": 1}]), name="first")
     second = runtime.spawn(producer.produce_rows([]), name="second")
     await recording.wait()

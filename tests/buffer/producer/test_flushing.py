@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headwater.buffer.producer import Producer
-from headwater.buffer.producer.lane import GROUP_MAX
+from headwater.buffer.producer.sender import GROUP_MAX
 from headwater.core import runtime
 from headwater.core.limits import KIB
 from tests.buffer.producer.fakes import fake_stream, takes

@@ -56,9 +56,9 @@ async def one_life(
         if chance.random() < 0.5:
             await producer.flush()
     finally:
-        for lane in producer._engine.lanes:
-            lane.stop(Unavailable("it died"))
-        producer._engine.is_closed = True
+        for partition in producer._sender.partitions:
+            partition.stop(Unavailable("it died"))
+        producer._sender.is_closed = True
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 
 from headwater.buffer.murmur2 import partition_for_key
-from headwater.buffer.producer import Producer, drafts
-from headwater.buffer.producer.stage import Stage
+from headwater.buffer.producer import Producer
+from headwater.buffer.producer.open_batches import UNROUTED_ROWS
+from headwater.buffer.producer.record_batch import UnroutedBatch
 from headwater.core import runtime
 from headwater.core.errors import Bug, Refused
 from headwater.core.limits import KIB
@@ -177,18 +178,18 @@ async def test_arrow_data_are_split_by_their_keys() -> None:
 @virtual
 async def test_keys_are_hashed_together_and_never_call_by_call() -> None:
     hashed: list[int] = []
-    shares = Stage.shares
+    split = UnroutedBatch.split
 
-    def noted(stage: Stage, partitions: int, keyless: int) -> Any:
-        hashed.append(stage.rows)
-        return shares(stage, partitions, keyless)
+    def noted(batch: UnroutedBatch, partitions: int, keyless: int) -> Any:
+        hashed.append(batch.rows)
+        return split(batch, partitions, keyless)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Stage, "shares", noted)
+        patch.setattr(UnroutedBatch, "split", noted)
         async with await Producer.open(fake_stream(partitions=4), linger_ms=60_000) as producer:
-            for n in range(drafts.STAGE_ROWS + 10):
+            for n in range(UNROUTED_ROWS + 10):
                 await producer.produce([b"v"], keys=b"%d" % n)
-    assert hashed == [drafts.STAGE_ROWS, 10]
+    assert hashed == [UNROUTED_ROWS, 10]
 
 
 @virtual
@@ -224,7 +225,7 @@ async def test_records_that_cannot_be_told_apart_fail_and_do_not_hang() -> None:
         def broken(*_: object) -> None:
             raise MemoryError("no memory")
 
-        patch.setattr(Stage, "shares", broken)
+        patch.setattr(UnroutedBatch, "split", broken)
         with pytest.raises(Bug, match="MemoryError"):
             await lost
     assert (await (await producer.produce([b"b"], keys=b"k"))).rows == 1

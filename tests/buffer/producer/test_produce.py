@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.buffer.producer import Acceptance, Accepted, Producer
-from headwater.buffer.producer.parcel import LIST_MAX_ROWS
+from headwater.buffer.producer.call import LIST_MAX_ROWS
 from headwater.core import limits, runtime
 from headwater.core.errors import LimitExceeded, Refused
 from tests.buffer.producer.fakes import FakeStream, fake_stream

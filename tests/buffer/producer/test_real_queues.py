@@ -120,7 +120,7 @@ async def test_a_successor_resumes_exactly_where_its_predecessor_stopped() -> No
             await runtime.sleep(0.001)
         await producer.flush()
         # Not closed: it died.
-        producer._engine.is_closed = True
+        producer._sender.is_closed = True
     found = await read(await open_stream(store, "orders"))
     assert [value for _, value in found] == source
 
@@ -205,9 +205,9 @@ def test_accepted_is_there_once_in_order_and_refused_is_not_there(
                 dropped.add(entry)
             except OutcomeUnknown:
                 continue
-        for lane in producer._engine.lanes:
-            lane.stop(Unavailable("the storm is over"))
-        producer._engine.is_closed = True
+        for partition in producer._sender.partitions:
+            partition.stop(Unavailable("the storm is over"))
+        producer._sender.is_closed = True
         found = await read(await open_stream(calm, "orders"))
         values = [value for _, value in found]
         assert len(set(values)) == len(values), "doubled"

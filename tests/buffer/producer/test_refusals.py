@@ -120,8 +120,8 @@ async def test_headers_have_the_limit_for_themselves() -> None:
     ("columns", "told"),
     [
         ({"": [1]}, "a column has no name: rename it"),
-        ({"a": [1], "A": [2]}, "'a' and 'A' differ in capitals alone.*rename one"),
-        ({"s": [{"b": 1, "B": 2}]}, "'b' and 'B' of 's' differ in capitals alone"),
+        ({"a": [1], "A": [2]}, "'a' and 'A' differ only in case.*rename one"),
+        ({"s": [{"b": 1, "B": 2}]}, "'b' and 'B' of 's' differ only in case"),
         ({"s": [[{"": 1}]]}, "a column of 's.element' has no name"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from headwater.buffer.murmur2 import partition_for_key
 from headwater.buffer.producer import BufferFull, Producer
-from headwater.buffer.producer.drafts import STAGE_ROWS
+from headwater.buffer.producer.open_batches import UNROUTED_ROWS
 from headwater.core import runtime
 from headwater.core.errors import Refused, Unavailable
 from headwater.core.limits import KIB
@@ -96,7 +96,7 @@ async def test_a_caller_that_waited_long_enough_gets_its_entries_back() -> None:
         await producer.produce(entries)
     assert full.value.entries is entries
     assert runtime.monotonic_s() - started_s == pytest.approx(2, abs=0.01)
-    assert producer._accumulator.untold_rows == 4
+    assert producer._batches.pending_rows == 4
     stream.queues[0].always["upload"] = None
     with pytest.raises(Unavailable):
         await producer.close()
@@ -219,7 +219,7 @@ async def test_what_is_held_is_let_go_to_the_last_byte() -> None:
                 await producer.produce([b"v" * n], b"m" * n, keys=b"k%d" % n)
                 await producer.produce([b"v"] * 70, keys=[b"k%d" % i for i in range(70)])
                 await producer.produce([b"v", b"w"], headers={"h": b"1"})
-            for n in range(STAGE_ROWS + 100):
+            for n in range(UNROUTED_ROWS + 100):
                 await producer.produce([b"v"], keys=b"%d" % n)
             await producer.flush()
             assert producer._accumulator.held_bytes == 0

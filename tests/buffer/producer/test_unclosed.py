@@ -15,7 +15,7 @@ import pytest
 import headwater
 from headwater.buffer.consumer import read
 from headwater.buffer.producer import BlockingProducer
-from headwater.buffer.producer.unclosed import Unclosed
+from headwater.buffer.producer.blocking import OpenProducers
 from headwater.buffer.stream import create_stream
 from headwater.core import portal, runtime
 from headwater.store import open_store
@@ -67,7 +67,7 @@ def test_a_process_that_ends_sends_what_it_produced_and_says_so(
 def test_waiting_for_it_has_an_end_and_what_is_lost_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    stream, unclosed, gate = fake_stream(), Unclosed(), threading.Event()
+    stream, unclosed, gate = fake_stream(), OpenProducers(), threading.Event()
 
     async def held(apply: Any) -> Any:
         await runtime.run_blocking(gate.wait)
@@ -76,7 +76,7 @@ def test_waiting_for_it_has_an_end_and_what_is_lost_is_told(
     stream.queues[0].always["upload"] = held
     producer = BlockingProducer.open(stream, linger_ms=0)
     producer.produce([b"a"])
-    unclosed.watch(producer._engine, portal.shared(), None)
+    unclosed.add(producer._producer, portal.shared())
     with caplog.at_level(logging.WARNING):
         unclosed.close_all(wait_s=0.0)
     gate.set()

@@ -15,7 +15,7 @@ from headwater.buffer.queue.v1.manifest_object import ManifestObject, StoredMani
 from headwater.buffer.queue.v1.side_object import QueueView, SideObject, SideState, check_front
 from headwater.core.errors import Conflict, Damaged, OutcomeUnknown
 from headwater.store import Object, Store
-from headwater.store.attempts import taken_by
+from headwater.store.attempts import conflict_with
 from headwater.testing import Scenario
 from headwater.testing.guard import UnhandledFailure
 from tests.planted import expect_noticed
@@ -38,7 +38,7 @@ def test_the_same_seed_gives_the_same_history() -> None:
 
 async def _append_again(self: V1Appender, base: StoredManifest) -> None:
     """After a conflict nothing of the attempt before can have landed."""
-    self._doubts.clear()
+    self._unsettled.clear()
 
 
 async def _gone_is_not_landed(
@@ -46,14 +46,14 @@ async def _gone_is_not_landed(
 ) -> None:
     """What is not in the manifest has not landed."""
     for at in passed:
-        del self._doubts[at]
+        del self._unsettled[at]
 
 
 def _refused_says(nothing_landed: bool) -> Any:
     """The same of every refused write, however it was refused and whatever was sent before."""
 
     def taken(key: str, current: Object | None, condition: Any, **_: bool) -> Conflict | None:
-        return taken_by(key, current, condition, nothing_landed=nothing_landed)
+        return conflict_with(key, current, condition, nothing_landed=nothing_landed)
 
     return staticmethod(taken)
 
@@ -100,8 +100,8 @@ async def _not_fenced(self: V1Consumer) -> StoredManifest:
 @pytest.mark.parametrize(
     "bug",
     [
-        pytest.param(Bug(Store, "_taken_by", _refused_says(False)), id="clean-412-in-doubt"),
-        pytest.param(Bug(Store, "_taken_by", _refused_says(True)), id="every-conflict-clean"),
+        pytest.param(Bug(Store, "_conflict_with", _refused_says(False)), id="clean-412-in-doubt"),
+        pytest.param(Bug(Store, "_conflict_with", _refused_says(True)), id="every-conflict-clean"),
         pytest.param(Bug(V1Appender, "_settle", _append_again), id="blind-re-append"),
         pytest.param(Bug(V1Appender, "_settle_passed", _gone_is_not_landed), id="dequeued-unseen"),
     ],

@@ -13,7 +13,8 @@ import pytest
 from headwater.buffer.consumer import read_async
 from headwater.buffer.producer import Producer
 from headwater.buffer.retained import RetainedBatches
-from headwater.buffer.stream import Stream, alter_stream, create_stream, open_stream, queues
+from headwater.buffer.stream import Stream, alter_stream, create_stream, open_stream
+from headwater.buffer.stream import handle as stream_handle
 from headwater.buffer.transaction import CommitAttempt, TransactionCommitter, Uploader
 from headwater.core import runtime
 from headwater.core.errors import Contended, Refused
@@ -191,7 +192,7 @@ async def test_a_replacement_that_was_cut_off_is_withdrawn_by_a_producer_that_wa
     store, _ = await orders(partitions=2)
     await produce(store, {"x": 1})
     producer = await Producer.open(store, "orders", linger_ms=0)
-    real, calls = queues.raise_schema_floor, 0
+    real, calls = stream_handle.raise_schema_floor, 0
 
     async def cut(*args: Any) -> None:
         nonlocal calls
@@ -202,7 +203,7 @@ async def test_a_replacement_that_was_cut_off_is_withdrawn_by_a_producer_that_wa
         await real(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queues, "raise_schema_floor", cut)
+        patch.setattr(stream_handle, "raise_schema_floor", cut)
         altering = asyncio.ensure_future(alter_stream(store, "orders", schema={"x": "int8"}))
         while calls < 2:
             await runtime.sleep(0.01)
@@ -298,12 +299,12 @@ async def cut_off(store: Store, schema: dict[str, str], function: str) -> None:
         await reached.wait()
     # Not the withdrawal either.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headwater.buffer.retained.withdrawing", lambda now, **_: now)
+        patch.setattr("headwater.buffer.retained.withdraw_replacement", lambda now, **_: now)
         altering.cancel()
         await asyncio.wait([altering])
 
 
-BEFORE_QUEUES = "headwater.buffer.stream.queues.raise_schema_floor"
+BEFORE_QUEUES = "headwater.buffer.stream.handle.raise_schema_floor"
 BEFORE_HOLDS = "headwater.buffer.retained._refuse_older_sinks"
 
 
@@ -330,7 +331,7 @@ async def test_two_replacements_that_were_cut_off_hold_up_neither_producer_nor_s
     await produce(store, {"x": 1})
     stream, attempt = await open_stream(store, "orders"), CommitAttempt.of_job("a")
     producer = await Producer.open(store, "orders", linger_ms=0)
-    real = queues.raise_schema_floor
+    real = stream_handle.raise_schema_floor
     await cut_off(store, {"x": "int8"}, BEFORE_QUEUES)
     # As far as the queue's floor, which `cut_off` left out.
     await real(store, stream.config, 0, 2, lambda sequence: asyncio.sleep(0))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from headwater.store import Version
-from headwater.store.backend import Condition
-from headwater.store.memory import MemoryBackend
+from headwater.store.backend import Condition, MemoryBackend
 from headwater.store.objects import Buffer
 
 

@@ -13,8 +13,7 @@ from headwater.buffer.transaction.record import (
 )
 from headwater.core.errors import OutcomeUnknown
 from headwater.store import Version
-from headwater.store.backend import Condition, PreconditionFailed
-from headwater.store.memory import MemoryBackend
+from headwater.store.backend import Condition, MemoryBackend, PreconditionFailed
 from headwater.store.objects import Buffer
 from tests.buffer.transaction.given import (
     a_stream,

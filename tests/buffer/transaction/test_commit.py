@@ -31,7 +31,7 @@ from headwater.buffer.transaction.record import (
 from headwater.core import limits, runtime
 from headwater.core.errors import Fenced, LimitExceeded, Refused
 from headwater.store import Store
-from headwater.store.memory import MemoryBackend
+from headwater.store.backend import MemoryBackend
 from headwater.testing import SimRuntime
 from tests.buffer.transaction.given import (
     DAY_S,
@@ -91,7 +91,7 @@ async def test_a_driver_that_kept_partitions_open_learns_what_another_committed_
     done = [await upload(stream, micro_batch(0), 0, {0: ["a"]})]
     await TransactionCommitter(stream, micro_batch(0), appending=kept).commit(done)
     # Its hold is not ended: the other one dies before it comes to that.
-    dying = mock.patch.object(TransactionCommitter, "_let_go", autospec=True, side_effect=Died)
+    dying = mock.patch.object(TransactionCommitter, "_release", autospec=True, side_effect=Died)
     with dying, pytest.raises(Died):
         await write(stream, micro_batch(1, "another"), {0: ["b", "c"]}, {0: ["d"]})
     done = [await upload(stream, micro_batch(2), 0, {0: ["e"]})]
@@ -320,7 +320,7 @@ async def test_a_published_v1_stream_is_refused() -> None:
     stream = await create_stream(store, "old", format="v1")
     with pytest.raises(Refused, match="native"):
         Uploader(stream, micro_batch(0), 0)
-    with pytest.raises(Refused, match="collector alone"):
+    with pytest.raises(Refused, match="only the collector"):
         await stream.appender(0, "p").discard("0" * 26)
 
 

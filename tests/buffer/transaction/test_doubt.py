@@ -15,7 +15,9 @@ from headwater.buffer.transaction import (
     HoldLost,
     TaskUploads,
     TransactionCommitter,
-    expiry,
+)
+from headwater.buffer.transaction import (
+    holds as holds_module,
 )
 from headwater.buffer.transaction.commit import OlderMicroBatch
 from headwater.buffer.transaction.holds import Holder, holds_register
@@ -113,9 +115,9 @@ async def in_doubt(
 async def end_holds(stream: Stream) -> None:
     """A collector marks every hold, as it does when nobody renewed them."""
     for _ in range(2):
-        await expiry._mark_ending(stream, holds_register(stream))
+        await holds_module._mark_ending(stream, holds_register(stream))
         await runtime.sleep(2 * DAY_S)
-    holds = await expiry._mark_ending(stream, holds_register(stream))
+    holds = await holds_module._mark_ending(stream, holds_register(stream))
     assert all(hold.is_ending for hold in holds.holds.values())
 
 
@@ -125,7 +127,7 @@ def _unrenewed(committer: TransactionCommitter) -> None:
     async def nothing(token: str) -> None:
         pass
 
-    committer._keep = nothing  # type: ignore[method-assign]
+    committer._renew = nothing  # type: ignore[method-assign]
 
 
 @virtual
@@ -169,7 +171,7 @@ async def test_a_record_that_cannot_be_read_leaves_a_commit_in_doubt() -> None:
     backend, stream = await doubtful()
     attempt = micro_batch(0)
     committer, done = await in_doubt(backend, stream, attempt, backend_stays_away(backend))
-    with pytest.raises(OutcomeUnknown, match="looking what became of it failed"):
+    with pytest.raises(OutcomeUnknown, match="reading what became of it failed"):
         await committer.commit(done)
     backend.is_away = False
     await backend.land()
@@ -324,12 +326,12 @@ def test_a_job_in_doubt_that_its_record_may_have_forgotten_is_not_called_uncommi
 
         committer, done = await in_doubt(backend, stream, attempt, landed_and_forgotten)
         if ends == "hold lost":
-            with pytest.raises(OutcomeUnknown, match="no longer tells"):
+            with pytest.raises(OutcomeUnknown, match="has forgotten it"):
                 await committer.commit(done)
         else:
             with pytest.raises(asyncio.CancelledError):
                 await committer.commit(done)
-        with pytest.raises(OutcomeUnknown, match="no longer tells"):
+        with pytest.raises(OutcomeUnknown, match="has forgotten it"):
             await committer.abort(done)
         assert await values_of(stream) == ["row-1", "row-2"]
 

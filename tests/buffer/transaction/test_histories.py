@@ -20,7 +20,9 @@ from headwater.buffer.transaction import (
     TaskUploads,
     TransactionCommitter,
     Uploader,
-    expiry,
+)
+from headwater.buffer.transaction import (
+    holds as holds_module,
 )
 from headwater.buffer.transaction.holds import Hold, Holds
 from headwater.buffer.transaction.record import (
@@ -88,7 +90,7 @@ async def ignores_holds(stream: Stream) -> Retention:
 async def aborts_without_asking(self: TransactionCommitter, tasks: Sequence[TaskUploads]) -> bool:
     """Whoever aborts has failed, hasn't it?"""
     await self._discard(in_order([(one.task, one.uploads) for one in tasks]))
-    await self._let_go(for_good=True)
+    await self._release(for_good=True)
     return True
 
 
@@ -148,9 +150,11 @@ PLANTED = {
     ),
     "collector-ignores-holds": _replacing((collection, "retention_of", ignores_holds)),
     "abort-without-asking": _replacing((TransactionCommitter, "abort", aborts_without_asking)),
-    "hold-dropped-at-once": _replacing((expiry, "_end", drops_at_once)),
+    "hold-dropped-at-once": _replacing((holds_module, "_end_holds", drops_at_once)),
     "commit-without-a-hold": _replacing((TransactionCommitter, "_check_held", trusts_its_hold)),
-    "expiry-by-the-wrong-clock": _replacing((expiry, "_noted", expires_by_its_own_clock)),
+    "expiry-by-the-wrong-clock": _replacing(
+        (holds_module, "_note_renewals", expires_by_its_own_clock)
+    ),
     "version-committed-again": _replacing((ApplicationRecord, "has", knows_nothing)),
     "record-appended-again": _replacing((Appending, "_append", appends_from_the_start)),
 }

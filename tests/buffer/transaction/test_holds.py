@@ -17,7 +17,9 @@ from headwater.buffer.transaction import (
     TransactionCommitter,
     Uploader,
     active_holds,
-    expiry,
+)
+from headwater.buffer.transaction import (
+    holds as holds_module,
 )
 from headwater.buffer.transaction.holds import (
     TIMEOUT_MS,
@@ -221,7 +223,7 @@ async def test_a_hold_that_was_seen_by_a_clock_a_year_ahead_is_ended_all_the_sam
     stream = await a_stream(backend, grace_ms=1000)
     await upload(stream, micro_batch(0), 0, {0: ["a"]})
     right, backend._clock = backend._clock, wrong_by(365)
-    await expiry._mark_ending(stream, holds_register(stream))
+    await holds_module._mark_ending(stream, holds_register(stream))
     backend._clock = right
     for _ in range(2):
         await collect(stream)
@@ -256,7 +258,7 @@ def test_a_driver_that_has_looked_and_not_committed_finds_that_its_hold_was_ende
             """What the driver does beside stands still as well."""
 
         monkeypatch.setattr(committer, "_check_held", look_and_stand_still)
-        monkeypatch.setattr(committer, "_keep", nothing)
+        monkeypatch.setattr(committer, "_renew", nothing)
         with pytest.raises(HoldLost):
             await committer.commit([done])
         assert await values_of(stream) == []

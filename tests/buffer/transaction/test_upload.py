@@ -6,7 +6,7 @@ import pytest
 
 from headwater.buffer.transaction import HoldLost, TransactionCommitter, Uploader
 from headwater.buffer.transaction.holds import Holder
-from headwater.buffer.transaction.upload import GATHERED_BATCHES, IN_FLIGHT, split
+from headwater.buffer.transaction.upload import IN_FLIGHT, PENDING_BATCHES, split
 from headwater.core import runtime
 from headwater.core.errors import LimitExceeded, Refused
 from headwater.store import MemoryBackend, Version
@@ -74,7 +74,7 @@ async def test_what_is_gathered_is_bounded_however_many_partitions_there_are() -
     uploader = Uploader(stream, attempt, 0, batch_bytes=10 * piece.nbytes)
     for number in range(640):
         await uploader.add(number % 64, piece)
-        assert uploader._gathered_bytes <= GATHERED_BATCHES * 10 * piece.nbytes
+        assert uploader._pending_bytes <= PENDING_BATCHES * 10 * piece.nbytes
     assert (await uploader.finish()).rows == 6400
 
 

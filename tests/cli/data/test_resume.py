@@ -101,7 +101,7 @@ def test_of_a_write_in_doubt_nothing_is_called_unaccepted(
 ) -> None:
     full(5)
     doubt = OutcomeUnknown("the answer was lost")
-    monkeypatch.setattr(Handle, "_outcome", lambda *_: doubt)
+    monkeypatch.setattr(Handle, "_error", lambda *_: doubt)
     done = invoke("produce", url, "events", file(b"\n".join(wide(12))), *BATCHES, *RESUME)
     left = 12 - len(values(url))
     assert done.exit_code == 2

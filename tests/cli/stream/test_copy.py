@@ -87,7 +87,7 @@ def test_a_copy_of_a_damaged_stream_advises_what_a_copy_can_do(
     command = ("stream", "copy", url, "orders", url, "backup")
     said = error_of(invoke(*command))
     assert batch.name in said
-    assert "a copy leaves nothing out, and goes on with --resume" in said
+    assert "a copy skips nothing: restore the object, and continue with --resume" in said
     assert "--skip-unreadable shows what follows" not in said
     assert "on_bad_batch" not in said
     assert "resume=True" not in said

@@ -77,15 +77,15 @@ def test_an_offset_alone_is_meant_in_each_partition(invoke: Invoke, filled: str)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--before=7",), "partition 0: LSN 7 lies beyond the end, which is 6"),
-        (("--before=0=6,1=99",), "partition 1: LSN 99 lies beyond the end"),
+        (("--before=7",), "partition 0: LSN 7 is beyond the end, which is 6"),
+        (("--before=0=6,1=99",), "partition 1: LSN 99 is beyond the end"),
         (("--before=0=6,3=1",), "has partitions 0 to 1"),
         (("--before=3", "--partition=2"), "has partitions 0 to 1, not 2"),
         (("--before=0=1,0=2",), "given twice"),
         (("--before=0=",), "is not PARTITION=OFFSET"),
         (("--before=x=1",), "is not PARTITION=OFFSET"),
         (("--before=0=1", "--partition=0"), "leave --partition out"),
-        (("--before=soon",), "'soon' is no position"),
+        (("--before=soon",), "'soon' is not a position"),
         (("--before=0",), "first record of a partition has LSN 1"),
         ((), "--before"),
     ],

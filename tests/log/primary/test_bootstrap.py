@@ -120,7 +120,7 @@ async def test_a_copy_counts_for_what_it_has_and_not_for_what_the_one_before_had
     await one.service.complete_bootstrap("r1", 12)
     await one.service.acknowledge("r1", Acknowledgement(12, 12))
     assert one.primary.replicated_lsn(AckN(1)) == 12
-    assert one.primary.retention_floor_lsn() == 12, "a new generation, further back"
+    assert one.primary.retention.slots.wanted_floor_lsn() == 12, "a new generation, further back"
 
 
 @virtual

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.core import runtime
-from headwater.log.primary import hold_up_s
+from headwater.log.primary import throttle_delay_s
 from tests.log.leaders import Leader, leader, virtual
 
 
@@ -13,7 +13,7 @@ from tests.log.leaders import Leader, leader, virtual
     ("lag_lsn", "delay_s"), [(0, 0.0), (100, 0.0), (150, 0.25), (200, 0.5), (10_000, 0.5)]
 )
 def test_the_delay_grows_with_the_lag_and_has_an_end(lag_lsn: int, delay_s: float) -> None:
-    assert hold_up_s(lag_lsn, soft_lag_lsn=100, max_delay_s=0.5) == delay_s
+    assert throttle_delay_s(lag_lsn, soft_lag_lsn=100, max_delay_s=0.5) == delay_s
 
 
 async def behind() -> Leader:

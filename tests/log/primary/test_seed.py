@@ -51,14 +51,14 @@ async def test_topology_epoch_monotonic_on_register_and_unregister() -> None:
 async def test_register_replica_is_idempotent_on_reconnect() -> None:
     one = await leader()
     one.primary.register_replica("r1")
-    assert one.primary.replica_count == 1
+    assert len(one.primary.replicas()) == 1
     epoch = one.primary.topology_epoch
     one.primary.note_replica_pull("r1", 42)
     one.acknowledge("r1", 40)
 
     again = one.primary.register_replica("r1")
 
-    assert one.primary.replica_count == 1
+    assert len(one.primary.replicas()) == 1
     assert one.primary.topology_epoch == epoch
     after = one.replica("r1")
     assert (after.last_sent_lsn, after.last_acked_lsn, after.last_durable_lsn) == (42, 40, 40)
@@ -129,12 +129,12 @@ async def test_retention_floor_follows_slowest_slot_and_prunes_wal() -> None:
     one.acknowledge("fast", 5)
     one.acknowledge("slow", 3, 2)
 
-    assert one.primary.retention_floor_lsn() == 2
+    assert one.primary.retention.slots.wanted_floor_lsn() == 2
     assert await one.primary.prune_retained_wal_through(6) == 2
     assert retained(one) == [3, 4, 5, 6]
 
     one.acknowledge("slow", 6)
-    assert one.primary.retention_floor_lsn() == 5
+    assert one.primary.retention.slots.wanted_floor_lsn() == 5
     assert await one.primary.prune_retained_wal_through(6) == 5
     assert retained(one) == [6]
 
@@ -227,13 +227,13 @@ async def test_plan_replica_resume_partial_within_window_full_past_cap() -> None
 async def test_ensure_replica_registered_self_registers_then_is_a_noop() -> None:
     one = await leader()
     assert one.primary.ensure_replica_registered("r1")
-    assert one.primary.replica_count == 1
+    assert len(one.primary.replicas()) == 1
     epoch = one.primary.topology_epoch
     one.primary.note_replica_pull("r1", 7)
     assert one.replica("r1").last_sent_lsn == 7
 
     assert not one.primary.ensure_replica_registered("r1")
-    assert one.primary.replica_count == 1
+    assert len(one.primary.replicas()) == 1
     assert one.primary.topology_epoch == epoch
     assert one.replica("r1").last_sent_lsn == 7
 

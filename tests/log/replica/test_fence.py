@@ -51,7 +51,7 @@ async def test_an_older_leader_is_not_listened_to() -> None:
     await reaches(replica, 3)
     source.to = old.service
     old.wal.append(7)
-    await fails(replica, "heard of term 5")
+    await fails(replica, "knows of term 5")
     await runtime.sleep(60.0)
     assert replica.target.applied_lsn == 3
     assert replica.metrics.fenced >= 1
@@ -74,7 +74,7 @@ async def test_the_fence_survives_a_restart_and_a_power_loss() -> None:
     old.wal.append(9)
     replica = await standby(old.service, disk)
     assert replica.term == 5
-    await fails(replica, "heard of term 5")
+    await fails(replica, "knows of term 5")
     assert replica.target.applied_lsn == 3
     await replica.close()
 
@@ -148,7 +148,7 @@ def test_whoever_is_cancelled_while_a_term_is_kept_goes_only_when_it_is_known_wh
         files.folder.make()
         holdings = await ReplicaCopies.load(files, LogCopies(disk=disk))
         with mock.patch.object(SavedStateFile, "write", slowly):
-            heeding = runtime.spawn(holdings.heed(5), name="heed")
+            heeding = runtime.spawn(holdings.check_term(5), name="heed")
             await runtime.run_blocking(entered.wait)
             heeding.cancel()
             for _ in range(3):
@@ -197,7 +197,7 @@ async def test_a_damaged_fence_stops_the_replica() -> None:
     disk.unlink(f"{PATH}/replica.json")
     with disk.create(f"{PATH}/replica.json") as file:
         file.append(good.replace(b'"term":7', b'"term":1'))
-    with pytest.raises(Corrupt, match="which leader is too old"):
+    with pytest.raises(Corrupt, match="which leaders are too old"):
         await standby(one.service, disk)
 
 
@@ -270,7 +270,7 @@ async def test_an_answer_of_a_new_leader_to_an_old_session_is_not_used() -> None
     replica = await standby(source, FaultyDisk(), wait_s=1.0)
     await reaches(replica, 3)
     one.wal.append(2)
-    await fails(replica, "heard of term 2")
+    await fails(replica, "knows of term 2")
     assert (replica.target.applied_lsn, replica.term) == (3, 2)
     await replica.close()
 
@@ -299,7 +299,7 @@ def test_two_things_that_are_kept_at_once_are_both_kept() -> None:
         files.folder.make()
         for term in range(1, 21):
             holdings = await ReplicaCopies.load(files, LogCopies(disk=disk))
-            await asyncio.gather(holdings.mark_diverged(term), holdings.heed(term))
+            await asyncio.gather(holdings.mark_diverged(term), holdings.check_term(term))
             assert (holdings.diverged_lsn, holdings.term) == (term, term)
             found = files.read()
             assert found is not None
@@ -323,10 +323,10 @@ async def test_a_folder_is_opened_as_what_it_is() -> None:
 async def test_the_folder_of_a_log_is_no_folder_of_a_replica() -> None:
     one = await leader()
     disk = FaultyDisk()
-    with Spool.open(PATH, disk=disk) as log:
-        log.append_blocking(numbered(1, 3), term=1)
+    async with Spool.open(PATH, disk=disk) as log:
+        await log.append(numbered(1, 3), term=1)
     with pytest.raises(Refused, match="holds a log itself"):
         await standby(one.service, disk)
     assert [name for name, is_dir in disk.list_dir(PATH) if is_dir] == []
-    with Spool.open(PATH, disk=disk) as log:
+    async with Spool.open(PATH, disk=disk) as log:
         assert log.current_lsn() == 3

@@ -8,9 +8,8 @@ import pyarrow as pa
 
 from headwater.core import runtime
 from headwater.log.record import Group, hashes, record_hashes
-from headwater.log.record.group import NO_RECORDS
+from headwater.log.record.group import NO_RECORDS, GroupRing
 from headwater.log.record.hashes import hashes_between
-from headwater.log.replica.keyed_state import RecentGroups
 from headwater.log.replica.link import compare_groups
 from tests.log.leaders import virtual
 from tests.log.replica.given import another, rows
@@ -69,9 +68,9 @@ async def test_an_answer_is_compared_as_a_whole_also_where_some_is_passed_over()
 
 
 def test_what_is_kept_to_compare_is_bounded_by_what_it_takes_in_memory() -> None:
-    recent = RecentGroups(max_bytes=100_000)
+    recent = GroupRing(max_bytes=100_000, keeps_last=True)
     for group in small(1, 1000):
-        recent.add(group)
+        recent.extend([group])
         assert recent.size_bytes <= 100_000
     held = recent.between(1, 1000)
     assert 5 < len(held) < 50, "each takes kilobytes, however few bytes its record has"

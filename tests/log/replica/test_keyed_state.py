@@ -12,10 +12,10 @@ from headwater.buffer.records import Operation
 from headwater.core import runtime
 from headwater.core.errors import Corrupt, NotFound, NotSupported, Refused
 from headwater.log.record import ChangeRecord, Group, group_of, record_hashes
+from headwater.log.record.group import GroupRing
 from headwater.log.replica import Image, KeyedState, keyed_table
 from headwater.log.replica import image as image_module
 from headwater.log.replica.image import decode_image, encode_image
-from headwater.log.replica.keyed_state import RecentGroups
 from headwater.store import Store
 from tests.log.edges import EDGES
 from tests.log.leaders import Away, memory_store, virtual
@@ -180,7 +180,7 @@ async def test_a_state_that_grows_record_by_record_is_no_heap_of_batches() -> No
 @virtual
 async def test_what_came_last_can_be_compared_and_what_is_older_is_not_known() -> None:
     one = state()
-    one._recent = RecentGroups(max_bytes=9_500)
+    one._recent = GroupRing(max_bytes=9_500, keeps_last=True)
     first, second = rows(1, (b"a", 0, b"1"), (b"b", 0, b"2")), rows(3, (b"c", 0, b"3"))
     await one.apply([first, second], 3)
     assert (await one.hashes(2, 3)).to_pylist() == [
@@ -434,7 +434,7 @@ async def test_an_image_of_an_older_format_is_passed_over_and_no_divergence() ->
     with mock.patch.object(image_module, "IMAGE_FORMAT", 2):
         older = await images(store).write(3, encode_image({}, 3, [1, 2, 3]))
     states = keyed_states(store)
-    with pytest.raises(NotSupported, match="of no use any more"):
+    with pytest.raises(NotSupported, match="cannot be used any more"):
         await states.begin("", older)
     assert await states.newest_image() is None
     assert (await keyed_states(store).open("")).applied_lsn == 0

@@ -11,6 +11,7 @@ from headwater.log.replica import ReplicaPhase
 from headwater.log.spool import Spool, SpoolConfig
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk
+from tests.log.given import segment_path
 from tests.log.leaders import leader, virtual
 from tests.log.replica.given import Tampering, fails, reaches, standby
 
@@ -30,7 +31,7 @@ def test_whatever_a_source_raises_is_told_and_asked_again(error: Exception) -> N
 
         source.on_pull = fail
         async with await standby(source, FaultyDisk(), wait_s=1.0) as replica:
-            await fails(replica, "the source failed, and is asked again")
+            await fails(replica, "the source failed, and is tried again")
             source.on_pull = lambda pulled: pulled
             await reaches(replica, 3)
             assert replica.problem is None
@@ -52,18 +53,18 @@ async def test_damage_on_the_leader_stops_a_replica_before_it_and_only_until_it_
     spool = Spool.open("/leader", config=config, disk=disk)
     for number in range(20):
         value = pa.array([b"record %d" % number], pa.binary())
-        spool.append_blocking(pa.record_batch({"_value": value}), term=1)
+        await spool.append(pa.record_batch({"_value": value}), term=1)
     segment = spool.segments()[2]
-    path = spool.segment_path(segment)
+    path = segment_path(spool, segment)
     with disk.open(path) as file:
         whole = file.read_at(0, file.stat().size_bytes)
-    spool.close_blocking()
+    await spool.close()
     rewrite(disk, path, whole[:-9] + bytes(9))
     damaged = Spool.open("/leader", config=config, disk=disk)
-    assert damaged.read_since_blocking(0)[-1].last_lsn >= segment.first_lsn - 1
+    assert (await damaged.read_since(0))[-1].last_lsn >= segment.first_lsn - 1
     one = await leader(wal=damaged)  # type: ignore[arg-type]
     async with await standby(one.service, FaultyDisk(), wait_s=1.0) as replica:
-        await fails(replica, "the source failed, and is asked again")
+        await fails(replica, "the source failed, and is tried again")
         assert replica.target.applied_lsn >= segment.first_lsn - 1
         assert replica.phase is not ReplicaPhase.STOPPED
         rewrite(disk, path, whole)

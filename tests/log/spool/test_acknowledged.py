@@ -13,11 +13,11 @@ from headwater.core.errors import Conflict, Fenced, Unavailable
 from headwater.log.record import Group
 from headwater.log.record.group import LOG_COLUMNS, NO_RECORDS
 from headwater.log.spool import Spool, SpoolConfig, prepare_append, prepare_lost
-from headwater.log.spool.codec import filled, merge_schemas
+from headwater.log.spool.codec import fill_columns, merge_schemas
 from headwater.log.spool.commit import PendingAppend
-from headwater.log.spool.spool import _ticket
+from headwater.log.spool.spool import _pending
 from headwater.testing.disk import FaultyDisk
-from tests.log.given import hashes, opened
+from tests.log.given import hashes, opened, stored_groups, wait
 
 FLUSHES = 5
 OWN: list[dict[str, pa.DataType]] = [
@@ -62,18 +62,16 @@ def drawn_append(
     term = chance.choice((2,) * 9 + (1, 3))
     first_lsn = chance.choice((None, None, None, spool.current_lsn() + 1, 99_999))
     if chance.random() < 0.1:
-        return _ticket(prepare_lost(chance.randint(1, 3), "gone"), term, first_lsn, None), None
+        return _pending(prepare_lost(chance.randint(1, 3), "gone"), term, first_lsn, None), None
     records = drawn_records(chance)
     schema = chance.choice((None, spool._writer.schema, drawn_records(chance).schema))
     draft = prepare_append(records, group_bytes=chance.choice((1, 1000)), schema=schema)
-    return _ticket(draft, term, first_lsn, None), records
+    return _pending(draft, term, first_lsn, None), records
 
 
 def written(spool: Spool) -> dict[int, int]:
     """The hashes of all that stands in the segments."""
-    taking = spool._reader.taking(0, 100_000, 1 << 30)
-    spool._reader.read_disk(taking)
-    return hashes(taking.groups)
+    return hashes(stored_groups(spool))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -85,9 +83,9 @@ def test_what_is_acknowledged_is_read_back_as_it_was_given(
     def failing(*args: Any, **options: Any) -> pa.RecordBatch:
         if chance.random() < 0.5:
             raise MemoryError
-        return filled(*args, **options)
+        return fill_columns(*args, **options)
 
-    monkeypatch.setattr("headwater.log.spool.commit.filled", failing)
+    monkeypatch.setattr("headwater.log.spool.commit.fill_columns", failing)
     disk = FaultyDisk(seed=seed)
     config = SpoolConfig(segment_bytes=chance.choice((1, 3000, 1 << 20)), group_bytes=1000)
     spool = opened(disk, config=config)
@@ -103,14 +101,14 @@ def test_what_is_acknowledged_is_read_back_as_it_was_given(
             lost = None if records is not None else "gone"
             group = Group(1, *landed, NO_RECORDS if records is None else records, lost=lost)
             expected |= hashes([group])
-        assert written(spool) == hashes(spool.read_since_blocking(0)) == expected
+        assert written(spool) == hashes(wait(spool.read_since(0))) == expected
         for segment in spool.segments():
             schemas = [
                 group.records.schema
-                for group in spool.read_since_blocking(segment.first_lsn - 1)
+                for group in wait(spool.read_since(segment.first_lsn - 1))
                 if group.last_lsn <= segment.last_lsn and group.lost is None
             ]
             for before, after in itertools.pairwise(schemas):
                 assert after == before or merge_schemas(after, before) == after
-    spool.close_blocking()
+    wait(spool.close())
     assert written(opened(disk)) == expected

@@ -20,15 +20,15 @@ from headwater.core.errors import (
 )
 from headwater.log.spool import Appended, Spool, SpoolConfig, prepare_append, prepare_lost
 from headwater.testing.disk import FaultyDisk
-from tests.log.given import everything, numbered, opened, spans, values
+from tests.log.given import everything, numbered, opened, spans, values, wait
 from tests.store.scripted import virtual
 
 
 def test_lsns_are_given_in_order_from_where_the_spool_begins() -> None:
     spool = opened(FaultyDisk(), first_lsn=101)
     assert (spool.oldest_lsn(), spool.current_lsn()) == (101, 100)
-    assert spool.append_blocking(numbered(101, 3), term=1) == (101, 103)
-    assert spool.append_blocking(numbered(104, 1), term=1, first_lsn=104) == (104, 104)
+    assert wait(spool.append(numbered(101, 3), term=1)) == (101, 103)
+    assert wait(spool.append(numbered(104, 1), term=1, first_lsn=104)) == (104, 104)
     assert (spool.oldest_lsn(), spool.current_lsn()) == (101, 104)
     assert list(everything(spool)) == [101, 102, 103, 104]
 
@@ -36,9 +36,9 @@ def test_lsns_are_given_in_order_from_where_the_spool_begins() -> None:
 @pytest.mark.parametrize("first_lsn", [1, 3, 5])
 def test_an_lsn_that_is_not_the_next_is_refused_and_told_the_next(first_lsn: int) -> None:
     spool = opened(FaultyDisk())
-    spool.append_blocking(numbered(1, 3), term=1)
+    wait(spool.append(numbered(1, 3), term=1))
     with pytest.raises(Conflict, match="next LSN is 4") as refused:
-        spool.append_blocking(numbered(4, 1), term=1, first_lsn=first_lsn)
+        wait(spool.append(numbered(4, 1), term=1, first_lsn=first_lsn))
     assert refused.value.current == 4
     assert spool.current_lsn() == 3
 
@@ -46,41 +46,41 @@ def test_an_lsn_that_is_not_the_next_is_refused_and_told_the_next(first_lsn: int
 def test_a_term_that_is_over_is_fenced_also_after_the_log_was_opened_again_and_pruned() -> None:
     disk = FaultyDisk()
     spool = opened(disk)
-    spool.append_blocking(numbered(1, 1), term=5)
+    wait(spool.append(numbered(1, 1), term=5))
     with pytest.raises(Fenced):
-        spool.append_blocking(numbered(2, 1), term=4)
-    spool.seal_blocking()
-    spool.prune_through_blocking(1)
-    spool.close_blocking()
+        wait(spool.append(numbered(2, 1), term=4))
+    wait(spool.seal())
+    wait(spool.prune_through(1))
+    wait(spool.close())
     again = opened(disk)
     with pytest.raises(Fenced):
-        again.append_blocking(numbered(2, 1), term=4)
-    again.append_blocking(numbered(2, 1), term=5)
+        wait(again.append(numbered(2, 1), term=4))
+    wait(again.append(numbered(2, 1), term=5))
 
 
 def test_an_empty_segment_does_not_make_the_log_forget_its_term() -> None:
     disk = FaultyDisk()
     spool = opened(disk)
-    spool.append_blocking(numbered(1, 1), term=5)
-    spool.seal_blocking()
+    wait(spool.append(numbered(1, 1), term=5))
+    wait(spool.seal())
     disk.crash()
     assert opened(disk.after_crash(runtime.random())).term == 5
 
 
 def test_a_refused_append_leaves_the_term_as_it_was() -> None:
     spool = opened(FaultyDisk())
-    spool.append_blocking(numbered(1, 1), term=1)
+    wait(spool.append(numbered(1, 1), term=1))
     with pytest.raises(Conflict):
-        spool.append_blocking(numbered(7, 1), term=2, first_lsn=7)
-    spool.append_blocking(numbered(2, 1), term=1)
+        wait(spool.append(numbered(7, 1), term=2, first_lsn=7))
+    wait(spool.append(numbered(2, 1), term=1))
 
 
 def test_records_that_are_too_many_for_one_frame_go_into_several() -> None:
     spool = opened(FaultyDisk(), config=SpoolConfig(group_bytes=1000))
-    spool.append_blocking(numbered(1, 100, size=50), term=1)
+    wait(spool.append(numbered(1, 100, size=50), term=1))
     assert spool.metrics.frames_written > 1
     assert spool.metrics.flushes == 1
-    groups = spool.read_since_blocking(0)
+    groups = wait(spool.read_since(0))
     assert max(group.nbytes for group in groups) <= 1000
     assert list(everything(spool)) == list(range(1, 101))
 
@@ -102,37 +102,37 @@ def test_records_that_are_too_many_for_one_frame_go_into_several() -> None:
 def test_what_the_log_does_not_carry_is_refused(records: pa.RecordBatch, why: str) -> None:
     spool = opened(FaultyDisk())
     with pytest.raises(Refused, match=why):
-        spool.append_blocking(records, term=1)
+        wait(spool.append(records, term=1))
     assert spool.current_lsn() == 0
 
 
 def test_a_draft_is_good_for_one_append() -> None:
     spool = opened(FaultyDisk())
     draft = prepare_append(numbered(1, 2))
-    assert spool.append_blocking(draft, term=1) == (1, 2)
-    with pytest.raises(Refused, match="make another"):
-        spool.append_blocking(draft, term=1)
+    assert wait(spool.append(draft, term=1)) == (1, 2)
+    with pytest.raises(Refused, match="prepare another"):
+        wait(spool.append(draft, term=1))
 
 
 def test_a_draft_that_changed_nothing_can_be_appended_again() -> None:
     disk = FaultyDisk()
     spool = opened(disk, config=SpoolConfig(queue_bytes=100))
     draft = prepare_append(numbered(1, 2))
-    spool.append_blocking(numbered(1, 1), term=5)
+    wait(spool.append(numbered(1, 1), term=5))
     for error, wrong in (
         (Conflict, {"term": 5, "first_lsn": 7}),
         (Fenced, {"term": 4}),
         (Refused, {"term": 0}),
     ):
         with pytest.raises(error):
-            spool.append_blocking(draft, **wrong)
+            wait(spool.append(draft, **wrong))
     disk.fail_next("append", errno.ENOSPC)
     with pytest.raises(NoSpace):
-        spool.append_blocking(draft, term=5)
-    assert spool.append_blocking(draft, term=5) == (2, 3)
+        wait(spool.append(draft, term=5))
+    assert wait(spool.append(draft, term=5)) == (2, 3)
     assert list(everything(spool)) == [1, 2, 3]
-    with pytest.raises(Refused, match="make another"):
-        spool.append_blocking(draft, term=5)
+    with pytest.raises(Refused, match="prepare another"):
+        wait(spool.append(draft, term=5))
 
 
 @virtual
@@ -159,9 +159,9 @@ def test_a_draft_whose_outcome_is_not_known_is_not_appended_again() -> None:
     draft = prepare_append(numbered(1, 2))
     disk.fail_next("sync", errno.EIO)
     with pytest.raises(DiskFailed):
-        spool.append_blocking(draft, term=1)
-    with pytest.raises(Refused, match="make another"):
-        opened(FaultyDisk()).append_blocking(draft, term=1)
+        wait(spool.append(draft, term=1))
+    with pytest.raises(Refused, match="prepare another"):
+        wait(opened(FaultyDisk()).append(draft, term=1))
 
 
 class Pipeline:
@@ -230,21 +230,21 @@ async def _values(spool: Spool) -> AsyncIterator[bytes]:
 def test_a_lost_range_takes_its_lsns_and_is_read_as_lost() -> None:
     disk = FaultyDisk()
     spool = opened(disk)
-    spool.append_blocking(numbered(1, 2), term=1)
-    assert spool.append_blocking(prepare_lost(10, "batch 7 is gone"), term=1) == (3, 12)
-    spool.append_blocking(numbered(13, 1), term=1)
-    spool.close_blocking()
-    groups = opened(disk).read_since_blocking(4)
+    wait(spool.append(numbered(1, 2), term=1))
+    assert wait(spool.append(prepare_lost(10, "batch 7 is gone"), term=1)) == (3, 12)
+    wait(spool.append(numbered(13, 1), term=1))
+    wait(spool.close())
+    groups = wait(opened(disk).read_since(4))
     assert spans(groups) == [(5, 12), (13, 13)]
     assert groups[0].lost == "batch 7 is gone"
 
 
 def test_a_closed_spool_takes_nothing() -> None:
     spool = opened(FaultyDisk())
-    spool.close_blocking()
-    spool.close_blocking()
+    wait(spool.close())
+    wait(spool.close())
     with pytest.raises(Refused, match="is closed"):
-        spool.append_blocking(numbered(1, 1), term=1)
+        wait(spool.append(numbered(1, 1), term=1))
 
 
 @pytest.mark.parametrize(

@@ -1,47 +1,54 @@
-"""Group commit: appends that wait share a write, whoever leads, and nobody waits for ever."""
+"""Group commit: appends that wait share a write, whatever becomes of their callers."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 import pytest
 
 from headwater.core import runtime
-from headwater.core.errors import (
-    Bug,
-    OutcomeUnknown,
-    Refused,
-    Unavailable,
-)
+from headwater.core.errors import Bug, HeadwaterError, OutcomeUnknown, Refused, Unavailable
 from headwater.log.spool import Spool, SpoolConfig
 from headwater.log.spool.commit import Appended, GroupCommit, PendingAppend
 from headwater.log.spool.writer import SegmentWriter
 from headwater.testing import Simulation, simulate
 from headwater.testing.disk import FaultyDisk
-from tests.log.given import everything, numbered, opened, values, waiting_ticket
+from tests.log.given import everything, numbered, opened, pending_append, values, wait
 
 SMALL = SpoolConfig(segment_bytes=1000)
 
 
-def test_appends_that_wait_share_one_write_and_one_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+def settle(appends: list[PendingAppend]) -> None:
+    """Says of each that it landed."""
+    for append in appends:
+        append.settle(Appended(1, 1))
+
+
+async def submitted(commit: GroupCommit, append: PendingAppend) -> Appended:
+    """Where an append landed."""
+    return await commit.submit(append)
+
+
+def test_appends_that_wait_share_one_write_and_one_sync(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     spool = opened(FaultyDisk())
     entered, go_on = threading.Event(), threading.Event()
-    flush = SegmentWriter.flush
 
-    def stalled(self: SegmentWriter, tickets: list[PendingAppend]) -> None:
+    def stalled(appends: list[PendingAppend]) -> None:
         entered.set()
         go_on.wait()
-        flush(self, tickets)
+        spool._writer.flush(appends)
 
-    monkeypatch.setattr(spool._committer, "_flush", lambda t: stalled(spool._writer, t))
-    threads = [_thread(spool, 1)]
-    threads[0].start()
+    monkeypatch.setattr(spool._commit, "_flush", stalled)
+    threads = [appending_thread(spool, 1)]
     entered.wait()
-    threads += [_thread(spool, n) for n in range(2, 22)]
-    for thread in threads[1:]:
-        thread.start()
-    while len(spool._committer._waiting) < 20:
+    threads += [appending_thread(spool, number) for number in range(2, 22)]
+    while len(spool._commit._waiting) < 20:
         pass
     go_on.set()
     for thread in threads:
@@ -50,39 +57,34 @@ def test_appends_that_wait_share_one_write_and_one_sync(monkeypatch: pytest.Monk
     assert list(everything(spool)) == list(range(1, 22))
 
 
-def _thread(spool: Spool, number: int) -> threading.Thread:
-    return threading.Thread(
-        target=spool.append_blocking, args=(numbered(number, 1),), kwargs={"term": 1}
-    )
+def appending_thread(spool: Spool, number: int) -> threading.Thread:
+    """A thread that waits for an append."""
+    thread = threading.Thread(target=lambda: wait(spool.append(numbered(number, 1), term=1)))
+    thread.start()
+    return thread
 
 
-def test_many_threads_and_tasks_append_at_once_and_each_is_there_once() -> None:
+def test_tasks_of_several_loops_append_at_once_and_each_record_is_there_once() -> None:
     spool = opened(FaultyDisk(), config=SMALL)
     landed: list[int] = []
 
-    def work(name: int) -> None:
-        for number in range(20):
-            at = spool.append_blocking(values(b"%d/%d" % (name, number)), term=1)
-            landed.append(at.first_lsn)
-
-    async def tasks() -> None:
+    async def tasks(loop: int) -> None:
         async def one(name: int) -> None:
             for number in range(20):
                 at = await spool.append(values(b"%d/%d" % (name, number)), term=1)
                 landed.append(at.first_lsn)
 
-        await asyncio.gather(*(one(name) for name in range(10, 15)))
+        await asyncio.gather(*(one(2 * loop), one(2 * loop + 1)))
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in range(5)]
+    threads = [threading.Thread(target=asyncio.run, args=(tasks(loop),)) for loop in range(5)]
     for thread in threads:
         thread.start()
-    asyncio.run(tasks())
     for thread in threads:
         thread.join()
     records = everything(spool)
     assert sorted(landed) == list(records) == list(range(1, 201))
     assert len(set(records.values())) == 200
-    for name in range(15):
+    for name in range(10):
         mine = [value for value in records.values() if value.startswith(b"%d/" % name)]
         assert mine == [b"%d/%d" % (name, number) for number in range(len(mine))]
 
@@ -107,51 +109,58 @@ def test_tasks_share_a_write_in_virtual_time_and_one_that_is_cancelled_harms_nob
 def test_more_than_may_wait_is_turned_away() -> None:
     flushed: list[int] = []
 
-    def flush(tickets: list[PendingAppend]) -> None:
+    def flush(appends: list[PendingAppend]) -> None:
         if not flushed:
             # While this one is written another may wait, whatever its size, and none after it.
-            committer._enter(waiting_ticket())
+            commit._enqueue(pending_append())
             with pytest.raises(Unavailable, match="does not keep up"):
-                committer._enter(waiting_ticket())
-        flushed.append(len(tickets))
-        for ticket in tickets:
-            ticket.settle(Appended(1, 1))
+                commit._enqueue(pending_append())
+        flushed.append(len(appends))
+        settle(appends)
 
-    committer = GroupCommit(flush, queue_bytes=1)
-    committer.append_from_thread(waiting_ticket())
+    commit = GroupCommit(flush, queue_bytes=1)
+    wait(submitted(commit, pending_append()))
+    commit.close("it ends")
     assert flushed == [1, 1]
 
 
 def test_what_waits_is_written_before_the_log_is_closed() -> None:
     disk = FaultyDisk()
     spool = opened(disk)
-    # Somebody leads, and has not looked again since the last write.
-    spool._committer._led = True
-    waiting = [waiting_ticket(), waiting_ticket()]
-    for ticket in waiting:
-        spool._committer._enter(ticket)
-    spool.close_blocking()
-    assert [ticket.result() for ticket in waiting] == [(1, 1), (2, 2)]
+    # The loop that was to start the writer has not done so yet.
+    waiting = [pending_append(), pending_append()]
+    for append in waiting:
+        spool._commit._enqueue(append)
+    wait(spool.close())
+    assert [append.result() for append in waiting] == [(1, 1), (2, 2)]
     assert list(everything(opened(disk))) == [1, 2]
 
 
-def test_batches_are_written_one_after_the_other_whoever_leads() -> None:
-    held: list[bool] = []
+def test_one_writer_writes_batches_one_after_the_other() -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    flushed: list[int] = []
 
-    def flush(tickets: list[PendingAppend]) -> None:
-        held.append(committer._flushing.locked())
-        for ticket in tickets:
-            ticket.settle(Appended(1, 1))
+    def flush(appends: list[PendingAppend]) -> None:
+        entered.set()
+        go_on.wait()
+        flushed.append(len(appends))
+        settle(appends)
 
-    committer = GroupCommit(flush, queue_bytes=1000)
-    committer.append_from_thread(waiting_ticket())
-    committer._led = True
-    committer._enter(waiting_ticket())
-    committer.close("it ends")
-    assert held == [True, True]
+    commit = GroupCommit(flush, queue_bytes=1000)
+    first = threading.Thread(target=lambda: wait(submitted(commit, pending_append())))
+    first.start()
+    entered.wait()
+    commit._enqueue(pending_append())
+    closing = threading.Thread(target=commit.close, args=("it ends",))
+    closing.start()
+    assert flushed == []
+    go_on.set()
+    for thread in (first, closing):
+        thread.join()
+    assert flushed == [1, 1]
 
 
-def test_a_loop_that_ends_before_anybody_led_leaves_nobody_waiting() -> None:
+def test_a_loop_that_ends_before_the_writer_began_leaves_no_append_waiting() -> None:
     spool = opened(FaultyDisk())
 
     async def cancelled() -> None:
@@ -162,114 +171,128 @@ def test_a_loop_that_ends_before_anybody_led_leaves_nobody_waiting() -> None:
         await asyncio.wait((appending,))
 
     asyncio.run(cancelled())
-    later = threading.Thread(
-        target=spool.append_blocking, args=(numbered(2, 1),), kwargs={"term": 1}, daemon=True
-    )
-    later.start()
-    later.join(10)
-    assert spool.current_lsn() == 2
+    assert appended_soon(spool) == (2, 2)
 
 
-def test_a_loop_that_is_closed_under_its_tasks_leaves_nobody_waiting() -> None:
+def test_a_loop_that_is_closed_under_its_tasks_leaves_no_append_waiting() -> None:
     spool = opened(FaultyDisk())
     loop = asyncio.new_event_loop()
     appending = loop.create_task(spool.append(numbered(1, 1), term=1))
     loop.call_soon(loop.stop)
     loop.run_forever()
     loop.close()
-    later = threading.Thread(
-        target=spool.append_blocking, args=(numbered(2, 1),), kwargs={"term": 1}, daemon=True
-    )
-    later.start()
-    later.join(10)
-    assert spool.current_lsn() == 2
+    assert appended_soon(spool) == (2, 2)
     assert not appending.done()
 
 
-def test_a_thread_does_not_write_for_tasks_for_ever() -> None:
-    led_by: list[str] = []
-    hungry = 0
-
-    def flush(tickets: list[PendingAppend]) -> None:
-        nonlocal hungry
-        led_by.append(threading.current_thread().name)
-        if threading.current_thread().name == "mine" and hungry < 20:
-            hungry += 1
-            ticket = waiting_ticket()
-            ticket.heard = asyncio.run_coroutine_threadsafe(_future(), loop).result()
-            committer._enter(ticket)
-        for ticket in tickets:
-            ticket.settle(Appended(1, 1))
-
-    async def _future() -> asyncio.Future[None]:
-        return asyncio.get_running_loop().create_future()
-
-    committer = GroupCommit(flush, queue_bytes=1000)
-    loop = asyncio.new_event_loop()
-    serving = threading.Thread(target=loop.run_forever)
-    serving.start()
-    mine = threading.Thread(
-        target=committer.append_from_thread, args=(waiting_ticket(),), name="mine"
-    )
-    mine.start()
-    mine.join()
-    while committer._led:
-        pass
-    loop.call_soon_threadsafe(loop.stop)
-    serving.join()
-    loop.close()
-    assert led_by[0] == "mine"
-    assert "mine" not in led_by[1:]
-    assert len(led_by) == 2
+def appended_soon(spool: Spool) -> Appended:
+    """Where an append landed that must not wait without end."""
+    return wait(_within(spool.append(numbered(2, 1), term=1)))
 
 
-def test_a_flush_that_breaks_off_fails_its_own_batch_and_no_other_leader_writes_on() -> None:
-    mine, behind = waiting_ticket(), waiting_ticket()
+async def _within(appending: Coroutine[Any, Any, Appended]) -> Appended:
+    return await asyncio.wait_for(appending, 10)
+
+
+def test_a_flush_that_raises_fails_all_that_wait_and_nothing_more_is_written() -> None:
+    mine, behind = pending_append(), pending_append()
     flushed: list[list[PendingAppend]] = []
+    broken: list[HeadwaterError] = []
 
-    def flush(tickets: list[PendingAppend]) -> None:
-        flushed.append(tickets)
-        if tickets == [mine]:
-            committer._enter(behind)
-            raise Unavailable("broken")
-        for ticket in tickets:
-            ticket.settle(Appended(1, 1))
+    def flush(appends: list[PendingAppend]) -> None:
+        flushed.append(appends)
+        commit._enqueue(behind)
+        raise Unavailable("broken")
 
-    class WithAnother:
-        """Held by one leader after the other: a second one waits for it, and is next."""
-
-        waits = True
-
-        def __enter__(self) -> None:
-            return None
-
-        def __exit__(self, *_: object) -> None:
-            if self.waits:
-                self.waits = False
-                committer._lead(None)
-
-    committer = GroupCommit(flush, queue_bytes=1000)
-    committer._flushing = WithAnother()  # type: ignore[assignment]
+    commit = GroupCommit(flush, queue_bytes=1, on_broken=broken.append)
     # Nothing says that the records are not there: the disk may have them.
     with pytest.raises(OutcomeUnknown, match="broken"):
-        committer.append_from_thread(mine)
-    for ticket in (mine, behind):
-        with pytest.raises(OutcomeUnknown, match="broken"):
-            ticket.result()
-    assert flushed == [[mine]]
-
-
-def test_a_flush_that_breaks_off_leaves_nobody_waiting() -> None:
-    behind = waiting_ticket()
-
-    def flush(_: list[PendingAppend]) -> None:
-        committer._enter(behind)
-        raise Bug("broken")
-
-    committer = GroupCommit(flush, queue_bytes=1)
-    with pytest.raises(Bug, match="broken"):
-        committer.append_from_thread(waiting_ticket())
-    with pytest.raises(Bug, match="broken"):
+        wait(submitted(commit, mine))
+    with pytest.raises(OutcomeUnknown, match="broken"):
         behind.result()
     with pytest.raises(Refused, match="broke off"):
-        committer.append_from_thread(waiting_ticket())
+        wait(submitted(commit, pending_append()))
+    assert flushed == [[mine]]
+    assert [type(error) for error in broken] == [OutcomeUnknown]
+
+
+def test_a_bug_in_a_flush_is_raised_as_it_is() -> None:
+    behind = pending_append()
+
+    def flush(_: list[PendingAppend]) -> None:
+        commit._enqueue(behind)
+        raise Bug("broken")
+
+    commit = GroupCommit(flush, queue_bytes=1)
+    with pytest.raises(Bug, match="broken"):
+        wait(submitted(commit, pending_append()))
+    with pytest.raises(Bug, match="broken"):
+        behind.result()
+
+
+def test_an_interrupted_flush_is_an_unknown_outcome_for_those_who_wait_for_it() -> None:
+    behind = pending_append()
+
+    def flush(_: list[PendingAppend]) -> None:
+        raise KeyboardInterrupt
+
+    commit = GroupCommit(flush, queue_bytes=1)
+    commit._enqueue(behind)
+    with pytest.raises(KeyboardInterrupt):
+        commit.close("it ends")
+    with pytest.raises(OutcomeUnknown, match="Open it again"):
+        behind.result()
+
+
+@pytest.fixture
+def listening() -> Iterator[None]:
+    """Ctrl-C means what it does at a terminal, also where the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("listening")
+def test_ctrl_c_while_another_waits_ends_the_log_for_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flush, entered = SegmentWriter.flush, threading.Event()
+
+    def interrupted(self: SegmentWriter, appends: list[PendingAppend]) -> None:
+        if not entered.is_set():
+            entered.set()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        flush(self, appends)
+
+    monkeypatch.setattr(SegmentWriter, "flush", interrupted)
+    spool = opened(FaultyDisk())
+    with pytest.raises(KeyboardInterrupt):
+        wait(spool.append(numbered(1, 1), term=1))
+    assert wait(spool.append(numbered(2, 1), term=1)) == (2, 2)
+    assert list(everything(spool)) == [1, 2]
+
+
+@pytest.mark.usefixtures("listening")
+@pytest.mark.parametrize("where", ["_enqueue", "_start_writer"])
+def test_a_loop_that_is_interrupted_while_a_task_submits_leaves_no_append_waiting(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = opened(FaultyDisk())
+    real = getattr(GroupCommit, where)
+
+    def interrupted(self: GroupCommit, *args: PendingAppend) -> bool:
+        if where == "_start_writer":
+            signal.raise_signal(signal.SIGINT)
+        is_needed = bool(real(self, *args))
+        signal.raise_signal(signal.SIGINT)
+        return is_needed
+
+    loop = asyncio.new_event_loop()
+    with monkeypatch.context() as patched:
+        patched.setattr(GroupCommit, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(spool.append(numbered(1, 1), term=1))
+    # The loop was interrupted, and goes on.
+    later = asyncio.wait_for(spool.append(numbered(2, 1), term=1), 10)
+    assert loop.run_until_complete(later) == (2, 2)
+    loop.close()

@@ -15,7 +15,7 @@ from headwater.log.spool import Spool, SpoolConfig
 from headwater.log.spool.frame import SpoolCorrupt
 from headwater.testing.disk import FaultyDisk
 from headwater.testing.disk_explore import explore
-from tests.log.given import PATH, everything, numbered, opened
+from tests.log.given import PATH, closing, everything, numbered, opened, wait
 
 CONFIG = SpoolConfig(segment_bytes=900, group_bytes=60)
 Said = tuple[str, int]
@@ -32,34 +32,34 @@ def body(disk: FaultyDisk, ack: Callable[[Said], None]) -> None:
         _append(spool, 4, ack)
         _append(spool, 3, ack)
         with contextlib.suppress(HeadwaterError):
-            spool.seal_blocking()
+            wait(spool.seal())
         _append(spool, 1, ack)
         _prune(spool, 5, ack)
         _append(spool, 2, ack)
         with contextlib.suppress(HeadwaterError):
-            spool.tend_blocking()
-        spool.close_blocking()
+            wait(spool.tend())
+        wait(spool.close())
     with contextlib.suppress(HeadwaterError):
         spool = opened(disk, config=CONFIG)
         _append(spool, 2, ack)
         _prune(spool, spool.current_lsn(), ack)
         floor_lsn = spool.current_lsn() + 9
         ack(("floor", floor_lsn))
-        spool.start_over_blocking(floor_lsn + 1)
+        wait(spool.start_over(floor_lsn + 1))
         _append(spool, 1, ack)
-        spool.close_blocking()
+        wait(spool.close())
 
 
 def _append(spool: Spool, count: int, ack: Callable[[Said], None]) -> None:
     with contextlib.suppress(HeadwaterError):
         first = spool.current_lsn() + 1
-        ack(("written", spool.append_blocking(numbered(first, count), term=1).last_lsn))
+        ack(("written", wait(spool.append(numbered(first, count), term=1)).last_lsn))
 
 
 def _prune(spool: Spool, lsn: int, ack: Callable[[Said], None]) -> None:
     ack(("floor", lsn))
     with contextlib.suppress(HeadwaterError):
-        spool.prune_through_blocking(lsn)
+        wait(spool.prune_through(lsn))
 
 
 def check(disk: FaultyDisk, said: list[Said]) -> None:
@@ -72,7 +72,7 @@ def check(disk: FaultyDisk, said: list[Said]) -> None:
     assert spool.current_lsn() >= written
     assert spool.oldest_lsn() <= floor + 1
     following = spool.current_lsn() + 1
-    assert spool.append_blocking(numbered(following, 1), term=1) == (following, following)
+    assert wait(spool.append(numbered(following, 1), term=1)) == (following, following)
 
 
 def test_at_every_crash_point_the_acknowledged_is_there_and_the_log_goes_on() -> None:
@@ -90,10 +90,10 @@ def discarding(disk: FaultyDisk, ack: Callable[[Said], None]) -> None:
     disk.make_dir(PATH)
     disk.sync_dir("/")
     with contextlib.suppress(HeadwaterError):
-        with opened(disk, config=CONFIG) as spool:
+        with closing(opened(disk, config=CONFIG)) as spool:
             for lsn in range(1, 30, 3):
-                spool.append_blocking(numbered(lsn, 3), term=2)
-            spool.prune_through_blocking(7)
+                wait(spool.append(numbered(lsn, 3), term=2))
+            wait(spool.prune_through(7))
         ack(("written", 30))
         Spool.discard(PATH, disk=disk)
         ack(("discarded", 30))
@@ -109,10 +109,10 @@ def check_discarded(disk: FaultyDisk, said: list[Said]) -> None:
         if ("written", 30) in said and spool.current_lsn() >= 5:
             assert list(everything(spool)) == list(range(8, 31))
             assert ("discarded", 30) not in said
-        spool.close_blocking()
+        wait(spool.close())
     Spool.discard(PATH, disk=disk)
     again = opened(disk, first_lsn=5, config=CONFIG)
-    assert again.append_blocking(numbered(5, 1), term=1) == (5, 5)
+    assert wait(again.append(numbered(5, 1), term=1)) == (5, 5)
     assert list(everything(again)) == [5]
 
 
@@ -125,8 +125,8 @@ def test_a_log_that_is_open_is_not_discarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_locks, "LOCK_WAIT_S", 0.0)
-    with Spool.open(str(tmp_path / "log")) as spool:
-        spool.append_blocking(numbered(1, 1), term=1)
+    with closing(Spool.open(str(tmp_path / "log"))) as spool:
+        wait(spool.append(numbered(1, 1), term=1))
         with pytest.raises(InUse):
             Spool.discard(str(tmp_path / "log"))
         assert list(everything(spool)) == [1]

@@ -12,7 +12,7 @@ from headwater.core.errors import Refused
 from headwater.log.record import record_hashes
 from headwater.log.spool import codec
 from headwater.testing.disk import FaultyDisk
-from tests.log.given import contents, opened
+from tests.log.given import closing, contents, opened, wait
 
 
 class Shape(pa.ExtensionType):  # type: ignore[misc]
@@ -74,13 +74,13 @@ def test_a_field_that_names_an_extension_type_is_what_it_is_stored_in(
     spool = opened(disk)
     if is_old:
         with mock.patch.object(codec, "_bare_schema", return_value=None):
-            spool.append_blocking(records, term=1)
+            wait(spool.append(records, term=1))
     else:
-        spool.append_blocking(records, term=1)
-    (tail,) = spool.read_since_blocking(0)
-    spool.close_blocking()
-    with opened(disk) as spool:
-        (group,) = spool.read_since_blocking(0)
+        wait(spool.append(records, term=1))
+    (tail,) = wait(spool.read_since(0))
+    wait(spool.close())
+    with closing(opened(disk)) as spool:
+        (group,) = wait(spool.read_since(0))
     (file,) = (data for path, data in contents(disk).items() if path.endswith(".wal"))
     assert (b"ARROW:extension" in file) == is_old
     assert group.records.schema.equals(tail.records.schema, check_metadata=True)
@@ -88,14 +88,14 @@ def test_a_field_that_names_an_extension_type_is_what_it_is_stored_in(
     assert b"ARROW:extension" not in group.records.schema.serialize().to_pybytes()
     assert group.records.to_pylist() == records.to_pylist()
     assert record_hashes(group) == record_hashes(tail)
-    with opened(FaultyDisk()) as copy:
-        copy.append_blocking(group.records, term=1)
+    with closing(opened(FaultyDisk())) as copy:
+        wait(copy.append(group.records, term=1))
 
 
 def test_other_metadata_of_fields_stay() -> None:
     spool = opened(FaultyDisk())
-    spool.append_blocking(records_of("uuid"), term=1)
-    (group,) = spool.read_since_blocking(0)
+    wait(spool.append(records_of("uuid"), term=1))
+    (group,) = wait(spool.read_since(0))
     assert group.records.schema.field("v").metadata == {b"said": b"by somebody"}
 
 
@@ -103,5 +103,5 @@ def test_a_type_that_was_made_in_python_is_refused_by_its_name() -> None:
     spool = opened(FaultyDisk())
     column = pa.ExtensionArray.from_storage(Shape(), pa.array([b"x"]))
     with pytest.raises(Refused, match="column 'v' is extension"):
-        spool.append_blocking(pa.record_batch({"v": column}), term=1)
-    assert spool.append_blocking(pa.record_batch({"v": pa.array([b"x"])}), term=1) == (1, 1)
+        wait(spool.append(pa.record_batch({"v": column}), term=1))
+    assert wait(spool.append(pa.record_batch({"v": pa.array([b"x"])}), term=1)) == (1, 1)

@@ -26,13 +26,13 @@ from headwater.log.spool import (
 from headwater.log.spool import commit as run_module
 from headwater.log.spool import spool as spool_module
 from headwater.log.spool.commit import PendingAppend, WriteBatch
-from headwater.log.spool.folder import Folder, SparseIndex, Watermarks
+from headwater.log.spool.folder import Folder, SparseIndex, SpoolWatermarks
 from headwater.log.spool.recovery import Recovered
 from headwater.log.spool.state import SpoolSegment
 from headwater.log.spool.writer import SegmentWriter
 from headwater.testing import Simulation, simulate
 from headwater.testing.disk import CrashKind, FaultyDisk, FaultyFile
-from tests.log.given import contents, everything, found, numbered, opened
+from tests.log.given import contents, everything, found, numbered, opened, wait
 from tests.torture.append_scenarios import APPENDS_AT_ONCE, append_history
 from tests.torture.log_scenarios import bitflip_history, power_loss_history, replaced
 
@@ -41,17 +41,17 @@ def test_a_full_disk_refuses_the_write_and_leaves_the_log_usable() -> None:
     disk = FaultyDisk()
     spool = opened(disk, config=SpoolConfig(segment_bytes=2000))
     for lsn in range(1, 11):
-        spool.append_blocking(numbered(lsn, 1), term=1)
+        wait(spool.append(numbered(lsn, 1), term=1))
     before = contents(disk)
     disk.space_bytes = sum(map(len, before.values())) + 100
     with pytest.raises(NoSpace):
-        spool.append_blocking(numbered(11, 1), term=1)
+        wait(spool.append(numbered(11, 1), term=1))
     assert contents(disk) == before
     assert spool.current_lsn() == 10
     assert list(everything(spool)) == list(range(1, 11))
     # Pruning needs no space, and makes some.
-    assert spool.prune_through_blocking(6).segments > 0
-    assert spool.append_blocking(numbered(11, 1), term=1) == (11, 11)
+    assert wait(spool.prune_through(6)).segments > 0
+    assert wait(spool.append(numbered(11, 1), term=1)) == (11, 11)
     disk.crash()
     again = opened(disk.after_crash(Random(1)))
     assert list(everything(again)) == list(range(7, 12))
@@ -60,17 +60,17 @@ def test_a_full_disk_refuses_the_write_and_leaves_the_log_usable() -> None:
 def test_a_disk_without_room_for_the_next_segment_refuses_and_goes_on_later() -> None:
     disk = FaultyDisk()
     spool = opened(disk, config=SpoolConfig(segment_bytes=1))
-    spool.append_blocking(numbered(1, 1), term=1)
+    wait(spool.append(numbered(1, 1), term=1))
     disk.fail_next("create", errno.ENOSPC)
     with pytest.raises(NoSpace):
-        spool.append_blocking(numbered(2, 1), term=1)
-    assert spool.append_blocking(numbered(2, 1), term=1) == (2, 2)
+        wait(spool.append(numbered(2, 1), term=1))
+    assert wait(spool.append(numbered(2, 1), term=1)) == (2, 2)
 
 
 def test_a_full_disk_can_still_be_opened() -> None:
     disk = FaultyDisk()
     spool = opened(disk)
-    spool.append_blocking(numbered(1, 3), term=1)
+    wait(spool.append(numbered(1, 3), term=1))
     disk.space_bytes = sum(map(len, contents(disk).values()))
     disk.crash()
     again = opened(disk.after_crash(Random(1), CrashKind.PROCESS_KILL))
@@ -80,23 +80,23 @@ def test_a_full_disk_can_still_be_opened() -> None:
 def test_after_a_failed_sync_nothing_is_acknowledged_and_none_is_tried_again() -> None:
     disk = FaultyDisk()
     spool = opened(disk)
-    spool.append_blocking(numbered(1, 1), term=1)
+    wait(spool.append(numbered(1, 1), term=1))
     disk.fail_next("sync", errno.EIO)
     with pytest.raises(DiskFailed, match="open the log again"):
-        spool.append_blocking(numbered(2, 1), term=1)
+        wait(spool.append(numbered(2, 1), term=1))
     syncs = sum(name.startswith("before sync ") for name in disk.trail)
     for attempt in (
-        lambda: spool.append_blocking(numbered(2, 1), term=1),
-        spool.seal_blocking,
-        spool.tend_blocking,
+        lambda: wait(spool.append(numbered(2, 1), term=1)),
+        lambda: wait(spool.seal()),
+        lambda: wait(spool.tend()),
     ):
         with pytest.raises(DiskFailed):
             attempt()
     assert sum(name.startswith("before sync ") for name in disk.trail) == syncs
     # What was safe before is still read.
     assert spool.current_lsn() == 1
-    assert found(spool.read_since_blocking(0)) == {1: b"record 1"}
-    spool.close_blocking()
+    assert found(wait(spool.read_since(0))) == {1: b"record 1"}
+    wait(spool.close())
     disk.crash()
     for kind in CrashKind:
         assert list(everything(opened(disk.after_crash(Random(1), kind)))) == [1]
@@ -122,24 +122,24 @@ def test_a_failed_sync_ends_the_waiting() -> None:
 def test_an_error_that_says_nothing_of_space_is_fatal(operation: str) -> None:
     disk = FaultyDisk()
     spool = opened(disk)
-    spool.append_blocking(numbered(1, 1), term=1)
+    wait(spool.append(numbered(1, 1), term=1))
     disk.fail_next("append", errno.ENOSPC if operation == "truncate" else errno.EIO)
     if operation == "truncate":
         disk.fail_next("truncate", errno.EIO)
     with pytest.raises(DiskFailed):
-        spool.append_blocking(numbered(2, 1), term=1)
+        wait(spool.append(numbered(2, 1), term=1))
     with pytest.raises(DiskFailed):
-        spool.append_blocking(numbered(2, 1), term=1)
+        wait(spool.append(numbered(2, 1), term=1))
 
 
 def test_what_was_refused_never_comes_back() -> None:
     disk = FaultyDisk()
     spool = opened(disk, config=SpoolConfig(group_bytes=20))
-    spool.append_blocking(numbered(1, 1), term=1)
+    wait(spool.append(numbered(1, 1), term=1))
     disk.space_bytes = sum(map(len, contents(disk).values())) + 900
     with pytest.raises(NoSpace):
         # Two frames of it found room.
-        spool.append_blocking(numbered(2, 5), term=1)
+        wait(spool.append(numbered(2, 5), term=1))
     disk.crash()
     for seed in range(20):
         assert list(everything(opened(disk.after_crash(Random(seed))))) == [1]
@@ -148,24 +148,24 @@ def test_what_was_refused_never_comes_back() -> None:
 def test_a_floor_whose_name_could_not_be_synced_ends_the_spool() -> None:
     disk = FaultyDisk()
     spool = opened(disk)
-    spool.append_blocking(numbered(1, 2), term=1)
+    wait(spool.append(numbered(1, 2), term=1))
     disk.fail_next("sync_dir", errno.EIO)
     with pytest.raises(DiskFailed):
-        spool.prune_through_blocking(1)
+        wait(spool.prune_through(1))
     with pytest.raises(DiskFailed):
-        spool.append_blocking(numbered(3, 1), term=1)
+        wait(spool.append(numbered(3, 1), term=1))
 
 
 def test_a_folder_that_could_not_be_opened_to_be_synced_can_be_pruned_later() -> None:
     disk = FaultyDisk()
     spool = opened(disk)
-    spool.append_blocking(numbered(1, 5), term=1)
+    wait(spool.append(numbered(1, 5), term=1))
     disk.fail_next("sync_dir", errno.EMFILE)
     with pytest.raises(Unavailable, match="ulimit"):
-        spool.prune_through_blocking(2)
+        wait(spool.prune_through(2))
     assert spool.oldest_lsn() == 1
-    assert spool.prune_through_blocking(2).floor_lsn == 2
-    assert spool.prune_through_blocking(4).floor_lsn == 4
+    assert wait(spool.prune_through(2)).floor_lsn == 2
+    assert wait(spool.prune_through(4)).floor_lsn == 4
     disk.crash()
     assert opened(disk.after_crash(Random(1))).oldest_lsn() == 5
 
@@ -173,12 +173,12 @@ def test_a_folder_that_could_not_be_opened_to_be_synced_can_be_pruned_later() ->
 def test_a_segment_whose_name_could_not_be_synced_for_lack_of_files_is_begun_again() -> None:
     disk = FaultyDisk()
     spool = opened(disk)
-    spool.append_blocking(numbered(1, 2), term=1)
+    wait(spool.append(numbered(1, 2), term=1))
     disk.fail_next("sync_dir", errno.EMFILE)
     with pytest.raises(Unavailable, match="ulimit"):
-        spool.seal_blocking()
-    spool.seal_blocking()
-    spool.append_blocking(numbered(3, 1), term=1)
+        wait(spool.seal())
+    wait(spool.seal())
+    wait(spool.append(numbered(3, 1), term=1))
     assert [segment.first_lsn for segment in spool.segments()] == [1, 3]
     assert list(everything(spool)) == [1, 2, 3]
 
@@ -214,11 +214,11 @@ def _nothing(*_: object, **__: object) -> None:
     """Does not do what it should."""
 
 
-def _mark_unsynced(self: Spool, *, floor_lsn: int | None = None) -> None:
+def _store_unsynced(self: Spool, *, floor_lsn: int | None = None) -> None:
     floor_lsn = self.floor_lsn if floor_lsn is None else floor_lsn
-    marks = Watermarks(self._marks.began_lsn, floor_lsn, self.synced_lsn, self.term)
-    self._folder.rename_marks(self._marks, marks)
-    self._marks = marks
+    watermarks = SpoolWatermarks(self._watermarks.began_lsn, floor_lsn, self.synced_lsn, self.term)
+    self._folder.rename_watermarks(self._watermarks, watermarks)
+    self._watermarks = watermarks
 
 
 def _create_unsynced(self: SegmentWriter, first_lsn: int) -> tuple[SpoolSegment, DiskFile]:
@@ -248,14 +248,14 @@ def _seal_unsynced(self: SegmentWriter, reason: str) -> None:
         _real_seal(self, reason)
 
 
-def _write_in_hope(self: SegmentWriter, run: WriteBatch) -> None:
+def _write_in_hope(self: SegmentWriter, batch: WriteBatch) -> None:
     """Does not tell of an error."""
     with suppress(HeadwaterError):
-        _real_write(self, run)
+        _real_write(self, batch)
 
 
-def _take_lsns_as_they_come(self: SegmentWriter, ticket: PendingAppend, run: WriteBatch) -> None:
-    run.next_lsn = ticket.first_lsn or run.next_lsn
+def _take_lsns_as_they_come(self: SegmentWriter, append: PendingAppend, batch: WriteBatch) -> None:
+    batch.next_lsn = append.first_lsn or batch.next_lsn
 
 
 async def _append_with_an_lsn_from_before(
@@ -265,8 +265,8 @@ async def _append_with_an_lsn_from_before(
     first_lsn = getattr(self, "next_lsn", 1)
     self.next_lsn = first_lsn + records.num_rows  # type: ignore[attr-defined]
     draft = await runtime.run_blocking(prepare_append, records)
-    ticket = PendingAppend(draft.take(), term=term, first_lsn=first_lsn, timestamp_ms=0)
-    return await self._committer.enter_from_task(ticket)
+    append = PendingAppend(draft.take(), term=term, first_lsn=first_lsn, timestamp_ms=0)
+    return await self._commit.submit(append)
 
 
 @contextmanager
@@ -279,17 +279,17 @@ def _lsns_before_the_line() -> Iterator[None]:
 
 
 def _only_the_segments_columns(
-    records: pa.RecordBatch, schema: pa.Schema, *, given: pa.Schema
+    records: pa.RecordBatch, schema: pa.Schema, *, own_schema: pa.Schema
 ) -> pa.RecordBatch:
     shared = records.select([name for name in records.schema.names if name in schema.names])
-    return codec.filled(shared, schema, given=shared.schema)
+    return codec.fill_columns(shared, schema, own_schema=shared.schema)
 
 
 @contextmanager
 def _columns_dropped_to_fit() -> Iterator[None]:
     with (
-        replaced(WriteBatch, "schema_with", lambda self, ticket: self.schema or ticket.given),
-        replaced(run_module, "filled", _only_the_segments_columns),
+        replaced(WriteBatch, "schema_with", lambda self, append: self.schema or append.own_schema),
+        replaced(run_module, "fill_columns", _only_the_segments_columns),
     ):
         yield
 
@@ -297,7 +297,7 @@ def _columns_dropped_to_fit() -> Iterator[None]:
 def _forget_what_was_pruned(folder: Folder, *, first_lsn: int | None) -> Recovered:
     """A log of which nothing is left is a new one."""
     found = _real_recover(folder, first_lsn=first_lsn)
-    if found.last_lsn > found.marks.floor_lsn:
+    if found.last_lsn > found.watermarks.floor_lsn:
         return found
     found.file.close()
     for name, _ in folder.disk.list_dir(folder.path):
@@ -313,7 +313,7 @@ MISTAKES: dict[str, tuple[Mistake, Callable[[int], object]]] = {
         power_loss_history,
     ),
     "the floor's name is not synced": (
-        lambda: replaced(Spool, "_mark", _mark_unsynced),
+        lambda: replaced(Spool, "_store_watermarks", _store_unsynced),
         power_loss_history,
     ),
     "the name of the next segment is not synced": (
@@ -390,7 +390,7 @@ def test_a_planted_bug_is_caught(mistake: str) -> None:
 def test_a_tail_of_one_to_three_bytes_that_stays_is_caught() -> None:
     disk = FaultyDisk()
     spool = opened(disk)
-    spool.append_blocking(numbered(1, 1), term=1)
+    wait(spool.append(numbered(1, 1), term=1))
     spool._writer._file.append(b"RD")
     disk.crash()
     with (
@@ -398,6 +398,6 @@ def test_a_tail_of_one_to_three_bytes_that_stays_is_caught() -> None:
         replaced(recovery, "rewrite_unsynced", _nothing),
     ):
         again = opened(disk.after_crash(Random(1), CrashKind.PROCESS_KILL))
-        again.append_blocking(numbered(2, 1), term=1)
+        wait(again.append(numbered(2, 1), term=1))
         with pytest.raises(Exception, match="no frame begins here"):
             everything(again)

@@ -17,13 +17,12 @@ from headwater.log.spool.frame import (
     FrameHeader,
     GroupKind,
     combine,
-    encode_frame,
     is_whole,
     payload_of,
     read_envelope,
     read_header,
 )
-from tests.log.given import numbered
+from tests.log.given import encode_frame, numbered
 
 V2 = bytes.fromhex("52444c570203000000000000002c00000000000000060000006c6567616379f9909ddf")
 V1 = bytes.fromhex("52444c570105000000000000000300000000000000616263")
@@ -88,11 +87,11 @@ def test_a_checksum_of_two_stretches_is_that_of_both_together() -> None:
 def test_a_group_says_where_it_stands_and_what_was_synced(rows: int) -> None:
     body = GroupFrame.of_records(numbered(11, rows))
     group = body.place(term=2, first_lsn=11, timestamp_ms=5, synced_lsn=9, offset=4096)
-    header = read_header(body.frame)
+    header = read_header(body.data)
     assert header is not None
-    assert is_whole(header, memoryview(body.frame))
+    assert is_whole(header, memoryview(body.data))
     assert (header.term, header.lsn, header.timestamp_ms) == (2, 10 + rows, 5)
-    payload = payload_of(header, memoryview(body.frame))
+    payload = payload_of(header, memoryview(body.data))
     assert read_envelope(payload) == (GroupKind.RECORDS, 11, 9, 4096)
     again = decode_group(header, payload)
     assert again.records == group.records
@@ -102,9 +101,9 @@ def test_a_group_says_where_it_stands_and_what_was_synced(rows: int) -> None:
 def test_a_lost_range_keeps_its_lsns_and_its_cause() -> None:
     body = GroupFrame.of_lost(3, "batch gone")
     body.place(term=1, first_lsn=5, timestamp_ms=0, synced_lsn=4, offset=0)
-    header = read_header(body.frame)
+    header = read_header(body.data)
     assert header is not None
-    group = decode_group(header, payload_of(header, memoryview(body.frame)))
+    group = decode_group(header, payload_of(header, memoryview(body.data)))
     assert (group.first_lsn, group.last_lsn, group.lost) == (5, 7, "batch gone")
     assert group.records.num_rows == 0
 
@@ -132,9 +131,9 @@ def test_a_payload_that_nothing_is_known_of_is_a_value() -> None:
 def test_a_group_that_contradicts_itself_is_corrupt(kind: int, last_lsn: int) -> None:
     body = GroupFrame.of_records(numbered(11, 1))
     body.place(term=2, first_lsn=11, timestamp_ms=5, synced_lsn=9, offset=0)
-    header = read_header(body.frame)
+    header = read_header(body.data)
     assert header is not None
-    payload = memoryview(body.frame)[33:-4]
+    payload = memoryview(body.data)[33:-4]
     payload[4] = kind
     with pytest.raises(Corrupt):
         decode_group(header._replace(lsn=last_lsn), payload)
@@ -149,15 +148,15 @@ def test_a_group_whose_first_lsn_is_above_its_last_or_none_is_corrupt(
     body: GroupFrame, first_lsn: int, last_lsn: int
 ) -> None:
     body.place(term=2, first_lsn=first_lsn, timestamp_ms=5, synced_lsn=9, offset=0)
-    header = read_header(body.frame)
+    header = read_header(body.data)
     assert header is not None
     with pytest.raises(Corrupt, match=f"LSNs {first_lsn} to {last_lsn}"):
-        decode_group(header._replace(lsn=last_lsn), memoryview(body.frame)[33:-4])
+        decode_group(header._replace(lsn=last_lsn), memoryview(body.data)[33:-4])
 
 
 def _payload(body: GroupFrame) -> bytes:
     body.place(term=2, first_lsn=11, timestamp_ms=5, synced_lsn=9, offset=0)
-    return bytes(body.frame[33:-4])
+    return bytes(body.data[33:-4])
 
 
 PAYLOADS = [

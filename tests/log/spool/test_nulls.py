@@ -12,7 +12,7 @@ from headwater.log.record.layout import check_nulls
 from headwater.log.spool import codec, prepare_append
 from headwater.testing.disk import FaultyDisk
 from tests.log.edges import EDGES
-from tests.log.given import opened
+from tests.log.given import closing, opened, wait
 
 _STRICT = pa.field("x", pa.int64(), nullable=False)
 _STRUCT = pa.struct([_STRICT])
@@ -56,18 +56,18 @@ def test_a_null_where_none_may_be_is_refused(place: str) -> None:
     spool = opened(FaultyDisk())
     records = records_of(place)
     with pytest.raises(Refused, match=f"column '{place}' holds a null"):
-        spool.append_blocking(records, term=1)
-    assert spool.append_blocking(records.slice(2), term=1) == (1, 1)
+        wait(spool.append(records, term=1))
+    assert wait(spool.append(records.slice(2), term=1)) == (1, 1)
 
 
 @pytest.mark.parametrize("place", MISPLACED)
 def test_of_a_log_that_has_them_such_nulls_are_read_and_can_be_copied(place: str) -> None:
     disk = FaultyDisk()
     records = records_of(place)
-    with opened(disk) as spool, mock.patch.object(codec, "check_nulls"):
-        spool.append_blocking(records, term=1)
-    with opened(disk) as spool:
-        (group,) = spool.read_since_blocking(0)
+    with closing(opened(disk)) as spool, mock.patch.object(codec, "check_nulls"):
+        wait(spool.append(records, term=1))
+    with closing(opened(disk)) as spool:
+        (group,) = wait(spool.read_since(0))
     assert group.records.to_pylist() == records.to_pylist()
     prepare_append(group.records)
 

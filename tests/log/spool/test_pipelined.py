@@ -12,7 +12,7 @@ from headwater.core import runtime
 from headwater.core.limits import DECODE_INLINE_BYTES
 from headwater.log.spool import Appended, PreparedAppend, Spool, codec, prepare_append
 from headwater.log.spool.commit import CallOrder
-from headwater.log.spool.spool import _ticket
+from headwater.log.spool.spool import _pending
 from tests.planted import expect_noticed
 from tests.torture.pipeline_scenarios import PIPELINED, pipelined_history
 
@@ -31,7 +31,7 @@ async def enters_when_encoded(
         draft = (
             prepare_append(draft) if is_small else await runtime.run_blocking(prepare_append, draft)
         )
-    return await self._committer.enter_from_task(_ticket(draft, term, first_lsn, None))
+    return await self._commit.submit(_pending(draft, term, first_lsn, None))
 
 
 def own_columns_apart(schema: pa.Schema, other: pa.Schema) -> pa.Schema | None:
@@ -46,7 +46,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "small-overtakes-large": (Spool, "append", enters_when_encoded),
     "small-does-not-wait": (CallOrder, "is_free", lambda self: True),
     "refused-draft-is-used-up": (PreparedAppend, "give_back", lambda self, bodies: None),
-    "segment-for-every-column-set": (codec, "merged", own_columns_apart),
+    "segment-for-every-column-set": (codec, "merge_schemas", own_columns_apart),
 }
 
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from headwater.core.errors import Refused
 from headwater.log.record import ChangeRecord, changes_of, record_hashes
 from headwater.log.spool import Spool, SpoolCorrupt
-from headwater.log.spool.frame import encode_frame
-from tests.log.given import contents, numbered, opened, planted, spans
+from tests.log.given import contents, encode_frame, numbered, opened, planted, spans, wait
 
 NAME = "x.logical.wal"
 
@@ -29,12 +28,12 @@ def frame(lsn: int, payload: bytes = b"payload") -> bytes:
 def test_whole_frames_that_are_out_of_order_are_never_cut_off(lsns: tuple[int, ...]) -> None:
     data = b"".join(map(frame, lsns))
     disk = planted({NAME: data})
-    with pytest.raises(SpoolCorrupt, match=r"stands behind .* in the order of their LSNs"):
+    with pytest.raises(SpoolCorrupt, match=r"is behind .* in the order of their LSNs"):
         opened(disk)
     assert contents(disk)[NAME] == data
     # Also where the file was taken over by somebody who did not look.
     disk = planted({f"{lsns[0]:020d}.wal": data})
-    with pytest.raises(SpoolCorrupt, match="stands behind"):
+    with pytest.raises(SpoolCorrupt, match="is behind"):
         opened(disk)
     assert data in contents(disk).values()
 
@@ -42,7 +41,7 @@ def test_whole_frames_that_are_out_of_order_are_never_cut_off(lsns: tuple[int, .
 def test_a_whole_frame_behind_damage_is_not_cut_off_though_its_lsn_is_lower() -> None:
     data = frame(1) + frame(5) + b"damaged" + frame(3)
     disk = planted({NAME: data})
-    with pytest.raises(SpoolCorrupt, match="LSN 3 stands behind"):
+    with pytest.raises(SpoolCorrupt, match="LSN 3 is behind"):
         opened(disk)
     assert contents(disk)[NAME] == data
 
@@ -70,21 +69,21 @@ def test_a_record_beyond_our_types_is_taken_as_a_value(payload: bytes, place: in
     frames = [frame(lsn, payload if lsn == place else change()) for lsn in (1, 2, 3)]
     disk = planted({NAME: b"".join(frames)})
     spool = opened(disk)
-    groups = spool.read_since_blocking(0)
+    groups = wait(spool.read_since(0))
     assert groups[place - 1].records.column("_value").to_pylist() == [payload]
     assert all(len(record_hashes(group)) == 1 for group in groups)
-    assert spool.append_blocking(numbered(4, 1), term=2) == (4, 4)
-    spool.close_blocking()
+    assert wait(spool.append(numbered(4, 1), term=2)) == (4, 4)
+    wait(spool.close())
     assert opened(disk).current_lsn() == 4
 
 
 def test_numbers_that_were_left_out_are_read_as_lost_so_that_readers_come_past_them() -> None:
     spool = opened(planted({NAME: frame(1) + frame(2) + frame(10)}))
-    groups = spool.read_since_blocking(0)
+    groups = wait(spool.read_since(0))
     assert spans(groups) == [(1, 1), (2, 2), (3, 9), (10, 10)]
     assert "left out" in (groups[2].lost or "")
-    assert spans(spool.read_since_blocking(5)) == [(6, 9), (10, 10)]
-    assert spans(spool.read_since_blocking(1, max_records=3)) == [(2, 2), (3, 4)]
+    assert spans(wait(spool.read_since(5))) == [(6, 9), (10, 10)]
+    assert spans(wait(spool.read_since(1, max_records=3))) == [(2, 2), (3, 4)]
 
 
 @pytest.mark.parametrize("end", [200_000, 10**12, 2**62])
@@ -92,14 +91,14 @@ def test_a_gap_of_any_length_is_handed_out_as_one_lost_range(end: int) -> None:
     disk = planted({NAME: frame(1) + frame(end) + frame(end + 1)})
     spool = opened(disk)
     expected = [(1, 1), (2, end - 1), (end, end), (end + 1, end + 1)]
-    assert spans(spool.read_since_blocking(0)) == expected
-    assert spans(spool.read_since_blocking(end // 2)) == [(end // 2 + 1, end - 1), *expected[2:]]
-    spool.close_blocking()
-    assert spans(opened(disk).read_since_blocking(0)) == expected
+    assert spans(wait(spool.read_since(0))) == expected
+    assert spans(wait(spool.read_since(end // 2))) == [(end // 2 + 1, end - 1), *expected[2:]]
+    wait(spool.close())
+    assert spans(wait(opened(disk).read_since(0))) == expected
 
 
 def changes(spool: Spool) -> list[ChangeRecord]:
-    return [one for group in spool.read_since_blocking(0) for one in changes_of(group)]
+    return [one for group in wait(spool.read_since(0)) for one in changes_of(group)]
 
 
 def flipped(data: bytes, at: int, bit: int) -> bytes:
@@ -145,14 +144,14 @@ def test_a_log_whose_only_frame_is_damaged_does_not_begin_again_at_lsn_1(lsn: in
                 opened(disk, first_lsn=first_lsn)
             assert contents(disk)[NAME] == data
     spool = opened(planted({NAME: cut[-1]}), first_lsn=lsn + 1)
-    assert spool.append_blocking(numbered(1, 1), term=2) == (lsn + 1, lsn + 1)
+    assert wait(spool.append(numbered(1, 1), term=2)) == (lsn + 1, lsn + 1)
 
 
 def test_what_is_left_of_the_first_frame_of_a_log_is_cut_off() -> None:
     for whole in (frame(1), frame_v2(1, b"payload"), frame_v1(1, b"payload")):
         for left in (*(whole[:size] for size in range(len(whole))), bytes(len(whole)), bytes(500)):
             spool = opened(planted({NAME: left}))
-            assert spool.append_blocking(numbered(1, 1), term=2) == (1, 1)
+            assert wait(spool.append(numbered(1, 1), term=2)) == (1, 1)
 
 
 def test_no_flipped_bit_of_a_published_log_gives_another_record() -> None:
@@ -175,14 +174,14 @@ def test_no_flipped_bit_of_a_published_log_gives_another_record() -> None:
 def test_logs_of_version_1_are_read_also_with_a_torn_end() -> None:
     frames = [frame_v1(lsn, change(rid=lsn)) for lsn in (1, 2, 3)]
     later = encode_frame(change(rid=4), term=2, lsn=4, timestamp_ms=5)
-    assert spans(opened(planted({NAME: b"".join(frames) + later})).read_since_blocking(0)) == [
+    assert spans(wait(opened(planted({NAME: b"".join(frames) + later})).read_since(0))) == [
         (lsn, lsn) for lsn in (1, 2, 3, 4)
     ]
     for cut in range(1, len(frames[2])):
         spool = opened(planted({NAME: b"".join(frames)[:-cut]}))
-        assert spans(spool.read_since_blocking(0)) == [(1, 1), (2, 2)]
+        assert spans(wait(spool.read_since(0))) == [(1, 1), (2, 2)]
     spool = opened(planted({NAME: b"".join(frames) + bytes(100)}))
-    assert spans(spool.read_since_blocking(0)) == [(1, 1), (2, 2), (3, 3)]
+    assert spans(wait(spool.read_since(0))) == [(1, 1), (2, 2), (3, 3)]
 
 
 @pytest.mark.parametrize("bit", range(5))
@@ -250,7 +249,7 @@ def test_a_changed_log_is_opened_or_refused_and_never_read_out_of_order(
     except (SpoolCorrupt, Refused):
         assert data in contents(disk).values(), "what is refused stays as it is"
         return
-    groups = spool.read_since_blocking(0)
+    groups = wait(spool.read_since(0))
     reached = spool.oldest_lsn() - 1
     for group in groups:
         assert group.first_lsn == reached + 1

@@ -18,12 +18,22 @@ from headwater.log.spool.frame import (
     HEAD_BYTES,
     MAGIC,
     V3,
-    encode_frame,
     read_header,
 )
 from headwater.testing.disk import FaultyDisk
 from headwater.testing.disk_explore import explore
-from tests.log.given import PATH, contents, everything, found, numbered, opened, planted, values
+from tests.log.given import (
+    PATH,
+    contents,
+    encode_frame,
+    everything,
+    found,
+    numbered,
+    opened,
+    planted,
+    values,
+    wait,
+)
 from tests.torture.log_scenarios import BITFLIPS, CUTS, POWER_LOSS
 
 SEGMENT = f"{1:020d}.wal"
@@ -36,7 +46,7 @@ def log_of(*counts: int) -> tuple[bytes, list[tuple[int, int]]]:
     spool = opened(disk)
     ends = []
     for count in counts:
-        spool.append_blocking(numbered(spool.current_lsn() + 1, count), term=1)
+        wait(spool.append(numbered(spool.current_lsn() + 1, count), term=1))
         ends.append((len(contents(disk)[SEGMENT]), spool.current_lsn()))
     return contents(disk)[SEGMENT], ends
 
@@ -59,9 +69,9 @@ def test_what_is_cut_off_is_told_with_its_lsns(caplog: pytest.LogCaptureFixture)
 def test_a_cut_below_what_was_synced_is_corruption_and_nothing_is_cut_off() -> None:
     disk = FaultyDisk()
     spool = opened(disk)
-    spool.append_blocking(numbered(1, 2), term=1)
-    spool.append_blocking(numbered(3, 2), term=1)
-    spool.close_blocking()
+    wait(spool.append(numbered(1, 2), term=1))
+    wait(spool.append(numbered(3, 2), term=1))
+    wait(spool.close())
     files = contents(disk)
     for length in range(len(files[SEGMENT])):
         damaged = planted({**files, SEGMENT: files[SEGMENT][:length]})
@@ -88,9 +98,9 @@ def test_whole_frames_after_a_bad_one_alone_are_no_corruption() -> None:
     """Unsynced frames reach the disk in any order."""
     disk = FaultyDisk()
     spool = opened(disk, config=SpoolConfig(group_bytes=30))
-    spool.append_blocking(numbered(1, 1), term=1)
+    wait(spool.append(numbered(1, 1), term=1))
     before = len(contents(disk)[SEGMENT])
-    spool.append_blocking(numbered(2, 4), term=1)
+    wait(spool.append(numbered(2, 4), term=1))
     data = bytearray(contents(disk)[SEGMENT])
     data[before : before + 100] = bytes(100)
     again = opened(planted({SEGMENT: bytes(data), MARKS: b""}))
@@ -104,10 +114,10 @@ def test_a_frame_that_somebody_stored_in_a_record_proves_nothing() -> None:
     data, ends = log_of(1, 1, 1)
     disk = FaultyDisk()
     spool = opened(disk)
-    spool.append_blocking(numbered(1, 1), term=1)
+    wait(spool.append(numbered(1, 1), term=1))
     begun = len(contents(disk)[SEGMENT])
     foreign = encode_frame(b"x", term=1, lsn=50, timestamp_ms=0)
-    spool.append_blocking(values(data[ends[0][0] :] + foreign), term=1)
+    wait(spool.append(values(data[ends[0][0] :] + foreign), term=1))
     torn = bytearray(contents(disk)[SEGMENT])
     torn[begun + 70] ^= 1
     again = opened(planted({SEGMENT: bytes(torn), MARKS: b""}))
@@ -117,7 +127,7 @@ def test_a_frame_that_somebody_stored_in_a_record_proves_nothing() -> None:
 def test_a_record_that_says_the_magic_over_and_over_costs_no_more_than_its_bytes() -> None:
     disk = FaultyDisk()
     spool = opened(disk)
-    spool.append_blocking(values(b"RDLW\x03" * 20_000), term=1)
+    wait(spool.append(values(b"RDLW\x03" * 20_000), term=1))
     torn = contents(disk)[SEGMENT][:-1]
     assert opened(planted({SEGMENT: torn, MARKS: b""})).current_lsn() == 0
 
@@ -140,7 +150,7 @@ def framed(first_lsn: int, *, synced_lsn: int, offset: int) -> bytes:
     """A whole frame of two records that says this of itself."""
     body = GroupFrame.of_records(numbered(first_lsn, 2))
     body.place(term=1, first_lsn=first_lsn, timestamp_ms=0, synced_lsn=synced_lsn, offset=offset)
-    return bytes(body.frame)
+    return bytes(body.data)
 
 
 FIRST = framed(1, synced_lsn=0, offset=0)
@@ -165,26 +175,26 @@ def test_a_sealed_segment_of_frames_that_cannot_stand_there_is_damage(what: str)
     spool = opened(planted(files))
     with pytest.raises(SpoolCorrupt, match="from LSN 3 on"):
         everything(spool)
-    assert list(found(spool.read_since_blocking(0, max_records=2))) == [1, 2]
+    assert list(found(wait(spool.read_since(0, max_records=2)))) == [1, 2]
 
 
 def test_a_process_that_died_while_it_began_left_nothing_in_the_way() -> None:
     for files in ({MARKS: b""}, {SEGMENT: b""}, {f"{7:020d}.wal": b""}, {"x.new": b"half"}):
         spool = opened(planted(files), first_lsn=9)
-        assert spool.append_blocking(numbered(9, 1), term=1) == (9, 9)
+        assert wait(spool.append(numbered(9, 1), term=1)) == (9, 9)
 
 
 def test_what_is_written_above_a_floor_that_outlived_its_records_is_safe() -> None:
     disk = FaultyDisk()
     spool = opened(disk, config=SpoolConfig(sync="none"))
-    spool.append_blocking(numbered(1, 5), term=1)
-    spool.prune_through_blocking(5)
+    wait(spool.append(numbered(1, 5), term=1))
+    wait(spool.prune_through(5))
     disk.crash()
     for seed in range(20):
         left = disk.after_crash(Random(seed))
         again = opened(left)
         assert (again.oldest_lsn(), again.current_lsn()) == (6, 5)
-        again.append_blocking(numbered(6, 1), term=1)
+        wait(again.append(numbered(6, 1), term=1))
         left.crash()
         assert list(everything(opened(left.after_crash(Random(seed))))) == [6]
 
@@ -209,17 +219,17 @@ def test_a_beginning_that_is_moved_down_is_safe_at_every_point() -> None:
     def body(disk: FaultyDisk, ack: Callable[[int], None]) -> None:
         disk.make_dir(PATH)
         disk.sync_dir("/")
-        opened(disk, first_lsn=100).close_blocking()
-        opened(disk, first_lsn=50).close_blocking()
+        wait(opened(disk, first_lsn=100).close())
+        wait(opened(disk, first_lsn=50).close())
         ack(50)
 
     def check(disk: FaultyDisk, chosen: list[int]) -> None:
         spool = opened(disk)
         assert spool.oldest_lsn() == spool.current_lsn() + 1
         assert not chosen or spool.oldest_lsn() == 50
-        spool.close_blocking()
+        wait(spool.close())
         again = opened(disk, first_lsn=50)
-        assert again.append_blocking(numbered(50, 1), term=1) == (50, 50)
+        assert wait(again.append(numbered(50, 1), term=1)) == (50, 50)
         assert list(everything(again)) == [50]
 
     explore(body, check, states=2)
@@ -238,10 +248,10 @@ def test_a_last_segment_under_another_name_is_damage_and_no_torn_end(name: int) 
     disk = FaultyDisk()
     spool = opened(disk)
     for lsn in (1, 2, 3):
-        spool.append_blocking(numbered(lsn, 1), term=1)
-    spool.seal_blocking()
-    spool.append_blocking(numbered(4, 2), term=1)
-    spool.close_blocking()
+        wait(spool.append(numbered(lsn, 1), term=1))
+    wait(spool.seal())
+    wait(spool.append(numbered(4, 2), term=1))
+    wait(spool.close())
     files = contents(disk)
     files[f"{name:020d}.wal"] = files.pop(f"{4:020d}.wal")
     disk = planted(files)
@@ -262,8 +272,8 @@ def test_a_published_spool_is_taken_over_and_goes_on() -> None:
     spool = opened(disk)
     assert (spool.oldest_lsn(), spool.current_lsn(), spool.term) == (10, 14, 2)
     assert everything(spool)[12] == b"payload 12"
-    spool.append_blocking(values(b"ours"), term=3)
-    spool.close_blocking()
+    wait(spool.append(values(b"ours"), term=3))
+    wait(spool.close())
     assert list(everything(opened(disk)).values())[-2:] == [b"payload 14", b"ours"]
 
 
@@ -308,9 +318,9 @@ def test_taking_over_a_published_spool_is_safe_at_every_point() -> None:
         disk.sync_dir("/")
         ack(14)
         spool = opened(disk)
-        spool.append_blocking(values(b"ours"), term=3)
+        wait(spool.append(values(b"ours"), term=3))
         ack(15)
-        spool.close_blocking()
+        wait(spool.close())
 
     def check(disk: FaultyDisk, acknowledged: list[int]) -> None:
         if not acknowledged:
@@ -319,7 +329,7 @@ def test_taking_over_a_published_spool_is_safe_at_every_point() -> None:
         records = everything(spool)
         assert list(records) in (list(range(10, 15)), list(range(10, 16)))
         assert max(records) >= acknowledged[-1]
-        assert spool.append_blocking(values(b"more"), term=3).first_lsn == max(records) + 1
+        assert wait(spool.append(values(b"more"), term=3)).first_lsn == max(records) + 1
 
     explore(body, check)
 

@@ -22,7 +22,7 @@ from headwater.log.spool.scan import Survey
 from headwater.store import MemoryBackend, Store
 from headwater.testing.disk import FaultyDisk
 from headwater.testing.disk_explore import explore
-from tests.log.given import PATH, contents, everything, numbered, opened, planted
+from tests.log.given import PATH, closing, contents, everything, numbered, opened, planted, wait
 
 CONFIG = SpoolConfig(segment_bytes=1500, group_bytes=100)
 RECORDS = {lsn: b"record %d" % lsn for lsn in range(1, 41)}
@@ -34,8 +34,8 @@ def grown(*, first: int = 1, step: int = 4, term: int = 3) -> FaultyDisk:
     spool = opened(disk, config=CONFIG, first_lsn=first)
     while spool.current_lsn() < 40:
         lsn = spool.current_lsn() + 1
-        spool.append_blocking(numbered(lsn, min(step, 41 - lsn)), term=term)
-    spool.close_blocking()
+        wait(spool.append(numbered(lsn, min(step, 41 - lsn)), term=term))
+    wait(spool.close())
     return disk
 
 
@@ -60,14 +60,14 @@ def test_damage_anywhere_is_mended_from_a_copy_that_was_framed_otherwise() -> No
             disk = planted(damaged)
             report = repair(PATH, [SpoolSource(PATH, copy)], disk=disk)
             assert report.missing == []
-            assert {one.source for one in report.mended} == {PATH}
+            assert {one.source for one in report.repaired} == {PATH}
             assert contents(disk)[f"{name}.damaged"] == damaged[name]
             again = opened(disk)
             assert everything(again) == RECORDS
             assert again.torn is None
             assert again.term == 3
-            again.close_blocking()
-            assert repair(PATH, [], disk=disk).mended == []
+            wait(again.close())
+            assert repair(PATH, [], disk=disk).repaired == []
 
 
 def test_a_first_frame_that_lost_its_mark_is_mended_as_any_other() -> None:
@@ -97,9 +97,9 @@ def test_a_source_is_compared_once_with_a_segment_however_many_gaps_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     disk = FaultyDisk()
-    with opened(disk) as spool:
+    with closing(opened(disk)) as spool:
         for lsn in range(1, 41):
-            spool.append_blocking(numbered(lsn, 1), term=3)
+            wait(spool.append(numbered(lsn, 1), term=3))
     files = contents(disk)
     (name,) = segments(files)
     data = bytearray(files[name])
@@ -119,7 +119,7 @@ def test_a_source_is_compared_once_with_a_segment_however_many_gaps_it_has(
     monkeypatch.setattr(spool_survey, "survey", counted)
     damaged = planted({**files, name: bytes(data)})
     report = repair(PATH, [source], disk=damaged)
-    assert len(report.mended) == gaps
+    assert len(report.repaired) == gaps
     assert everything(opened(damaged)) == RECORDS
     beside, sampled = 2 * gaps, 2
     assert source.reads <= gaps + beside + sampled
@@ -132,7 +132,7 @@ def test_a_mended_log_has_the_hashes_of_the_whole_one() -> None:
     files = contents(whole)
     disk = planted(flipped(files, segments(files)[1], 100))
     repair(PATH, [SpoolSource(PATH, grown(step=3))], disk=disk)
-    hashes = [range_hash(opened(one).read_since_blocking(0)) for one in (whole, disk)]
+    hashes = [range_hash(wait(opened(one).read_since(0))) for one in (whole, disk)]
     assert hashes[0] == hashes[1]
 
 
@@ -155,7 +155,7 @@ def test_what_nobody_has_is_told_and_the_segment_is_left_as_it_is() -> None:
         disk = planted(damaged)
         report = repair(PATH, sources, disk=disk)
         assert [str(one) for one in report.missing] == ["LSN 1 to 4"]
-        assert (report.mended, report.kept) == ([], [])
+        assert (report.repaired, report.set_aside) == ([], [])
         assert {k: v for k, v in contents(disk).items() if k != "lock"} == {
             k: v for k, v in damaged.items() if k != "lock"
         }
@@ -179,7 +179,7 @@ def test_what_is_given_up_is_read_as_lost_and_covers_its_lsns() -> None:
     report = repair(PATH, [], give_up=True, disk=disk)
     assert report.missing == []
     spool = opened(disk)
-    groups = spool.read_since_blocking(0, max_records=1000)
+    groups = wait(spool.read_since(0, max_records=1000))
     assert (groups[0].first_lsn, groups[0].last_lsn) == (1, 4)
     assert groups[0].lost == "given up in a repair"
     assert [group.first_lsn for group in groups[1:]] == [one.last_lsn + 1 for one in groups[:-1]]
@@ -192,15 +192,15 @@ def test_what_a_copy_has_behind_a_gap_of_its_own_is_neither_missing_nor_given_up
     report = repair(PATH, [copy], disk=disk)
     assert [str(one) for one in report.missing] == ["LSN 1 to 2"]
     report = repair(PATH, [copy], give_up=True, disk=disk)
-    assert [(one.first_lsn, one.last_lsn) for one in report.mended] == [(1, 2), (3, 4)]
+    assert [(one.first_lsn, one.last_lsn) for one in report.repaired] == [(1, 2), (3, 4)]
     assert everything(opened(disk)) == {lsn: RECORDS[lsn] for lsn in range(3, 41)}
 
 
 def test_what_was_pruned_is_not_asked_for() -> None:
     disk = grown()
     spool = opened(disk)
-    spool.prune_through_blocking(4)
-    spool.close_blocking()
+    wait(spool.prune_through(4))
+    wait(spool.close())
     files = contents(disk)
     disk = planted(flipped(files, segments(files)[0], 100))
     assert repair(PATH, [], disk=disk).missing == []
@@ -213,7 +213,7 @@ def test_what_stands_behind_the_end_of_a_copys_segment_is_not_taken_from_there()
     stale = GroupFrame.of_records(numbered(7000, 4))
     begins = int(second[:20])
     stale.place(term=3, first_lsn=begins, timestamp_ms=0, synced_lsn=0, offset=len(files[first]))
-    copy = planted({**files, first: files[first] + bytes(stale.frame)})
+    copy = planted({**files, first: files[first] + bytes(stale.data)})
     disk = planted(flipped(files, second, 100))
     assert repair(PATH, [SpoolSource(PATH, copy)], disk=disk).missing == []
     assert everything(opened(disk)) == RECORDS
@@ -223,7 +223,7 @@ def test_a_log_of_which_everything_is_gone_is_made_again_segment_by_segment() ->
     files, copy = contents(grown()), grown(step=5)
     disk = planted({name: data for name, data in files.items() if name.endswith(".marks")})
     report = repair(PATH, [SpoolSource(PATH, copy)], disk=disk)
-    assert len(report.mended) == len(segments(contents(disk))) > 1
+    assert len(report.repaired) == len(segments(contents(disk))) > 1
     assert everything(opened(disk)) == RECORDS
 
 
@@ -267,12 +267,12 @@ def test_the_buffer_has_what_is_retained_there() -> None:
     files = contents(grown())
     disk = planted(flipped(files, segments(files)[0], 100))
     report = repair(PATH, [BufferSource(stream, 0)], disk=disk)
-    assert [(one.first_lsn, one.last_lsn, one.source) for one in report.mended] == [
+    assert [(one.first_lsn, one.last_lsn, one.source) for one in report.repaired] == [
         (1, 4, "the buffer of orders, partition 0")
     ]
     again = opened(disk)
     assert everything(again) == RECORDS
-    groups = again.read_since_blocking(0)
+    groups = wait(again.read_since(0))
     assert {group.term for group in groups} == {3}
     assert groups[0].records.schema.names == ["_value", "_commit_timestamp"]
     nobody = BufferSource(stream, 0)
@@ -328,8 +328,8 @@ def other(first: int = 1) -> FaultyDisk:
     """A log of another stream, under the same LSNs."""
     disk = FaultyDisk()
     spool = opened(disk, first_lsn=first)
-    spool.append_blocking(numbered(1000, 41 - first), term=3)
-    spool.close_blocking()
+    wait(spool.append(numbered(1000, 41 - first), term=3))
+    wait(spool.close())
     return disk
 
 
@@ -361,8 +361,8 @@ def test_a_copy_that_differs_only_beside_the_gap_is_none() -> None:
     spool = opened(copy)
     for lsn in range(1, 41):
         near = 9 <= lsn <= 12
-        spool.append_blocking(numbered(lsn + 500 * near, 1), term=3)
-    spool.close_blocking()
+        wait(spool.append(numbered(lsn + 500 * near, 1), term=3))
+    wait(spool.close())
     with pytest.raises(Refused, match="no copy"):
         repair(PATH, [SpoolSource(PATH, copy)], disk=disk)
 
@@ -392,5 +392,5 @@ def test_a_repair_that_finds_no_room_leaves_nothing_behind_and_is_done_again() -
         assert not [one for one in contents(disk) if "damaged" in one]
     disk.space_bytes = None
     report = repair(PATH, [SpoolSource(PATH, grown(step=7))], disk=disk)
-    assert report.kept == [f"{PATH}/{name}.damaged"]
+    assert report.set_aside == [f"{PATH}/{name}.damaged"]
     assert everything(opened(disk)) == RECORDS

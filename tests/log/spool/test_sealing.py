@@ -14,20 +14,20 @@ from headwater.log.record import Group
 from headwater.log.spool import SpoolConfig, prepare_lost
 from headwater.testing import Simulation, simulate
 from headwater.testing.disk import FaultyDisk
-from tests.log.given import numbered, opened
+from tests.log.given import numbered, opened, wait
 
 SMALL = SpoolConfig(segment_bytes=1000)
 
 
 def test_segments_are_sealed_by_size_schema_term_and_hand_over() -> None:
     spool = opened(FaultyDisk(), config=SMALL)
-    spool.append_blocking(numbered(1, 1, size=900), term=1)
-    spool.append_blocking(numbered(2, 1), term=1)
-    spool.append_blocking(pa.record_batch({"typed": pa.array([1])}), term=1)
-    spool.append_blocking(prepare_lost(1, "lost has no schema"), term=1)
-    spool.append_blocking(pa.record_batch({"typed": pa.array([2])}), term=2)
-    spool.seal_blocking()
-    spool.seal_blocking()
+    wait(spool.append(numbered(1, 1, size=900), term=1))
+    wait(spool.append(numbered(2, 1), term=1))
+    wait(spool.append(pa.record_batch({"typed": pa.array([1])}), term=1))
+    wait(spool.append(prepare_lost(1, "lost has no schema"), term=1))
+    wait(spool.append(pa.record_batch({"typed": pa.array([2])}), term=2))
+    wait(spool.seal())
+    wait(spool.seal())
     assert [(one.first_lsn, one.last_lsn) for one in spool.segments()] == [
         (1, 1),
         (2, 2),
@@ -41,11 +41,11 @@ def test_segments_are_sealed_by_size_schema_term_and_hand_over() -> None:
 def test_a_schema_is_remembered_over_a_restart() -> None:
     disk = FaultyDisk()
     spool = opened(disk)
-    spool.append_blocking(pa.record_batch({"typed": pa.array([1])}), term=1)
-    spool.close_blocking()
+    wait(spool.append(pa.record_batch({"typed": pa.array([1])}), term=1))
+    wait(spool.close())
     again = opened(disk)
-    again.append_blocking(pa.record_batch({"typed": pa.array([2])}), term=1)
-    again.append_blocking(pa.record_batch({"typed": pa.array(["2"])}), term=1)
+    wait(again.append(pa.record_batch({"typed": pa.array([2])}), term=1))
+    wait(again.append(pa.record_batch({"typed": pa.array(["2"])}), term=1))
     assert [one.first_lsn for one in again.segments()] == [1, 3]
 
 
@@ -109,14 +109,14 @@ def test_nothing_is_appended_to_a_segment_whose_columns_cannot_be_told(
 ) -> None:
     disk = FaultyDisk()
     spool = opened(disk)
-    spool.append_blocking(numbered(1, 1), term=1)
-    spool.close_blocking()
+    wait(spool.append(numbered(1, 1), term=1))
+    wait(spool.close())
 
     def unreadable(*_: object) -> Group:
         raise Corrupt("a group of kind 9")
 
     monkeypatch.setattr("headwater.log.spool.recovery.decode_group", unreadable)
     spool = opened(disk)
-    spool.append_blocking(prepare_lost(1, "has no columns"), term=1)
-    spool.append_blocking(numbered(3, 2), term=1)
+    wait(spool.append(prepare_lost(1, "has no columns"), term=1))
+    wait(spool.append(numbered(3, 2), term=1))
     assert [one.first_lsn for one in spool.segments()] == [1, 3]

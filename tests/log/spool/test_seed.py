@@ -12,7 +12,7 @@ from headwater.log.record.change import DEFAULT_TERM
 from headwater.log.spool import Spool
 from headwater.log.spool.folder import SparseIndex, decode_index
 from headwater.testing.disk import FaultyDisk
-from tests.log.given import contents, opened, planted, spans, values
+from tests.log.given import contents, opened, planted, spans, values, wait
 
 
 def test_logical_wal_spool_roundtrip_and_prune() -> None:
@@ -38,17 +38,17 @@ def test_logical_wal_spool_roundtrip_and_prune() -> None:
         kind="row",
         entity_bytes=b"\x04\x05\x06",
     )
-    spool.append_blocking(group_of([insert]).records, term=2, first_lsn=7, timestamp_ms=11)
-    spool.append_blocking(group_of([update]).records, term=2, first_lsn=8, timestamp_ms=12)
-    groups = spool.read_since_blocking(0)
+    wait(spool.append(group_of([insert]).records, term=2, first_lsn=7, timestamp_ms=11))
+    wait(spool.append(group_of([update]).records, term=2, first_lsn=8, timestamp_ms=12))
+    groups = wait(spool.read_since(0))
     assert [change for group in groups for change in changes_of(group)] == [insert, update]
     assert [(group.term, group.timestamp_ms) for group in groups] == [(2, 11), (2, 12)]
 
-    spool.prune_through_blocking(7)
-    (retained,) = spool.read_since_blocking(0)
+    wait(spool.prune_through(7))
+    (retained,) = wait(spool.read_since(0))
     assert list(changes_of(retained)) == [update]
-    spool.close_blocking()
-    (reopened,) = opened(disk).read_since_blocking(0)
+    wait(spool.close())
+    (reopened,) = wait(opened(disk).read_since(0))
     assert list(changes_of(reopened)) == [update]
 
 
@@ -57,7 +57,7 @@ def test_logical_wal_spool_reads_v2_without_term() -> None:
         b'{"lsn":3,"timestamp":44,"operation":"delete","collection":"users","rid":9,"kind":"row"}'
     )
     spool = opened(planted({"data.rdb.logical.wal": _v2(3, 44, payload)}))
-    (group,) = spool.read_since_blocking(0)
+    (group,) = wait(spool.read_since(0))
     (record,) = changes_of(group)
     assert (record.term, record.lsn, group.timestamp_ms) == (DEFAULT_TERM, 3, 44)
     assert record == ChangeRecord(
@@ -78,9 +78,9 @@ def _v2(lsn: int, timestamp_ms: int, payload: bytes) -> bytes:
 
 def test_wal_buffer_fan_out_shares_refcounted_payload() -> None:
     spool = opened(FaultyDisk())
-    spool.append_blocking(values(b"\xde\xad\xbe\xef"), term=1)
-    (one,) = spool.read_since_blocking(0)
-    (other,) = spool.read_since_blocking(0)
+    wait(spool.append(values(b"\xde\xad\xbe\xef"), term=1))
+    (one,) = wait(spool.read_since(0))
+    (other,) = wait(spool.read_since(0))
     assert one is other
     assert (
         one.records.column(0).buffers()[2].address == other.records.column(0).buffers()[2].address
@@ -92,19 +92,26 @@ def test_spool_seek_index_resume_is_sublinear() -> None:
     disk = FaultyDisk()
     spool = opened(disk)
     for lsn in range(1, 201):
-        spool.append_blocking(values(bytes([lsn % 251, 0xAB])), term=1, first_lsn=lsn)
+        wait(spool.append(values(bytes([lsn % 251, 0xAB])), term=1, first_lsn=lsn))
     _check_resume(spool)
-    spool.close_blocking()
+    wait(spool.close())
     _check_resume(opened(disk))
 
 
 def _check_resume(spool: Spool) -> None:
     spool._tail.restart(201)
-    assert len(spool.read_since_blocking(0)) == 200
-    assert spool.seek_offset(0) == 0
-    resumed = spool.read_since_blocking(130)
+    assert len(wait(spool.read_since(0))) == 200
+    assert seek_offset(spool, 0) == 0
+    resumed = wait(spool.read_since(130))
     assert spans(resumed) == [(lsn, lsn) for lsn in range(131, 201)]
-    assert spool.seek_offset(130) > 0
+    assert seek_offset(spool, 130) > 0
+
+
+def seek_offset(spool: Spool, lsn: int) -> int:
+    """Where in its segment a read after `lsn` begins to look."""
+    position = spool._state.after(lsn)
+    assert position is not None
+    return spool._reader.index(position.segment).offset_for(lsn + 1)
 
 
 def test_a_flipped_bit_anywhere_in_an_index_is_noticed() -> None:
@@ -123,9 +130,9 @@ def test_the_index_of_a_sealed_segment_is_kept_or_made_again() -> None:
     disk = FaultyDisk()
     spool = opened(disk)
     for lsn in range(1, 201):
-        spool.append_blocking(values(b"%d" % lsn), term=1)
-    spool.seal_blocking()
-    spool.close_blocking()
+        wait(spool.append(values(b"%d" % lsn), term=1))
+    wait(spool.seal())
+    wait(spool.close())
     files = contents(disk)
     name = "00000000000000000001.index"
     for damaged in (files[name], files[name][:-1], files[name][:50], b"", None):
@@ -136,4 +143,4 @@ def test_the_index_of_a_sealed_segment_is_kept_or_made_again() -> None:
         index = again._reader.index(again.segments()[0])
         assert isinstance(index, SparseIndex)
         assert len(index) == 4
-        assert spans(again.read_since_blocking(198)) == [(199, 199), (200, 200)]
+        assert spans(wait(again.read_since(198))) == [(199, 199), (200, 200)]

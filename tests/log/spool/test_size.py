@@ -12,7 +12,7 @@ from headwater.log.record import Group
 from headwater.log.record.parquet_types import check_column_type
 from headwater.log.spool import SpoolConfig
 from headwater.testing.disk import FaultyDisk
-from tests.log.given import PATH, contents, opened
+from tests.log.given import PATH, closing, contents, opened, wait
 
 ROWS, PART_ROWS = 240, 24
 TEXT, BYTES = "x" * 300, b"x" * 300
@@ -67,7 +67,7 @@ def segment_bytes(disk: FaultyDisk) -> int:
 
 
 def groups_of(disk: FaultyDisk) -> list[Group]:
-    return list(opened(disk).read_since_blocking(0, max_records=10_000, max_bytes=1 << 30))
+    return list(wait(opened(disk).read_since(0, max_records=10_000, max_bytes=1 << 30)))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -76,9 +76,9 @@ def test_parts_of_a_batch_are_written_without_the_rest_of_it(kind: pa.DataType) 
     column = column_of(kind)
     whole = pa.record_batch({"v": column})
     disk = FaultyDisk()
-    with opened(disk) as spool:
+    with closing(opened(disk)) as spool:
         for begins in range(0, ROWS, PART_ROWS):
-            spool.append_blocking(whole.slice(begins, PART_ROWS), term=1)
+            wait(spool.append(whole.slice(begins, PART_ROWS), term=1))
     parts = [column_of(kind)[begins : begins + PART_ROWS] for begins in range(0, ROWS, PART_ROWS)]
     alone = sum(stream_bytes(pa.array(part.to_pylist(), kind)) for part in parts)
     assert segment_bytes(disk) <= 2 * alone
@@ -92,8 +92,8 @@ def test_frames_of_a_batch_are_written_without_each_other(kind: pa.DataType) -> 
     column = column_of(kind)
     size = stream_bytes(column)
     disk = FaultyDisk()
-    with opened(disk, config=SpoolConfig(group_bytes=max(2000, size // 8))) as spool:
-        spool.append_blocking(pa.record_batch({"v": column}), term=1)
+    with closing(opened(disk, config=SpoolConfig(group_bytes=max(2000, size // 8)))) as spool:
+        wait(spool.append(pa.record_batch({"v": column}), term=1))
     groups = groups_of(disk)
     assert len(groups) <= 17
     assert segment_bytes(disk) <= 2 * size + 1000 * len(groups)
@@ -107,14 +107,14 @@ def test_frames_of_a_batch_are_written_without_each_other(kind: pa.DataType) -> 
 def test_a_read_takes_as_many_records_as_there_are_bytes_for(kind: pa.DataType) -> None:
     disk = FaultyDisk()
     spool = opened(disk)
-    spool.append_blocking(pa.record_batch({"v": column_of(kind)}), term=1)
+    wait(spool.append(pa.record_batch({"v": column_of(kind)}), term=1))
     one_bytes = stream_bytes(column_of(kind)) // ROWS
     for _ in ("from memory", "from disk"):
         reads, lsn = 0, 0
         while lsn < ROWS:
-            (group,) = spool.read_since_blocking(lsn, max_bytes=30 * one_bytes)
+            (group,) = wait(spool.read_since(lsn, max_bytes=30 * one_bytes))
             assert group.nbytes <= 30 * one_bytes
             reads, lsn = reads + 1, group.last_lsn
         assert reads <= 2 * ROWS // 30
-        spool.close_blocking()
+        wait(spool.close())
         spool = opened(disk)

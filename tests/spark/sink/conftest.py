@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.spark.sink.given import World
+from tests.spark.sink.sink_world import World
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from headwater.buffer.murmur2 import partition_for_key
 from headwater.core.errors import Refused
-from tests.spark.sink.given import World, keyed, values
+from tests.spark.sink.sink_world import World, keyed, values
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 US = pa.timestamp("us", "Europe/Berlin")

@@ -21,7 +21,7 @@ from headwater.buffer.transaction import CommitAttempt
 from headwater.buffer.transaction.holds import holds_register, read_holds
 from headwater.store.locations import shared_store
 from tests.spark.sink import killed_query
-from tests.spark.sink.given import wait
+from tests.spark.sink.sink_world import wait
 
 ROWS = 5000
 
@@ -127,7 +127,7 @@ def test_what_cannot_be_written_says_what_to_do(spark: SparkSession, root: Root)
                 .mode("overwrite")
                 .save(root.url)
             ),
-            "never overwritten",
+            "can only be appended to",
         ),
     }
     for _, (attempt, told) in wrong.items():

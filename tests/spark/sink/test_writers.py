@@ -18,7 +18,7 @@ from headwater.core.errors import Bug, NotFound, Refused
 from headwater.core.runtime import RealRuntime
 from headwater.spark.data_source import HeadwaterDataSource
 from headwater.spark.sink import writers
-from tests.spark.sink.given import World, values, wait
+from tests.spark.sink.sink_world import World, values, wait
 
 
 class Late(RealRuntime):
@@ -80,7 +80,7 @@ def test_a_query_that_moves_between_processes_leaves_one_copy_of_each_micro_batc
     here: dict[Any, Any] = {}
     there: dict[Any, Any] = {}
     for number, process in enumerate((here, there, here, here, there, there, here)):
-        monkeypatch.setattr(writers, "_kept", process)
+        monkeypatch.setattr(writers, "_open_appendings", process)
         messages = sink.micro_batch(number, values(f"{number}a"), values(f"{number}b"))
         sink.stream_writer(values("a").schema).commit(messages, number)
         sink.stream_writer(values("a").schema).commit(messages, number)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from headwater.core import runtime
-from tests.spark.source.given import Standing, World
+from tests.spark.source.source_world import Standing, World
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from headwater.spark.source import StreamReader
-from tests.spark.source.given import rows_of, values_of
+from tests.spark.source.source_world import rows_of, values_of
 
 POINTS: Final = ("planned", "acknowledged", "read", "sunk", "done")
 """After which steps the driver may be killed."""
@@ -102,7 +102,7 @@ class Engine:
             raise Killed(f"batch {number}, {point}")
 
 
-def places(offset: dict[str, Any], stream: str = "orders") -> dict[int, tuple[int, int]]:
+def positions(offset: dict[str, Any], stream: str = "orders") -> dict[int, tuple[int, int]]:
     """LSN and sequence of each partition of a stream."""
     found = offset["streams"][stream]["partitions"]
     return {int(number): (place["lsn"], place["sequence"]) for number, place in found.items()}

@@ -11,7 +11,7 @@ from headwater.buffer.consumer import Consumer
 from headwater.buffer.stream import alter_stream
 from headwater.core.errors import HeadwaterError, Refused, Trimmed
 from headwater.spark.source.slices import SlicePartition
-from tests.spark.source.given import World, rows_of, values_of, wait
+from tests.spark.source.source_world import World, rows_of, values_of, wait
 
 
 def _filled(world: World) -> World:
@@ -176,4 +176,4 @@ def test_a_batch_that_is_missing_fails_or_is_passed_over(
         world.read()
     assert "onBadBatch" in failed.value.__notes__[0]
     assert values_of(world.read(onBadBatch="skip")) == [b"b"]
-    assert "passed over as asked" in caplog.text
+    assert "skipped, as onBadBatch says" in caplog.text

@@ -10,9 +10,9 @@ import pytest
 from headwater.buffer.stream import alter_stream, create_stream, delete_stream
 from headwater.core.errors import Fenced, HeadwaterError, Refused
 from headwater.spark.source import StreamReader
-from tests.spark.source.asked import ALL, rows_between
 from tests.spark.source.engine import Checkpoint, Engine, Killed
-from tests.spark.source.given import Standing, World, wait
+from tests.spark.source.micro_batch_rows import ALL, rows_between
+from tests.spark.source.source_world import Standing, World, wait
 
 CURE = r"give the query a new checkpoint"
 
@@ -165,9 +165,9 @@ def test_a_stream_that_was_made_again_under_a_running_query_is_refused(
     world.produce([b"new"], partition=1)
     clock.pass_s(61)
     for _ in range(2):
-        with pytest.raises(HeadwaterError, match=r"was deleted and made again.*new checkpoint"):
+        with pytest.raises(HeadwaterError, match=r"was deleted and created again.*new checkpoint"):
             engine.step()
-    with pytest.raises(HeadwaterError, match=r"was deleted and made again.*new checkpoint"):
+    with pytest.raises(HeadwaterError, match=r"was deleted and created again.*new checkpoint"):
         Engine(world.stream_reader(), checkpoint).run()
     again = Checkpoint()
     Engine(world.stream_reader(), again).run()
@@ -280,7 +280,7 @@ def test_spark_4_1_does_not_take_a_stream_that_was_made_again_for_the_old_one(
     wait(delete_stream(world.store, "orders"))
     filled(world, count=4)
     for _ in range(2):
-        with pytest.raises(Refused, match=r"was deleted and made again.*new checkpoint"):
+        with pytest.raises(Refused, match=r"was deleted and created again.*new checkpoint"):
             Unasked(world.stream_reader(), checkpoint).step()
     assert checkpoint.values == [b"0", b"1"]
 

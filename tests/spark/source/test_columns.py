@@ -25,10 +25,10 @@ from pyspark.sql.types import (
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import alter_stream
 from headwater.core.errors import Refused
-from tests.spark.source.given import World, rows_of, wait
+from tests.spark.source.source_world import World, rows_of, wait
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
-PLACED = ["topic", "partition", "offset", "timestamp", "timestampType"]
+POSITION_COLUMNS = ["topic", "partition", "offset", "timestamp", "timestampType"]
 
 
 def names(world: World, **options: str) -> list[str]:
@@ -38,13 +38,13 @@ def names(world: World, **options: str) -> list[str]:
 
 def test_opaque_values_have_kafkas_columns(world: World) -> None:
     world.stream()
-    assert names(world) == ["key", "value", *PLACED]
+    assert names(world) == ["key", "value", *POSITION_COLUMNS]
     assert world.source().schema().simpleString() == (
         "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,"
         "timestamp:timestamp,timestampType:int>"
     )
     more = names(world, includeHeaders="true", includeMetadata="true")
-    assert more == ["key", "value", *PLACED, "headers", "metadata"]
+    assert more == ["key", "value", *POSITION_COLUMNS, "headers", "metadata"]
 
 
 def test_every_opaque_column_has_what_was_produced(world: World) -> None:
@@ -105,7 +105,11 @@ def test_typed_rows_come_back_typed_without_naming_a_schema(world: World, declar
     world.stream(**({"schema": TYPED.schema} if declared else {}))
     world.produce_arrow(TYPED)
     table = world.read()
-    assert table.column_names == [*TYPED.column_names, "_key", *(f"_{name}" for name in PLACED)]
+    assert table.column_names == [
+        *TYPED.column_names,
+        "_key",
+        *(f"_{name}" for name in POSITION_COLUMNS),
+    ]
     assert table.select(TYPED.column_names).to_pylist() == TYPED.to_pylist()
     assert table["_offset"].to_pylist() == [1, 2]
     assert names(world, valueFormat="arrow") == table.column_names
@@ -348,7 +352,7 @@ def test_values_of_another_shape_than_a_query_expects_are_not_shown_as_null(
         world.produce([b"opaque"])
     else:
         world.produce_arrow(pa.table({"id": [7]}))
-    with pytest.raises(Refused, match=r"null would be shown\. Open it again"):
+    with pytest.raises(Refused, match=r"it would show null\. Open it again"):
         rows_of(reader, reader.partitions(start, reader.latestOffset(start)))
 
 

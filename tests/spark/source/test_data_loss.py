@@ -1,4 +1,4 @@
-"""What a stream reader says when records or places are gone or do not fit."""
+"""What a stream reader says when records or positions are gone or do not fit."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from headwater.buffer.stream import alter_stream, delete_stream, open_stream
 from headwater.buffer.truncation import plan_truncation, truncate_partition
 from headwater.core.errors import HeadwaterError, NotFound, Refused, RolledBack, Trimmed
 from headwater.spark.source import StreamReader
-from headwater.spark.source.feed import Bounds, BufferFeed
+from headwater.spark.source.feed import Bounds, PartitionFeed
 from headwater.spark.source.micro_batches import MicroBatches
 from headwater.spark.source.offset import Offset
 from headwater.spark.source.slices import Limits
-from tests.spark.source.asked import ALL, next_rows, rows_between
-from tests.spark.source.engine import Checkpoint, Engine, places
-from tests.spark.source.given import Standing, World, rows_of, wait
+from tests.spark.source.engine import Checkpoint, Engine, positions
+from tests.spark.source.micro_batch_rows import ALL, next_rows, rows_between
+from tests.spark.source.source_world import Standing, World, rows_of, wait
 
 
 def _expire(world: World, group: str = "owner") -> None:
@@ -61,7 +61,7 @@ def test_data_loss_warns_where_that_is_asked(
     _behind(world)
     reader = world.stream_reader(groupId="audit", failOnDataLoss="false")
     rows, end = next_rows(reader, reader.initialOffset())
-    assert (rows, places(end)[0][0]) == ([b"3"], 5)
+    assert (rows, positions(end)[0][0]) == ([b"3"], 5)
     assert next_rows(reader, end)[0] == []
     assert "data loss. Wanted from offset 1" in caplog.text
 
@@ -75,17 +75,17 @@ def test_more_that_goes_while_a_query_passes_over_a_loss_is_passed_over_as_well(
     start = reader.initialOffset()
     _expire(world)
     world.produce([b"1"])
-    bounds = BufferFeed.bounds
+    bounds = PartitionFeed.bounds
 
-    async def expiring(feed: BufferFeed) -> Bounds:
+    async def expiring(feed: PartitionFeed) -> Bounds:
         found = await bounds(feed)
-        monkeypatch.setattr(BufferFeed, "bounds", bounds)
+        monkeypatch.setattr(PartitionFeed, "bounds", bounds)
         await _acknowledge_and_expire(world, "owner")
         async with await Producer.open(world.store, "orders") as producer:
             await producer.produce([b"2"])
         return found
 
-    monkeypatch.setattr(BufferFeed, "bounds", expiring)
+    monkeypatch.setattr(PartitionFeed, "bounds", expiring)
     assert next_rows(reader, start)[0] == [b"2"]
 
 
@@ -219,7 +219,7 @@ def test_a_start_after_the_end_is_refused_with_the_cause(world: World) -> None:
                 "step": 1,
                 "streams": {"orders": {"id": "x", "partitions": {}}},
             },
-            "deleted and made again",
+            "deleted and created again",
         ),
     ],
 )

@@ -16,8 +16,8 @@ from headwater.spark.source.checkpoint import Membership, gather_limited
 from headwater.spark.source.feed import QueueOwner
 from headwater.spark.source.offset import StreamPartition
 from headwater.store import locations
-from tests.spark.source.engine import Checkpoint, Engine, places
-from tests.spark.source.given import Standing, World, rows_of, values_of, wait
+from tests.spark.source.engine import Checkpoint, Engine, positions
+from tests.spark.source.source_world import Standing, World, rows_of, values_of, wait
 
 LIMITS: Any = pytest.importorskip("pyspark.sql.streaming.datasource")
 ALL = LIMITS.ReadAllAvailable()
@@ -119,7 +119,7 @@ def test_a_checkpoint_with_a_partition_that_is_not_read_any_more_is_refused(worl
     fewer = world.stream_reader(assign='{"orders": [0]}')
     with pytest.raises(Refused, match=r"partition 1: .* does not read it now.*not in the options"):
         fewer.partitions(start, end)
-    assert places(fewer.latestOffset(end, ALL)) == places(end)
+    assert positions(fewer.latestOffset(end, ALL)) == positions(end)
 
 
 @pytest.mark.parametrize("on_bad_batch", ["fail", "deadLetter"])
@@ -159,7 +159,7 @@ def test_what_goes_while_a_read_is_planned_counts_only_if_it_was_named(
     async def stale(*_: object) -> QueuePosition:
         return QueuePosition(0, 1)
 
-    monkeypatch.setattr(bounds, "starting_place", stale)
+    monkeypatch.setattr(bounds, "starting_position", stale)
     assert values_of(world.read()) == [b"b"]
     named = '{"orders": {"0": 1}}'
     with pytest.raises(Trimmed, match="Wanted from offset 1"):
@@ -170,7 +170,7 @@ def test_what_goes_while_a_read_is_planned_counts_only_if_it_was_named(
 
 def test_a_forked_child_opens_stores_of_its_own(world: World) -> None:
     assert locations.shared_store(world.url) is world.store
-    locations._begin_in_child()
+    locations._forget_in_child()
     assert locations.shared_store(world.url) is not world.store
 
 

@@ -39,14 +39,14 @@ def test_a_place_that_was_read_back_or_moved_to_has_the_same_spelling() -> None:
     few = Offset(
         {StreamPartition("orders", 2): QueuePosition(5, 51)}, {"orders": "id-1"}, query="q", step=6
     )
-    grown = few.moved(PLACES, IDS)
+    grown = few.next(PLACES, IDS)
     assert text(grown) == text(offset)
 
 
 def test_a_closed_place_is_one_step_after_the_open_one() -> None:
     offset = Offset(PLACES, IDS, query="q", step=7)
-    marked = offset.marked().to_json()
-    assert (marked.pop("closed"), marked.pop("step")) == (1, 8)
-    assert marked == {name: kept for name, kept in offset.to_json().items() if name != "step"}
-    reopened = offset.marked().moved({}, {})
+    closed_next = offset.closed_next().to_json()
+    assert (closed_next.pop("closed"), closed_next.pop("step")) == (1, 8)
+    assert closed_next == {name: kept for name, kept in offset.to_json().items() if name != "step"}
+    reopened = offset.closed_next().next({}, {})
     assert (reopened.closed, reopened.step) == (False, 9)

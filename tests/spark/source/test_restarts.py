@@ -16,8 +16,8 @@ from headwater.buffer.stream import alter_stream
 from headwater.core.errors import HeadwaterError
 from headwater.spark.source.micro_batches import MicroBatches
 from headwater.spark.source.offset import Offset
-from tests.spark.source.engine import POINTS, Checkpoint, Engine, Killed, places
-from tests.spark.source.given import World, wait
+from tests.spark.source.engine import POINTS, Checkpoint, Engine, Killed, positions
+from tests.spark.source.source_world import World, wait
 from tests.torture.spark_scenarios import RESTARTS
 
 VALUES = [f"{number:03d}".encode() for number in range(40)]
@@ -151,8 +151,8 @@ def test_a_beginning_that_was_cut_short_goes_on_as_it_was_resolved(
     for partition in range(3):
         world.produce([b"late"], partition=partition)
     found = world.stream_reader(**options).initialOffset()
-    assert places(found) == wanted
-    assert places(found, "other") == {0: (2, 1), 1: (1, 0)}
+    assert positions(found) == wanted
+    assert positions(found, "other") == {0: (2, 1), 1: (1, 0)}
 
 
 def test_a_partition_that_came_before_the_first_micro_batch_is_read_from_its_oldest(
@@ -267,7 +267,7 @@ def _resolve_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _never_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Offset, "marked", lambda self: self)
+    monkeypatch.setattr(Offset, "closed_next", lambda self: self)
 
 
 def _shuffle_keys(monkeypatch: pytest.MonkeyPatch) -> None:

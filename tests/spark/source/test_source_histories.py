@@ -11,7 +11,7 @@ import pytest
 from headwater.buffer.consumer import GroupRegister, QueuePosition
 from headwater.buffer.consumer.group import GroupPosition, QueryStep
 from headwater.spark.source.checkpoint import CheckpointGuard
-from headwater.spark.source.feed import BufferFeed, Feed
+from headwater.spark.source.feed import PartitionFeed
 from headwater.spark.source.micro_batches import MicroBatches
 from headwater.spark.source.offset import Offset, StreamPartition
 from tests.planted import expect_noticed
@@ -29,7 +29,7 @@ def one_token_for_all(self: CheckpointGuard) -> str:
 
 def counts_no_step(self: Offset) -> Offset:
     """A micro-batch without rows is not counted."""
-    return Offset(self.places, self.ids, True, self.query, self.step)
+    return Offset(self.positions, self.ids, True, self.query, self.step)
 
 
 async def begins_anew(self: GroupRegister, place: QueuePosition, **_: Any) -> GroupPosition:
@@ -37,10 +37,10 @@ async def begins_anew(self: GroupRegister, place: QueuePosition, **_: Any) -> Gr
     return GroupPosition(place.sequence, 0, place.lsn)
 
 
-honest_place = BufferFeed.place_of
+honest_place = PartitionFeed.position_of
 
 
-async def forgets_the_beginning(self: BufferFeed, group: str) -> QueuePosition | None:
+async def forgets_the_beginning(self: PartitionFeed, group: str) -> QueuePosition | None:
     """Does not know a group that has no more than its first micro-batch."""
     kept = await self._register(group).read()
     if kept is not None and kept.step <= 1:
@@ -62,7 +62,7 @@ honest_count = GroupRegister._counted
 
 
 async def trusts_what_is_unclaimed(
-    self: CheckpointGuard, offset: Offset, feeds: Mapping[StreamPartition, Feed]
+    self: CheckpointGuard, offset: Offset, feeds: Mapping[StreamPartition, PartitionFeed]
 ) -> None:
     """Takes partitions that no checkpoint has read, as those of a new stream, for its own."""
     if any(not claim.query for claim in (await self._claims(feeds)).values()):
@@ -80,10 +80,10 @@ def counts_what_is_unclaimed(
 
 BUGS: dict[str, tuple[Replacement, ...]] = {
     "plan-without-owner": ((CheckpointGuard, "token", one_token_for_all),),
-    "rowless-copy": ((Offset, "marked", counts_no_step),),
+    "rowless-copy": ((Offset, "closed_next", counts_no_step),),
     "latest-twice": (
         (GroupRegister, "begin", begins_anew),
-        (BufferFeed, "place_of", forgets_the_beginning),
+        (PartitionFeed, "position_of", forgets_the_beginning),
     ),
     "start-after-end": (
         (MicroBatches, "_check_order", accepts),

@@ -12,9 +12,9 @@ from headwater.buffer.stream import alter_stream
 from headwater.core.errors import Fenced, Refused, Trimmed
 from headwater.spark.source import feed
 from headwater.spark.source.feed import QueueOwner
-from tests.spark.source.asked import ALL, next_rows
 from tests.spark.source.engine import Checkpoint, Engine
-from tests.spark.source.given import Standing, World, wait
+from tests.spark.source.micro_batch_rows import ALL, next_rows
+from tests.spark.source.source_world import Standing, World, wait
 
 
 def test_the_first_group_owns_and_another_follows(world: World) -> None:
@@ -129,15 +129,15 @@ def test_a_run_of_a_replaced_checkpoint_acknowledges_nothing_by_its_opening(
     world.produce([b"a"])
     checkpoint = Checkpoint()
     Engine(world.stream_reader(), checkpoint, available_now=False).step()
-    owner = feed.BufferFeed.owner
+    owner = feed.PartitionFeed.owner
 
-    async def replaced(feed: feed.BufferFeed) -> QueueOwner:
+    async def replaced(feed: feed.PartitionFeed) -> QueueOwner:
         """A newer checkpoint claims the partition after this one was found to be the newest."""
         await feed.claim("g", QueuePosition(0, 1), "newer")
         return await owner(feed)
 
-    monkeypatch.setattr(feed.BufferFeed, "owner", replaced)
-    with pytest.raises(Fenced, match="goes on with another checkpoint"):
+    monkeypatch.setattr(feed.PartitionFeed, "owner", replaced)
+    with pytest.raises(Fenced, match="continues with another checkpoint"):
         world.stream_reader().latestOffset(json.loads(checkpoint.offsets[0]), ALL)
     assert world.state().acked_sequence == 0
 

@@ -10,9 +10,9 @@ import pytest
 from headwater.buffer.consumer import Consumer
 from headwater.buffer.stream import alter_stream
 from headwater.core.errors import Refused
-from tests.spark.source.asked import ALL, LIMITS, first_rows, next_rows, rows_between
-from tests.spark.source.engine import Checkpoint, Engine, places
-from tests.spark.source.given import Standing, World, rows_of, values_of, wait
+from tests.spark.source.engine import Checkpoint, Engine, positions
+from tests.spark.source.micro_batch_rows import ALL, LIMITS, first_rows, next_rows, rows_between
+from tests.spark.source.source_world import Standing, World, rows_of, values_of, wait
 
 # Where a query begins
 
@@ -65,7 +65,7 @@ def test_a_new_group_begins_where_it_is_asked_to(
     world.produce([b"1", b"2", b"3"])
     world.produce([b"4", b"5"])
     reader = world.stream_reader(**asked)
-    assert places(reader.initialOffset())[0][0] == first
+    assert positions(reader.initialOffset())[0][0] == first
     world.produce([b"6"])
     assert next_rows(reader, reader.initialOffset())[0] == [b"%d" % n for n in range(first, 7)]
 
@@ -85,7 +85,7 @@ def test_without_being_asked_a_query_begins_with_what_comes_next(world: World) -
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ('{"orders": {"0": 1}}', "says nothing of stream 'orders', partition 1"),
+        ('{"orders": {"0": 1}}', "does not name stream 'orders', partition 1"),
         ('{"orders": {"0": 1, "1": 1, "2": 1}}', "partition 2, which is not read here"),
         ('{"orders": {"0": 1, "1": 1}, "bills": {"0": 1}}', "'bills', partition 0, which is not"),
         ('{"orders": {"0": 9, "1": 1}}', "offset 9 lies ahead; the next record will be 2"),
@@ -130,13 +130,13 @@ def test_a_limit_is_kept_and_one_record_always_advances(world: World) -> None:
     world.produce([b"%d" % n for n in range(10)])
     world.produce([b"x" * 1000 for _ in range(10)])
     rows, end = first_rows(world.stream_reader(groupId="a", maxOffsetsPerTrigger="3"))
-    assert (rows, places(end)[0]) == ([b"0", b"1", b"2"], (4, 0))
+    assert (rows, positions(end)[0]) == ([b"0", b"1", b"2"], (4, 0))
     rows, end = first_rows(world.stream_reader(groupId="b", maxBytesPerTrigger="1"))
-    assert (len(rows), places(end)[0]) == (1, (2, 0))
+    assert (len(rows), positions(end)[0]) == (1, (2, 0))
     rows, end = first_rows(
         world.stream_reader(groupId="c", maxBytesPerTrigger="4KiB", maxOffsetsPerTrigger="11")
     )
-    assert (len(rows), places(end)[0]) == (11, (12, 1))
+    assert (len(rows), positions(end)[0]) == (11, (12, 1))
 
 
 def test_spark_may_ask_for_everything_whatever_the_options_say(world: World) -> None:
@@ -144,7 +144,7 @@ def test_spark_may_ask_for_everything_whatever_the_options_say(world: World) -> 
     world.produce([b"%d" % n for n in range(10)])
     reader = world.stream_reader(maxOffsetsPerTrigger="3")
     assert reader.getDefaultReadLimit() == LIMITS.ReadMaxRows(3)
-    assert places(reader.latestOffset(reader.initialOffset(), ALL))[0] == (11, 1)
+    assert positions(reader.latestOffset(reader.initialOffset(), ALL))[0] == (11, 1)
     assert world.stream_reader(maxBytesPerTrigger="5").getDefaultReadLimit() == LIMITS.ReadMaxBytes(
         5
     )
@@ -159,7 +159,7 @@ def test_partitions_share_a_limit_and_none_is_starved(world: World) -> None:
     Engine(world.stream_reader(maxOffsetsPerTrigger="10"), checkpoint).run()
     sizes = [len(batch) for batch in checkpoint.sink.values()]
     assert sizes == [10] * 20 + [1, 0]
-    assert places(json.loads(checkpoint.offsets[0]))[2] == (2, 1)
+    assert positions(json.loads(checkpoint.offsets[0]))[2] == (2, 1)
 
 
 def test_available_now_ends_where_the_stream_ended_when_it_began(world: World) -> None:
@@ -247,7 +247,7 @@ def test_the_end_of_the_stream_is_reported_beyond_a_limit(world: World) -> None:
     reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
     found = reader.reportLatestOffset()
     assert found is not None
-    assert places(found)[0] == (16, 3)
+    assert positions(found)[0] == (16, 3)
 
 
 # Spark 4.1, which says neither where to begin nor how much

@@ -11,11 +11,11 @@ from headwater.store import Backend, Store
 from headwater.tier import TierCache, decode_event, encode_event
 from headwater.tier.eventlog import (
     EventDelivered,
-    Item,
+    LogItem,
     SnapshotDelivered,
     StoredEventLog,
 )
-from headwater.tier.eventlog.stored.floor import Floor
+from headwater.tier.eventlog.stored_floor import PartitionFloor
 from headwater.tier.snapshot import PartitionDump, dump_all
 from tests.store.scripted import Scripted
 from tests.tier.event_histories import apply_said
@@ -70,7 +70,7 @@ class Known:
         self.next_offset = 0
         self.snapshots = 0
 
-    def take(self, item: Item) -> None:
+    def take(self, item: LogItem) -> None:
         """Go on by one item, which must be the next one."""
         if isinstance(item, SnapshotDelivered):
             assert item.through_offset >= self.next_offset
@@ -121,7 +121,7 @@ async def snapshots_there(backend: Scripted) -> list[str]:
     return [key for key in await keys(backend) if "/snapshot-" in key]
 
 
-async def floor_of(log: StoredEventLog) -> Floor:
+async def floor_of(log: StoredEventLog) -> PartitionFloor:
     """Its floor, as it stands in the store."""
     return await log.events_of(0).floors.look()
 

@@ -26,7 +26,7 @@ from headwater.tier.eventlog import (
     Compaction,
     Compactor,
 )
-from headwater.tier.eventlog.stored.snapshots import snapshot_key
+from headwater.tier.eventlog.stored_events import snapshot_key
 from headwater.tier.snapshot import dump_all
 from tests.store.scripted import Scripted, fails, virtual
 from tests.tier.event_histories import Said, applied, histories

@@ -19,7 +19,7 @@ from headwater.tier.eventlog import (
     SnapshotDelivered,
     StoredEventLog,
 )
-from headwater.tier.eventlog.stored.snapshots import store_snapshot
+from headwater.tier.eventlog.stored_events import store_snapshot
 from headwater.tier.snapshot import dump_all
 from tests.store.scripted import Scripted, virtual
 from tests.tier.event_histories import applied

@@ -10,13 +10,13 @@ from headwater.core import runtime
 from headwater.core.errors import Refused, RolledBack
 from headwater.tier.eventlog import (
     EventDelivered,
-    Item,
+    LogItem,
     MetadataEventLog,
     PartitionFailed,
     PositionReached,
     Subscription,
 )
-from headwater.tier.eventlog.partitioned import PartitionedLog
+from headwater.tier.eventlog.contract import PartitionedLog
 from tests.tier.eventlog.makers import EventLogs, contract
 
 LAG = 5_000
@@ -27,9 +27,9 @@ async def publish_all(log: MetadataEventLog, partition: int, *payloads: bytes) -
     return [await log.publish(partition, payload) for payload in payloads]
 
 
-async def take(subscription: Subscription, count: int) -> list[Item]:
+async def take(subscription: Subscription, count: int) -> list[LogItem]:
     """The next items; positions are left out, since a log without holes need not tell them."""
-    taken: list[Item] = []
+    taken: list[LogItem] = []
     while len(taken) < count:
         item = await anext(subscription.items)
         if not isinstance(item, PositionReached):
@@ -408,7 +408,7 @@ async def test_the_items_end_when_the_subscription_is_closed(logs: EventLogs) ->
     await log.publish(0, b"a")
     assert await payloads(subscription, 1) == [b"a"]
 
-    async def follow() -> list[Item]:
+    async def follow() -> list[LogItem]:
         return [item async for item in subscription.items]
 
     following = runtime.spawn(follow(), name="following")

@@ -30,16 +30,16 @@ from headwater.tier.eventlog import (
     PartitionFailed,
     Subscription,
 )
-from headwater.tier.eventlog.kafka import sender as sender_module
-from headwater.tier.eventlog.kafka import topic as topic_module
-from headwater.tier.eventlog.kafka.reader import Reader
-from headwater.tier.eventlog.kafka.settings import (
+from headwater.tier.eventlog import kafka_topic as sender_module
+from headwater.tier.eventlog import kafka_topic as topic_module
+from headwater.tier.eventlog.kafka_log import (
     Settings,
     admin_settings,
     consumer_settings,
     hide_values,
     producer_settings,
 )
+from headwater.tier.eventlog.kafka_subscription import TopicReader
 from tests.interop.process import free_port
 from tests.tier.eventlog.kafka_logs import REAL_LIMIT_S, MockKafkaLogs
 from tests.tier.eventlog.mock_kafka import (
@@ -421,7 +421,7 @@ def test_a_subscribe_that_is_cancelled_keeps_no_consumer(cluster: MockKafka) -> 
         make, closed = log._new_reader, asyncio.Event()
         loop = asyncio.get_running_loop()
 
-        def noted() -> Reader:
+        def noted() -> TopicReader:
             reader = make()
             close = reader.close
 

@@ -16,9 +16,9 @@ from headwater.core.errors import (
     Trimmed,
     Unavailable,
 )
-from headwater.tier.eventlog import EventUnreadable, Item, PartitionFailed, PositionReached
-from headwater.tier.eventlog.kafka.faults import Trouble, publish_fault
-from headwater.tier.eventlog.kafka.reader import read_message
+from headwater.tier.eventlog import EventUnreadable, LogItem, PartitionFailed, PositionReached
+from headwater.tier.eventlog.kafka_subscription import read_message
+from headwater.tier.eventlog.kafka_topic import ConnectionErrors, publish_error
 
 
 class Ends:
@@ -40,11 +40,11 @@ def message(code: int, *, partition: int = 2, offset: int = 9, fatal: bool = Fal
     return Message(topic="t", partition=partition, offset=offset, error=error)
 
 
-def read(code: int, ends: tuple[int, int] | KafkaException | None = (0, 0)) -> Item | None:
+def read(code: int, ends: tuple[int, int] | KafkaException | None = (0, 0)) -> LogItem | None:
     return read_message("t", message(code), Ends(ends))
 
 
-def failure(item: Item | None) -> HeadwaterError:
+def failure(item: LogItem | None) -> HeadwaterError:
     assert isinstance(item, PartitionFailed)
     assert item.partition == 2
     return item.error
@@ -111,12 +111,12 @@ def test_only_what_surely_has_not_landed_is_said_not_to_have(
     code: int, at_first: type[HeadwaterError], after_trouble: type[HeadwaterError]
 ) -> None:
     for is_first, kind in ((True, at_first), (False, after_trouble)):
-        told = publish_fault("an event", KafkaError(code), Trouble(), is_first=is_first)
+        told = publish_error("an event", KafkaError(code), ConnectionErrors(), is_first=is_first)
         assert type(told) is kind
 
 
 def test_a_time_out_says_what_was_last_heard() -> None:
-    trouble = Trouble()
+    trouble = ConnectionErrors()
     trouble.note(KafkaError(KafkaError._AUTHENTICATION, "wrong password"))
-    told = publish_fault("an event", KafkaError(KafkaError._MSG_TIMED_OUT), trouble, is_first=False)
+    told = publish_error("an event", KafkaError(KafkaError._MSG_TIMED_OUT), trouble, is_first=False)
     assert "last heard: wrong password" in str(told)

@@ -17,10 +17,9 @@ from headwater.tier.eventlog import (
     PartitionFailed,
     PositionReached,
 )
-from headwater.tier.eventlog.kafka.records import Happening
-from headwater.tier.eventlog.kafka.subscription import KafkaSubscription
+from headwater.tier.eventlog.kafka_subscription import KafkaSubscription, TopicItem
 
-Round = list[Happening] | Callable[[], list[Happening]] | HeadwaterError
+Round = list[TopicItem] | Callable[[], list[TopicItem]] | HeadwaterError
 
 
 class ScriptedReader:
@@ -33,7 +32,7 @@ class ScriptedReader:
         self.begun = asyncio.Event()
         self.is_closed = False
 
-    def round(self, removed: list[int], added: dict[int, int]) -> list[Happening]:
+    def round(self, removed: list[int], added: dict[int, int]) -> list[TopicItem]:
         self.told.append((removed, added))
         brought = self._rounds.popleft()
         if isinstance(brought, HeadwaterError):
@@ -60,7 +59,7 @@ def event(partition: int, offset: int) -> EventDelivered:
     return EventDelivered(partition, offset, b"e")
 
 
-async def take(subscription: KafkaSubscription, count: int) -> list[Happening]:
+async def take(subscription: KafkaSubscription, count: int) -> list[TopicItem]:
     return [await anext(subscription) for _ in range(count)]
 
 
@@ -83,7 +82,7 @@ def test_a_position_is_told_where_offsets_hold_no_events() -> None:
 
 def test_what_a_round_brings_of_a_partition_that_was_removed_meanwhile_is_dropped() -> None:
     async def main(_: Simulation) -> None:
-        def remove() -> list[Happening]:
+        def remove() -> list[TopicItem]:
             subscription.remove(0)
             return [event(0, 0), event(1, 0)]
 
@@ -97,7 +96,7 @@ def test_what_a_round_brings_of_a_partition_that_was_removed_meanwhile_is_droppe
 
 def test_what_a_round_brings_of_a_partition_that_was_added_again_meanwhile_is_dropped() -> None:
     async def main(_: Simulation) -> None:
-        def add_again() -> list[Happening]:
+        def add_again() -> list[TopicItem]:
             subscription.remove(0)
             subscription.add(0, 3)
             return [event(0, 5), event(0, 6)]
@@ -112,7 +111,7 @@ def test_what_a_round_brings_of_a_partition_that_was_added_again_meanwhile_is_dr
 
 def test_a_change_interrupts_the_round_that_is_under_way() -> None:
     async def main(_: Simulation) -> None:
-        def change() -> list[Happening]:
+        def change() -> list[TopicItem]:
             before = reader.interrupted
             subscription.add(1, 0)
             assert (before, reader.interrupted) == (False, True)

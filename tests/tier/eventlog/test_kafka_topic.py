@@ -14,10 +14,10 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection, Uuid
 
 from headwater.core import RetryPolicy
 from headwater.core.errors import Denied, NotSupported, Refused, Unavailable
-from headwater.tier.eventlog.kafka import topic as topic_module
-from headwater.tier.eventlog.kafka.topic import NewTopicWish, Topic, find_topic
+from headwater.tier.eventlog import kafka_topic as topic_module
+from headwater.tier.eventlog.kafka_topic import KafkaTopic, NewTopicSettings, find_topic
 
-WISH = NewTopicWish(partition_count=3, replication_factor=3)
+WISH = NewTopicSettings(partition_count=3, replication_factor=3)
 
 
 def answered(value: object = None, *, error: int | None = None) -> Future[Any]:
@@ -90,9 +90,9 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
     return fake
 
 
-def run(scenario: Callable[[Topic], Any]) -> None:
+def run(scenario: Callable[[KafkaTopic], Any]) -> None:
     async def main() -> None:
-        await scenario(Topic("t", {}))
+        await scenario(KafkaTopic("t", {}))
 
     asyncio.run(main())
 
@@ -100,7 +100,7 @@ def run(scenario: Callable[[Topic], Any]) -> None:
 def test_a_topic_is_created_as_it_is_wished_and_awaited_until_it_is_known(
     brokers: FakeAdmin,
 ) -> None:
-    async def scenario(topic: Topic) -> None:
+    async def scenario(topic: KafkaTopic) -> None:
         brokers.hidden_for = 5
         assert await find_topic(topic, 3, WISH) == 3
 
@@ -112,7 +112,7 @@ def test_a_topic_is_created_as_it_is_wished_and_awaited_until_it_is_known(
 
 
 def test_somebody_who_creates_it_at_the_same_time_decides_how_it_is(brokers: FakeAdmin) -> None:
-    async def scenario(topic: Topic) -> None:
+    async def scenario(topic: KafkaTopic) -> None:
         brokers.partition_count = 2
         brokers.hidden_for = 1
         brokers.create_error = KafkaError.TOPIC_ALREADY_EXISTS
@@ -123,7 +123,7 @@ def test_somebody_who_creates_it_at_the_same_time_decides_how_it_is(brokers: Fak
 
 
 def test_a_topic_that_is_there_is_not_created(brokers: FakeAdmin) -> None:
-    async def scenario(topic: Topic) -> None:
+    async def scenario(topic: KafkaTopic) -> None:
         brokers.partition_count = 7
         assert await find_topic(topic, 7, WISH) == 7
         assert await find_topic(topic, 3, WISH) == 3
@@ -137,7 +137,7 @@ def test_without_a_number_a_topic_has_the_default_and_one_that_grew_is_told_of(
 ) -> None:
     """Its streams are where its writers put them by the number that it had."""
 
-    async def scenario(topic: Topic) -> None:
+    async def scenario(topic: KafkaTopic) -> None:
         brokers.partition_count = 50
         assert await find_topic(topic, None, None) == 50
         brokers.partition_count = 60
@@ -159,7 +159,7 @@ def test_without_a_number_a_topic_has_the_default_and_one_that_grew_is_told_of(
 def test_a_topic_that_cannot_be_created_is_told_with_why(
     brokers: FakeAdmin, code: int, kind: type[Exception]
 ) -> None:
-    async def scenario(topic: Topic) -> None:
+    async def scenario(topic: KafkaTopic) -> None:
         brokers.create_error = code
         with pytest.raises(kind, match="cannot be created"):
             await find_topic(topic, 3, WISH)
@@ -168,7 +168,7 @@ def test_a_topic_that_cannot_be_created_is_told_with_why(
 
 
 def test_a_topic_that_never_appears_is_not_waited_for_for_ever(brokers: FakeAdmin) -> None:
-    async def scenario(topic: Topic) -> None:
+    async def scenario(topic: KafkaTopic) -> None:
         brokers.hidden_for = 100
         with pytest.raises(Unavailable, match="does not appear"):
             await find_topic(topic, 3, WISH)
@@ -179,7 +179,7 @@ def test_a_topic_that_never_appears_is_not_waited_for_for_ever(brokers: FakeAdmi
 def test_the_log_has_the_id_of_its_topic_and_brokers_that_give_none_are_told_of(
     brokers: FakeAdmin,
 ) -> None:
-    async def scenario(topic: Topic) -> None:
+    async def scenario(topic: KafkaTopic) -> None:
         assert await topic.ask_id() == uuid.UUID(int=((1 << 64) - 1) << 64 | 2)
         brokers.topic_id = Uuid(0, 0)
         with pytest.raises(NotSupported, match="pass a log_id"):
@@ -192,7 +192,7 @@ def test_the_log_has_the_id_of_its_topic_and_brokers_that_give_none_are_told_of(
 
 
 def test_a_leader_that_does_not_say_where_it_ends_leaves_it_unknown(brokers: FakeAdmin) -> None:
-    async def scenario(topic: Topic) -> None:
+    async def scenario(topic: KafkaTopic) -> None:
         assert await topic.end_offsets([0, 1]) == {0: 5, 1: 5}
         brokers.offset = -1
         with pytest.raises(Unavailable, match="does not say"):
@@ -202,7 +202,7 @@ def test_a_leader_that_does_not_say_where_it_ends_leaves_it_unknown(brokers: Fak
 
 
 def test_a_topic_that_was_let_go_of_answers_nothing(brokers: FakeAdmin) -> None:
-    async def scenario(topic: Topic) -> None:
+    async def scenario(topic: KafkaTopic) -> None:
         topic.close()
         with pytest.raises(Refused, match="closed"):
             await topic.ask_id()

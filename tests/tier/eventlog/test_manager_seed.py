@@ -26,7 +26,7 @@ from headwater.tier import (
 from headwater.tier.eventlog import MetadataEventLog, Subscription
 from headwater.tier.manager.snapshots import SnapshotFolder
 from tests.tier.eventlog.makers import EventLogs, contract
-from tests.tier.given import ORDERS, finished, partition_delete, segment_id, started
+from tests.tier.given import ORDERS, finished, partition_delete, segment_id, started, updated
 from tests.tier.manager.given import (
     FOLDER,
     HOME,
@@ -89,10 +89,10 @@ async def test_add_finish_query_round_trip(logs: EventLogs) -> None:
     log = await logs.fresh(PARTITIONS)
     manager = await start_all(log)
     await copy_segment(manager, 10, 0, 99)
-    found = manager.segment_at(ORDERS, 0, 42)
+    found = manager.partition(ORDERS).segment_at(0, 42)
     assert found is not None
     assert (found.segment_id, found.custom_metadata) == (segment_id(10), b"\x07")
-    assert manager.highest_offset(ORDERS, 0) == 99
+    assert manager.partition(ORDERS).highest_offset(0) == 99
     await manager.close()
     await log.close()
 
@@ -100,9 +100,9 @@ async def test_add_finish_query_round_trip(logs: EventLogs) -> None:
 @contract
 async def test_add_with_wrong_state_is_rejected_eagerly(logs: EventLogs) -> None:
     log = await logs.fresh(2)
-    bad = started(10, 0, 9).with_update(finished(10))
+    bad = updated(started(10, 0, 9), finished(10))
     for manager in (await start(log), await start_all(log)):
-        with pytest.raises(EventRejected, match="cannot begin as COPY_FINISHED"):
+        with pytest.raises(EventRejected, match="cannot start as COPY_FINISHED"):
             await manager.publish(bad)
         assert await log.high_water_marks() == {0: 0, 1: 0}, "nothing was published"
         await manager.close()
@@ -116,9 +116,9 @@ async def test_two_managers_sharing_a_log_converge(logs: EventLogs) -> None:
     one, other = await start_all(log), await start_all(same)
     await copy_segment(one, 10, 0, 99)
     # By what it follows alone: nobody tells it to look.
-    while other.highest_offset(ORDERS, 0) != 99:
+    while other.partition(ORDERS).highest_offset(0) != 99:
         await runtime.sleep(0.01)
-    found = other.segment_at(ORDERS, 0, 50)
+    found = other.partition(ORDERS).segment_at(0, 50)
     assert found is not None
     assert found.segment_id == segment_id(10)
     await one.close()
@@ -135,13 +135,13 @@ async def test_restart_rehydrates_from_log(logs: EventLogs) -> None:
     await first.close()
 
     fresh = await start_all(log)
-    listed = fresh.segments(ORDERS)
+    listed = fresh.partition(ORDERS).segments()
     assert [(one.start_offset, one.end_offset) for one in listed] == [
         (0, 99),
         (100, 199),
         (200, 299),
     ]
-    assert fresh.highest_offset(ORDERS, 0) == 299
+    assert fresh.partition(ORDERS).highest_offset(0) == 299
     await fresh.close()
     await log.close()
 
@@ -154,8 +154,8 @@ async def test_partition_delete_lifecycle_round_trip(logs: EventLogs) -> None:
     for state in PartitionDeleteState:
         await manager.publish(partition_delete(state))
         over = state is PartitionDeleteState.FINISHED
-        assert manager.delete_state(ORDERS) == (None if over else state)
-    assert manager.segments(ORDERS) == []
+        assert manager.partition(ORDERS).delete_state == (None if over else state)
+    assert manager.partition(ORDERS).segments() == []
     await manager.close()
     await log.close()
 
@@ -178,15 +178,15 @@ async def test_restart_resumes_from_snapshot_without_replaying_from_zero(logs: E
     log, disk = await logs.fresh(PARTITIONS), FaultyDisk()
     first = await start_all(log, disk=disk)
     await copy_three(first)
-    before = first.segments(ORDERS)
+    before = first.partition(ORDERS).segments()
     await first.close()
 
     fresh = await start(log, disk=disk)
     assert fresh.committed_offset(HOME) >= 5, "three events that added and three that finished"
     await fresh.reconcile_assignment(range(PARTITIONS))
     await fresh.refresh(HOME)
-    assert fresh.segments(ORDERS) == before
-    assert fresh.highest_offset(ORDERS, 0) == 299
+    assert fresh.partition(ORDERS).segments() == before
+    assert fresh.partition(ORDERS).highest_offset(0) == 299
     await fresh.publish(started(13, 300, 399))
     assert fresh.metrics.events == {"changed": 1}, "what was applied before did not come again"
     await fresh.close()
@@ -197,22 +197,22 @@ async def test_restart_resumes_from_snapshot_without_replaying_from_zero(logs: E
 async def test_add_then_remove_drives_assignment_and_readiness(logs: EventLogs) -> None:
     log = await log_with_a_segment(logs)
     manager = await start(log)
-    assert manager.segment_at(ORDERS, 0, 42) is None, "not followed"
+    assert manager.partition(ORDERS).segment_at(0, 42) is None, "not followed"
 
     await manager.reconcile_assignment([HOME])
     assert manager.assigned() == [HOME]
     if not manager.is_ready(HOME):
         with pytest.raises(NotReady) as raised:
-            manager.segment_at(ORDERS, 0, 42)
+            manager.partition(ORDERS).segment_at(0, 42)
         assert raised.value.partition == HOME
     await manager.wait_ready(HOME)
-    found = manager.segment_at(ORDERS, 0, 42)
+    found = manager.partition(ORDERS).segment_at(0, 42)
     assert found is not None
     assert found.segment_id == segment_id(10)
 
     await manager.reconcile_assignment([])
     assert manager.assigned() == []
-    assert manager.segment_at(ORDERS, 0, 42) is None
+    assert manager.partition(ORDERS).segment_at(0, 42) is None
     await manager.close()
     await log.close()
 
@@ -222,9 +222,9 @@ async def test_unknown_partition_query_is_none(logs: EventLogs) -> None:
     other = TopicIdPartition(uuid.UUID(int=999), "nope", 0)
     log = await logs.fresh(2)
     for manager in (await start(log), await start_all(log)):
-        assert manager.segment_at(other, 0, 0) is None
-        assert manager.highest_offset(other, 0) is None
-        assert manager.segments(other) == []
+        assert manager.partition(other).segment_at(0, 0) is None
+        assert manager.partition(other).highest_offset(0) is None
+        assert manager.partition(other).segments() == []
         await manager.close()
     await log.close()
 
@@ -247,8 +247,8 @@ async def test_two_brokers_split_metadata_partitions(logs: EventLogs) -> None:
     await a.wait_ready(home_a)
     await b.wait_ready(home_b)
     assert (numbers(a, of_a), numbers(b, of_b)) == ([100], [200])
-    assert a.segment_at(of_b, 0, 42) is None, "another one's, and not a matter of waiting"
-    assert b.segment_at(of_a, 0, 42) is None
+    assert a.partition(of_b).segment_at(0, 42) is None, "another one's, and not a matter of waiting"
+    assert b.partition(of_a).segment_at(0, 42) is None
     await a.close()
     await b.close()
     await log.close()
@@ -264,8 +264,8 @@ async def test_reassignment_remove_then_readd_applies_no_duplicates(logs: EventL
     await manager.reconcile_assignment([HOME])
     await manager.refresh(HOME)
     assert numbers(manager) == [10]
-    assert manager.segments(ORDERS)[0].state is SegmentState.COPY_FINISHED
-    assert manager.highest_offset(ORDERS, 0) == 99
+    assert manager.partition(ORDERS).segments()[0].state is SegmentState.COPY_FINISHED
+    assert manager.partition(ORDERS).highest_offset(0) == 99
     await manager.publish(started(11, 100, 199))
     assert manager.metrics.events == {"changed": 3}, "each once"
     await manager.close()
@@ -282,15 +282,18 @@ async def test_hwm_fetch_failure_gates_not_ready_then_self_heals(logs: EventLogs
         await runtime.sleep(0.01)
     for _ in range(10):
         await runtime.sleep(0.02)
-        for ask in (lambda: manager.segment_at(ORDERS, 0, 42), lambda: manager.segments(ORDERS)):
+        for ask in (
+            lambda: manager.partition(ORDERS).segment_at(0, 42),
+            lambda: manager.partition(ORDERS).segments(),
+        ):
             with pytest.raises(NotReady, match="injected") as raised:
                 ask()
             assert raised.value.partition == HOME
 
     log.error = None
     await manager.reconcile_assignment([HOME])
-    assert manager.segment_at(ORDERS, 0, 42) is not None
+    assert manager.partition(ORDERS).segment_at(0, 42) is not None
     assert numbers(manager) == [10]
-    assert manager.highest_offset(ORDERS, 0) == 99
+    assert manager.partition(ORDERS).highest_offset(0) == 99
     await manager.close()
     await log.close()

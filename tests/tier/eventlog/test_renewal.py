@@ -7,7 +7,7 @@ import pytest
 from headwater.core.errors import NotSupported, Refused
 from headwater.tier import encode_event
 from headwater.tier.cache import EventOutcome
-from headwater.tier.eventlog import Compactor, InProcessEventLog, Renewed, StoredEventLog, renew
+from headwater.tier.eventlog import Compactor, InProcessEventLog, RenewedLog, StoredEventLog, renew
 from tests.store.scripted import Scripted, virtual
 from tests.tier.event_histories import apply_said
 from tests.tier.eventlog.stored_given import followed, opened, publish_events, replayed
@@ -29,7 +29,7 @@ async def test_it_comes_to_the_same_whether_or_not_the_other_one_was_compacted()
     await Compactor(log).compact(0, every_events=1)
     published += await publish_events(log, 3, first=6)
     anew = await new_log(backend)
-    assert await renew(log, anew) == Renewed((9,), (ORDERS,))
+    assert await renew(log, anew) == RenewedLog((9,), (ORDERS,))
     known = await followed(anew)
     assert (known.snapshots, known.next_offset, known.dumps) == (1, 9, replayed(published))
     assert anew.log_id != log.log_id
@@ -43,8 +43,8 @@ async def test_an_epoch_that_no_leader_reaches_is_taken_down() -> None:
     anew = await new_log(Scripted())
     await renew(source, anew, epoch_max=4)
     cache = (await followed(anew)).cache
-    assert cache.publisher_epoch(ORDERS) == 4
-    assert [one.state.name for one in cache.segments(ORDERS)] == ["COPY_FINISHED"]
+    assert cache.partition(ORDERS).publisher_epoch == 4
+    assert [one.state.name for one in cache.partition(ORDERS).segments()] == ["COPY_FINISHED"]
     assert apply_said(cache, (started(11, 100, 199, publisher=5), None)) is EventOutcome.CHANGED
 
 

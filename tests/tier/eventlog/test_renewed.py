@@ -69,6 +69,6 @@ async def test_a_log_to_which_somebody_publishes_meanwhile_goes_on_as_it_is() ->
         return await marks()
 
     log.high_water_marks = published_between  # type: ignore[method-assign, assignment]
-    with pytest.raises(Refused, match="stop whoever uses it"):
+    with pytest.raises(Refused, match="stop all its clients"):
         await renew(log, anew)
     assert (await (await opened(backend)).high_water_marks()) == {0: 3}

@@ -24,13 +24,13 @@ from headwater.tier.eventlog import (
     Compactor,
     EventDelivered,
     EventUnreadable,
-    Item,
+    LogItem,
     PartitionFailed,
     SnapshotDelivered,
     StoredEventLog,
 )
-from headwater.tier.eventlog.stored.events import StoredEvents
-from headwater.tier.eventlog.stored.floor import SnapshotName
+from headwater.tier.eventlog.stored_events import StoredEvents
+from headwater.tier.eventlog.stored_floor import SnapshotName
 from headwater.tier.snapshot import Snapshot, dump_all, encode_snapshot
 from tests.store.scripted import Apply, Scripted, Step, after, fails, stalls, virtual
 from tests.tier.eventlog.stored_given import (
@@ -46,7 +46,7 @@ from tests.tier.eventlog.stored_given import (
 )
 
 
-async def items(log: StoredEventLog, count: int, start_offset: int = 0) -> list[Item]:
+async def items(log: StoredEventLog, count: int, start_offset: int = 0) -> list[LogItem]:
     subscription = await log.subscribe({0: start_offset})
     taken = [await anext(subscription.items) for _ in range(count)]
     await subscription.assignment.close()
@@ -190,11 +190,11 @@ async def test_a_floor_is_not_counted_on_when_only_the_wall_clock_went_on(wall_s
     log = await opened(Scripted())
     floors = log.events_of(0).floors
     await floors.look()
-    assert floors.is_leased(0)
+    assert floors.leased.covers(0)
     wall_ms = runtime.wall_ms() + int(wall_s * 1000)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(runtime, "wall_ms", lambda: wall_ms)
-        assert not floors.is_leased(0)
+        assert not floors.leased.covers(0)
     await log.close()
 
 
@@ -319,7 +319,7 @@ async def test_a_store_that_does_not_answer_ends_the_partition_which_may_be_adde
     subscription = await log.subscribe({0: 0})
     await anext(subscription.items)
     backend.next("get", *(fails(Unavailable("503")) for _ in range(200)))
-    failed: Item | None = None
+    failed: LogItem | None = None
     while not isinstance(failed, PartitionFailed):
         failed = await anext(subscription.items)
     assert isinstance(failed.error, Unavailable)
@@ -445,7 +445,7 @@ async def test_a_snapshot_that_contradicts_itself_ends_the_partition() -> None:
     bad = (msgspec.structs.replace(whole[0], referenced=((99, 0, 0),)), *whole[1:])
     data = encode_snapshot(Snapshot(events.log_id, events.partition_count, 0, 5, bad))
     name = SnapshotName("0" * 32, len(data), xxhash.xxh3_64_hexdigest(data))
-    await events.store.put(events.place.snapshot(5, name.token), data)
+    await events.store.put(events.keys.snapshot(5, name.token), data)
     await events.floors.move(6, name)
     subscription = await log.subscribe({0: 0})
     failed = await anext(subscription.items)

@@ -16,14 +16,13 @@ import xxhash
 from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown
 from headwater.core.lease import FloorAge, FloorClock, Lease
+from headwater.store import LogFloor
+from headwater.store.numbered_log import CreateResult
 from headwater.tier import TierCache
-from headwater.tier.eventlog.stored import compactor
-from headwater.tier.eventlog.stored.appender import Attempt, StoredAppender
-from headwater.tier.eventlog.stored.event_object import is_by
-from headwater.tier.eventlog.stored.events import StoredEvents
-from headwater.tier.eventlog.stored.floor import Floor, FloorKeeper, SnapshotName
-from headwater.tier.eventlog.stored.following import Following
-from headwater.tier.eventlog.stored.snapshots import store_snapshot
+from headwater.tier.eventlog import compactor
+from headwater.tier.eventlog.stored_events import StoredEvents, store_snapshot, token_of
+from headwater.tier.eventlog.stored_floor import FloorRegister, PartitionFloor, SnapshotName
+from headwater.tier.eventlog.stored_subscription import PartitionFollower
 from headwater.tier.snapshot import Snapshot, dump_all, encode_snapshot
 from tests.planted import expect_noticed
 from tests.torture.eventlog_scenarios import (
@@ -36,7 +35,7 @@ from tests.torture.surroundings import Replacement, replaced
 
 HISTORIES_TO_CATCH_A_BUG = 150
 
-_after = FloorKeeper.after
+_after = StoredEvents.floor_after
 _dead = compactor._dead
 
 
@@ -47,7 +46,7 @@ async def stores_after_the_floor_moved(
     place = (events.log_id, events.partition_count, events.partition)
     data = encode_snapshot(Snapshot(*place, through_offset, dump_all(cache)))
     token = runtime.new_token().hex()
-    key = events.place.snapshot(through_offset, token)
+    key = events.keys.snapshot(through_offset, token)
     runtime.spawn(events.store.put(key, data), name="snapshot")
     return SnapshotName(token, len(data), xxhash.xxh3_64_hexdigest(data))
 
@@ -58,16 +57,16 @@ async def deletes_before_the_floor_moves(
     """Holds that a snapshot is enough, whether or not anybody is told of it."""
     name = await store_snapshot(events, cache, through_offset)
     for offset in range((await events.floors.look()).floor, through_offset + 1):
-        await events.store.delete(events.place.event(offset))
+        await events.store.delete(events.key(offset))
     return name
 
 
 async def publishes_again(
-    self: StoredAppender, offset: int, token: bytes, unknown: OutcomeUnknown
-) -> Attempt:
+    self: StoredEvents, offset: int, token: bytes, unknown: OutcomeUnknown
+) -> CreateResult:
     """Takes an event that is not there yet for one that will never be."""
-    found = await self._events.get(offset)
-    return Attempt.TAKEN if found is None else Attempt.LANDED
+    found = await self.get(offset)
+    return CreateResult.TAKEN if found is None else CreateResult.LANDED
 
 
 def counts_twice(self: FloorClock, stored: FloorAge) -> FloorAge:
@@ -85,43 +84,43 @@ def stood_by_the_wall_clock(self: FloorClock, stored: FloorAge) -> FloorAge:
 
 
 async def settles_blindly(
-    self: StoredAppender, offset: int, token: bytes, unknown: OutcomeUnknown
-) -> Attempt:
+    self: StoredEvents, offset: int, token: bytes, unknown: OutcomeUnknown
+) -> CreateResult:
     """Lets the error of the look take the place of what is not known."""
-    found = await self._events.get(offset)
+    found = await self.get(offset)
     if found is None:
-        return Attempt.OPEN
-    return Attempt.LANDED if is_by(found.data, token) else Attempt.TAKEN
+        return CreateResult.UNKNOWN
+    return CreateResult.LANDED if token_of(found.data) == token else CreateResult.TAKEN
 
 
-async def looks_blindly(self: StoredAppender, offset: int) -> Floor:
+async def looks_blindly(self: StoredEvents, offset: int) -> LogFloor:
     """The same where the floor is to tell."""
-    return await self._events.floors.after(offset)
+    return await self.floor_after(offset)
 
 
-async def moves_blindly(self: FloorKeeper, floor: int, snapshot: SnapshotName) -> Floor:
+async def moves_blindly(self: FloorRegister, floor: int, snapshot: SnapshotName) -> PartitionFloor:
     """Moves the floor to its own snapshot, however long that took."""
     fresh = msgspec.structs.replace(await self.look(), floor=floor, snapshot=snapshot)
     return (await self._register.update(lambda _: fresh)).value
 
 
-async def judges_by_nothing(self: FloorKeeper, offset: int) -> Floor:
+async def judges_by_nothing(self: StoredEvents, offset: int) -> LogFloor:
     """Believes that what it can read or create is alive."""
-    return msgspec.structs.replace(await _after(self, offset), trimmed=0)
+    return (await _after(self, offset))._replace(trimmed=0)
 
 
-async def sweeps_what_nobody_names(events: StoredEvents, floor: Floor) -> AsyncIterator[str]:
+async def sweeps_what_nobody_names(
+    events: StoredEvents, floor: PartitionFloor
+) -> AsyncIterator[str]:
     """Deletes every snapshot but the floor's, also one that is to become it."""
     async for key in _dead(events, floor):
         yield key
-    async for meta in events.store.list(
-        events.place.folder, start_after=events.place.before_snapshots
-    ):
+    async for meta in events.store.list(events.folder, start_after=events.keys.before_snapshots):
         if floor.snapshot is None or not meta.key.endswith(floor.snapshot.token):
             yield meta.key
 
 
-async def skips_to_the_floor(self: Following, floor: Floor) -> None:
+async def skips_to_the_floor(self: PartitionFollower, floor: PartitionFloor) -> None:
     """Goes on where events are, as if nothing had been before."""
     self._next = floor.floor
 
@@ -129,21 +128,21 @@ async def skips_to_the_floor(self: Following, floor: Floor) -> None:
 PLANTED: dict[str, Replacement] = {
     "floor-before-snapshot": (compactor, "store_snapshot", stores_after_the_floor_moved),
     "delete-before-floor": (compactor, "store_snapshot", deletes_before_the_floor_moves),
-    "unknown-is-published-again": (StoredAppender, "_settle", publishes_again),
+    "unknown-is-published-again": (StoredEvents, "_settle", publishes_again),
     "no-grace": (FloorAge, "is_settled", lambda self, seconds: True),
-    "stale-compactor-lowers-the-floor": (FloorKeeper, "move", moves_blindly),
-    "dead-events-count": (FloorKeeper, "after", judges_by_nothing),
+    "stale-compactor-lowers-the-floor": (FloorRegister, "move", moves_blindly),
+    "dead-events-count": (StoredEvents, "floor_after", judges_by_nothing),
     "lease-never-ends": (Lease, "is_within", lambda self, seconds: True),
     "unnamed-snapshots-are-garbage": (compactor, "_dead", sweeps_what_nobody_names),
-    "snapshot-left-out": (Following, "_deliver_snapshot", skips_to_the_floor),
+    "snapshot-left-out": (PartitionFollower, "_deliver_snapshot", skips_to_the_floor),
 }
 CLOCKS: dict[str, Replacement] = {
     "grace-counted-twice": (FloorClock, "count", counts_twice),
     "grace-by-the-wall-clock": (FloorClock, "count", stood_by_the_wall_clock),
 }
 OUTAGES: dict[str, Replacement] = {
-    "look-hides-the-unknown": (StoredAppender, "_settle", settles_blindly),
-    "floor-hides-the-unknown": (StoredAppender, "_floor_after", looks_blindly),
+    "look-hides-the-unknown": (StoredEvents, "_settle", settles_blindly),
+    "floor-hides-the-unknown": (StoredEvents, "_floor_after_create", looks_blindly),
 }
 
 

@@ -37,9 +37,9 @@ async def test_a_manager_that_comes_after_compaction_knows_what_the_first_one_kn
     await copy_segment(leader, 6, 60, 69, publisher=3)
     newcomer = await following(backend)
     assert numbers(newcomer) == numbers(leader) == [1, 2, 3, 4, 5, 6]
-    found = newcomer.segment_at(ORDERS, 0, 42)
+    found = newcomer.partition(ORDERS).segment_at(0, 42)
     assert found is not None
-    assert found == leader.segment_at(ORDERS, 0, 42)
+    assert found == leader.partition(ORDERS).segment_at(0, 42)
     await newcomer.close()
     await leader.close()
 

@@ -10,13 +10,9 @@ from typing import Any
 from headwater.core import runtime
 from headwater.core.errors import Fenced, OutcomeUnknown, Unavailable
 from headwater.tier import (
-    CoverPiece,
     EventOutcome,
     EventRejected,
     MetadataEvent,
-    PartitionDeleteState,
-    SegmentId,
-    SegmentMetadata,
     TierCache,
     TopicIdPartition,
     decode_event,
@@ -97,36 +93,10 @@ class FollowedPartition:
             raise Fenced("a newer leader has published")
         return verdict
 
-    def segments(self) -> list[SegmentMetadata]:
-        self._check_ready()
-        return self.cache.segments(self._partition)
-
-    def segments_part(
-        self, first_lsn: int, most_segments: int
-    ) -> tuple[list[SegmentMetadata], int | None]:
-        return self._known().segments_part(first_lsn, most_segments)
-
-    def cover(self, first_lsn: int, end_lsn: int) -> list[CoverPiece]:
-        self._check_ready()
-        return self.cache.cover(self._partition, first_lsn, end_lsn)
-
-    def find(self, segment_id: SegmentId) -> SegmentMetadata | None:
-        return self._known().find(segment_id)
-
-    def segments_in(self, first_lsn: int, end_lsn: int) -> list[SegmentMetadata]:
-        return self._known().segments_in(first_lsn, end_lsn)
-
-    def unfinished(self) -> list[SegmentMetadata]:
-        return self._known().unfinished()
-
-    def cover_part(
-        self, first_lsn: int, end_lsn: int, most_segments: int
-    ) -> tuple[list[CoverPiece], int]:
-        return self._known().cover_part(first_lsn, end_lsn, most_segments)
-
-    def delete_state(self) -> PartitionDeleteState | None:
-        self._check_ready()
-        return self.cache.delete_state(self._partition)
+    def state(self) -> PartitionCache:
+        if self._strikes("unready"):
+            raise NotReady("what is known is not all", partition=0)
+        return self.cache.partition(self._partition)
 
     def follow(self) -> None:
         """Apply what the log has beyond what was applied."""
@@ -136,14 +106,6 @@ class FollowedPartition:
             except EventRejected as rejected:
                 outcome = rejected
             self._verdicts.append(outcome)
-
-    def _known(self) -> PartitionCache:
-        self._check_ready()
-        return self.cache.partition(self._partition) or PartitionCache(self._partition)
-
-    def _check_ready(self) -> None:
-        if self._strikes("unready"):
-            raise NotReady("what is known is not all", partition=0)
 
     async def _land_late(self, payload: bytes, publisher_epoch: int, place: int) -> None:
         await runtime.sleep(self._chance.choice((1.0, 100.0, 10_000.0)) * self._chance.random())

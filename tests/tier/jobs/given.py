@@ -99,15 +99,15 @@ class Led:
 
     def covered(self) -> list[range]:
         """The LSNs of the pieces of the cover."""
-        return [piece.lsns for piece in self.metadata.cover(0, FAR)]
+        return [piece.lsns for piece in self.metadata.state().cover(0, FAR)]
 
     def states(self) -> list[SegmentState]:
         """Of all segments that are listed, by their first LSNs."""
-        return [one.state for one in self.metadata.segments()]
+        return [one.state for one in self.metadata.state().segments()]
 
     async def damage(self, number: int, data: bytes | None) -> None:
         """Change the object of a listed segment behind everybody's back, or take it away."""
-        key = plain_key(self.metadata.segments()[number].segment_id)
+        key = plain_key(self.metadata.state().segments()[number].segment_id)
         if data is None:
             await self.place.backend.delete(key)
         else:

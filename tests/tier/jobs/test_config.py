@@ -44,7 +44,7 @@ def test_a_tiering_that_is_none_is_refused_with_those_there_are(word: Any) -> No
 
 
 def test_a_misspelt_tiering_is_told_what_was_meant() -> None:
-    with pytest.raises(Refused, match="did you mean 'delete'"):
+    with pytest.raises(Refused, match="did you mean delete"):
         TierConfig(tiering="Deleted")  # type: ignore[arg-type]
 
 

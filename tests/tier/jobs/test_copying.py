@@ -93,7 +93,7 @@ def test_a_copy_that_a_dead_leader_began_is_removed_by_the_next() -> None:
         dead = place.lead().write(3)
         await dead.led.begin()
         prepared = await dead.storage.prepare(1, 3, dead.led.local_groups(1, 3))
-        await dead.led.voice.started(prepared)
+        await dead.led.publisher.copy_started(prepared)
         await dead.storage.copy(prepared)
 
         led = await place.lead(2).round()
@@ -129,7 +129,7 @@ def test_an_older_leader_cannot_take_back_what_the_new_one_counts_on() -> None:
         await new.led.begin()
 
         with pytest.raises(Fenced):
-            await stale.led.voice.unlist(stale.metadata.segments()[0])
+            await stale.led.publisher.unlist(stale.metadata.state().segments()[0])
 
         new.metadata.follow()
         assert new.covered() == [range(1, 4)]
@@ -197,7 +197,7 @@ def test_objects_are_written_no_faster_than_allowed() -> None:
     async def main() -> None:
         led = await Place().lead(bytes_per_s=10).write(3, 3, 3).round()
         loop = asyncio.get_running_loop()
-        sizes = [one.size_bytes for one in led.metadata.segments()]
+        sizes = [one.size_bytes for one in led.metadata.state().segments()]
 
         assert loop.time() >= sum(sizes[:-1]) / 10
 
@@ -243,5 +243,5 @@ def test_a_long_backlog_does_not_keep_the_other_jobs_waiting() -> None:
 
 @pytest.mark.parametrize("epoch", [-1, 1 << 31, (1 << 64) - 1])
 def test_an_epoch_that_no_segment_could_have_speaks_for_nobody(epoch: int) -> None:
-    with pytest.raises(Refused, match="31 bits"):
+    with pytest.raises(Refused, match="from 0 to 2,147,483,647"):
         Place().lead(epoch)

@@ -19,7 +19,7 @@ from headwater.log.wal import Wal
 from headwater.tier import SegmentMetadata
 from headwater.tier.cache import PartitionCache
 from headwater.tier.events import publisher_epoch_of
-from headwater.tier.jobs import Tiering, copying, merging, removal, retention, scrub, tier_manager
+from headwater.tier.jobs import Tiering, copying, merging, retention, scrub, tier_manager
 from headwater.tier.jobs.leader_publisher import LeaderPublisher
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.scrub import ScrubResult
@@ -48,8 +48,8 @@ BEGIN_AT = {
 async def says_so_first(led: LedPartition, lsns: range, groups: Any, **how: Any) -> int:
     """Tells that a copy is there before it is."""
     prepared = await led.storage.prepare(lsns.start, lsns.stop - 1, groups)
-    await led.voice.started(prepared)
-    await led.voice.finished(prepared)
+    await led.publisher.copy_started(prepared)
+    await led.publisher.copy_finished(prepared)
     await led.storage.copy(prepared)
     return prepared.size_bytes
 
@@ -58,23 +58,23 @@ async def stores_first(led: LedPartition, lsns: range, groups: Any, **how: Any) 
     """Stores a copy of which nobody knows."""
     prepared = await led.storage.prepare(lsns.start, lsns.stop - 1, groups)
     await led.storage.copy(prepared)
-    await led.voice.started(prepared)
-    await led.voice.finished(prepared)
+    await led.publisher.copy_started(prepared)
+    await led.publisher.copy_finished(prepared)
     return prepared.size_bytes
 
 
 async def removes_first(led: LedPartition) -> None:
     """Removes objects, and unlists them afterwards."""
-    for segment in led.metadata.segments_in(0, END_LSN):
+    for segment in led.metadata.state().segments_in(0, END_LSN):
         if segment.end_offset < led.first_lsn and segment.state == 1:
             await led.storage.delete(segment.segment_id)
-            await led.voice.unlist(segment)
+            await led.publisher.unlist(segment)
 
 
 async def abandons_first(led: LedPartition, segment_id: Any) -> None:
     """Removes what somebody began, whoever that was."""
     await led.storage.delete(segment_id)
-    await led.voice.unlist_copy(segment_id)
+    await led.publisher.unlist_copy(segment_id)
 
 
 async def moves_the_start_last(led: LedPartition) -> None:
@@ -108,8 +108,8 @@ async def drops_what_was_committed(led: LedPartition) -> None:
 
 def counts_over_gaps(self: LedPartition) -> int:
     """Takes the end of the last remote segment for all that is remote."""
-    pieces = self.metadata.cover(self.first_lsn, END_LSN)
-    started = [one.end_offset for one in self.metadata.segments_in(0, END_LSN)]
+    pieces = self.metadata.state().cover(self.first_lsn, END_LSN)
+    started = [one.end_offset for one in self.metadata.state().segments_in(0, END_LSN)]
     return max([self.first_lsn - 1, *(piece.lsns.stop - 1 for piece in pieces), *started])
 
 
@@ -150,7 +150,7 @@ async def unlists_the_merged_first(led: LedPartition) -> None:
     run = await merging.next_run(led)
     if run is not None:
         for piece in run:
-            await led.voice.unlist(piece.segment)
+            await led.publisher.unlist(piece.segment)
         lsns = range(run[0].lsns.start, run[-1].lsns.stop)
         await copying.copy_range(led, lsns, _groups(led, run), about_bytes=0)
 
@@ -166,10 +166,10 @@ async def merges_with_a_gap(led: LedPartition) -> None:
         )
         whole_lsns = range(lsns.start, run[-1].lsns.stop)
         whole = msgspec.structs.replace(began, end_offset=run[-1].lsns.stop - 1)
-        await led.voice._publish(whole)
+        await led.publisher._publish(whole)
         await led.storage.copy(prepared)
-        led.will_be_read(whole_lsns)
-        await led.voice.finished(prepared)
+        led.copy_finishes(whole_lsns)
+        await led.publisher.copy_finished(prepared)
     await merging.unlist_replaced(led)
 
 
@@ -181,7 +181,7 @@ async def merges_and_overlooks(led: LedPartition) -> None:
         cut = _cut(_groups(led, run), lsns.stop - 1)
         await copying.copy_range(led, lsns, cut, about_bytes=0)
         for piece in run:
-            await led.voice.unlist(piece.segment)
+            await led.publisher.unlist(piece.segment)
 
 
 async def counts_what_it_unlists(self: LedPartition, segment: SegmentMetadata) -> None:
@@ -194,10 +194,14 @@ async def counts_what_it_unlists(self: LedPartition, segment: SegmentMetadata) -
 async def lists_last(metadata: Any, storage: Any, log_start: Any, **how: Any) -> ScrubResult:
     """Reads the events first, and lists the objects afterwards."""
     await metadata.refresh()
-    known = {one.segment_id for one in metadata.segments()}
+    known = {one.segment_id for one in metadata.state().segments()}
     await runtime.sleep(60.0)
-    view = mock.Mock(wraps=metadata, find=lambda one: metadata.find(one) if one in known else None)
-    return await _look(view, storage, log_start, **how)
+
+    def state() -> Any:
+        now = metadata.state()
+        return mock.Mock(wraps=now, find=lambda one: now.find(one) if one in known else None)
+
+    return await _look(mock.Mock(wraps=metadata, state=state), storage, log_start, **how)
 
 
 def finds_beyond_the_lineage(self: PartitionCache, epoch: int, offset: int) -> Any:
@@ -223,7 +227,7 @@ async def _cut(groups: AsyncIterator[Group], last_lsn: int) -> AsyncIterator[Gro
             yield part
 
 
-_look, _unlist, _deleting = scrub.scrub_partition, LedPartition.unlist, EpochIndex.deleting
+_look, _unlist, _deleting = scrub.scrub_partition, LedPartition.unlist, EpochIndex.unreference
 _expire_remote, _groups = retention.expire_remote, merging.groups_of
 
 
@@ -256,19 +260,19 @@ async def stops_at_damage(led: LedPartition) -> None:
     """Copies nothing while something cannot be read."""
     if led.is_compared() and (due := copying._next_due(led)) is not None:
         await copying.copy_local(led, due)
-        led.is_behind = True
+        led.has_more_work = True
 
 
 async def skips_damage(led: LedPartition, lsns: range) -> None:
     """Makes a segment of what can be read."""
     groups = led.readable_groups(lsns.start, lsns.stop - 1, [])
     await copying.copy_range(led, lsns, groups, about_bytes=100)
-    led.was_copied(lsns)
+    led.copied_from_local(lsns)
 
 
 def bounds_the_first_epoch(followed: Any, event: Any, publisher_epoch: int | None) -> None:
     """Takes an epoch for a mistake though nobody spoke before it."""
-    newest = followed.cache.publisher_epoch(PARTITION) or 0
+    newest = followed.cache.partition(PARTITION).publisher_epoch or 0
     if publisher_epoch_of(event, publisher_epoch) not in range(newest, newest + EPOCH_STEP_MAX):
         raise Refused("no leader has such an epoch")
 
@@ -279,30 +283,30 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "finished-before-the-copy": (copying, "copy_range", says_so_first),
     "stored-before-it-is-told": (copying, "copy_range", stores_first),
     "removed-before-unlisted": (retention, "unlist_below_log_start", removes_first),
-    "abandons-any-copy": (removal, "abandon", abandons_first),
+    "abandons-any-copy": (retention, "abandon_copy", abandons_first),
     "log-start-moves-last": (JOBS, "expire remote", moves_the_start_last),
     "retention-past-the-slots": (JOBS, "expire remote", heeds_no_slot),
     "local-expiry-of-the-committed": (JOBS, "expire local", drops_what_was_committed),
     "tiered-over-gaps": (LedPartition, "tiered_lsn", counts_over_gaps),
     "epoch-begins-in-silence": (LeaderPublisher, "begin", does_not_begin),
     "unknown-is-failed": (LeaderPublisher, "settle", takes_unknown_for_failed),
-    "stale-leader-goes-on": (LeaderPublisher, "_say", goes_on),
-    "delay-by-the-event": (removal, "is_due", believes_the_event),
+    "stale-leader-goes-on": (LeaderPublisher, "_send", goes_on),
+    "delay-by-the-event": (retention, "is_due", believes_the_event),
     "delay-by-ones-own-clock": (LedPartition, "store_ms", believes_its_clock),
-    "no-delay": (removal, "is_due", never_waits),
+    "no-delay": (retention, "is_due", never_waits),
     "merged-unlisted-first": (JOBS, "merge", unlists_the_merged_first),
     "merged-with-a-gap": (JOBS, "merge", merges_with_a_gap),
     "merged-and-overlooked": (JOBS, "merge", merges_and_overlooks),
     "unlisted-counts-as-tiered": (LedPartition, "unlist", counts_what_it_unlists),
-    "scrub-lists-last": (tier_manager, "look", lists_last),
+    "scrub-lists-last": (tier_manager, "scrub_partition", lists_last),
     "look-up-beyond-the-lineage": (PartitionCache, "segment_at", finds_beyond_the_lineage),
-    "highest-offset-falls": (EpochIndex, "deleting", forgets_the_highest),
+    "highest-offset-falls": (EpochIndex, "unreference", forgets_the_highest),
 }
 
 
 READERS_PLANTED: dict[str, tuple[Any, str, Any]] = {
-    "pruned-is-not-written-yet": (LogReader, "_local", takes_pruned_for_unwritten),
-    "local-log-is-all-there-is": (LogReader, "_instead", does_not_ask_the_tier),
+    "pruned-is-not-written-yet": (LogReader, "_read_local", takes_pruned_for_unwritten),
+    "local-log-is-all-there-is": (LogReader, "_read_instead", does_not_ask_the_tier),
     "damage-stops-tiering": (JOBS, "copy", stops_at_damage),
     "damage-is-skipped": (copying, "copy_local", skips_damage),
 }
@@ -340,5 +344,5 @@ def test_a_bug_that_is_planted_under_readers_of_the_log_is_caught(bug: str) -> N
 
 
 def test_a_bound_for_the_epoch_of_a_first_leader_is_caught() -> None:
-    with mock.patch.object(publishing, "check_before", bounds_the_first_epoch):
+    with mock.patch.object(publishing, "_check_publishable", bounds_the_first_epoch):
         expect_noticed(stack_history, within=12)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
 
 from headwater.core.errors import Fenced, NotSupported, RolledBack
 from headwater.store import Register
-from headwater.tier.jobs import LogStart, LogStartRegister, TierConfig
+from headwater.tier.jobs import (
+    Flaw,
+    LogStart,
+    LogStartRegister,
+    ScrubResult,
+    TierConfig,
+    TierMetrics,
+    scrub_partition,
+)
 from headwater.tier.jobs.log_start import FORMAT, LEADERS_KEPT
-from tests.tier.jobs.given import ORDERS, Place, in_time
+from tests.tier.jobs.followed import FollowedPartition
+from tests.tier.jobs.given import ORDERS, Led, Place, in_time
+from tests.tier.jobs.plain_storage import PlainStorage
+from tests.tier.jobs.sealed_wal import SealedWal
 
 
 def test_it_begins_where_the_first_leader_finds_the_log() -> None:
@@ -18,8 +30,8 @@ def test_it_begins_where_the_first_leader_finds_the_log() -> None:
         register = LogStartRegister(Place().store, ORDERS)
         assert await register.read() is None
 
-        await register.stamp(3, began_ms=1000, oldest_lsn=7)
-        await register.stamp(4, began_ms=2000, oldest_lsn=99)
+        await register.begin_epoch(3, began_ms=1000, oldest_lsn=7)
+        await register.begin_epoch(4, began_ms=2000, oldest_lsn=99)
 
         assert await register.read() == LogStart(FORMAT, 4, 7, ((3, 1000), (4, 2000)))
 
@@ -29,10 +41,10 @@ def test_it_begins_where_the_first_leader_finds_the_log() -> None:
 def test_an_older_leader_neither_stamps_nor_moves_it() -> None:
     async def main() -> None:
         register = LogStartRegister(Place().store, ORDERS)
-        await register.stamp(4, began_ms=2000, oldest_lsn=7)
+        await register.begin_epoch(4, began_ms=2000, oldest_lsn=7)
 
         with pytest.raises(Fenced):
-            await register.stamp(3, began_ms=3000, oldest_lsn=7)
+            await register.begin_epoch(3, began_ms=3000, oldest_lsn=7)
         with pytest.raises(Fenced):
             await register.move(3, 8)
 
@@ -49,8 +61,8 @@ def test_it_keeps_some_leaders_and_not_all() -> None:
     async def main() -> None:
         register = LogStartRegister(Place().store, ORDERS)
         for epoch in range(1, LEADERS_KEPT + 10):
-            await register.stamp(epoch, began_ms=epoch * 10, oldest_lsn=1)
-            await register.stamp(epoch, began_ms=epoch * 10 + 5, oldest_lsn=1)
+            await register.begin_epoch(epoch, began_ms=epoch * 10, oldest_lsn=1)
+            await register.begin_epoch(epoch, began_ms=epoch * 10 + 5, oldest_lsn=1)
 
         stored = await register.read()
         assert stored is not None
@@ -94,3 +106,53 @@ def test_what_is_needed_since_it_was_decided_to_move_it_stays() -> None:
         assert led.covered() == [range(4, 7), range(7, 10)]
 
     in_time(main)
+
+
+# A log start that is gone is told, and made anew.
+
+
+async def without_start() -> Led:
+    """A leader whose log begins at LSN 4, and whose log start somebody removed."""
+    led = Place().lead(merge_below_bytes=0)
+    await led.write(3, 3, 3).round()
+    await led.led.move_log_start(4)
+    await led.place.backend.delete(led.led.register.key)
+    return led
+
+
+def from_outside(place: Place) -> Awaitable[ScrubResult]:
+    metadata = FollowedPartition(place.log, ORDERS)
+    storage = PlainStorage(place.store, ORDERS)
+    return scrub_partition(
+        metadata, storage, LogStartRegister(place.store, ORDERS), orphan_grace_ms=0
+    )
+
+
+def test_it_is_told_and_is_no_gap_and_a_leader_that_begins_mends_it() -> None:
+    async def main() -> None:
+        led = await without_start()
+        [found] = (await from_outside(led.place)).findings
+        assert (found.kind, found.detail) == (Flaw.NO_START, led.led.register.key)
+
+        await led.place.lead(2, wal=SealedWal(first_lsn=10)).round()
+        assert (await from_outside(led.place)).findings == ()
+
+    in_time(main)
+
+
+def test_a_leader_that_begins_without_one_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        led = await without_start()
+        assert "was gone" not in caplog.text
+        later = await led.place.lead(2, wal=SealedWal(first_lsn=10)).round()
+        assert later.led.first_lsn == 1
+
+    in_time(main)
+    assert "start.json was missing" in caplog.text
+
+
+def test_numbers_can_be_read_where_they_are_printed() -> None:
+    metrics = TierMetrics()
+    metrics.failures["copy"] += 1
+    assert "copied_segments=0" in repr(metrics)
+    assert "'copy': 1" in repr(metrics)

@@ -1,20 +1,29 @@
-"""Small segments become larger ones, and readers notice nothing."""
+"""Small segments are merged."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from headwater.core import limits
+from headwater.log.record.group import Group, check_columns
+from headwater.store import MemoryBackend, Store
 from headwater.tier import SegmentMetadata, SegmentState, segment_cover
+from headwater.tier.cache import PartitionCache
 from headwater.tier.errors import NotOneSegment
-from headwater.tier.jobs import TierConfig
+from headwater.tier.jobs import ParquetSegments, TierConfig
 from headwater.tier.jobs.merging import next_run
 from headwater.tier.segment_table import SegmentTable
-from tests.tier.jobs.given import FAR, HOUR_MS, Led, Place, in_time
+from headwater.tier.segments import columns
+from tests.tier.jobs.given import FAR, HOUR_MS, ORDERS, Led, Place, in_time
 from tests.tier.jobs.plain_storage import plain_key
 from tests.tier.jobs.sealed_wal import SealedWal
+from tests.tier.jobs.test_parquet_segments import copied
+from tests.tier.segments.given import each
 
 FINISHED, DELETING = SegmentState.COPY_FINISHED, SegmentState.DELETE_STARTED
 SMALL = 10_000
@@ -23,7 +32,7 @@ SMALL = 10_000
 async def records(led: Led) -> list[bytes]:
     """Everything, as a reader gets it."""
     found: list[bytes] = []
-    for piece in led.metadata.cover(0, FAR):
+    for piece in led.metadata.state().cover(0, FAR):
         async for group in led.storage.fetch(piece.segment, piece.lsns.start, piece.lsns.stop):
             found += group.records.column(0).to_pylist()
     return found
@@ -47,7 +56,7 @@ def test_what_was_merged_can_be_read_until_the_delay_is_over() -> None:
     async def main() -> None:
         led = Place().lead(merge_below_bytes=SMALL, merge_segments=3).write(2, 2)
         await led.round()
-        taken = led.metadata.cover(0, FAR)
+        taken = led.metadata.state().cover(0, FAR)
         await led.write(2).round()
         await asyncio.sleep(23 * 3600.0)
         await led.round()
@@ -74,7 +83,7 @@ def test_few_small_ones_between_large_ones_do_not_wait_for_more() -> None:
 def test_a_merged_segment_is_no_larger_than_it_may_be() -> None:
     async def main() -> None:
         led = await Place().lead(merge_below_bytes=0).write(*[5] * 9).round()
-        size = max(one.size_bytes for one in led.metadata.segments())
+        size = max(one.size_bytes for one in led.metadata.state().segments())
         again = led.place.lead(
             2, wal=led.wal, merge_below_bytes=size + 1, merge_target_bytes=4 * size
         )
@@ -93,14 +102,14 @@ def test_what_an_older_leader_copied_as_well_is_unlisted() -> None:
         led = place.lead(2, wal=SealedWal()).write(6)
         await led.led.begin()
         prepared = await led.storage.prepare(1, 6, led.led.local_groups(1, 6))
-        await led.led.voice.started(prepared)
+        await led.led.publisher.copy_started(prepared)
         await led.storage.copy(prepared)
-        await led.led.voice.finished(prepared)
+        await led.led.publisher.copy_finished(prepared)
 
         await led.round()
 
         assert sorted(led.states()) == [FINISHED, DELETING]
-        assert led.metadata.cover(0, FAR)[0].segment.segment_id == prepared.segment_id
+        assert led.metadata.state().cover(0, FAR)[0].segment.segment_id == prepared.segment_id
 
     in_time(main)
 
@@ -112,9 +121,9 @@ def test_a_segment_that_is_still_read_in_part_stays() -> None:
         led = place.lead(2, wal=SealedWal()).write(6)
         await led.led.begin()
         prepared = await led.storage.prepare(4, 6, led.led.local_groups(4, 6))
-        await led.led.voice.started(prepared)
+        await led.led.publisher.copy_started(prepared)
         await led.storage.copy(prepared)
-        await led.led.voice.finished(prepared)
+        await led.led.publisher.copy_finished(prepared)
 
         await led.round()
 
@@ -132,9 +141,9 @@ def test_epochs_that_fall_are_not_merged() -> None:
         led.write(6)
         await led.led.begin()
         prepared = await led.storage.prepare(3, 4, led.led.local_groups(3, 4))
-        await led.led.voice.started(prepared)
+        await led.led.publisher.copy_started(prepared)
         await led.storage.copy(prepared)
-        await led.led.voice.finished(prepared)
+        await led.led.publisher.copy_finished(prepared)
 
         await led.round()
 
@@ -169,7 +178,9 @@ def test_a_byte_is_written_again_about_as_often_as_its_segment_doubles() -> None
             await led.write(1).round()
 
         assert len(led.covered()) <= 12
-        whole = sum(one.size_bytes for one in led.metadata.segments() if one.state is FINISHED)
+        whole = sum(
+            one.size_bytes for one in led.metadata.state().segments() if one.state is FINISHED
+        )
         assert led.manager.metrics.merged_bytes <= 8 * whole
 
     in_time(main)
@@ -207,7 +218,7 @@ def test_what_was_merged_stays_while_the_merged_segment_cannot_be_read() -> None
         led = Place().lead(merge_below_bytes=SMALL, merge_segments=3).write(2, 2, 2)
         await led.round()
         assert led.covered() == [range(1, 7)]
-        merged = led.metadata.cover(0, FAR)[0].segment
+        merged = led.metadata.state().cover(0, FAR)[0].segment
         await led.storage.delete(merged.segment_id)
         await asyncio.sleep(25 * 3600.0)
         await led.manager.run_once()
@@ -223,13 +234,13 @@ def test_a_merged_segment_is_mended_from_what_it_was_merged_from(data: bytes | N
         led = Place().lead(merge_below_bytes=SMALL, merge_segments=3).write(2, 2, 2)
         await led.round()
         assert led.wal.oldest_lsn() == 7
-        merged = led.metadata.cover(0, FAR)[0].segment
-        await led.damage(led.metadata.segments().index(merged), data)
-        assert (await led.manager.scrub(mend=True)).is_clean
+        merged = led.metadata.state().cover(0, FAR)[0].segment
+        await led.damage(led.metadata.state().segments().index(merged), data)
+        assert (await led.manager.scrub(repair=True)).is_clean
         assert await records(led) == [b"%d" % lsn for lsn in range(1, 7)]
         await asyncio.sleep(25 * 3600.0)
         await led.round()
-        assert (await led.manager.scrub(mend=False)).findings == ()
+        assert (await led.manager.scrub(repair=False)).findings == ()
 
     in_time(main)
 
@@ -239,9 +250,9 @@ def test_a_damaged_segment_that_replaced_many_is_read_once_a_round() -> None:
         place = Place()
         led = place.lead(1, merge_segments=8, delete_delay_ms=1000).write(*[2] * 8)
         await led.round()
-        merged = led.metadata.cover(0, FAR)[0].segment
+        merged = led.metadata.state().cover(0, FAR)[0].segment
         await place.backend.put(plain_key(merged.segment_id), b"damaged")
-        led.led.sound.clear()
+        led.led.verified.clear()
         read, verify = 0, led.storage.verify
 
         async def counted(segment: SegmentMetadata) -> None:
@@ -265,14 +276,14 @@ def test_a_run_is_looked_for_no_further_than_it_goes(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(segment_cover, "SEGMENTS_AT_ONCE", 1)
         led.manager.configure(TierConfig(merge_below_bytes=SMALL, merge_segments=4))
         looked = 0
-        cover_part = led.metadata.cover_part
+        cover_part = PartitionCache.cover_part
 
-        def counted(first_lsn: int, end_lsn: int, most_segments: int) -> Any:
+        def counted(*arguments: Any) -> Any:
             nonlocal looked
             looked += 1
-            return cover_part(first_lsn, end_lsn, most_segments)
+            return cover_part(*arguments)
 
-        led.metadata.cover_part = counted  # type: ignore[method-assign]
+        monkeypatch.setattr(PartitionCache, "cover_part", counted)
         run = await next_run(led.led)
         assert run is not None
         assert [piece.lsns for piece in run] == [range(lsn, lsn + 1) for lsn in range(1, 5)]
@@ -287,11 +298,67 @@ def test_settings_that_come_while_a_run_is_looked_for_count_from_the_beginning(
     async def main() -> None:
         led = await Place().lead(merge_below_bytes=0).write(*[1] * 4).round()
         monkeypatch.setattr(segment_cover, "SEGMENTS_AT_ONCE", 1)
-        led.led.merge_looked_lsn = -1
+        led.led.merge_checked_lsn = -1
         looking = asyncio.ensure_future(next_run(led.led))
         await asyncio.sleep(0)
         led.manager.configure(TierConfig(merge_below_bytes=SMALL, merge_segments=4))
         await looking
         assert (await led.round()).covered() == [range(1, 5)]
+
+    in_time(main)
+
+
+# Merging segments of many different columns: each schema is looked at once, and they stay few.
+
+
+def wide(lsn: int, names: Sequence[str]) -> Group:
+    return Group(1, lsn, lsn, pa.record_batch({name: [lsn] for name in names}))
+
+
+def own(number: int, count: int) -> list[str]:
+    return [f"s{number}_{column}" for column in range(count)]
+
+
+def test_to_merge_looks_at_each_schema_as_often_however_many_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[pa.Schema] = []
+    check = check_columns
+
+    def counted(schema: pa.Schema) -> None:
+        looked.append(schema)
+        check(schema)
+
+    async def looks(count: int) -> float:
+        segments = ParquetSegments(Store(MemoryBackend()), ORDERS)
+        groups = [wide(lsn, own(lsn, 3)) for lsn in range(1, count + 1)]
+        sources = [await copied(segments, group) for group in groups]
+        looked.clear()
+        await segments.prepare(1, count, each(groups), merged_from=sources)
+        return len(looked) / count
+
+    async def main() -> None:
+        monkeypatch.setattr(columns, "check_columns", counted)
+        assert await looks(4) == await looks(16)
+
+    in_time(main)
+
+
+def test_beyond_so_many_different_columns_segments_stay_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(limits, "TIER_MERGE_COLUMNS", 8)
+        segments = ParquetSegments(Store(MemoryBackend()), ORDERS)
+        groups = [wide(1, own(1, 4)), wide(2, own(2, 4)), wide(3, own(3, 1))]
+        sources = [await copied(segments, group) for group in groups]
+        with pytest.raises(NotOneSegment, match="TIER_MERGE_COLUMNS") as refused:
+            await segments.prepare(1, 3, each(groups), merged_from=sources)
+        assert refused.value.at_lsn == 3
+        await segments.prepare(1, 2, each(groups[:2]), merged_from=sources[:2])
+
+        alike = [wide(4, own(4, 20)), wide(5, own(4, 20))]
+        sources = [await copied(segments, group) for group in alike]
+        await segments.prepare(4, 5, each(alike), merged_from=sources)
 
     in_time(main)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from headwater.core.errors import Denied, Fenced, Unavailable
 from headwater.tier import SegmentMetadata, SegmentState
+from headwater.tier.cache import PartitionCache
 from headwater.tier.errors import NotReady
 from headwater.tier.jobs import LogStartRegister, TierConfig, Tiering
 from headwater.tier.jobs.copying import copy_local
@@ -31,10 +33,10 @@ async def tiered(*sizes: int, local_retention_bytes: int = KEEP_LOCAL) -> Led:
 def test_nothing_is_found_where_nothing_is_wrong() -> None:
     async def main() -> None:
         led = await tiered(3, 3)
-        scrubbed = await led.manager.scrub(mend=False)
+        scrubbed = await led.manager.scrub(repair=False)
 
         assert (scrubbed.findings, scrubbed.segments, scrubbed.objects) == ((), 2, 2)
-        assert scrubbed.size_bytes == sum(one.size_bytes for one in led.metadata.segments())
+        assert scrubbed.size_bytes == sum(one.size_bytes for one in led.metadata.state().segments())
 
     in_time(main)
 
@@ -44,15 +46,15 @@ def test_what_is_missing_or_damaged_is_told_and_copied_again_from_the_local_log(
         led = await tiered(3, 3, 3)
         await led.damage(0, None)
         await led.damage(2, b"[]")
-        found = await led.manager.scrub(mend=False)
+        found = await led.manager.scrub(repair=False)
         assert [(one.kind, one.lsns) for one in found.findings] == [
             (Flaw.MISSING, range(1, 4)),
             (Flaw.CORRUPT, range(7, 10)),
         ]
         assert not found.is_clean
 
-        assert (await led.manager.scrub(mend=True)).is_clean
-        assert (await led.manager.scrub(mend=False)).findings == ()
+        assert (await led.manager.scrub(repair=True)).is_clean
+        assert (await led.manager.scrub(repair=False)).findings == ()
         assert led.covered() == [range(1, 4), range(4, 7), range(7, 10)]
 
     in_time(main)
@@ -62,7 +64,7 @@ def test_what_the_local_log_no_longer_has_is_told_as_lost_and_stays_listed() -> 
     async def main() -> None:
         led = await tiered(3, 3, local_retention_bytes=0)
         await led.damage(0, None)
-        scrubbed = await led.manager.scrub(mend=True)
+        scrubbed = await led.manager.scrub(repair=True)
 
         assert not scrubbed.is_clean
         assert led.states() == [FINISHED, FINISHED]
@@ -76,7 +78,7 @@ def test_what_the_local_log_has_of_a_damaged_segment_is_saved() -> None:
         await led.wal.prune_through(4)
         await led.damage(0, None)
 
-        assert not (await led.manager.scrub(mend=True)).is_clean
+        assert not (await led.manager.scrub(repair=True)).is_clean
         assert led.covered() == [range(1, 5), range(5, 7)]
 
     in_time(main)
@@ -85,14 +87,14 @@ def test_what_the_local_log_has_of_a_damaged_segment_is_saved() -> None:
 def test_a_damaged_segment_that_is_not_read_any_more_is_only_unlisted() -> None:
     async def main() -> None:
         led = await tiered(3, local_retention_bytes=0)
-        [older] = led.metadata.segments()
+        [older] = led.metadata.state().segments()
         prepared = await led.storage.prepare(1, 3, led.storage.fetch(older, 1, 4))
-        await led.led.voice.started(prepared)
+        await led.led.publisher.copy_started(prepared)
         await led.storage.copy(prepared)
-        await led.led.voice.finished(prepared)
+        await led.led.publisher.copy_finished(prepared)
         await led.place.backend.delete(plain_key(older.segment_id))
 
-        assert (await led.manager.scrub(mend=True)).is_clean
+        assert (await led.manager.scrub(repair=True)).is_clean
         assert sorted(led.states()) == [FINISHED, SegmentState.DELETE_STARTED]
 
     in_time(main)
@@ -101,11 +103,11 @@ def test_a_damaged_segment_that_is_not_read_any_more_is_only_unlisted() -> None:
 def test_a_gap_is_told_and_filled() -> None:
     async def main() -> None:
         led = await tiered(3, 3, 3)
-        await led.led.voice.unlist(led.metadata.segments()[1])
-        found = (await led.manager.scrub(mend=False)).findings
+        await led.led.publisher.unlist(led.metadata.state().segments()[1])
+        found = (await led.manager.scrub(repair=False)).findings
         assert [(one.kind, one.lsns) for one in found] == [(Flaw.GAP, range(4, 7))]
 
-        assert (await led.manager.scrub(mend=True)).is_clean
+        assert (await led.manager.scrub(repair=True)).is_clean
         assert led.covered() == [range(1, 4), range(4, 7), range(7, 10)]
 
     in_time(main)
@@ -116,12 +118,12 @@ def test_an_object_that_no_event_names_goes_after_a_grace() -> None:
         led = await tiered(3)
         late = await led.storage.prepare(1, 3, led.led.local_groups(1, 3))
         await led.storage.copy(late)
-        assert (await led.manager.scrub(mend=True)).findings == ()
+        assert (await led.manager.scrub(repair=True)).findings == ()
 
         await asyncio.sleep(25 * 3600.0)
-        [found] = (await led.manager.scrub(mend=True)).findings
+        [found] = (await led.manager.scrub(repair=True)).findings
 
-        assert (found.kind, found.mended) == (Flaw.ORPHAN, True)
+        assert (found.kind, found.repaired) == (Flaw.ORPHAN, True)
         assert len(led.place.object_names()) == 1
 
     in_time(main)
@@ -130,16 +132,16 @@ def test_an_object_that_no_event_names_goes_after_a_grace() -> None:
 def test_what_may_be_the_last_good_copy_of_damaged_lsns_is_never_removed() -> None:
     async def main() -> None:
         led = await tiered(3, local_retention_bytes=0)
-        groups = led.storage.fetch(led.metadata.segments()[0], 1, 4)
+        groups = led.storage.fetch(led.metadata.state().segments()[0], 1, 4)
         late = await led.storage.prepare(1, 3, groups)
         await led.storage.copy(late)
         await led.damage(0, b"[]")
         await asyncio.sleep(25 * 3600.0)
 
-        damaged, stray = (await led.manager.scrub(mend=True)).findings
+        damaged, stray = (await led.manager.scrub(repair=True)).findings
 
-        assert (damaged.kind, damaged.mended) == (Flaw.CORRUPT, False)
-        assert (stray.kind, stray.lsns, stray.mended) == (Flaw.UNCLAIMED, range(1, 4), False)
+        assert (damaged.kind, damaged.repaired) == (Flaw.CORRUPT, False)
+        assert (stray.kind, stray.lsns, stray.repaired) == (Flaw.UNCLAIMED, range(1, 4), False)
         assert len(led.place.object_names()) == 2
 
     in_time(main)
@@ -153,9 +155,9 @@ def test_the_only_copy_of_something_is_never_removed() -> None:
         elsewhere.backend, elsewhere.store = led.place.backend, led.place.store
         misled = elsewhere.lead(2, wal=SealedWal(first_lsn=4))
 
-        [found] = (await misled.manager.scrub(mend=True)).findings
+        [found] = (await misled.manager.scrub(repair=True)).findings
 
-        assert (found.kind, found.lsns, found.mended) == (Flaw.UNCLAIMED, range(1, 4), False)
+        assert (found.kind, found.lsns, found.repaired) == (Flaw.UNCLAIMED, range(1, 4), False)
         assert len(led.place.object_names()) == 1
 
     in_time(main)
@@ -168,7 +170,7 @@ def test_an_object_that_cannot_be_read_and_that_no_event_names_goes() -> None:
         await led.place.backend.put(stray, b"[")
         await asyncio.sleep(25 * 3600.0)
 
-        assert (await led.manager.scrub(mend=True)).is_clean
+        assert (await led.manager.scrub(repair=True)).is_clean
         assert len(led.place.object_names()) == 1
 
     in_time(main)
@@ -181,7 +183,7 @@ class Trickling(PlainStorage):
 
     async def objects(self):  # type: ignore[no-untyped-def]
         prepared = await self.prepare(4, 6, self.led.led.local_groups(4, 6))
-        await self.led.led.voice.started(prepared)
+        await self.led.led.publisher.copy_started(prepared)
         await self.copy(prepared)
         async for found in super().objects():
             yield found
@@ -195,7 +197,7 @@ def test_a_copy_under_way_is_no_orphan() -> None:
         led.led.storage = trickling
         led.manager.configure(TierConfig(orphan_grace_ms=0))
 
-        assert (await led.manager.scrub(mend=True)).findings == ()
+        assert (await led.manager.scrub(repair=True)).findings == ()
         assert len(led.place.object_names()) == 3
 
     in_time(main)
@@ -207,7 +209,7 @@ def test_a_leader_that_was_overtaken_takes_nothing_for_lost() -> None:
         await led.place.lead(2, wal=SealedWal(first_lsn=7), retention_bytes=0).round()
 
         with pytest.raises(Fenced):
-            await led.manager.scrub(mend=False)
+            await led.manager.scrub(repair=False)
 
     in_time(main)
 
@@ -222,12 +224,12 @@ def test_sound_copies_of_an_older_term_take_the_place_of_a_damaged_segment() -> 
         led = await place.lead(7, wal=wal, local_retention_bytes=KEEP_LOCAL).round()
         await led.damage(0, b"[]")
 
-        assert (await led.manager.scrub(mend=True)).is_clean
+        assert (await led.manager.scrub(repair=True)).is_clean
 
-        [piece] = led.metadata.cover(0, FAR)
+        [piece] = led.metadata.state().cover(0, FAR)
         assert piece.segment.epochs == ((3, 1),)
         await led.storage.verify(piece.segment)
-        assert (await led.manager.scrub(mend=True)).findings == ()
+        assert (await led.manager.scrub(repair=True)).findings == ()
 
     in_time(main)
 
@@ -240,12 +242,12 @@ def test_what_sound_segments_have_is_not_copied_again() -> None:
         led.write(5)
         await led.led.begin()
         await copy_local(led.led, range(1, 6))
-        newer = led.metadata.cover(0, FAR)[0].segment.segment_id
+        newer = led.metadata.state().cover(0, FAR)[0].segment.segment_id
         await place.backend.put(plain_key(newer), b"[]")
 
-        assert (await led.manager.scrub(mend=True)).is_clean
-        assert len(led.metadata.segments()) == 2
-        assert led.metadata.cover(0, FAR)[0].segment.segment_id != newer
+        assert (await led.manager.scrub(repair=True)).is_clean
+        assert len(led.metadata.state().segments()) == 2
+        assert led.metadata.state().cover(0, FAR)[0].segment.segment_id != newer
 
     in_time(main)
 
@@ -318,9 +320,9 @@ def test_what_could_not_be_looked_at_is_told_and_keeps_nothing_from_being_looked
             await verify(segment)
 
         led.storage.verify = closed
-        found = (await led.manager.scrub(mend=True)).findings
+        found = (await led.manager.scrub(repair=True)).findings
 
-        assert [(one.kind, one.lsns, one.mended) for one in found] == [
+        assert [(one.kind, one.lsns, one.repaired) for one in found] == [
             (Flaw.UNKNOWN, range(1, 4), False),
             (Flaw.MISSING, range(7, 10), True),
         ]
@@ -341,9 +343,9 @@ def test_what_cannot_be_mended_keeps_nothing_from_being_mended() -> None:
             return await prepare(first_lsn, *how, **more)
 
         led.storage.prepare = refusing
-        first, second = (await led.manager.scrub(mend=True)).findings
+        first, second = (await led.manager.scrub(repair=True)).findings
 
-        assert (first.mended, second.mended) == (False, True)
+        assert (first.repaired, second.repaired) == (False, True)
         assert "not to be read" in first.detail
 
     in_time(main)
@@ -354,10 +356,10 @@ def test_a_gap_is_filled_sealed_part_by_sealed_part() -> None:
         led = await tiered(3, 3, 3, 3)
         merged = led.place.lead(2, wal=led.wal, merge_segments=3, local_retention_bytes=KEEP_LOCAL)
         await merged.round()
-        [first, *_] = [one for one in merged.metadata.segments() if one.state is FINISHED]
+        [first, *_] = [one for one in merged.metadata.state().segments() if one.state is FINISHED]
         await merged.place.backend.delete(plain_key(first.segment_id))
 
-        assert (await merged.manager.scrub(mend=True)).is_clean
+        assert (await merged.manager.scrub(repair=True)).is_clean
         assert merged.covered() == [range(1, 4), range(4, 7), range(7, 10), range(10, 13)]
 
     in_time(main)
@@ -370,7 +372,7 @@ def test_the_log_is_copied_while_a_scrub_reads() -> None:
         storage.meanwhile = lambda: led.write(3).round()
         led.led.storage = led.storage = storage
 
-        assert (await led.manager.scrub(mend=True)).findings == ()
+        assert (await led.manager.scrub(repair=True)).findings == ()
         assert led.covered() == [range(1, 4), range(4, 7)]
 
     in_time(main)
@@ -379,7 +381,7 @@ def test_the_log_is_copied_while_a_scrub_reads() -> None:
 def test_what_expires_while_the_rest_is_looked_at_is_no_gap() -> None:
     async def main() -> None:
         led = await Place().lead(merge_below_bytes=0).write(3, 3, 3).round()
-        last_bytes = led.metadata.segments()[2].size_bytes
+        last_bytes = led.metadata.state().segments()[2].size_bytes
 
         async def goes() -> None:
             retained = TierConfig(
@@ -398,7 +400,7 @@ def test_what_expires_while_the_rest_is_looked_at_is_no_gap() -> None:
 def test_a_partition_that_is_being_deleted_lacks_nothing() -> None:
     async def main() -> None:
         led = await tiered(3, 3, 3)
-        publish, middle = led.metadata.publish, led.metadata.segments()[1].segment_id
+        publish, middle = led.metadata.publish, led.metadata.state().segments()[1].segment_id
 
         async def of_the_middle(event: Any, **how: Any) -> Any:
             if getattr(event, "segment_id", middle) != middle:
@@ -410,8 +412,8 @@ def test_a_partition_that_is_being_deleted_lacks_nothing() -> None:
         led.metadata.publish = publish  # type: ignore[method-assign]
         assert led.covered() == [range(1, 4), range(7, 10)]
 
-        for mend in (False, True):
-            assert (await led.manager.scrub(mend=mend)).findings == ()
+        for repair in (False, True):
+            assert (await led.manager.scrub(repair=repair)).findings == ()
 
     in_time(main)
 
@@ -424,8 +426,8 @@ def test_what_was_found_is_told_although_the_rest_could_not_be_looked_at() -> No
         def never(*how: Any) -> Any:
             raise NotReady("not yet", partition=0)
 
-        led.metadata.cover_part = never  # type: ignore[method-assign, assignment]
-        found = (await led.manager.scrub(mend=False)).findings
+        with mock.patch.object(PartitionCache, "cover_part", never):
+            found = (await led.manager.scrub(repair=False)).findings
 
         assert [one.kind for one in found] == [Flaw.MISSING, Flaw.UNKNOWN]
 

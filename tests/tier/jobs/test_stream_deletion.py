@@ -60,7 +60,7 @@ def test_a_leader_whose_stream_is_gone_stops_visibly_and_copies_nothing_more(
         with pytest.raises(StreamGone):
             await led.manager.run_once()
         with pytest.raises(StreamGone):
-            await led.manager.scrub(mend=True)
+            await led.manager.scrub(repair=True)
         assert (led.place.object_names(), len(led.place.log.events_of(0))) == (objects, events)
         assert (led.wal.oldest_lsn(), led.wal.current_lsn()) == (4, 6)
 
@@ -112,13 +112,13 @@ def test_what_is_deleted_is_listed_no_more_and_a_leader_that_goes_on_is_fenced()
         assert await publish_deletion(led.place.log, [ORDERS, other], FINISHED) == 1
 
         manager = await known_of(led.place)
-        assert manager.segments(ORDERS) == []
-        assert manager.publisher_epoch(ORDERS) == 5
-        assert manager.publisher_epoch(other) is None
+        assert manager.partition(ORDERS).segments() == []
+        assert manager.partition(ORDERS).publisher_epoch == 5
+        assert manager.partition(other).publisher_epoch is None
         with pytest.raises(Fenced):
             await led.write(3).manager.run_once()
         await manager.refresh(0)
-        assert manager.segments(ORDERS) == []
+        assert manager.partition(ORDERS).segments() == []
         assert await publish_deletion(led.place.log, [ORDERS], FINISHED) == 0
         await manager.close()
 
@@ -136,8 +136,8 @@ def test_a_deletion_is_taken_up_again_at_every_step(first: PartitionDeleteState)
 
         assert len(led.place.log.events_of(0)) == before + 3
         manager = await known_of(led.place)
-        assert manager.segments(ORDERS) == []
-        assert manager.delete_state(ORDERS) is None
+        assert manager.partition(ORDERS).segments() == []
+        assert manager.partition(ORDERS).delete_state is None
         await manager.close()
 
     in_time(main)

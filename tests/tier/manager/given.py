@@ -10,7 +10,7 @@ from headwater.core import runtime
 from headwater.core.errors import HeadwaterError
 from headwater.testing import FaultyDisk, Simulation, simulate
 from headwater.tier import TopicIdPartition, metadata_partition_for
-from headwater.tier.eventlog import InProcessEventLog, Item, MetadataEventLog
+from headwater.tier.eventlog import InProcessEventLog, LogItem, MetadataEventLog
 from headwater.tier.eventlog.in_process import InProcessSubscription
 from headwater.tier.manager import ManagerConfig, PartitionStatus, TopicMetadataManager
 from tests.tier.given import ORDERS, finished, started
@@ -102,7 +102,7 @@ class TamperedLog(InProcessEventLog):
         marks = await super().high_water_marks(partitions)
         return {p: mark for p, mark in marks.items() if p not in self.marks_missing}
 
-    def deliver(self, *items: Item) -> None:
+    def deliver(self, *items: LogItem) -> None:
         """Put items before whatever comes next."""
         assert self.subscription is not None
         self.subscription.put.extend(items)
@@ -127,14 +127,14 @@ class TamperedSubscription(InProcessSubscription):
     def __init__(self, log: TamperedLog) -> None:
         super().__init__(log)
         self.tampered = log
-        self.put: list[Item] = []
+        self.put: list[LogItem] = []
         self.error: Exception | None = None
 
     def add(self, partition: int, start_offset: int) -> None:
         self.tampered.starts.append((partition, start_offset))
         super().add(partition, start_offset)
 
-    def _take(self) -> Item | None:
+    def _take(self) -> LogItem | None:
         if self.error is not None:
             raise self.error
         if self.put:
@@ -188,7 +188,7 @@ async def copy_segment(
 
 def numbers(manager: TopicMetadataManager, partition: TopicIdPartition = ORDERS) -> list[int]:
     """The segments that are listed."""
-    return [one.segment_id.id.int for one in manager.segments(partition)]
+    return [one.segment_id.id.int for one in manager.partition(partition).segments()]
 
 
 def status_of(manager: TopicMetadataManager, partition: int = HOME) -> PartitionStatus:

@@ -183,7 +183,7 @@ async def test_a_log_that_is_another_one_stops_the_partition() -> None:
     log.deliver(PartitionFailed(HOME, RolledBack("this is not the log")))
     await runtime.sleep(1.0)
     with pytest.raises(RolledBack, match="this is not the log"):
-        manager.segments(ORDERS)
+        manager.partition(ORDERS).segments()
     await manager.close()
 
 
@@ -204,7 +204,7 @@ async def test_holes_in_the_offsets_do_not_keep_a_partition_from_being_ready() -
     )
     await runtime.sleep(1.0)
     with pytest.raises(NotReady, match="up to 2 of 3"):
-        manager.segments(ORDERS)
+        manager.partition(ORDERS).segments()
     log.deliver(PositionReached(HOME, 3), PositionReached(HOME, 1))
     await manager.wait_ready(HOME)
     assert status_of(manager).next_offset == 3
@@ -223,7 +223,7 @@ async def test_a_snapshot_takes_the_place_of_what_was_known() -> None:
     log.deliver(SnapshotDelivered(HOME, 4, later))
     await manager.refresh(HOME)
     assert numbers(manager) == [11]
-    assert manager.publisher_epoch(ORDERS) == 4
+    assert manager.partition(ORDERS).publisher_epoch == 4
     log.deliver(SnapshotDelivered(HOME, 2, TierCache()))
     log.hold(False)
     await manager.publish(finished(11, publisher=4))
@@ -239,7 +239,7 @@ async def test_a_snapshot_that_the_log_cannot_read_stops_the_partition() -> None
     log.deliver(PartitionFailed(HOME, Corrupt("the dump of orders contradicts itself")))
     await runtime.sleep(1.0)
     with pytest.raises(Corrupt, match="contradicts itself"):
-        manager.segments(ORDERS)
+        manager.partition(ORDERS).segments()
     assert status_of(manager).next_offset == 0
     await manager.close()
 
@@ -290,5 +290,5 @@ async def test_events_that_are_gone_behind_what_was_applied_stop_the_partition()
     log.deliver(PartitionFailed(HOME, Trimmed("below the start of the log", floor=20)))
     await runtime.sleep(1.0)
     with pytest.raises(Damaged, match="begins at 20, and only events below 7 were applied"):
-        manager.segments(ORDERS)
+        manager.partition(ORDERS).segments()
     await manager.close()

@@ -52,7 +52,7 @@ async def test_an_event_that_cannot_be_read_stops_its_partition_visibly_and_no_o
     await log.publish(ELSEWHERE, encode_event(started(12, 0, 9)))
     await runtime.sleep(1.0)
     with pytest.raises(EventUndecodable, match="followed up to offset 2") as raised:
-        manager.segments(ORDERS)
+        manager.partition(ORDERS).segments()
     assert (raised.value.partition, raised.value.offset) == (HOME, 2)
     assert isinstance(raised.value, Corrupt)
     stopped = status_of(manager)
@@ -81,7 +81,7 @@ async def test_what_the_log_itself_cannot_read_stops_the_partition_as_well() -> 
     log.deliver(EventUnreadable(HOME, 0, Corrupt("a record without a value")))
     await runtime.sleep(1.0)
     with pytest.raises(EventUndecodable, match=r"offset 0, .* a record without a value"):
-        manager.segments(ORDERS)
+        manager.partition(ORDERS).segments()
     await manager.close()
 
 
@@ -93,7 +93,7 @@ async def test_a_stamp_that_is_cut_off_stops_the_partition() -> None:
     await log.publish(HOME, encode_event(became(10, DELETING, custom=b"HWM1cut")))
     await runtime.sleep(1.0)
     with pytest.raises(EventUndecodable, match=r"offset 2, .* begin with HWM1"):
-        manager.segments(ORDERS)
+        manager.partition(ORDERS).segments()
     await manager.close()
 
 
@@ -110,13 +110,13 @@ async def test_a_stopped_partition_is_tried_again_when_it_is_assigned_again() ->
         await manager.reconcile_assignment([HOME])
         await runtime.sleep(1.0)
         with pytest.raises(EventUndecodable, match="offset 2"):
-            manager.segments(ORDERS)
+            manager.partition(ORDERS).segments()
     log.events_of(HOME)[2] = EventDelivered(HOME, 2, encode_event(became(10, DELETING)))
     await manager.reconcile_assignment([])
     await manager.reconcile_assignment([HOME])
     await manager.wait_ready(HOME)
     assert numbers(manager) == [10, 11], "from where it had stopped, nothing left out"
-    assert manager.segment_at(ORDERS, 0, 42) is None
+    assert manager.partition(ORDERS).segment_at(0, 42) is None
     await manager.close()
 
 
@@ -199,11 +199,11 @@ async def test_a_partition_that_comes_back_goes_on_from_what_was_applied() -> No
     log.hold()
     await manager.reconcile_assignment([HOME])
     with pytest.raises(NotReady, match="applied up to 6 of 7"):
-        manager.segments(ORDERS)
+        manager.partition(ORDERS).segments()
     log.hold(False)
     await manager.wait_ready(HOME)
     assert numbers(manager) == [11, 12], "what was deleted does not come back"
-    found = manager.segment_at(ORDERS, 0, 42)
+    found = manager.partition(ORDERS).segment_at(0, 42)
     assert found is not None
     assert found.segment_id.id.int == 11
     assert log.starts[-1] == (HOME, 6)
@@ -272,7 +272,7 @@ async def test_a_high_water_mark_of_an_earlier_assignment_does_not_count_for_a_l
         late.set()
         await runtime.sleep(0.1)
         with pytest.raises(NotReady, match="is not known yet"):
-            manager.segments(ORDERS)
+            manager.partition(ORDERS).segments()
         outcome = await asyncio.gather(asking, return_exceptions=True)
         assert isinstance(outcome[0], NotReady) is refreshed
         await manager.close()
@@ -305,8 +305,8 @@ async def test_what_others_publish_and_does_not_follow_changes_nothing_and_is_co
     ):
         await log.publish(HOME, encode_event(event), publisher_epoch=beside)
     await manager.refresh(HOME)
-    assert manager.segment_at(ORDERS, 0, 42) is not None
-    assert manager.delete_state(ORDERS) is None
+    assert manager.partition(ORDERS).segment_at(0, 42) is not None
+    assert manager.partition(ORDERS).delete_state is None
     assert manager.metrics.events == {"changed": 2, "rejected": 2, "stale": 2, "repeated": 1}
     assert manager.metrics.events_of_unknown_segments == 1
     await manager.close()
@@ -318,6 +318,6 @@ async def test_an_event_in_a_partition_where_nobody_looks_for_it_is_counted() ->
     manager = await start_all(log)
     await log.publish(ELSEWHERE, encode_event(started(10, 0, 99)))
     await manager.refresh(ELSEWHERE)
-    assert manager.segments(ORDERS) == []
+    assert manager.partition(ORDERS).segments() == []
     assert manager.metrics.events_misplaced == 1
     await manager.close()

@@ -15,12 +15,12 @@ from headwater.core.runtime import Waiters
 from headwater.tier import (
     EventOutcome,
     EventRejected,
-    SegmentMetadata,
     TopicIdPartition,
     decode_event,
     snapshot,
 )
-from headwater.tier.eventlog import EventDelivered, Item
+from headwater.tier.cache import PartitionCache
+from headwater.tier.eventlog import EventDelivered, LogItem
 from headwater.tier.eventlog.in_process import InProcessSubscription
 from headwater.tier.manager import TopicMetadataManager, manager, publishing
 from headwater.tier.manager.following import EventPump, FollowedPartition
@@ -32,12 +32,10 @@ from tests.torture.tier_metadata_scenarios import SCENARIOS, metadata_history
 HISTORIES_TO_CATCH_A_BUG = 30
 
 
-def lists_without_asking(
-    self: TopicMetadataManager, partition: TopicIdPartition, epoch: int
-) -> list[SegmentMetadata]:
-    """Answers one question by whatever is known."""
-    followed = self._followed[self.metadata_partition(partition)]
-    return followed.cache.segments_of(partition, epoch)
+def does_not_wait(self: TopicMetadataManager, partition: TopicIdPartition) -> PartitionCache:
+    """Returns the state although events are missing."""
+    self._check_running()
+    return self._followed[self.metadata_partition(partition)].cache.partition(partition)
 
 
 async def waits_for_ever(self: Waiters, is_settled: Callable[[], bool], **_: float) -> bool:
@@ -59,7 +57,7 @@ async def all_is_well(*arguments: Any, **how: Any) -> EventOutcome:
 
 def publishes_anywhere(self: TopicMetadataManager, metadata_partition: int) -> FollowedPartition:
     """Publishes, and waits, also where nobody follows."""
-    return self._one(metadata_partition)
+    return self._get(metadata_partition)
 
 
 def passes_what_it_cannot_read(self: FollowedPartition, item: EventDelivered) -> None:
@@ -80,7 +78,7 @@ def follows_from_the_start(self: EventPump, followed: FollowedPartition) -> None
         self._subscription.assignment.add(followed.partition, followed.committed_offset + 1)
 
 
-def takes_again(self: FollowedPartition, item: Item) -> bool:
+def takes_again(self: FollowedPartition, item: LogItem) -> bool:
     """Applies whatever comes, also what was applied before."""
     if isinstance(item, EventDelivered) and item.offset < self.next_offset:
         with contextlib.suppress(EventRejected):
@@ -147,7 +145,7 @@ def looks_away(*_: Any) -> None:
     """Believes that snapshots are of the log that is there."""
 
 
-def drops_those_who_lag(self: InProcessSubscription) -> Item | None:
+def drops_those_who_lag(self: InProcessSubscription) -> LogItem | None:
     """Passes over what does not fit into its buffer, without a word."""
     for partition, position in self._followed.items():
         end = len(self._log.events_of(partition))
@@ -157,20 +155,20 @@ def drops_those_who_lag(self: InProcessSubscription) -> Item | None:
 
 
 _publish_and_wait = publishing.publish_and_wait
-_take, _take_event = FollowedPartition.take, FollowedPartition._take_event
+_take, _take_event = FollowedPartition.apply_item, FollowedPartition._apply_event
 _snapshot, _save = FollowedPartition.snapshot, SnapshotSaver.save
 _high_water_marks = TopicMetadataManager._high_water_marks
 _subscription_take = InProcessSubscription._take
 
 PLANTED: dict[str, list[tuple[Any, str, Any]]] = {
-    "a-question-that-is-not-gated": [(TopicMetadataManager, "segments_of", lists_without_asking)],
+    "a-question-that-is-not-gated": [(TopicMetadataManager, "partition", does_not_wait)],
     "a-wait-without-deadline": [(Waiters, "wait", waits_for_ever)],
     "rejected-told-as-done": [(manager, "publish_and_wait", all_is_well)],
-    "published-where-nobody-follows": [(TopicMetadataManager, "_assigned_one", publishes_anywhere)],
-    "undecodable-passed-over": [(FollowedPartition, "_take_event", passes_what_it_cannot_read)],
+    "published-where-nobody-follows": [(TopicMetadataManager, "_get_assigned", publishes_anywhere)],
+    "undecodable-passed-over": [(FollowedPartition, "_apply_event", passes_what_it_cannot_read)],
     "added-again-from-the-start": [
         (EventPump, "follow", follows_from_the_start),
-        (FollowedPartition, "take", takes_again),
+        (FollowedPartition, "apply_item", takes_again),
     ],
     "failed-partition-forgotten": [(EventPump, "_retry_later", gives_up)],
     "subscription-not-made-again": [(EventPump, "run", dies)],

@@ -39,7 +39,7 @@ async def test_what_was_published_is_known_when_it_returns() -> None:
     assert numbers(manager) == [10]
     assert await manager.publish(started(10, 0, 99)) is EventOutcome.REPEATED
     assert await manager.publish(finished(10)) is EventOutcome.CHANGED
-    assert manager.segment_at(ORDERS, 0, 99) is not None
+    assert manager.partition(ORDERS).segment_at(0, 99) is not None
     assert manager.metrics.published == 3
     await manager.close()
 
@@ -73,7 +73,7 @@ async def test_a_leader_that_was_overtaken_is_fenced_before_it_publishes_if_that
             await manager.publish(event, publisher_epoch=beside)
     assert (await log.high_water_marks())[HOME] == 2, "nothing of it was published"
     await manager.publish(partition_delete(PartitionDeleteState.MARKED), publisher_epoch=5)
-    assert manager.delete_state(ORDERS) is PartitionDeleteState.MARKED
+    assert manager.partition(ORDERS).delete_state is PartitionDeleteState.MARKED
     await manager.close()
 
 
@@ -208,11 +208,11 @@ async def test_whoever_waits_notices_that_following_broke_down() -> None:
     )
     await runtime.sleep(1.0)
     log.break_off(ZeroDivisionError("a bug"))
-    with pytest.raises(OutcomeUnknown, match="followed no longer: ZeroDivisionError"):
+    with pytest.raises(OutcomeUnknown, match="no longer followed: ZeroDivisionError"):
         await publishing
     assert runtime.monotonic_s() < 60.0
     with pytest.raises(Bug, match="ZeroDivisionError"):
-        manager.segments(ORDERS)
+        manager.partition(ORDERS).segments()
     assert "ZeroDivisionError" in str(manager.status().problem)
     await manager.close()
 
@@ -236,7 +236,7 @@ async def test_whoever_waits_is_told_at_once_when_waiting_becomes_vain() -> None
             await manager.close()
         else:
             log.hold(False)
-        with pytest.raises(OutcomeUnknown, match="what became of it is not known here"):
+        with pytest.raises(OutcomeUnknown, match="its effect is not known here"):
             await publishing
         assert runtime.monotonic_s() - began_s < 1.0
         log.hold(False)
@@ -251,7 +251,7 @@ async def test_an_event_that_came_with_a_snapshot_is_an_unknown_outcome() -> Non
     publishing = runtime.spawn(manager.publish(started(10, 0, 99)), name="publish")
     await runtime.sleep(1.0)
     log.deliver(SnapshotDelivered(HOME, 0, applied([(started(10, 0, 99), None)])))
-    with pytest.raises(OutcomeUnknown, match="part of a snapshot: look whether it is so"):
+    with pytest.raises(OutcomeUnknown, match="part of a snapshot: check its effect"):
         await publishing
     assert numbers(manager) == [10]
     await manager.close()
@@ -280,7 +280,7 @@ async def test_an_epoch_that_no_leader_has_is_not_published() -> None:
     log = TamperedLog()
     manager = await start_all(log)
     for epoch in (1 << 31, 1 << 40):
-        with pytest.raises(Refused, match=f"{epoch}: at most {(1 << 31) - 1} is one"):
+        with pytest.raises(Refused, match=f"{epoch}: at most {(1 << 31) - 1} is possible"):
             await manager.publish(started(10, 0, 99, publisher=epoch))
     first = 5 * EPOCH_STEP_MAX
     await copy_segment(manager, 10, 0, 99, publisher=first)

@@ -26,8 +26,8 @@ from headwater.tier.jobs import (
     TierManager,
 )
 from headwater.tier.jobs.retention import unlist_below_log_start
+from headwater.tier.manager import RefreshedCover
 from headwater.tier.reader import TierArchive
-from headwater.tier.segment_cover import RefreshedCover
 from headwater.tier.segments import ObjectCache, ObjectStorage
 from tests.log import leaders
 from tests.log.leaders import STREAM, STREAM_ID
@@ -170,7 +170,7 @@ async def test_with_neither_tier_nor_the_beginning_of_the_log_it_refuses_and_say
     replica = await standby(place.leader.service, FaultyDisk())
     await fails(replica, "the log begins at LSN 101, and without an image")
     await replica.close()
-    for segment in place.tier.led.metadata.segments_in(0, 1 << 62):
+    for segment in place.tier.led.metadata.state().segments_in(0, 1 << 62):
         await place.tier.led.unlist(segment)
     replica = await place.replica(FaultyDisk())
     await fails(replica, "the log begins at LSN 101, and the image ends at 30")
@@ -181,7 +181,7 @@ async def test_with_neither_tier_nor_the_beginning_of_the_log_it_refuses_and_say
 @virtual
 async def test_a_tier_that_does_not_reach_the_log_is_not_begun_from() -> None:
     place = await Tiered.made()
-    await place.tier.led.unlist(place.tier.led.metadata.segments_in(0, 1 << 62)[-2])
+    await place.tier.led.unlist(place.tier.led.metadata.state().segments_in(0, 1 << 62)[-2])
     replica = await place.replica(FaultyDisk())
     await fails(replica, "the image ends at 60: records 61 to 100 are in neither")
     await replica.close()
@@ -191,7 +191,7 @@ async def test_a_tier_that_does_not_reach_the_log_is_not_begun_from() -> None:
 async def test_where_all_before_the_log_was_given_up_a_copy_begins_with_the_log() -> None:
     place = await Tiered.made()
     await place.give_up(101)
-    assert not place.tier.led.metadata.cover(0, FAR)
+    assert not place.tier.led.metadata.state().cover(0, FAR)
     replica = await place.replica(FaultyDisk())
     await reaches(replica, 107)
     await place.check(replica, 101, 107)

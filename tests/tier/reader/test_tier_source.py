@@ -16,7 +16,7 @@ from headwater.log.spool.repair import repair
 from headwater.testing.disk import FaultyDisk
 from headwater.tier.reader import TierSource
 from headwater.tier.segments.object_storage import segment_key
-from tests.log.given import PATH, contents, opened, planted
+from tests.log.given import PATH, contents, opened, planted, wait
 from tests.tier.reader.test_log_reader import Place
 from tests.tier.segments.given import by_lsn, orders
 
@@ -60,10 +60,10 @@ def spooled(place: Place) -> dict[str, bytes]:
     spool = opened(disk, config=CONFIG)
     for group in place.groups:
         if group.lost is None:
-            spool.append_blocking(group.records, term=group.term)
+            wait(spool.append(group.records, term=group.term))
         else:
-            spool.append_blocking(prepare_lost(len(group), group.lost), term=group.term)
-    spool.close_blocking()
+            wait(spool.append(prepare_lost(len(group), group.lost), term=group.term))
+    wait(spool.close())
     return contents(disk)
 
 
@@ -73,8 +73,8 @@ def segments(files: dict[str, bytes]) -> list[str]:
 
 def read(disk: FaultyDisk) -> list[Group]:
     spool = opened(disk)
-    groups = list(spool.read_since_blocking(0, max_records=1000))
-    spool.close_blocking()
+    groups = list(wait(spool.read_since(0, max_records=1000)))
+    wait(spool.close())
     return groups
 
 
@@ -93,7 +93,7 @@ def test_a_log_is_mended_from_the_tier_alone_record_for_record() -> None:
             disk = planted(flipped(files, name, random.randrange(len(files[name]))))
             report = repair(PATH, [source(place)], disk=disk)
             assert (report.missing, report.uncompared) == ([], [])
-            assert {one.source for one in report.mended} == {"the tier"}
+            assert {one.source for one in report.repaired} == {"the tier"}
             assert by_lsn(read(disk)) == by_lsn(place.groups)
             assert range_hash(read(disk)) == range_hash(place.groups)
 
@@ -127,8 +127,8 @@ def test_what_the_tier_covers_is_mended_and_the_rest_is_told() -> None:
     damaged = flipped(flipped(files, first, 300), last, 300)
     disk = planted(damaged)
     report = repair(PATH, [source(place)], disk=disk)
-    assert {one.source for one in report.mended} == {"the tier"}
-    assert all(one.last_lsn < begins for one in report.mended)
+    assert {one.source for one in report.repaired} == {"the tier"}
+    assert all(one.last_lsn < begins for one in report.repaired)
     assert report.missing
     assert all(one.first_lsn >= int(last[:20]) for one in report.missing)
     assert contents(disk)[last] == damaged[last]
@@ -141,7 +141,7 @@ def test_what_is_covered_behind_a_gap_is_neither_missing_nor_given_up() -> None:
     place = tiered((1, 2), (5, 40))
     disk = planted({k: v for k, v in spooled(place).items() if k.endswith(".marks")})
     report = repair(PATH, [source(place)], give_up=True, disk=disk)
-    spans = [(one.first_lsn, one.last_lsn, one.source) for one in report.mended]
+    spans = [(one.first_lsn, one.last_lsn, one.source) for one in report.repaired]
     assert spans == [(1, 2, "the tier"), (3, 4, "given up in a repair"), (5, 40, "the tier")]
 
 
@@ -156,4 +156,4 @@ def test_a_segment_that_is_damaged_itself_is_as_if_it_were_not_covered() -> None
     disk = planted({k: v for k, v in spooled(place).items() if k.endswith(".marks")})
     report = repair(PATH, [source(place)], disk=disk)
     assert [str(one) for one in report.missing] == ["LSN 10 to 20"]
-    assert [(one.first_lsn, one.last_lsn) for one in report.mended] == [(1, 9), (21, 40)]
+    assert [(one.first_lsn, one.last_lsn) for one in report.repaired] == [(1, 9), (21, 40)]

@@ -15,11 +15,11 @@ from headwater.tier.jobs import (
     Leader,
     LedPartition,
     LogStartRegister,
-    ManagedPartition,
     ParquetSegments,
     TierConfig,
     TierManager,
 )
+from headwater.tier.manager import ManagedPartition
 from headwater.tier.rebuild import Rebuilt, rebuild
 from tests.tier.jobs.sealed_wal import SealedWal
 
@@ -73,7 +73,7 @@ class Tier:
         """What a log comes to of which nothing is missing."""
         replay = EventReplay(self.store)
         async for item in DamagedEvents((await self.log(prefix)).events_of(0)).items():
-            await replay.take(item)
+            await replay.apply(item)
         assert replay.missing == []
         return replay.cache
 
@@ -103,7 +103,7 @@ class Tier:
 
     async def _pieces(self, cache: TierCache) -> list[CoverPiece]:
         first_lsn = await LogStartRegister(self.store, self.orders).first_lsn()
-        return cache.cover(self.orders, first_lsn or 0, FAR)
+        return cache.partition(self.orders).cover(first_lsn or 0, FAR)
 
 
 class Led:

@@ -20,8 +20,8 @@ from headwater.tier import (
 )
 from headwater.tier.eventlog import Compactor
 from headwater.tier.jobs.copying import copy_local
+from headwater.tier.manager import RefreshedCover
 from headwater.tier.reader import LogReader
-from headwater.tier.segment_cover import RefreshedCover
 from headwater.tier.segments import ObjectStorage
 from tests.tier.eventlog.stored_given import GRACE_S
 from tests.tier.jobs.given import in_time
@@ -53,7 +53,7 @@ async def merged(tier: Tier) -> None:
     assert leader.tier.metrics.removed_objects
     tier.write(10, 10, 10, term=4)
     await leader.round()
-    assert leader.tier.led.metadata.unfinished()
+    assert leader.tier.led.metadata.state().unfinished()
     await leader.stop()
 
 
@@ -67,7 +67,9 @@ async def uploaded_again(tier: Tier) -> None:
 
 async def expired(tier: Tier) -> None:
     await several_epochs(tier)
-    kept_bytes = sum(one.size_bytes for one in (await tier.known()).segments(tier.orders)) // 2
+    kept_bytes = (
+        sum(one.size_bytes for one in (await tier.known()).partition(tier.orders).segments()) // 2
+    )
     leader = await (await tier.lead(4, retention_bytes=kept_bytes)).round()
     assert leader.tier.led.first_lsn > 1
     await leader.stop()
@@ -78,12 +80,12 @@ async def being_deleted(tier: Tier) -> None:
     await plain(tier)
     leader = await (await tier.lead(2)).round()
     led = leader.tier.led
-    await led.voice.partition_deletion(PartitionDeleteState.MARKED)
-    await led.voice.partition_deletion(PartitionDeleteState.STARTED)
-    first = led.metadata.segments_part(0, 1)[0][0]
+    await led.publisher.partition_deletion(PartitionDeleteState.MARKED)
+    await led.publisher.partition_deletion(PartitionDeleteState.STARTED)
+    first = led.metadata.state().segments_part(0, 1)[0][0]
     await led.unlist(first)
     await led.storage.delete(first.segment_id)
-    await led.voice.deleted(first.segment_id)
+    await led.publisher.object_removed(first.segment_id)
     await leader.stop()
 
 
@@ -140,7 +142,10 @@ async def after(history: History) -> Tier:
 def test_whichever_event_is_lost_the_cover_is_what_it_was(history: History) -> None:
     async def main() -> None:
         tier = await after(history)
-        before, deletion = await tier.cover(), (await tier.known()).delete_state(tier.orders)
+        before, deletion = (
+            await tier.cover(),
+            (await tier.known()).partition(tier.orders).delete_state,
+        )
         assert before
         # A log whose last event is lost is one that ends before it: nothing tells.
         for key in tier.event_keys()[:-1]:
@@ -148,7 +153,7 @@ def test_whichever_event_is_lost_the_cover_is_what_it_was(history: History) -> N
             await tier.backend.delete(key)
             prefix, rebuilt = await tier.rebuild()
             assert await tier.cover(prefix) == before, key
-            anew = (await tier.known(prefix)).delete_state(tier.orders)
+            anew = (await tier.known(prefix)).partition(tier.orders).delete_state
             stopped = rebuilt.partitions[0].deletion_stopped
             assert anew is deletion or (anew is None and stopped)
             assert rebuilt.missing == (f"{key}: gone, and later events are not",)
@@ -207,8 +212,10 @@ def test_a_log_of_which_nothing_is_missing_comes_to_the_same(history: History) -
         prefix, rebuilt = await tier.rebuild()
         before, anew = await tier.known(), await tier.known(prefix)
         assert rebuilt.missing == ()
-        assert anew.segments(tier.orders) == before.segments(tier.orders)
-        assert anew.delete_state(tier.orders) is before.delete_state(tier.orders)
+        assert anew.partition(tier.orders).segments() == before.partition(tier.orders).segments()
+        assert (
+            anew.partition(tier.orders).delete_state is before.partition(tier.orders).delete_state
+        )
         assert await tier.cover(prefix) == await tier.cover()
 
     in_time(main)
@@ -231,12 +238,12 @@ def test_the_next_leader_and_a_reader_go_on_with_it() -> None:
         read = [group async for group in reader.read(1, 61)]
         assert (read[0].first_lsn, read[-1].last_lsn) == (1, 60)
         # What was merged is unlisted again, and goes when the delay is over.
-        unlisted = [one.state for one in leader.tier.led.metadata.unfinished()]
+        unlisted = [one.state for one in leader.tier.led.metadata.state().unfinished()]
         assert set(unlisted) == {SegmentState.DELETE_STARTED}
         await runtime.sleep(DELAY_S + 1)
         await leader.round()
-        assert leader.tier.led.metadata.unfinished() == []
-        seen = await leader.tier.scrub(mend=False)
+        assert leader.tier.led.metadata.state().unfinished() == []
+        seen = await leader.tier.scrub(repair=False)
         assert seen.findings == ()
         await leader.stop()
         assert await tier.hashes(await tier.known(prefix)) == records
@@ -250,7 +257,7 @@ def test_a_deletion_that_may_have_ended_is_stopped_and_told() -> None:
         await tier.backend.delete(tier.event_keys()[-2])
         prefix, rebuilt = await tier.rebuild()
         assert rebuilt.partitions[0].deletion_stopped
-        assert (await tier.known(prefix)).delete_state(tier.orders) is None
+        assert (await tier.known(prefix)).partition(tier.orders).delete_state is None
 
     in_time(main)
 
@@ -269,7 +276,7 @@ def test_a_deletion_that_goes_on_behind_what_is_missing_goes_on(lost: str) -> No
         await tier.backend.delete(tier.event_keys()[-1])
         prefix, rebuilt = await tier.rebuild()
         known = await tier.known(prefix)
-        assert known.delete_state(tier.orders) is PartitionDeleteState.STARTED
+        assert known.partition(tier.orders).delete_state is PartitionDeleteState.STARTED
         assert not rebuilt.partitions[0].deletion_stopped
 
     in_time(main)
@@ -284,7 +291,7 @@ def test_the_newest_leader_fences_older_ones_though_its_event_is_lost() -> None:
         await tier.backend.delete(began)
         prefix, rebuilt = await tier.rebuild()
         assert rebuilt.partitions[0].leader_epoch == 3
-        assert (await tier.known(prefix)).publisher_epoch(tier.orders) == 3
+        assert (await tier.known(prefix)).partition(tier.orders).publisher_epoch == 3
         stale = await tier.lead(2, prefix=prefix)
         with pytest.raises(Fenced):
             await stale.tier.run_once()
@@ -333,10 +340,10 @@ def test_an_object_that_holds_nothing_more_is_left_to_the_scrub() -> None:
         tier = await after(plain)
         led = (await tier.lead(2)).tier.led
         await led.storage.copy(await led.storage.prepare(1, 20, led.local_groups(1, 20)))
-        before = (await tier.known()).segments(tier.orders)
+        before = (await tier.known()).partition(tier.orders).segments()
         await tier.backend.delete(tier.event_keys()[0])
         prefix, _ = await tier.rebuild()
-        assert (await tier.known(prefix)).segments(tier.orders) == before
+        assert (await tier.known(prefix)).partition(tier.orders).segments() == before
 
     in_time(main)
 
@@ -348,7 +355,7 @@ def test_a_copy_that_never_ended_is_listed_only_where_its_end_may_be_lost() -> N
         tier.write(10, term=2)
         led = leader.tier.led
         prepared = await led.storage.prepare(31, 40, led.local_groups(31, 40))
-        await led.voice.started(prepared)
+        await led.publisher.copy_started(prepared)
         await led.storage.copy(prepared)
         await leader.stop()
         before = await tier.cover()
@@ -444,7 +451,7 @@ def test_only_an_empty_log_is_begun() -> None:
         tier = await after(plain)
         prefix, _ = await tier.rebuild()
         tier._anew -= 1
-        with pytest.raises(Refused, match="take a prefix under which nothing stands"):
+        with pytest.raises(Refused, match="take a prefix under which nothing is stored"):
             await tier.rebuild()
         assert prefix == "anew-1"
 

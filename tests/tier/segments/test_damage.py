@@ -18,7 +18,8 @@ from headwater.tier.segments import (
     read_index,
     segment_key,
 )
-from headwater.tier.segments.footer import SEAL_BYTES, decode_description, encode_description
+from headwater.tier.segments.footer import decode_description, encode_description
+from headwater.tier.segments.seal import SEAL_BYTES
 from tests.store.scripted import Apply, Scripted, virtual
 from tests.tier.segments.given import (
     by_lsn,
@@ -106,7 +107,7 @@ async def test_anything_after_the_end_is_corrupt() -> None:
 @virtual
 async def test_another_segment_in_its_place_is_noticed() -> None:
     other = encoded(GROUPS, number=8)
-    with pytest.raises(Corrupt, match="holds segment"):
+    with pytest.raises(Corrupt, match="contains segment"):
         await read(await stored(other.data), told(SEGMENT))
 
 
@@ -122,10 +123,14 @@ async def test_events_that_say_something_else_are_noticed() -> None:
         (receipt._replace(size_bytes=receipt.size_bytes + 1), "its events say"),
     ):
         with pytest.raises(Corrupt, match=words):
-            await read(found, SegmentMetadata(**fields | {"custom_metadata": wrong.stamped(3)}))
+            await read(
+                found, SegmentMetadata(**fields | {"custom_metadata": wrong.custom_metadata(3)})
+            )
     wrong = receipt._replace(xxh3=b"\1" * 16)
     with pytest.raises(Corrupt, match="its events say"):
-        await found.verify(SegmentMetadata(**fields | {"custom_metadata": wrong.stamped(3)}))
+        await found.verify(
+            SegmentMetadata(**fields | {"custom_metadata": wrong.custom_metadata(3)})
+        )
 
 
 @virtual
@@ -138,7 +143,7 @@ async def test_a_whole_segment_passes_every_check() -> None:
 def test_a_parquet_file_of_somebody_else_is_no_segment() -> None:
     start = len(SEGMENT.data) - SEGMENT.receipt.footer_bytes
     foreign = SEGMENT.data[: start - SEAL_BYTES] + bytes(SEAL_BYTES) + SEGMENT.data[start:]
-    with pytest.raises(Corrupt, match="no segment of Headwater"):
+    with pytest.raises(Corrupt, match="not a segment of Headwater"):
         decoded(foreign)
     with pytest.raises(Corrupt, match="it has 3 bytes"):
         decoded(b"PAR")
@@ -150,11 +155,11 @@ def test_a_parquet_file_of_somebody_else_is_no_segment() -> None:
         ({"rows": 3}, "rows"),
         ({"last_lsn": 13}, "runs through LSN 9 of 13"),
         ({"runs": []}, "runs through"),
-        ({"runs": SEGMENT.description.runs[::-1]}, "comes next"),
+        ({"runs": SEGMENT.description.runs[::-1]}, "is next"),
         ({"row_groups": SEGMENT.description.row_groups[1:]}, "too many"),
         ({"row_groups": SEGMENT.description.row_groups[::-1]}, "row group"),
         ({"schemas": []}, "schema 0 of 0"),
-        ({"partition": "x"}, "cannot be understood"),
+        ({"partition": "x"}, "cannot be decoded"),
     ],
 )
 def test_a_description_that_does_not_add_up_is_corrupt(

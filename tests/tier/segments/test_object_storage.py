@@ -274,7 +274,7 @@ async def test_what_else_stands_in_the_folder_is_of_no_segment() -> None:
 
 def test_a_name_that_no_stream_has_names_no_object() -> None:
     foreign = TopicIdPartition(ORDERS.topic_id, "../orders", 0)
-    with pytest.raises(Refused, match="stream's name"):
+    with pytest.raises(Refused, match="not a valid stream name"):
         segment_key(SegmentId(foreign, segment_id(1).id))
 
 

@@ -2,25 +2,25 @@
 
 Enters: descriptors from a queue and batches from a store. Leaves: records as Arrow, numbered.
 
-    Consumer    the owner of a partition: one at a time, acknowledges
-    Ownership   the same without reading: for whoever plans, and lets others fetch
-    Follower    any other group: a position of its own, acknowledges nothing
-    read        looks at what is retained, opens nothing
+    Consumer    the owner of a partition: one at a time; acknowledges
+    Ownership   the same without reading, for planners that let other processes fetch
+    Follower    any other group: has its own position, acknowledges nothing
+    read        reads what is retained; opens nothing
 
 In files:
 
-    consumer, blocking, ownership, follower    who consumes; group: a position; own_process: forks
-    delivery, read_ahead, fetch, riding        from descriptors to batches
-    consumed, columns                          a batch, and the columns that readers see
-    frontier, backlog, metrics                 what is acknowledged, and what waits
-    dead_letter, unreadable                    a batch that cannot be read
-    reader, async_reader, reading              reading without consuming, and from where to where
-    source, sweeper                            who may consume; garbage collection beside it
+    consumer, ownership, follower, group   the classes above, and the position of a group
+    reader, positions                      reading without consuming, from one position to another
+    blocking                               consumer and reader for blocking code
+    delivery, fetcher                      from descriptors to batches, in order
+    consumed_batch                         a batch, and the columns that readers see
+    dead_letter                            batches that cannot be read
+    collection, metrics                    garbage collection beside a consumer; lag and metrics
 
 Always holds:
 
-- a batch is delivered in its turn, whole, or reported as unreadable: nothing is left out silently;
-- an error or a cancellation moves no cursor and no frontier: the same call can be made again;
+- a batch is delivered in its turn and whole, or reported as unreadable: none is skipped silently;
+- an error or a cancellation moves no cursor and no frontier: the same call can be repeated;
 - only the consumer that opened last acknowledges.
 """
 
@@ -29,18 +29,22 @@ from typing import TYPE_CHECKING
 from headwater.front import exports
 
 if TYPE_CHECKING:
-    from headwater.buffer.consumer.async_reader import AsyncReader, read_async
     from headwater.buffer.consumer.blocking import BlockingConsumer, Reader, read
-    from headwater.buffer.consumer.consumed_batch import CallMetadata, ConsumedBatch, LostRecords
+    from headwater.buffer.consumer.consumed_batch import CallMetadata, ConsumedBatch
     from headwater.buffer.consumer.consumer import Consumer
-    from headwater.buffer.consumer.dead_letter import DeadLetter, list_dead_letters
+    from headwater.buffer.consumer.dead_letter import (
+        DeadLetter,
+        LostRecords,
+        UnreadableBatch,
+        list_dead_letters,
+    )
     from headwater.buffer.consumer.fetcher import FetchHandle, compact_descriptor
     from headwater.buffer.consumer.follower import Follower
     from headwater.buffer.consumer.group import GroupRegister, QueuePosition
     from headwater.buffer.consumer.metrics import ConsumerMetrics, Lag, lag
     from headwater.buffer.consumer.ownership import Ownership, TakenOver
     from headwater.buffer.consumer.positions import lsn_at_time, position_at_time
-    from headwater.buffer.consumer.unreadable import UnreadableBatch
+    from headwater.buffer.consumer.reader import AsyncReader, read_async
 
 __all__ = [
     "AsyncReader",
@@ -72,17 +76,16 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "async_reader": "AsyncReader read_async",
+        "reader": "AsyncReader read_async",
         "blocking": "BlockingConsumer Reader read",
-        "consumed_batch": "CallMetadata ConsumedBatch LostRecords",
+        "consumed_batch": "CallMetadata ConsumedBatch",
         "consumer": "Consumer",
-        "dead_letter": "DeadLetter list_dead_letters",
+        "dead_letter": "DeadLetter LostRecords UnreadableBatch list_dead_letters",
         "fetcher": "FetchHandle compact_descriptor",
         "follower": "Follower",
         "group": "GroupRegister QueuePosition",
         "metrics": "ConsumerMetrics Lag lag",
         "ownership": "Ownership TakenOver",
         "positions": "lsn_at_time position_at_time",
-        "unreadable": "UnreadableBatch",
     },
 )

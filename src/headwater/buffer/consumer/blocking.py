@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from headwater.buffer.consumer.async_reader import AsyncReader, RaiseOrSkip, read_async
-from headwater.buffer.consumer.consumed_batch import ConsumedBatch, LostRecords
+from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.buffer.consumer.consumer import Consumer
+from headwater.buffer.consumer.dead_letter import LostRecords
 from headwater.buffer.consumer.fetcher import FetchHandle
 from headwater.buffer.consumer.metrics import ConsumerMetrics, Lag
 from headwater.buffer.consumer.ownership import ProcessGuard
 from headwater.buffer.consumer.positions import ReadBounds
+from headwater.buffer.consumer.reader import AsyncReader, RaiseOrSkip, read_async
 from headwater.buffer.queue.contract import Descriptor, TimeBy
 from headwater.buffer.stream import Stream
 from headwater.core import portal
@@ -26,7 +27,7 @@ T = TypeVar("T")
 
 
 class BlockingConsumer:
-    """`Consumer` behind a thread of its own. Every call means what it means there."""
+    """`Consumer` for blocking code. Its calls run in the process's portal."""
 
     def __init__(self, consumer: Consumer) -> None:
         """Use `BlockingConsumer.open`."""
@@ -79,32 +80,32 @@ class BlockingConsumer:
 
     @property
     def partition(self) -> int:
-        """Whose queue it owns."""
+        """The partition that it owns."""
         return self._consumer.partition
 
     @property
     def epoch(self) -> int:
-        """The number that this consumer's opening gave it: no later one has it."""
+        """The epoch of this consumer. Each opening gets a higher one."""
         return self._consumer.epoch
 
     @property
     def last_acked_sequence(self) -> int | None:
-        """The last batch that was acknowledged."""
+        """The last acknowledged batch."""
         return self._consumer.last_acked_sequence
 
     @property
     def last_handed_out_sequence(self) -> int | None:
-        """The last batch that was delivered or handed out."""
+        """The last batch that was delivered, or whose descriptor was."""
         return self._consumer.last_handed_out_sequence
 
     @property
     def metrics(self) -> ConsumerMetrics:
-        """What the consumer counted."""
+        """The consumer's metrics."""
         return self._consumer.metrics
 
     @property
     def conflict_rate(self) -> float:
-        """Of a hundred conditional writes to the queue, how many lost a race."""
+        """Lost races per hundred conditional writes to the queue."""
         return self._consumer.conflict_rate
 
     def next_batch(self) -> ConsumedBatch | None:
@@ -112,11 +113,11 @@ class BlockingConsumer:
         return self._call(self._consumer.next_batch())
 
     def next_descriptors(self, max_count: int) -> list[Descriptor]:
-        """Up to so many descriptors of the batches that follow."""
+        """Up to `max_count` descriptors of the next batches."""
         return self._call(self._consumer.next_descriptors(max_count))
 
     def fetch_handle(self) -> FetchHandle:
-        """What fetches batches by their descriptors, in any task, thread or process."""
+        """A handle that fetches batches by their descriptors, in any task, thread or process."""
         return self._consumer.fetch_handle()
 
     def fetch_descriptor(self, descriptor: Descriptor) -> ConsumedBatch:
@@ -124,23 +125,23 @@ class BlockingConsumer:
         return self._call(self._consumer.fetch_descriptor(descriptor))
 
     def ack(self, sequence: int) -> None:
-        """Acknowledge the batch that follows the last one acknowledged."""
+        """Acknowledge the batch after the last acknowledged one."""
         self._call(self._consumer.ack(sequence))
 
     def ack_through(self, sequence: int) -> None:
-        """Acknowledge every batch through this one, in the queue first."""
+        """Acknowledge every batch through this one, and write that to the queue."""
         self._call(self._consumer.ack_through(sequence))
 
     def flush(self) -> None:
-        """Let the queue know of everything acknowledged."""
+        """Write all acknowledgements to the queue."""
         self._call(self._consumer.flush())
 
     def lag(self) -> Lag:
-        """What is not acknowledged, looked up in the queue."""
+        """What is not acknowledged, according to the queue."""
         return self._call(self._consumer.lag())
 
     def close(self) -> None:
-        """Flush and stop, as `Consumer.close`; in a forked child there is nothing to close."""
+        """Flush and stop, as `Consumer.close`. Does nothing in a forked child."""
         if not self._process.is_left:
             self._call(self._consumer.close())
 
@@ -153,19 +154,15 @@ class BlockingConsumer:
         return self._portal.call(coroutine)
 
 
-# `headwater.read`: a stream as Arrow record batches, for code that blocks.
-#
-#     for batch in headwater.read("file:///data", "orders", start="2026-01-31"):
-#         …
-#     table = headwater.read("file:///data", "orders").to_table()
-#
-#     frame = headwater.read("file:///data", "orders").to_pandas()
-#
-# Polars and DuckDB take the reader itself, or its table.
-
-
 class Reader:
-    """Iterates once over the record batches of a stream, all of one schema."""
+    """Iterates once over the record batches of a stream, all with one schema.
+
+        for batch in headwater.read("file:///data", "orders", start="2026-01-31"):
+            …
+        frame = headwater.read("file:///data", "orders").to_pandas()
+
+    Polars and DuckDB accept the reader itself, or its table.
+    """
 
     def __init__(self, reader: AsyncReader) -> None:
         """Use `headwater.read`."""
@@ -179,7 +176,7 @@ class Reader:
 
     @property
     def lost(self) -> list[LostRecords]:
-        """With on_bad_batch="skip": the records that could not be read so far."""
+        """With on_bad_batch="skip": the unreadable records so far."""
         return self._reader.lost
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -199,21 +196,21 @@ class Reader:
         self.close()
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Arrow's own door, by which other libraries read without a copy."""
+        """Arrow's C stream interface, by which other libraries read without a copy."""
         return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """The batches as Arrow's own reader."""
+        """The batches as a `pyarrow.RecordBatchReader`."""
         return pa.RecordBatchReader.from_batches(self.schema, self)
 
     def to_table(self) -> pa.Table:
-        """All of it in memory."""
+        """All records, in memory."""
         if self._reader.follows:
-            raise Refused("a reader that follows never ends, so it is no table: iterate over it")
+            raise Refused("a reader with follow=True never ends: iterate over it")
         return pa.Table.from_batches(self, schema=self.schema)
 
     def to_pandas(self, **options: Any) -> Any:
-        """All of it as a pandas DataFrame; options are those of `pyarrow.Table.to_pandas`."""
+        """All records as a pandas DataFrame. Options are those of `pyarrow.Table.to_pandas`."""
         table = self.to_table()
         try:
             return table.to_pandas(**options)
@@ -221,7 +218,7 @@ class Reader:
             raise Refused("pandas is not installed: pip install pandas") from error
 
     def close(self) -> None:
-        """Stop reading ahead, and give back what was opened for this reading."""
+        """Stop reading ahead, and close what was opened for this reader."""
         self._portal.call(self._reader.close())
 
 
@@ -238,15 +235,14 @@ def read(
     on_bad_batch: RaiseOrSkip = "raise",
     read_ahead_bytes: int = READ_AHEAD_BYTES,
 ) -> Reader:
-    """Read a stream as Arrow record batches. Opens nothing and fences nobody.
+    """Read a stream as Arrow record batches. Opens and fences nothing.
 
         table = headwater.read("file:///data", "orders", start="2026-01-31").to_table()
 
     `start` (inclusive) and `end` (exclusive) are LSNs, "earliest", "latest" or times; a mapping
-    gives each partition its own. Without `start`, from the oldest record that is retained;
-    without `end`, to the latest one at this moment, or with `follow` for ever. A time means the
-    first record whose timestamp is this one or later; with `time_by="ingestion"`, the first one
-    that was ingested then or later.
+    has one for each partition. The defaults are the oldest retained record and the current end, or
+    with `follow` no end. A time means the first record with this timestamp or a later one; with
+    `time_by="ingestion"`, the first record ingested then or later.
     """
     opening = read_async(
         source,

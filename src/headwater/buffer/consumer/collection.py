@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import shlex
 import weakref
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -16,18 +15,18 @@ from headwater.buffer.consumer.metrics import ConsumerMetrics
 from headwater.buffer.layout import check_group_name
 from headwater.buffer.queue.contract import Collector, Retention
 from headwater.buffer.stream import Stream, open_stream
-from headwater.buffer.transaction.expiry import active_holds
+from headwater.buffer.transaction.holds import active_holds
 from headwater.core import runtime
 from headwater.core.errors import Refused
+from headwater.core.settings import seconds
 
 _log: Final = logging.getLogger("headwater")
 
 
 class Sweeper:
-    """Runs the collector every `interval_s`. Holds its owner weakly, and ends with it.
+    """Runs the collector every `interval_s`, until its owner is garbage-collected.
 
-    A task that held the consumer would keep alive what nobody has any more, and collect for
-    ever on its behalf.
+    It has a weak reference to the owner: a strong one would keep an abandoned consumer alive.
     """
 
     def __init__(
@@ -38,26 +37,25 @@ class Sweeper:
         *,
         interval_s: float,
     ) -> None:
-        _check_interval(interval_s)
         self._collector = collector
         self._retention = retention
         self._metrics = metrics
-        self._interval_s = interval_s
+        self._interval_s = seconds("gc_interval_s", interval_s)
         self._task: asyncio.Task[None] | None = None
         self._is_failing = False
-        """Whether the last pass failed: of several in a row the first is told."""
+        """Whether the last pass failed: only the first of several failures is logged."""
 
     def start(self, owner: object) -> None:
-        """Begin; the first pass comes after one interval."""
+        """Start. The first pass comes after one interval."""
         self._task = runtime.spawn(self._run(weakref.ref(owner)), name="garbage collection")
 
     def stop(self) -> None:
-        """End without waiting for it."""
+        """Stop, without waiting for a running pass."""
         if self._task is not None:
             self._task.cancel()
 
     async def close(self) -> None:
-        """End, and wait until a pass under way has ended."""
+        """Stop, and wait for a running pass."""
         self.stop()
         if self._task is not None:
             await asyncio.wait((self._task,))
@@ -65,22 +63,20 @@ class Sweeper:
     async def _run(self, owner: weakref.ref[object]) -> None:
         while True:
             await runtime.sleep(self._interval_s)
-            # A pass is bounded. Were one enough for an interval, whoever appends faster than that
-            # would fill the store for ever.
+            # Passes are bounded: with one pass per interval, fast producers would fill the store.
             while owner() is not None and await self._sweep():
                 pass
             if owner() is None:
                 return
 
     async def _sweep(self) -> bool:
-        """Whether there is more to do at once."""
+        """Run a pass. Returns whether there is more to collect."""
         started_s = runtime.monotonic_s()
         try:
             done = await self._collector.collect(await self._retention())
         except Exception as error:
-            # Whatever a pass could not do, the next one does: it must not end the consumer, and
-            # not the passes after it. Who watches sees it in the metrics; a query of Spark's has
-            # nobody who does, and its store would fill up unseen.
+            # The next pass repeats the work, so an error must not end the consumer or the sweeper.
+            # It is in the metrics, and logged because nobody watches the metrics of a Spark query.
             self._metrics.gc_passes_failed += 1
             self._metrics.gc_last_error = f"{type(error).__name__}: {error}"
             if not self._is_failing:
@@ -96,19 +92,8 @@ class Sweeper:
         return done.is_cut_short
 
 
-def _check_interval(given: Any) -> None:
-    is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    if not is_number or not 0 < given < math.inf:
-        raise Refused(
-            f"gc_interval_s is {given!r}: a number of seconds above 0; gc=False runs no passes"
-        )
-
-
-# Whether a stream may be consumed by whoever asks, and how long it keeps what was.
-
-
 def check_consumable(stream: Stream, partition: int, group: str) -> Stream:
-    """The stream itself; `Refused` if a query may not consume it so."""
+    """The stream itself; `Refused` if nodes consume it, or for an invalid partition or group."""
     check_group_name(group)
     stream.check_partition(partition)
     if stream.config.consumer == "nodes":
@@ -121,16 +106,17 @@ def check_consumable(stream: Stream, partition: int, group: str) -> Stream:
 
 
 async def retention_of(stream: Stream) -> Retention:
-    """How long the stream keeps what is acknowledged, as it says at this moment, and from which
-    upload on open transactions hold the collector back.
+    """The stream's current retention, and what its open transactions hold.
 
-    `Refused` if there is another stream of this name by now: its retention is not this one's.
+    `Refused` if another stream has the name now: its retention does not apply to this one.
     """
     current = await open_stream(stream.store, stream.name)
     if current.id != stream.id:
-        raise Refused(f"stream {stream.name!r} was deleted and made again since it was opened")
+        raise Refused(f"stream {stream.name!r} was deleted and created again since it was opened")
     retention = current.retention()
     if current.config.format == "v1":
         return retention
-    kept = await active_holds(current, retention.grace_ms)
-    return msgspec.structs.replace(retention, hold_below=kept.below, keep_producers=kept.producers)
+    holds = await active_holds(current, retention.grace_ms)
+    return msgspec.structs.replace(
+        retention, hold_below=holds.below, keep_producers=holds.producers
+    )

@@ -1,4 +1,17 @@
-"""The batch that a consumer gets, and the columns that readers see."""
+"""The batch that a consumer gets, and the columns that readers see.
+
+The columns of a reader are the same, in the same types, for every batch of a stream:
+
+    the typed columns of the stream, declared or inferred, or `_value`
+    `_key`, `_headers`, `_timestamp`, `_operation`       as in records.py, with defaults filled in
+    `_lsn`, `_partition`, `_sequence`                    the position of the record
+
+Only on request: `_ingestion_timestamp` and `_metadata` (of the record's produce call),
+`_collection`, `_kind`, `_rid`, `_refresh_records`.
+
+A batch with narrower types is widened, and numbers are cast where every value stays the same number
+(conversion.py). Nothing else is cast: what does not fit is refused.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +19,11 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.buffer.batch import Call, Calls
+from headwater.buffer.consumer.dead_letter import LostRecords
 from headwater.buffer.conversion import Inexact, all_nullable, common_type, exact_cast
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.queue.v1.manifest_format import ManifestEntry, unpack_metadata
@@ -29,29 +42,20 @@ from headwater.core.errors import Refused
 
 
 class CallMetadata(NamedTuple):
-    """What one produce call said, and from which record of its batch on it holds."""
+    """The metadata of one produce call. It applies from the record at `start_index`."""
 
     start_index: int
     ingestion_time_ms: int
     payload: bytes | None
 
 
-class LostRecords(msgspec.Struct, frozen=True):
-    """Records that cannot be read any more. Their LSNs stay taken."""
-
-    first_lsn: int
-    last_lsn: int
-    cause: str
-    partition: int = 0
-
-
 def calls_of(descriptor: Descriptor, rows: int) -> Calls:
-    """The produce calls of a published v1 batch, which its descriptor knows."""
+    """The produce calls of a v1 batch, from its descriptor."""
     items = unpack_metadata(descriptor.calls)
     runs = ManifestEntry(descriptor.sequence, descriptor.location, items).metadata_runs(rows)
     calls = [Call(first, item.ingestion_time_ms, item.payload) for first, _, item in runs]
     if rows and (not runs or runs[0][0] > 0):
-        # The published format obliges nobody to say anything of a record.
+        # In the v1 format the first records may be without a call.
         calls.insert(0, Call(0, descriptor.min_ms, None))
     return Calls.of(calls)
 
@@ -59,9 +63,9 @@ def calls_of(descriptor: Descriptor, rows: int) -> Calls:
 class ConsumedBatch:
     """One batch of a partition, decoded.
 
-    `records` has the columns that the producer wrote and no others, in the types in which they were
-    written; `table()` has all columns of the stream, in its types, and the reserved ones. A batch
-    that was lost, and one that the queue holds twice, has no records: `lost` tells them apart.
+    `records` has only the columns that the producer wrote, in their types; `table()` has all
+    columns of the stream, in its types, and the reserved ones. A lost batch, and one that is in the
+    queue twice, has no records: `lost` tells them apart.
     """
 
     def __init__(
@@ -73,7 +77,7 @@ class ConsumedBatch:
         stream: str,
         partition: int,
         lost: LostRecords | None = None,
-        recorded: StreamColumns | None = None,
+        recorded: RecordedSchema | None = None,
     ) -> None:
         self.descriptor: Descriptor = descriptor
         self.records: pa.RecordBatch = records
@@ -81,7 +85,7 @@ class ConsumedBatch:
         self.partition: int = partition
         self.lost = lost
         self._calls = calls
-        self._recorded = recorded or StreamColumns()
+        self._recorded = recorded or RecordedSchema()
 
     @classmethod
     def empty(
@@ -91,7 +95,7 @@ class ConsumedBatch:
         stream: str,
         partition: int,
         lost: LostRecords | None = None,
-        recorded: StreamColumns | None = None,
+        recorded: RecordedSchema | None = None,
     ) -> ConsumedBatch:
         """A batch that delivers nothing."""
         return cls(
@@ -107,7 +111,7 @@ class ConsumedBatch:
         return int(self.records.num_rows)
 
     def __bool__(self) -> bool:
-        return True  # a batch without records is a batch; None says that there is none
+        return True  # also without records
 
     def __repr__(self) -> str:
         lost = ", lost" if self.lost else ""
@@ -118,7 +122,7 @@ class ConsumedBatch:
 
     @property
     def sequence(self) -> int:
-        """The batch's place in the queue: what is acknowledged."""
+        """The position of the batch in the queue, by which it is acknowledged."""
         return self.descriptor.sequence
 
     @property
@@ -128,35 +132,35 @@ class ConsumedBatch:
 
     @property
     def first_lsn(self) -> int:
-        """The number of the first record."""
+        """The LSN of the first record."""
         return self.descriptor.first_lsn
 
     @property
     def last_lsn(self) -> int:
-        """The number of the last record, also of a lost batch; one below the first if none."""
+        """The LSN of the last record, also of a lost batch; `first_lsn - 1` without records."""
         return self.descriptor.last_lsn
 
     @property
     def lsns(self) -> pa.Array:
-        """The number of every record that is here."""
+        """The LSN of every record."""
         return pa.arange(self.first_lsn, self.first_lsn + len(self))
 
     @property
     def entries(self) -> list[bytes | None]:
-        """The values as Python's own bytes, for those who want them one by one."""
+        """The values as Python bytes."""
         if not len(self):
             return []
         if VALUE not in self.records.schema.names:
             raise Refused(
                 f"the records of {self.stream!r} have typed columns "
-                f"({', '.join(self.records.schema.names)}): take `records` or `table()`"
+                f"({', '.join(self.records.schema.names)}): use `records` or `table()`"
             )
         found: list[bytes | None] = self.records.column(VALUE).to_pylist()
         return found
 
     @property
     def metadata(self) -> list[CallMetadata]:
-        """What each produce call said, as it was written."""
+        """The metadata of the produce calls."""
         if self._calls is not None:
             columns = (column.to_pylist() for column in self._calls.columns.columns)
             return [CallMetadata(*row) for row in zip(*columns, strict=True)]
@@ -171,28 +175,13 @@ class ConsumedBatch:
         return calls_of(self.descriptor, len(self)) if self._calls is None else self._calls
 
     def table(self) -> pa.Table:
-        """The records in the columns that `headwater.read` shows, defaults filled in.
+        """The records in the columns that `headwater.read` shows, with defaults filled in.
 
-        In the types that are recorded of the stream by now, also where the batch was written in
-        narrower ones: tables of consecutive batches can be joined.
+        The types are those that the stream has now, so that tables of consecutive batches can be
+        concatenated.
         """
-        columns = ReaderColumns(self._recorded.with_those_of(self.records))
+        columns = ReaderColumns(self._recorded.merged_with(self.records))
         return pa.Table.from_batches([columns.of(self)], schema=columns.schema)
-
-
-# The columns that a reader sees: the same, in the same types, for every batch of a stream.
-#
-#     the typed columns of the stream, declared or inferred, or `_value`
-#     `_key`, `_headers`, `_timestamp`, `_operation`       as the record model has them, never
-#     absent
-#     `_lsn`, `_partition`, `_sequence`                    where the record stands
-#
-# Only when they are asked for: `_ingestion_timestamp` and `_metadata` (of the record's produce
-# call), `_collection`, `_kind`, `_rid`, `_refresh_records`.
-#
-# A batch that was written in narrower types is widened, and numbers are taken over where each of
-# them stays the number that it is (widening.py). Nothing else is cast: what does not fit is
-# refused.
 
 
 LSN: Final = "_lsn"
@@ -223,25 +212,25 @@ _DEFAULTS: Final[dict[str, Callable[[ConsumedBatch], pa.Array]]] = {
 }
 
 
-class StreamColumns:
-    """The stream's columns as whoever hands out its batches knows them; None of opaque values."""
+class RecordedSchema:
+    """The stream's columns, as known when a batch is delivered; None for opaque values."""
 
     def __init__(self, schema: pa.Schema | None = None) -> None:
         self.schema = schema
 
-    def with_those_of(self, records: pa.RecordBatch) -> pa.Schema | None:
-        """They, in types that also hold those of a batch, which may have been written later."""
-        known = {} if self.schema is None else {field.name: field.type for field in self.schema}
+    def merged_with(self, records: pa.RecordBatch) -> pa.Schema | None:
+        """The columns in types that also hold those of a batch, which may be newer."""
+        types = {} if self.schema is None else {field.name: field.type for field in self.schema}
         for field in records.schema:
             if not field.name.startswith("_"):
-                before = known.get(field.name, field.type)
-                # No type holds both where an inferred one was replaced: then as it was written.
-                known[field.name] = common_type(all_nullable(before), field.type) or field.type
-        return pa.schema(list(known.items())) if known else None
+                before = types.get(field.name, field.type)
+                # After an inferred type was replaced there is no common type: the batch's counts.
+                types[field.name] = common_type(all_nullable(before), field.type) or field.type
+        return pa.schema(list(types.items())) if types else None
 
 
 class ReaderColumns:
-    """One fixed set of columns, and how a batch is brought into it."""
+    """A fixed set of columns, into which every batch is brought."""
 
     def __init__(
         self,
@@ -251,11 +240,10 @@ class ReaderColumns:
         version: int = 0,
         shows_all: bool | None = None,
     ) -> None:
-        """`typed` is the stream's schema, None for opaque values; `chosen` picks and orders.
+        """`typed` is the stream's schema, None for opaque values; `chosen` selects and orders.
 
-        `version`: of that schema; columns of batches that were written under a later one are left
-        out. `shows_all`: a batch with any other values is refused; so it is where nothing is
-        chosen.
+        `version` is that schema's version: columns of later versions are left out. `shows_all`
+        refuses batches with values in other columns; it is the default if nothing is chosen.
         """
         opaque = pa.field(VALUE, pa.binary())
         value = list(typed) if typed else [opaque]
@@ -277,7 +265,7 @@ class ReaderColumns:
         """The records of a batch in these columns."""
         present = set(batch.records.schema.names)
         if len(batch):
-            self._check_nothing_vanishes(batch, present)
+            self._check_all_shown(batch, present)
         arrays = [self._column(batch, field, field.name in present) for field in self.schema]
         return pa.record_batch(arrays, schema=self.schema)
 
@@ -299,40 +287,40 @@ class ReaderColumns:
                 f"stream has another by now, open it again ({error})"
             ) from error
 
-    def _check_nothing_vanishes(self, batch: ConsumedBatch, present: set[str]) -> None:
-        """Values must not be left out because a batch carries them in another shape."""
+    def _check_all_shown(self, batch: ConsumedBatch, present: set[str]) -> None:
+        """Refuse a batch whose values these columns would not show."""
         shown = set(self.schema.names)
         values = {name for name in present if name == VALUE or not name.startswith("_")}
         hidden = sorted(values - shown)
         if not self._shows_all and not self._is_null_instead(hidden):
             return
         known = sorted(shown - _TYPES.keys())
-        # The stream's columns are recorded before they are written: these came later.
+        # Columns are recorded before they are written, so these are of a later version.
         is_later = batch.descriptor.schema_version > self._version
         if not hidden or (known and is_later and VALUE not in hidden):
             return
         if not self._shows_all:
-            why = "null would be shown. Open it again, or name the columns that the stream has"
+            why = "it would show null. Open it again, or name the columns that the stream has"
         elif is_later or not known:
-            why = "open it again, the stream carried nothing when it was opened"
+            why = "open it again, the stream had no columns when it was opened"
         else:
-            why = "they are not among the stream's columns. Name the columns to be read"
+            why = "they are not columns of the stream. Name the columns to be read"
         raise Refused(
             f"batch {batch.sequence} of {batch.stream!r} has {', '.join(hidden)}, and its reader "
             f"shows {', '.join(known or [VALUE])}: {why}"
         )
 
     def _is_null_instead(self, hidden: list[str]) -> bool:
-        """Whether null would be shown for values that are there in the other shape."""
+        """Whether null would be shown for values that the batch has in the other shape."""
         is_opaque = VALUE in hidden
         return self._asks_typed if is_opaque else self._asks_opaque and bool(hidden)
 
 
 def _listed(chosen: Any) -> list[str]:
-    """The names of columns; a single one may stand for itself."""
+    """The names of columns, from a list or a single name."""
     if isinstance(chosen, str):
         return [chosen]
     names: list[Any] = list(chosen) if isinstance(chosen, Iterable) else [chosen]
     if not all(isinstance(name, str) for name in names):
-        raise Refused(f"columns are given by their names, in a list, not as {chosen!r}")
+        raise Refused(f"columns are a list of names, not {chosen!r}")
     return names

@@ -1,4 +1,4 @@
-"""The owner of a partition's queue: reads it in order and acknowledges what was processed.
+"""The owner of a partition: reads its batches in order and acknowledges what was processed.
 
     consumer = await Consumer.open(store, "orders", group="billing")
     while batch := await consumer.next_batch():
@@ -8,12 +8,12 @@
 
 Always holds:
 
-- one consumer: opening fences every earlier one, and every call that touches the queue says so
-  (`Fenced`). A fetch handle never does;
-- `next_batch` moves its cursor after the fetch; `next_descriptors` moves it at hand-out, and what
-  it handed out is not handed out again by this consumer;
-- acknowledgements are in order, of what was handed out, and reach the queue before anything here
-  believes them. What was acknowledged and not yet dequeued is delivered again after a crash.
+- there is one consumer: opening fences every earlier one, and each of its calls that touches the
+  queue then raises `Fenced`. A fetch handle is not fenced;
+- `next_batch` moves the cursor after the fetch; `next_descriptors` moves it when it returns, and
+  this consumer does not return the same descriptors again;
+- acknowledgements are in order and only of delivered batches, and reach the queue before this
+  object counts them. What was acknowledged and not dequeued is delivered again after a crash.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from headwater.buffer.queue.contract import Descriptor, QueueConsumer, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import explain_deletion, open_source
 from headwater.buffer.stream.streams import resolve_stream
-from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Fenced, HeadwaterError, Refused
 from headwater.core.limits import GC_INTERVAL_S, READ_AHEAD_BATCHES, READ_AHEAD_BYTES
+from headwater.core.settings import whole_number
 from headwater.store import Store
 
 T = TypeVar("T")
 
 
 class Consumer:
-    """One partition's consumer. Reading and acknowledging may go on in two tasks."""
+    """The consumer of one partition. One task may read while another acknowledges."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Consumer:
         sweeper: Sweeper | None,
         owned: Store | None = None,
     ) -> None:
-        """Use `Consumer.open`. A store that is `owned` is closed with the consumer."""
+        """Use `Consumer.open`. An `owned` store is closed with the consumer."""
         self.stream = stream
         self.partition = partition
         self.metrics = metrics
@@ -68,7 +68,7 @@ class Consumer:
         self._process = ProcessGuard("consumer")
         self._reading = asyncio.Lock()
         self._acking = asyncio.Lock()
-        self._asking = asyncio.Lock()
+        self._calling = asyncio.Lock()
         self._closing = asyncio.Lock()
         self._is_closed = False
         self._is_over = False
@@ -89,12 +89,12 @@ class Consumer:
         gc: bool = True,
         gc_interval_s: float = GC_INTERVAL_S,
     ) -> Consumer:
-        """Become the owner of a partition's queue, and fence whoever was.
+        """Become the owner of a partition, and fence the previous one.
 
-        A store that is given by its address is closed with the consumer.
-        `last_acked_sequence` resumes after that batch and acknowledges through it; without it,
-        the queue says where to go on. `Refused` if another group owns the consumer and
-        `take_over` is false, if the sequence was never given, or on a stream that nodes consume.
+        A store that is given by its address is closed with the consumer. `last_acked_sequence`
+        resumes after that batch and acknowledges through it; without it, the consumer resumes at
+        the acknowledged position. `Refused` if another group owns the partition and `take_over` is
+        false, if no batch has this sequence, or if nodes consume the stream.
         """
         if last_acked_sequence is not None:
             last_acked_sequence = whole_number("last_acked_sequence", last_acked_sequence)
@@ -104,7 +104,7 @@ class Consumer:
             )
             taker = stream.taker(partition)
             metrics = ConsumerMetrics(taker.counters)
-            # Everything that can be refused is refused before the predecessor is fenced.
+            # Checked before the predecessor is fenced.
             delivery = Delivery(
                 stream,
                 partition,
@@ -165,7 +165,7 @@ class Consumer:
         return f"<consumer of {self.stream.name}/{self.partition}, epoch {self.epoch}>"
 
     def __len__(self) -> int:
-        """Batches in the queue, as of the last time that it was read or written."""
+        """Batches that are not acknowledged, as of the last read or write of the queue."""
         return self._taker.pending
 
     def __bool__(self) -> bool:
@@ -173,26 +173,26 @@ class Consumer:
 
     @property
     def epoch(self) -> int:
-        """The number that this consumer's opening gave it: no later one has it."""
+        """The epoch of this consumer. Each opening gets a higher one."""
         return self._taker.epoch
 
     @property
     def conflict_rate(self) -> float:
-        """Of a hundred conditional writes to the queue, how many lost a race.
+        """Lost races per hundred conditional writes to the queue.
 
-        Opening and dequeuing write: to `consumer.json`, where another consumer that opens can be
-        quicker, or to the published manifest, where every producer can.
+        Opening and dequeuing write to `consumer.json`, where another consumer that opens competes,
+        or to the v1 manifest, where every producer does.
         """
         return self._taker.counters.conflict_rate
 
     @property
     def last_acked_sequence(self) -> int | None:
-        """The last batch that was acknowledged."""
+        """The last acknowledged batch."""
         return self._frontier.last_acked
 
     @property
     def last_handed_out_sequence(self) -> int | None:
-        """The last batch that was delivered or handed out."""
+        """The last batch that was delivered, or whose descriptor was."""
         return self._frontier.last_handed_out
 
     # Reading
@@ -200,30 +200,28 @@ class Consumer:
     async def next_batch(self) -> ConsumedBatch | None:
         """The next batch; None if there is none at present.
 
-        May be cancelled at any point, and tried again after any error: the same batch is
-        delivered then. Batches that follow are fetched meanwhile. `LimitExceeded` while
-        UNACKED_MAX_BATCHES wait for their acknowledgement.
+        After an error or a cancellation, the next call delivers the same batch. The batches after
+        it are fetched in the background. `LimitExceeded` while UNACKED_MAX_BATCHES delivered
+        batches are not acknowledged.
         """
         async with self._reading:
             self._check_open()
             self._frontier.room()
-            await self._delivery.look(self._after, self._check_fence)
+            await self._delivery.read_more(self._after, self._check_fence)
             self._count_queue()
             async with explain_deletion(self.stream):
                 batch = await self._delivery.next_batch()
             if batch is not None:
-                self._hand_out([batch.descriptor])
+                self._note_delivered([batch.descriptor])
             return batch
 
     async def next_descriptors(self, max_count: int) -> list[Descriptor]:
-        """Up to so many descriptors of the batches that follow; none if there are none.
+        """Up to `max_count` descriptors of the next batches.
 
-        They are the caller's from here on: to be fetched by `fetch_handle()`, in any order and
-        place, and acknowledged. Lost ones are handed out again only after the consumer was
-        opened again.
+        The caller fetches them (`fetch_handle()`), in any order and process, and acknowledges
+        them. They are returned again only after the consumer was opened again.
         """
-        if whole_number("max_count", max_count) < 0:
-            raise Refused(f"{max_count} descriptors: ask for none or more")
+        whole_number("max_count", max_count, at_least=0)
         async with self._reading:
             self._check_open()
             if not max_count:
@@ -231,12 +229,12 @@ class Consumer:
             most = min(max_count, self._frontier.room())
             found = await self._after(self._delivery.cursor, most)
             self._count_queue()
-            self._delivery.hand_out(found)
-            self._hand_out(found)
+            self._delivery.pass_over(found)
+            self._note_delivered(found)
             return found
 
     def fetch_handle(self) -> FetchHandle:
-        """What fetches batches by their descriptors, in any task, thread or process."""
+        """A handle that fetches batches by their descriptors, in any task, thread or process."""
         return self._delivery.handle
 
     async def fetch_descriptor(self, descriptor: Descriptor) -> ConsumedBatch:
@@ -246,10 +244,10 @@ class Consumer:
     # Acknowledging
 
     async def ack(self, sequence: int) -> None:
-        """Acknowledge the batch that follows the last one acknowledged.
+        """Acknowledge the batch after the last acknowledged one.
 
-        The queue learns of it at every ACKS_PER_DEQUEUE-th, at `flush` and at `close`. After an
-        error nothing was acknowledged here, and the same acknowledgement can be tried again.
+        Every ACKS_PER_DEQUEUE-th acknowledgement, `flush` and `close` write to the queue. After an
+        error nothing was acknowledged, and the same call can be repeated.
         """
         sequence = whole_number("the sequence to acknowledge", sequence)
         async with self._acking:
@@ -261,7 +259,7 @@ class Consumer:
                 self._advance(sequence)
 
     async def ack_through(self, sequence: int) -> None:
-        """Acknowledge every batch through this one, in the queue first."""
+        """Acknowledge every batch through this one, and write that to the queue."""
         sequence = whole_number("the sequence to acknowledge", sequence)
         async with self._acking:
             self._check_open()
@@ -269,13 +267,13 @@ class Consumer:
             await self._dequeue(sequence)
 
     async def flush(self) -> None:
-        """Let the queue know of everything acknowledged."""
+        """Write all acknowledgements to the queue."""
         async with self._acking:
             self._check_open()
             await self._flush()
 
     async def lag(self) -> Lag:
-        """What is not acknowledged, looked up in the queue."""
+        """What is not acknowledged, according to the queue."""
         self._check_open()
         async with explain_deletion(self.stream):
             return await lag_of_owner(
@@ -285,10 +283,10 @@ class Consumer:
             )
 
     async def close(self) -> None:
-        """Flush, and stop reading ahead and collecting garbage. Closing twice is closing once.
+        """Flush, and stop reading ahead and collecting garbage. May be called twice.
 
-        An error (`Fenced`, for one) says that the last acknowledgements did not reach the
-        queue; the consumer is closed all the same.
+        After an error, such as `Fenced`, the last acknowledgements did not reach the queue; the
+        consumer is closed anyway.
         """
         if self._process.is_left:
             return
@@ -316,7 +314,7 @@ class Consumer:
             await self._check_fence()
 
     async def _dequeue(self, sequence: int) -> None:
-        await self._ask(lambda: self._taker.dequeue(sequence))
+        await self._call(lambda: self._taker.dequeue(sequence))
         self._advance(sequence)
         self._frontier.settle()
 
@@ -324,47 +322,47 @@ class Consumer:
         self.metrics.acks += self._frontier.advance(sequence)
         self._count_waiting()
 
-    def _hand_out(self, descriptors: list[Descriptor]) -> None:
-        self._frontier.hand_out(descriptors)
+    def _note_delivered(self, descriptors: list[Descriptor]) -> None:
+        self._frontier.note_delivered(descriptors)
         self._count_waiting()
 
-    # Asking the queue
+    # Calling the queue
 
     async def _after(self, sequence: int | None, limit: int) -> list[Descriptor]:
         while True:
             try:
-                return await self._ask(lambda: self._taker.after(sequence, limit))
+                return await self._call(lambda: self._taker.after(sequence, limit))
             except Uncounted as error:
                 if not self._delivery.dead_letters:
                     raise
                 await self._give_up(error)
 
     async def _resume_after(self, sequence: int) -> None:
-        """Acknowledge through a batch though some before it cannot be counted."""
+        """Acknowledge through a batch, giving up those before it that cannot be counted."""
         while True:
             try:
-                await self._ask(lambda: self._taker.dequeue(sequence))
+                await self._call(lambda: self._taker.dequeue(sequence))
                 break
             except Uncounted as error:
                 await self._give_up(error)
         self._delivery.cursor, self._frontier = sequence, Frontier(sequence)
 
     async def _give_up(self, error: Uncounted) -> None:
-        """Go on without a batch whose rows nobody can count: on the list first, then for ever."""
+        """Continue without a batch that cannot be counted. Its dead letter is written first."""
         lost = error.descriptor
         await self._check_fence()
         letter = await self._delivery.dead_letter(lost, f"{type(error).__name__}: {error}")
-        await self._ask(lambda: self._taker.give_up(lost.sequence, rows=letter.rows))
+        await self._call(lambda: self._taker.give_up(lost.sequence, rows=letter.rows))
 
     async def _check_fence(self) -> None:
-        await self._ask(self._taker.check_fence)
+        await self._call(self._taker.check_fence)
 
-    async def _ask(self, question: Callable[[], Awaitable[T]]) -> T:
-        """One at a time: reading and acknowledging may go on in two tasks."""
-        async with self._asking:
+    async def _call(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Call the queue. One call at a time: two tasks may read and acknowledge."""
+        async with self._calling:
             try:
                 async with explain_deletion(self.stream):
-                    return await question()
+                    return await request()
             except Fenced:
                 if self._sweeper is not None:
                     self._sweeper.stop()  # the successor collects

@@ -1,28 +1,86 @@
-"""The list of batches that could not be read: what was in them, and why.
+"""Batches that cannot be read: the error that says so, and the list of dead letters.
 
-One small JSON object for each, named by its sequence, below the partition's dead-letter prefix:
+A dead letter is a small JSON object for each batch, named by its sequence, below the partition's
+dead-letter prefix:
 
     {"dead_letter":1,"stream":…,"partition":0,"sequence":17,"location":…,"first_lsn":…,…}
 
 It is created once and never changed: a consumer that meets the same batch again after a restart
-finds it, and goes on.
+finds it and continues.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from headwater.buffer.consumer.consumed_batch import LostRecords
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.streams import borrow_stream
 from headwater.core import runtime
-from headwater.core.errors import AlreadyExists, Corrupt, NotFound, NotSupported, RolledBack
+from headwater.core.errors import (
+    AlreadyExists,
+    Corrupt,
+    Damaged,
+    HeadwaterError,
+    NotFound,
+    NotSupported,
+    RolledBack,
+)
 from headwater.store import Store
 
 FORMAT: Final = 1
+GO_ON: Final = 'on_bad_batch="dead_letter" keeps a note of it and delivers what follows'
+"""How to continue without the batch."""
+
+
+class UnreadableBatch(Damaged):
+    """A batch is missing or damaged: restore it, or have a dead letter written.
+
+    Never raised because a store could not be reached.
+    """
+
+    def __init__(self, message: str, *, descriptor: Descriptor, cause: str) -> None:
+        super().__init__(message)
+        self.descriptor = descriptor
+        self.cause = cause
+        """One sentence that begins with the name of the error."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore_error, (str(self), self.descriptor, self.cause)
+
+
+def _restore_error(message: str, descriptor: Descriptor, cause: str) -> UnreadableBatch:
+    return UnreadableBatch(message, descriptor=descriptor, cause=cause)
+
+
+def unreadable(
+    stream: str, partition: int, descriptor: Descriptor, error: HeadwaterError
+) -> UnreadableBatch:
+    """The error for one batch."""
+    cause = f"{type(error).__name__}: {error}"
+    if isinstance(error, NotFound):
+        cure = "Restore the object (a versioned bucket keeps it)"
+    elif isinstance(error, NotSupported):
+        cure = "Upgrade Headwater, if a newer version wrote it"
+    else:
+        cure = "Restore the object from a backup, as it was written"
+    message = (
+        f"stream {stream!r}, partition {partition}: batch {descriptor.sequence} with LSNs "
+        f"{descriptor.first_lsn}–{descriptor.last_lsn} at {descriptor.location} cannot be read. "
+        f"{cause}. {cure}; or continue without it: {GO_ON}."
+    )
+    return UnreadableBatch(message, descriptor=descriptor, cause=cause)
+
+
+class LostRecords(msgspec.Struct, frozen=True):
+    """Records that cannot be read any more. Their LSNs are not used again."""
+
+    first_lsn: int
+    last_lsn: int
+    cause: str
+    partition: int = 0
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,18 +104,18 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     found_ms: int
     token: str
-    """Makes the object its writer's own, so that a lost answer is settled by looking."""
+    """Identifies the writer, so that reading the object settles an unknown outcome."""
 
     @property
     def lost(self) -> LostRecords:
-        """The range of LSNs, and why nobody can read it."""
+        """The range of LSNs, and why it cannot be read."""
         return LostRecords(self.first_lsn, self.last_lsn, self.cause, self.partition)
 
 
 async def write_dead_letter(
     stream: Stream, partition: int, batch: Descriptor, cause: str
 ) -> DeadLetter:
-    """Put a batch on the list; returns what the list says of it, which may be from before."""
+    """Write the dead letter of a batch, or return the one that exists."""
     token = runtime.new_token().hex()
     letter = DeadLetter(
         stream=stream.name,
@@ -96,11 +154,11 @@ async def write_dead_letter(
 
 
 def _numbered(letter: DeadLetter, batch: Descriptor) -> DeadLetter:
-    """A letter of a published v1 batch with the LSNs that the batch has by now.
+    """The dead letter of a v1 batch with the batch's current LSNs.
 
-    Until it is acknowledged they are counted from what is before it, of which some may have been
-    given up since the letter was written. And a batch that was counted when it was found bad may
-    be past counting after a restart: then only the letter knows how many records it had.
+    Until a batch is acknowledged, its LSNs are counted from the batches before it, of which some
+    may have been given up since. The batch itself may be uncountable after a restart: then only the
+    letter knows how many records it had.
     """
     rows = batch.rows or letter.rows
     return msgspec.structs.replace(
@@ -109,7 +167,7 @@ def _numbered(letter: DeadLetter, batch: Descriptor) -> DeadLetter:
 
 
 async def read_dead_letter(stream: Stream, partition: int, sequence: int) -> DeadLetter | None:
-    """What the list says of one batch; None if it is not on it."""
+    """The dead letter of a batch; None if there is none."""
     key = _key(stream, partition, sequence)
     try:
         return _decode(key, (await stream.store.get(key)).data)

@@ -1,4 +1,4 @@
-"""Delivering batches in order: reading ahead, and deciding about batches that cannot be read."""
+"""Delivering batches in order: reading ahead, and handling batches that cannot be read."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Literal
 from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.buffer.consumer.dead_letter import (
     DeadLetter,
+    UnreadableBatch,
     read_dead_letter,
     write_dead_letter,
 )
 from headwater.buffer.consumer.fetcher import FetchHandle
 from headwater.buffer.consumer.metrics import ConsumerMetrics
-from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import deletion_error
-from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
 from headwater.core.errors import Refused, Trimmed, Unavailable
 from headwater.core.limits import READ_AHEAD_BATCHES, READ_AHEAD_BYTES
+from headwater.core.settings import whole_number
 
 OnBadBatch = Literal["raise", "dead_letter"]
 Check = Callable[[], Awaitable[None]]
 
 
 class Delivery:
-    """The reading half of a consumer, and of a follower."""
+    """The reading half of a consumer or follower."""
 
     def __init__(
         self,
@@ -53,38 +53,38 @@ class Delivery:
             self.handle.fetch, max_bytes=read_ahead_bytes, max_batches=read_ahead_batches
         )
         self.cursor = position
-        """The last batch that was handed over; None before the first."""
+        """The last batch that was delivered; None before the first."""
 
-    async def look(self, after: After, check: Check | None) -> None:
-        """Learn of more batches; where there is enough to do, only see whether one still may."""
-        asked = await self._ahead.learn(after, self.cursor)
-        if not asked and check is not None:
+    async def read_more(self, after: After, check: Check | None) -> None:
+        """Read more descriptors from the queue; if enough are known, only check the fence."""
+        has_read = await self._ahead.read_more(after, self.cursor)
+        if not has_read and check is not None:
             await check()
 
     async def next_batch(self) -> ConsumedBatch | None:
-        """The next batch of those known; None if there is none."""
+        """The next known batch; None if there is none."""
         if not len(self._ahead):
             return None
         outcome = await self._ahead.first()
         if not isinstance(outcome, ConsumedBatch):
-            self._ahead.try_first_again()
+            self._ahead.retry_first()
             outcome = await self._bad(outcome)
         elif _may_be_given_up(outcome.descriptor):
             letter = await read_dead_letter(self._stream, self._partition, outcome.sequence)
             outcome.lost = None if letter is None else letter.lost
-        await self._learn(outcome.descriptor.schema_version)
+        await self._update_columns(outcome.descriptor.schema_version)
         self.cursor = outcome.sequence
         self._ahead.pop()
         return outcome
 
-    async def _learn(self, version: int) -> None:
-        """Learn the stream's columns from the version that a batch was written under."""
+    async def _update_columns(self, version: int) -> None:
+        """Read the stream's columns again if a batch has a newer schema version."""
         if version > self._stream.schema_version:
             self._stream = await self._stream.reread()
             self.handle.recorded.schema = self._stream.schema
 
-    def hand_out(self, descriptors: list[Descriptor]) -> None:
-        """These follow the cursor, and go to the caller as they are."""
+    def pass_over(self, descriptors: list[Descriptor]) -> None:
+        """Pass these batches, whose descriptors the caller gets."""
         if descriptors:
             self.cursor = descriptors[-1].sequence
             self._ahead.drop_through(self.cursor)
@@ -92,11 +92,11 @@ class Delivery:
 
     @property
     def dead_letters(self) -> bool:
-        """Whether bad batches go to the dead letters, and what follows them is delivered."""
+        """Whether unreadable batches become dead letters, and the next ones are delivered."""
         return self._on_bad_batch == "dead_letter"
 
     async def dead_letter(self, descriptor: Descriptor, cause: str) -> DeadLetter:
-        """Put a batch on the list of those that cannot be read."""
+        """Write the dead letter of a batch."""
         letter = await write_dead_letter(self._stream, self._partition, descriptor, cause)
         self.metrics.dead_letters += 1
         return letter
@@ -122,38 +122,27 @@ class Delivery:
 
 
 def _may_be_given_up(descriptor: Descriptor) -> bool:
-    """Whether a batch has no rows because a consumer declared it lost; few have none."""
+    """Whether a batch may have no rows because a consumer gave it up."""
     return descriptor.format == "v1" and not descriptor.rows and not descriptor.duplicate
 
 
 async def check_retained(stream: Stream, partition: int, error: UnreadableBatch) -> None:
-    """Say `Trimmed` of a batch that went with the retention while it was being read.
+    """Raise `Trimmed` if retention deleted the batch while it was being read.
 
-    `floor` is the oldest sequence. `NotFound` if it went with its stream: batches are deleted
-    before the queue that knows them.
+    `floor` is the oldest sequence. `NotFound` if the stream was deleted: its batches are deleted
+    before its queue.
     """
     floor = await stream.looker(partition).floor()
     sequence = error.descriptor.sequence
     if sequence < floor:
         raise Trimmed(
-            f"stream {stream.name!r}, partition {partition}: batch {sequence} went with the "
+            f"stream {stream.name!r}, partition {partition}: batch {sequence} was deleted by "
             f"retention while it was being read; the oldest one is {floor}",
             floor=floor,
         ) from error
-    told = await deletion_error(stream, error)
-    if told is not error:
-        raise told from error
-
-
-# Batches fetched before they are asked for: many at once, handed over in order.
-#
-# Always holds:
-#
-# - what is under way or decoded is bounded by a number of batches and by bytes; the first one is
-#   fetched whatever its size, or a batch above the bound would never come;
-# - nothing leaves but by `pop` and `drop_through`: whoever waits for the first batch may be
-#   cancelled at any point, and the next one finds it there;
-# - a fetch that failed stays at its place with its error until somebody was told of it.
+    cause = await deletion_error(stream, error)
+    if cause is not error:
+        raise cause from error
 
 
 After = Callable[[int | None, int], Awaitable[list[Descriptor]]]
@@ -162,7 +151,7 @@ Outcome = ConsumedBatch | Exception
 
 
 class _Slot:
-    """One batch: known, under way, or decoded."""
+    """One batch: its descriptor, and the task that fetches it."""
 
     def __init__(self, descriptor: Descriptor) -> None:
         self.descriptor = descriptor
@@ -171,19 +160,19 @@ class _Slot:
 
     @property
     def size_bytes(self) -> int:
-        """What the batch takes: decoded, it may be larger than it was in the store."""
+        """The memory it needs: decoded, it may be larger than its object."""
         return max(self.descriptor.size_bytes, self.decoded_bytes)
 
     @property
-    def failed_unseen(self) -> bool:
-        """Whether the store failed while no caller waited: it may answer by now."""
+    def failed_unnoticed(self) -> bool:
+        """Whether the store failed while no caller waited: it may answer now."""
         task = self.task
         if task is None or not task.done() or task.cancelled():
             return False
         return isinstance(task.result(), Unavailable)
 
     async def fetched(self, fetch: Fetch) -> Outcome:
-        """The batch, or why there is none: whatever that is, it is told in its turn."""
+        """The batch, or the error, which is raised in its turn."""
         try:
             batch = await fetch(self.descriptor)
         except Exception as error:
@@ -193,7 +182,13 @@ class _Slot:
 
 
 class ReadAhead:
-    """The batches that come next, in order, of which the first ones are being fetched."""
+    """The next batches, in order. The first ones are being fetched.
+
+    Always holds: running fetches and decoded batches are bounded by number and size. The first one
+    is fetched whatever its size, or a batch above the bound would never arrive. Batches leave only
+    by `pop` and `drop_through`, so a caller that is cancelled finds the first batch at its next
+    call. A failed fetch keeps its place until its error was raised.
+    """
 
     def __init__(
         self,
@@ -218,12 +213,12 @@ class ReadAhead:
 
     @property
     def last(self) -> Descriptor | None:
-        """The last batch that is known here; None if there is none."""
+        """The last known batch; None if there is none."""
         return self._slots[-1].descriptor if self._slots else None
 
     @property
     def wanted(self) -> int:
-        """How many more batches to learn of; 0 while there is enough to do."""
+        """How many more descriptors to read; 0 while enough are known."""
         known_bytes = sum(slot.descriptor.size_bytes for slot in self._slots)
         if self._slots and (
             2 * len(self._slots) >= self._max_batches or 2 * known_bytes >= self._max_bytes
@@ -231,10 +226,10 @@ class ReadAhead:
             return 0
         return self._max_batches - len(self._slots)
 
-    async def learn(self, after: After, cursor: int | None) -> bool:
-        """Ask what follows, where there is room for it; says whether that was asked.
+    async def read_more(self, after: After, cursor: int | None) -> bool:
+        """Read more descriptors if there is room. Returns whether the queue was read.
 
-        `cursor` is the batch before the first one known.
+        `cursor` is the batch before the first known one.
         """
         wanted, last = self.wanted, self.last
         if not wanted:
@@ -242,49 +237,49 @@ class ReadAhead:
         try:
             self.add(await after(cursor if last is None else last.sequence, wanted))
         except Uncounted:
-            # Told when its turn comes: what was appended before it is delivered before it.
+            # Raised when its turn comes: the batches before it are delivered first.
             if last is None:
                 raise
             return False
         return True
 
     def add(self, descriptors: Iterable[Descriptor]) -> None:
-        """Learn of batches that follow those known."""
+        """Append descriptors that follow the known ones."""
         self._slots.extend(_Slot(descriptor) for descriptor in descriptors)
         self._begin_more()
 
     async def first(self) -> Outcome:
-        """Wait for the first batch, or for the error of fetching it. It stays where it is."""
-        if self._slots[0].failed_unseen:
-            self.try_first_again()
+        """Wait for the first batch, or for the error of fetching it. It stays the first."""
+        if self._slots[0].failed_unnoticed:
+            self.retry_first()
         self._begin_more()
         task = self._slots[0].task
         assert task is not None
         if not task.done():
             await asyncio.wait((task,))
         if task.cancelled():
-            raise Refused("closed while a batch was being waited for")
+            raise Refused("closed while waiting for a batch")
         return task.result()
 
     def pop(self) -> Descriptor:
-        """The first batch was handed over."""
+        """Remove the first batch, which was delivered."""
         slot = self._slots.popleft()
         self._begin_more()
         return slot.descriptor
 
-    def try_first_again(self) -> None:
-        """The error of the first batch was told: fetch it again when it is asked for."""
+    def retry_first(self) -> None:
+        """The error of the first batch was raised: fetch it again at the next call."""
         self._slots[0].task, self._slots[0].decoded_bytes = None, 0
 
     def drop_through(self, sequence: int) -> None:
-        """Batches through this one were handed out by another way."""
+        """Remove the batches through this one, whose descriptors were delivered."""
         while self._slots and self._slots[0].descriptor.sequence <= sequence:
             task = self._slots.popleft().task
             if task is not None:
                 task.cancel()
 
     async def close(self) -> None:
-        """Stop what is under way, and wait until it has stopped."""
+        """Stop running fetches, and wait until they have stopped."""
         tasks = [slot.task for slot in self._slots if slot.task is not None]
         self._slots.clear()
         for task in tasks:

@@ -17,9 +17,9 @@ import pyarrow as pa
 from headwater.buffer import arrow_stream
 from headwater.buffer.batch import FOOTER_BYTES, Calls, decode_batch, read_footer
 from headwater.buffer.batch import SCHEMA as CALLS_SCHEMA
-from headwater.buffer.consumer.consumed_batch import ConsumedBatch, StreamColumns, calls_of
+from headwater.buffer.consumer.consumed_batch import ConsumedBatch, RecordedSchema, calls_of
+from headwater.buffer.consumer.dead_letter import UnreadableBatch, unreadable
 from headwater.buffer.consumer.metrics import ConsumerMetrics
-from headwater.buffer.consumer.unreadable import UnreadableBatch, unreadable
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.queue.native.chunk import decode_chunk
 from headwater.buffer.queue.v1 import batch_format
@@ -44,7 +44,7 @@ class FetchHandle:
         partition: int,
         metrics: ConsumerMetrics | None = None,
         lenient: bool = False,
-        recorded: StreamColumns | None = None,
+        recorded: RecordedSchema | None = None,
     ) -> None:
         """`lenient` reads published v1 batches as the reference does; `recorded` are the columns
         of the stream. `of` asks the stream for both."""
@@ -52,22 +52,22 @@ class FetchHandle:
         self._stream = stream
         self._partition = partition
         self._metrics = metrics or ConsumerMetrics()
-        self._riding = ChunkCache(store)
+        self._chunk_cache = ChunkCache(store)
         self._lenient = lenient
-        self.recorded = recorded or StreamColumns()
+        self.recorded = recorded or RecordedSchema()
 
     @classmethod
     def of(
         cls, stream: Stream, partition: int, metrics: ConsumerMetrics | None = None
     ) -> FetchHandle:
-        """A handle that reads as the stream asks for."""
+        """A handle with the settings of the stream."""
         return cls(
             stream.store,
             stream=stream.name,
             partition=partition,
             metrics=metrics,
             lenient=stream.config.is_lenient,
-            recorded=StreamColumns(stream.schema),
+            recorded=RecordedSchema(stream.schema),
         )
 
     def __repr__(self) -> str:
@@ -87,13 +87,13 @@ class FetchHandle:
         if not descriptor.rows and not _holds_bytes(descriptor):
             return self._empty(descriptor)
         started_s = runtime.monotonic_s()
-        # What the store says of the store is not what the decoder says of the batch: the same kind
-        # of error (NotSupported) from the first is for the caller, from the second of bad data.
+        # Errors of the store and of the decoder are handled apart: `NotSupported` from the store is
+        # raised as it is, from the decoder it means an unreadable batch.
         try:
             data = await self._read(descriptor)
         except (NotFound, BadKey, Corrupt) as error:
             if not descriptor.rows and isinstance(error, NotFound):
-                # It was counted while it was there, and had none: nothing is lost with it.
+                # It was counted while it existed, and had no records: nothing is lost.
                 return self._empty(descriptor)
             raise unreadable(self._stream, self._partition, descriptor, error) from error
         try:
@@ -121,9 +121,9 @@ class FetchHandle:
         )
 
     async def fetch_calls(self, descriptor: Descriptor) -> Calls:
-        """The produce calls of a batch, without its records: when each was ingested.
+        """The produce calls of a batch, without its records.
 
-        Not covered by the checksum, which is over the whole batch: for searching, not for keeping.
+        The checksum covers only the whole batch, so use this for searching.
         """
         if descriptor.format == "v1" or not descriptor.rows:
             return calls_of(descriptor, descriptor.rows)
@@ -145,25 +145,25 @@ class FetchHandle:
         return calls
 
     def bad_times(self, descriptor: Descriptor) -> UnreadableBatch:
-        """What is said of a batch without a record of the times that its entry says."""
-        error = Corrupt("the batch's times are not those that the queue says")
+        """The error for a batch whose times differ from its descriptor."""
+        error = Corrupt("the batch's times differ from those in the queue")
         return unreadable(self._stream, self._partition, descriptor, error)
 
     def fetch_blocking(self, descriptor: Descriptor) -> ConsumedBatch:
-        """Fetch and decode one batch from code that has no event loop."""
+        """Fetch and decode one batch, for blocking code."""
         return portal.shared().call(self.fetch(descriptor))
 
     async def _read(self, descriptor: Descriptor) -> bytes | memoryview:
         if descriptor.inline == IN_CHUNK:
-            return await self._riding.batch(descriptor)
+            return await self._chunk_cache.batch(descriptor)
         if descriptor.inline is not None:
             return descriptor.inline
-        foreign = descriptor.format == "v1"  # other software may have chosen the name
+        foreign = descriptor.format == "v1"  # the name may be any text of other software
         return (await self._store.get(descriptor.location, foreign=foreign)).data
 
 
 def _handle(
-    store: Store, stream: str, partition: int, lenient: bool, recorded: StreamColumns
+    store: Store, stream: str, partition: int, lenient: bool, recorded: RecordedSchema
 ) -> FetchHandle:
     return FetchHandle(
         store, stream=stream, partition=partition, lenient=lenient, recorded=recorded
@@ -171,10 +171,9 @@ def _handle(
 
 
 def _holds_bytes(descriptor: Descriptor) -> bool:
-    """Whether a batch without records is an object that may be damaged, or a compressed nothing.
+    """Whether a batch without records has an object, which may be damaged.
 
-    One that was given up or appended before has no size. A footer alone is damage, too, if it says
-    that what is before it is compressed.
+    A batch that was given up, or is a duplicate, has no size.
     """
     return descriptor.format == "v1" and descriptor.size_bytes > 0
 
@@ -193,22 +192,15 @@ def _decode(descriptor: Descriptor, data: bytes | memoryview, lenient: bool) -> 
     return records, calls
 
 
-# Batches that ride in a chunk of the queue, fetched by descriptors without their bytes.
-#
-# A descriptor that goes far (from a planner to executors) leaves the batch behind:
-# `compact_descriptor` makes it small, and whoever fetches reads the chunk, once for all the
-# batches that ride in it.
-
-
 IN_CHUNK: Final = b""
-"""Stands in a descriptor for a batch that rides in the chunk at its location; none is empty."""
-CHUNKS_KEPT: Final = 4
+"""The inline bytes of a descriptor whose batch has to be read from the chunk at its location."""
+CACHED_CHUNKS: Final = 4
 
 InlineBatches = dict[str, bytes]
 
 
 def compact_descriptor(descriptor: Descriptor) -> Descriptor:
-    """The same batch in as few bytes as it takes to fetch it."""
+    """The descriptor with only what is needed to fetch the batch."""
     inline = None if descriptor.inline is None else IN_CHUNK
     return msgspec.structs.replace(
         descriptor, inline=inline, metadata=None, producer="", producer_sequence=0
@@ -216,32 +208,32 @@ def compact_descriptor(descriptor: Descriptor) -> Descriptor:
 
 
 class ChunkCache:
-    """The last chunks that were read, each asked for once however many want it."""
+    """The last chunks that were read. Concurrent callers share one request."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._chunks: OrderedDict[str, asyncio.Task[InlineBatches]] = OrderedDict()
 
     async def batch(self, descriptor: Descriptor) -> bytes:
-        """The bytes of one batch; `NotFound` if it is not there, or not any more."""
-        riders = await self._riders(descriptor.location)
-        if descriptor.batch_id not in riders:
+        """The bytes of one batch; `NotFound` if the chunk does not have it."""
+        batches = await self._batches(descriptor.location)
+        if descriptor.batch_id not in batches:
             # The chunk may have been read before the batch was added to it.
             self._chunks.pop(descriptor.location, None)
-            riders = await self._riders(descriptor.location)
-        found = riders.get(descriptor.batch_id)
+            batches = await self._batches(descriptor.location)
+        found = batches.get(descriptor.batch_id)
         if found is None:
             raise NotFound(f"batch {descriptor.batch_id} is not in {descriptor.location}")
         return found
 
-    async def _riders(self, key: str) -> InlineBatches:
+    async def _batches(self, key: str) -> InlineBatches:
         task = self._chunks.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = runtime.spawn(self._read(key), name=f"read {key}")
             self._chunks[key] = task
-            while len(self._chunks) > CHUNKS_KEPT:
+            while len(self._chunks) > CACHED_CHUNKS:
                 self._chunks.popitem(last=False)
-        # Shielded: whoever is called off must not take the chunk from the others.
+        # Shielded: a caller that is cancelled must not cancel the request of the others.
         return await asyncio.shield(task)
 
     async def _read(self, key: str) -> InlineBatches:

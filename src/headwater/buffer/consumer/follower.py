@@ -1,13 +1,13 @@
-"""A group that follows: reads what is retained, keeps a position of its own, acknowledges nothing.
+"""A group that follows: reads what is retained, has its own position, acknowledges nothing.
 
     follower = await Follower.open(store, "orders", group="audit")
     while batch := await follower.next_batch():
         process(batch.records)
         await follower.commit(batch.sequence)
 
-The position is a register beside the queue. The owner's consumer, and other followers, see nothing
-of it: a follower holds nothing back, and what the retention takes before it came by is `Trimmed`.
-A position within a batch, as a query on Spark may leave it, delivers that batch again as a whole.
+The position is a register beside the queue. A follower does not hold retention back: batches that
+are deleted before it reads them are `Trimmed`. A position within a batch, as a Spark query may
+leave it, delivers that whole batch again.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from headwater.buffer.queue.contract import Descriptor, QueueReader, QueueState
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import explain_deletion, open_source
 from headwater.buffer.stream.streams import resolve_stream
-from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
 from headwater.core.errors import Refused, RolledBack
 from headwater.core.limits import READ_AHEAD_BATCHES, READ_AHEAD_BYTES
+from headwater.core.settings import whole_number
 from headwater.store import Register, Store
 
 Start = Literal["earliest", "latest"]
 
 
 BEFORE_THE_FIRST: Final = -1
-"""What precedes batch 0. Not None, which asks a queue for whatever is retained: to a group that
-stands here, batches that the retention took are missing."""
+"""The position before batch 0. Not None, which means the oldest retained batch: for a group at this
+position, deleted batches are missing."""
 
 
 class Follower:
-    """Reads one partition for one group. Opens nothing in the queue and fences nobody."""
+    """Reads one partition for one group. Opens and fences nothing."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class Follower:
         self._looker = looker
         self._register = _register(stream, partition, group)
         self._reading = asyncio.Lock()
-        # Not the looker that reads, which stands where the reading does: the two would move it.
-        self._onlooker = stream.looker(partition)
+        # Not the queue reader of `next_batch`, which caches its position.
+        self._lag_reader = stream.looker(partition)
         self._lagging = asyncio.Lock()
         self._owned = owned
         self._process = ProcessGuard("follower")
@@ -84,7 +84,7 @@ class Follower:
         read_ahead_bytes: int = READ_AHEAD_BYTES,
         read_ahead_batches: int = READ_AHEAD_BATCHES,
     ) -> Follower:
-        """Go on where the group stopped, or at `start` if it never began, or if `reset`.
+        """Continue at the group's position; or at `start` if it has none, or with `reset`.
 
         A store that is given by its address is closed with the follower.
         """
@@ -109,8 +109,8 @@ class Follower:
             # Written at once: "latest" must mean the same moment after a restart. A position that
             # is there stays, also one that another process of the group wrote a moment ago.
             register = _register(stream, partition, group)
-            kept = await register.update(lambda now: begin if reset or now is None else now)
-            position = kept.value
+            stored = await register.update(lambda now: begin if reset or now is None else now)
+            position = stored.value
             if position.next_sequence > state.next_sequence:
                 # Perhaps only ahead of the earlier look: another process of the group went on.
                 async with explain_deletion(stream):
@@ -143,7 +143,7 @@ class Follower:
         self._process.check()
         async with self._reading, explain_deletion(self.stream):
             self._check_open()
-            await self._delivery.look(self._looker.after, None)
+            await self._delivery.read_more(self._looker.after, None)
             return await self._delivery.next_batch()
 
     async def next_descriptors(self, max_count: int) -> list[Descriptor]:
@@ -156,7 +156,7 @@ class Follower:
             if not max_count:
                 return []
             found = await self._looker.after(self._delivery.cursor, max_count)
-            self._delivery.hand_out(found)
+            self._delivery.pass_over(found)
             return found
 
     def fetch_handle(self) -> FetchHandle:
@@ -164,10 +164,10 @@ class Follower:
         return self._delivery.handle
 
     async def commit(self, sequence: int) -> None:
-        """Keep this batch as the last one processed; the group goes on after it.
+        """Store this batch as the last processed one.
 
-        Only forward: a process of the same group that fell behind must not take the others
-        back. `Follower.open(…, reset=True)` is how a group begins again.
+        Only forward: a process of the group that is behind must not move the others back. Use
+        `Follower.open(…, reset=True)` to begin again.
         """
         self._check_open()
         sequence = whole_number("the sequence to commit", sequence)
@@ -182,7 +182,7 @@ class Follower:
                 return position
             if before.next_sequence > position.next_sequence:
                 raise Refused(
-                    f"non-monotonic commit: {self.group!r} stands at {before.next_sequence - 1}, "
+                    f"non-monotonic commit: {self.group!r} is at {before.next_sequence - 1}, "
                     f"requested={sequence}"
                 )
             return before
@@ -194,7 +194,7 @@ class Follower:
         """What lies after the committed position, looked up in the queue."""
         self._check_open()
         async with self._lagging, explain_deletion(self.stream):
-            return await lag_behind(self._onlooker, self._committed)
+            return await lag_behind(self._lag_reader, self._committed)
 
     async def close(self) -> None:
         """Stop reading ahead. Commits nothing."""
@@ -226,7 +226,7 @@ def _check_not_ahead(
     """A position beyond the queue means that the queue was replaced or went back."""
     if position.next_sequence > state.next_sequence:
         raise RolledBack(
-            f"group {group!r} stands at batch {position.next_sequence - 1} of {stream.name!r}, "
+            f"group {group!r} is at batch {position.next_sequence - 1} of {stream.name!r}, "
             f"partition {partition}, whose next one is {state.next_sequence}: the queue was "
             "restored to an earlier state. If that was meant, begin again with reset=True."
         )

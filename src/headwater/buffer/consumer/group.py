@@ -1,8 +1,8 @@
-"""How far a group has come in one partition: a register beside the queue.
+"""The position of a group in one partition: a register beside the queue.
 
-Whoever follows keeps its whole position here. The owner's is the queue's own, but for what the
-queue cannot say: that a position lies within a batch, or that the owner took the queue over from a
-group that had come further, and reads again what that one acknowledged.
+A following group has its whole position here. The owner's position is the queue's, except for what
+the queue cannot express: a position within a batch, or an owner that took the queue over from a
+group that was ahead, and reads again what that group acknowledged.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from headwater.store import Register
 
 
 class GroupPosition(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is kept of a group."""
+    """The value of a group's register."""
 
     next_sequence: int
-    """The first batch that was not wholly processed."""
+    """The first batch that is not completely processed."""
     committed_ms: int
     lsn: int | None = None
-    """The first record that was not processed; None for the first one of that batch."""
+    """The first record that is not processed; None for the first one of that batch."""
     behind: bool = False
     """The group owns the queue, and another one acknowledged more: only this position counts."""
     together: dict[str, tuple[int, int]] = {}
-    """Sequence and LSN where the group begins in all partitions that it began with, this one among
-    them, by the stream's id and the number: in the first of them, until the group has moved on."""
+    """Sequence and LSN where the group begins in each of its partitions, by stream id and partition
+    number. Stored only in the first partition, until the group has advanced."""
     query: str = ""
-    """The token of the query whose position this is: of the checkpoint that was started last. Empty
-    if no query has read the partition, or a follower in Python has moved the position since."""
+    """The token of the query that owns this position: of the checkpoint that was started last.
+    Empty if no query has read the partition, or a Python follower has moved the position since."""
     step: int = 0
-    """How many micro-batches that query has planned, where this is the partition that counts them.
-    A checkpoint with fewer is an older copy."""
+    """The number of micro-batches that the query has planned, in the partition that counts them. A
+    checkpoint with fewer is an older copy."""
     closed: bool = False
-    """Whether the last of them had no rows, and let the one before it be committed."""
+    """Whether the last of them had no rows, so that the one before it could be committed."""
 
 
 class OtherQuery(Fenced):
-    """A group's position belongs to another query than the one that wants to move it."""
+    """The group's position belongs to another query."""
 
     def __init__(self, key: str, query: str, found: GroupPosition | None) -> None:
         owner = found.query if found is not None and found.query else "none"
         super().__init__(f"{key} belongs to query {owner}, not to {query}")
         self.found = found
-        """What is kept."""
+        """The current value of the register."""
 
 
 class QueuePosition(NamedTuple):
-    """Between two records: everything before it in two numbers, which rise together."""
+    """A position between two records, as sequence and LSN, which rise together."""
 
     sequence: int
     """The batch with the record that comes next, or the next batch."""
@@ -61,11 +61,11 @@ class QueuePosition(NamedTuple):
 
 
 class QueryStep(NamedTuple):
-    """A micro-batch among those of its query."""
+    """A micro-batch of a query."""
 
     number: int
     closed: bool = False
-    """Whether it has no rows, and lets the one before it be committed."""
+    """Whether it has no rows, so that the one before it can be committed."""
 
 
 NO_STEP: Final = QueryStep(0)
@@ -80,7 +80,7 @@ class GroupRegister:
 
     @property
     def register(self) -> Register[GroupPosition]:
-        """Where it stands."""
+        """The register with the position."""
         return self._register
 
     async def read(self) -> GroupPosition | None:
@@ -93,13 +93,13 @@ class GroupRegister:
     async def begin(
         self, place: QueuePosition, *, together: Mapping[str, QueuePosition] | None = None
     ) -> GroupPosition:
-        """Let the group begin here, unless it has begun; returns where it stands.
+        """Let the group begin here, unless it has begun. Returns its position.
 
-        Whoever asks twice, or at the same time as another, gets one answer. `together`: where it
-        begins elsewhere, for whoever goes on if this one does not come to write that down.
+        Repeated and concurrent calls get the same position. `together` has the group's beginnings
+        in other partitions, for a process that continues if this one dies before writing them.
         """
-        elsewhere = {key: tuple(found) for key, found in (together or {}).items()}
-        first = msgspec.structs.replace(_kept(place), together=elsewhere)
+        others = {key: tuple(found) for key, found in (together or {}).items()}
+        first = msgspec.structs.replace(_position(place), together=others)
         return (await self._register.update(lambda now: first if now is None else now)).value
 
     async def advance(
@@ -110,12 +110,12 @@ class GroupRegister:
         query: str = "",
         step: QueryStep = NO_STEP,
     ) -> GroupPosition:
-        """Move forward to this place; a position past it stays.
+        """Move forward to this position; a position past it stays.
 
-        `query` and `step`: who says so, and how many micro-batches it has planned. `OtherQuery` if
-        the position belongs to another one.
+        `query` and `step` are the query that moves it, and its number of planned micro-batches.
+        `OtherQuery` if the position belongs to another query.
         """
-        later = _kept(place, behind=behind)
+        later = _position(place, behind=behind)
 
         def forward(now: GroupPosition | None) -> GroupPosition:
             if query:
@@ -131,14 +131,14 @@ class GroupRegister:
         return (await self._register.update(forward)).value
 
     async def claim(self, place: QueuePosition, query: str) -> GroupPosition:
-        """A query begins here; whatever another one of the group does from now on is refused.
+        """Claim the position for a query: from now on other queries of the group are refused.
 
-        `OtherQuery` if the group has moved past this place, which the query does not know.
+        `OtherQuery` if the group has moved past this position, which the query does not know.
         """
 
         def claimed(now: GroupPosition | None) -> GroupPosition:
             if now is None:
-                return msgspec.structs.replace(_kept(place), query=query)
+                return msgspec.structs.replace(_position(place), query=query)
             if now.query == query:
                 return now
             if _order(now) > tuple(place):
@@ -148,10 +148,10 @@ class GroupRegister:
         return (await self._register.update(claimed)).value
 
     async def count(self, query: str, step: QueryStep) -> GroupPosition:
-        """The query has planned so many micro-batches.
+        """Record how many micro-batches the query has planned.
 
-        `OtherQuery` if the position is another one's, or if the query has planned more than that:
-        then another run of it has come further.
+        `OtherQuery` if the position belongs to another query, or if more were planned: then another
+        run of the query is ahead.
         """
 
         def counted(now: GroupPosition | None) -> GroupPosition:
@@ -163,11 +163,11 @@ class GroupRegister:
         return (await self._register.update(counted)).value
 
     def _counted(self, now: GroupPosition | None, query: str, step: QueryStep) -> GroupPosition:
-        """The position with the count of the query that has claimed it."""
+        """The position with the count of the query that claimed it."""
         if now is None:
             raise RolledBack(
-                f"{self._key} is gone, and with it where the group stood. Restore it, or give the "
-                "query a new checkpoint: the group begins there as one that is not known"
+                f"{self._key} is gone, and with it the group's position. Restore it, or give the "
+                "query a new checkpoint: the group then begins as a new one"
             )
         if now.query != query:
             raise OtherQuery(self._key, query, now)
@@ -176,8 +176,8 @@ class GroupRegister:
         return msgspec.structs.replace(now, step=step.number, closed=step.closed)
 
     async def owned_until(self, acked: QueuePosition) -> GroupPosition:
-        """The group owned the queue, acknowledged so far, and does not any more."""
-        last = _kept(acked)
+        """Record how far the group, which lost the queue, had acknowledged."""
+        last = _position(acked)
 
         def leave(now: GroupPosition | None) -> GroupPosition:
             if now is None:
@@ -189,24 +189,24 @@ class GroupRegister:
         return (await self._register.update(leave)).value
 
     async def owns_from(self, acked: QueuePosition) -> None:
-        """The group is about to take over a queue that is acknowledged so far, or further soon.
+        """Record that the group is about to take over a queue that is acknowledged this far.
 
-        From here on only its own position counts: whatever the owner before it acknowledges until
-        the opening fences it, this group has not read.
+        From here on only its own position counts: this group has not read what the previous owner
+        acknowledges until it is fenced.
         """
 
         def enter(now: GroupPosition | None) -> GroupPosition:
-            return msgspec.structs.replace(_kept(acked) if now is None else now, behind=True)
+            return msgspec.structs.replace(_position(acked) if now is None else now, behind=True)
 
         await self._register.update(enter)
 
 
-def _kept(place: QueuePosition, *, behind: bool = False) -> GroupPosition:
+def _position(place: QueuePosition, *, behind: bool = False) -> GroupPosition:
     return GroupPosition(place.sequence, runtime.wall_ms(), place.lsn, behind)
 
 
 def _with_claim(position: GroupPosition, before: GroupPosition) -> GroupPosition:
-    """The position, as that of the query that had it before."""
+    """The position, owned by the same query as before."""
     query, step, closed = before.query, before.step, before.closed
     return msgspec.structs.replace(position, query=query, step=step, closed=closed)
 

@@ -14,20 +14,20 @@ from headwater.buffer.stream.streams import borrow_stream
 from headwater.core import runtime
 from headwater.core.errors import NotFound, RolledBack, Trimmed
 from headwater.core.limits import LAG_WALK_BATCHES, LOOK_BATCHES
-from headwater.core.metrics import Histogram
+from headwater.core.metrics import Histogram, Metrics
 from headwater.store import Store
 
 
 class Lag(msgspec.Struct, frozen=True):
-    """What waits. All zero when nothing does."""
+    """What a consumer or group has not processed. All zero if nothing is left."""
 
     batches: int = 0
     records: int = 0
-    """Published v1: up to the first batch that cannot be counted, if there is one."""
+    """v1: up to the first batch that cannot be counted, if there is one."""
     size_bytes: int | None = 0
-    """None where adding it up would take more than LAG_WALK_BATCHES descriptors."""
+    """None if the sum would need more than LAG_WALK_BATCHES descriptors."""
     seconds: float = 0.0
-    """Since the oldest record that waits was ingested."""
+    """Since the ingestion of the oldest of these records."""
 
 
 async def lag(
@@ -37,52 +37,54 @@ async def lag(
     partition: int = 0,
     group: str | None = None,
 ) -> Lag:
-    """What the owner of a partition's consumer, or a group, has not processed. Opens nothing.
+    """What the owner of a partition, or another group, has not processed. Opens nothing.
 
-    `NotFound` if the group never began; `RolledBack` if it stands beyond the end of the queue.
+    `NotFound` if the group never began; `RolledBack` if its position is beyond the queue's end.
     """
     async with borrow_stream(source, name) as stream:
         return await _lag(stream, partition, group)
 
 
 class UnknownGroup(NotFound):
-    """The group never began: it has no position, and so no lag. Check its name."""
+    """The group has no position, and so no lag. Check its name."""
 
 
 async def _lag(stream: Stream, partition: int, group: str | None) -> Lag:
     looker = stream.looker(partition)
-    # The position before the end: no group stands beyond an end that was looked up later.
-    kept = None if group is None else await GroupRegister(stream, partition, group).read()
+    # The position is read before the end: otherwise it could be beyond that end.
+    position = None if group is None else await GroupRegister(stream, partition, group).read()
     state = (await looker.state()).checked()
     if group is None:
         return _behind(state)
-    if kept is not None and kept.next_sequence > state.next_sequence:
+    if position is not None and position.next_sequence > state.next_sequence:
         raise RolledBack(
-            f"group {group!r} stands at batch {kept.next_sequence - 1} of stream {stream.name!r}, "
+            f"group {group!r} is at batch {position.next_sequence - 1} of stream {stream.name!r}, "
             f"partition {partition}, whose next one is {state.next_sequence}: the queue was "
             "restored to an earlier state"
         )
-    if state.group == group and (kept is None or not kept.behind):
+    if state.group == group and (position is None or not position.behind):
         found = _behind(state)
-    elif kept is not None:
-        found = await lag_behind(looker, kept.next_sequence - 1)
+    elif position is not None:
+        found = await lag_behind(looker, position.next_sequence - 1)
     else:
         raise UnknownGroup(
             f"group {group!r} has no position in stream {stream.name!r}, partition {partition}, "
             f"which {f'group {state.group!r}' if state.group else 'no group'} owns"
         )
-    if kept is None or kept.lsn is None:
+    if position is None or position.lsn is None:
         return found
-    # A position may lie within a batch, which the owner's queue does not know.
-    return msgspec.structs.replace(found, records=min(found.records, state.next_lsn - kept.lsn))
+    # A position may be within a batch; the queue has only whole batches.
+    records = min(found.records, state.next_lsn - position.lsn)
+    return msgspec.structs.replace(found, records=records)
 
 
 async def lag_of_owner(
     looker: QueueReader, *, undequeued: Sequence[Descriptor], oldest: Descriptor | None
 ) -> Lag:
-    """The lag of a consumer, which knows of acknowledgements that the queue does not have yet.
+    """The lag of a consumer.
 
-    `undequeued` are those; `oldest` is the oldest batch handed out and not acknowledged.
+    `undequeued` are batches that it acknowledged and the queue still has as pending; `oldest` is
+    the oldest delivered batch that is not acknowledged.
     """
     state = (await looker.state()).checked()
     acked = [d for d in undequeued if d.sequence >= state.acked_sequence]
@@ -103,15 +105,15 @@ async def lag_of_owner(
 
 
 async def lag_behind(looker: QueueReader, position: int) -> Lag:
-    """What lies after a position of one's own; -1 is before the first batch.
+    """The lag of a group that is at this batch; -1 is before the first one.
 
-    `Trimmed` if that is not retained any more; `floor` is the oldest sequence.
+    `Trimmed` if the next batch is not retained any more; `floor` is the oldest sequence.
     """
     state = (await looker.state()).checked()
     following = position + 1
     if following < state.floor_sequence:
         raise Trimmed(
-            f"what follows {position} went with the retention; the oldest batch is "
+            f"the batch after {position} was deleted by retention; the oldest batch is "
             f"{state.floor_sequence}",
             floor=state.floor_sequence,
         )
@@ -158,9 +160,6 @@ def _seconds_since(ms: int | None) -> float:
     return 0.0 if ms is None else max(0.0, (runtime.wall_ms() - ms) / 1000)
 
 
-# What a consumer counts, under the names that dashboards of the published buffer know.
-
-
 _PUBLISHED: Final = (
     "batches_collected",
     "entries_collected",
@@ -176,8 +175,10 @@ _PUBLISHED: Final = (
 )
 
 
-class ConsumerMetrics:
-    """Plain numbers of one consumer; `published()` gives them under their published names."""
+class ConsumerMetrics(Metrics):
+    """The metrics of one consumer; `published()` has the names of the published buffer."""
+
+    computed = ("consumer_lag_seconds", "manifest_writes", "manifest_conflicts")
 
     def __init__(self, counters: Counters | None = None) -> None:
         self.counters = counters or Counters()
@@ -195,20 +196,13 @@ class ConsumerMetrics:
         self.gc_duration_seconds = Histogram()
         self.fetch_duration_seconds = Histogram()
         self.waiting_since_ms: int | None = None
-        """The ingestion time of the oldest batch known to wait for its acknowledgement."""
-
-    def __repr__(self) -> str:
-        names = [*_PUBLISHED, "dead_letters", "gc_passes_failed", "gc_last_error"]
-        names += ["manifest_writes", "manifest_conflicts"]
-        told = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
-        return f"ConsumerMetrics({told})"
+        """The ingestion time of the oldest known batch that is not acknowledged."""
 
     @property
     def consumer_lag_seconds(self) -> float:
-        """How long the oldest batch known to be unacknowledged has waited, up to this moment.
+        """Seconds since the oldest known unacknowledged batch was ingested.
 
-        Kept as a time and not as a duration: a duration written when a batch arrives stands
-        still while the consumer does, just when somebody should look.
+        Computed when it is read: a stored duration would not grow while the consumer hangs.
         """
         if self.waiting_since_ms is None:
             return 0.0
@@ -221,7 +215,7 @@ class ConsumerMetrics:
 
     @property
     def manifest_conflicts(self) -> int:
-        """Those of them that lost a race."""
+        """Conditional writes that lost a race."""
         return self.counters.conflicts
 
     def fetched(self, entries: int, size_bytes: int, seconds: float) -> None:
@@ -237,11 +231,9 @@ class ConsumerMetrics:
         self.gc_files_failed += done.failed
         self.gc_duration_seconds.observe(seconds)
 
-    def published(self) -> dict[str, float | Histogram]:
-        """Every metric under its published name."""
-        found: dict[str, float | Histogram] = {
-            f"buffer.{name}": getattr(self, name) for name in _PUBLISHED
-        }
+    def published(self) -> dict[str, object]:
+        """The metrics under the names that dashboards of the published buffer use."""
+        found = self.values(_PUBLISHED, prefix="buffer.")
         found['buffer.manifest_writes{role="consumer"}'] = self.manifest_writes
         found['buffer.manifest_conflicts{role="consumer"}'] = self.manifest_conflicts
         return found

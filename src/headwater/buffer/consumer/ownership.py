@@ -1,4 +1,4 @@
-"""The owner of a partition: epoch, acknowledged frontier, and the check of its process."""
+"""Ownership of a partition: its epoch, the acknowledged frontier, and the check of the process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TakenOver(Fenced):
 
 
 class Ownership:
-    """One life of a partition's owner, without the reading half of a consumer."""
+    """Owns a partition without reading it: for planners that let other processes fetch."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Ownership:
         self._taker = taker
         self._sweeper = sweeper
         self._process = ProcessGuard("ownership")
-        self._asking = asyncio.Lock()
+        self._calling = asyncio.Lock()
 
     @classmethod
     async def open(
@@ -62,10 +62,10 @@ class Ownership:
         gc: bool = True,
         gc_interval_s: float = GC_INTERVAL_S,
     ) -> Ownership:
-        """Become the owner, and fence whoever was.
+        """Become the owner, and fence the previous one.
 
-        `acked_through` also acknowledges through that batch. `Refused` if another group owns
-        the partition and `take_over` is false, or on a stream that nodes consume.
+        `acked_through` also acknowledges through that batch. `Refused` if another group owns the
+        partition and `take_over` is false, or if nodes consume the stream.
         """
         check_consumable(stream, partition, group)
         taker = stream.taker(partition)
@@ -87,36 +87,36 @@ class Ownership:
 
     @property
     def epoch(self) -> int:
-        """The number that this opening gave it: no later one has it."""
+        """The epoch of this opening. Each opening gets a higher one."""
         return self._taker.epoch
 
     async def check(self) -> None:
         """Raise `TakenOver` unless this is still the owner."""
-        await self._ask(self._taker.check_fence)
+        await self._call(self._taker.check_fence)
 
     async def acknowledge(self, sequence: int) -> None:
-        """Everything through this batch was processed; lower than before changes nothing."""
-        await self._ask(lambda: self._taker.dequeue(sequence))
+        """Acknowledge every batch through this one; a lower one than before changes nothing."""
+        await self._call(lambda: self._taker.dequeue(sequence))
 
     async def give_up(self, error: Uncounted) -> None:
-        """Go on without a batch whose rows nobody can count: a note of it first, then for ever."""
+        """Continue without a batch that cannot be counted. Its dead letter is written first."""
         lost = error.descriptor
         await self.check()
         cause = f"{type(error).__name__}: {error}"
         letter = await write_dead_letter(self.stream, self.partition, lost, cause)
-        await self._ask(lambda: self._taker.give_up(lost.sequence, rows=letter.rows))
+        await self._call(lambda: self._taker.give_up(lost.sequence, rows=letter.rows))
 
     async def close(self) -> None:
-        """Stop collecting. Acknowledges nothing, and gives the ownership to nobody."""
+        """Stop collecting. Acknowledges nothing; the ownership stays until another one opens."""
         if self._sweeper is not None and not self._process.is_left:
             await self._sweeper.close()
 
-    async def _ask(self, question: Callable[[], Awaitable[None]]) -> None:
+    async def _call(self, request: Callable[[], Awaitable[None]]) -> None:
         self._process.check()
-        async with self._asking:
+        async with self._calling:
             try:
                 async with explain_deletion(self.stream):
-                    await question()
+                    await request()
             except Fenced as error:
                 if self._sweeper is not None:
                     self._sweeper.stop()  # the successor collects
@@ -126,7 +126,7 @@ class Ownership:
         try:
             state = await self.stream.looker(self.partition).state()
         except HeadwaterError:
-            # Who it was cannot be read now; that there was a later opening is certain.
+            # The new owner cannot be read now, but there certainly is one.
             return TakenOver(
                 f"stream {self.stream.name!r}, partition {self.partition}: another consumer was "
                 f"opened and fenced this one of group {self.group!r} (epoch {self.epoch})",
@@ -143,21 +143,14 @@ class Ownership:
         )
 
 
-# How far a consumer has acknowledged, and what it may acknowledge next.
-#
-# Always holds:
-#
-# - the frontier only moves forward, over batches that were handed out, in their order;
-# - it moves after the dequeue that it asks for, never before: an error leaves everything as it
-# was,
-#   and the same acknowledgement can be tried again;
-# - what was handed out and not acknowledged is bounded: whoever reads on without ever
-# acknowledging
-#   is told, before the memory is full.
-
-
 class Frontier:
-    """The acknowledgements of one consumer."""
+    """The acknowledgements of one consumer.
+
+    Always holds: the frontier moves forward only, over delivered batches, in order. It moves after
+    the dequeue, so an error changes nothing and the same call can be repeated. The number of
+    delivered batches that are not acknowledged is bounded, so that a caller that never acknowledges
+    gets an error before the memory is full.
+    """
 
     def __init__(self, position: int | None) -> None:
         self.last_acked: int | None = position
@@ -167,35 +160,35 @@ class Frontier:
 
     @property
     def oldest_unacked(self) -> Descriptor | None:
-        """The oldest batch that was handed out and not acknowledged."""
+        """The oldest delivered batch that is not acknowledged."""
         return self._unacked[0] if self._unacked else None
 
     @property
     def undequeued(self) -> list[Descriptor]:
-        """Acknowledged here, while the queue still has them as pending."""
+        """Batches that are acknowledged here and still pending in the queue."""
         return self._undequeued
 
     @property
     def is_due(self) -> bool:
-        """Whether the next acknowledgement comes with a dequeue."""
+        """Whether the next acknowledgement writes to the queue."""
         return len(self._undequeued) + 1 >= ACKS_PER_DEQUEUE
 
     def room(self) -> int:
-        """How many batches can be handed out; `LimitExceeded` if none before an acknowledgement."""
+        """How many batches can be delivered; `LimitExceeded` if none."""
         left = UNACKED_MAX_BATCHES - len(self._unacked)
         if left < 1:
             raise LimitExceeded(
-                f"{len(self._unacked):,} batches were handed out and not acknowledged; "
+                f"{len(self._unacked):,} delivered batches are not acknowledged; "
                 f"UNACKED_MAX_BATCHES is {UNACKED_MAX_BATCHES:,}. Acknowledge what was processed "
                 "(ack, ack_through); to read without acknowledging, follow the stream (Follower) "
                 "or read it (headwater.read)"
             )
         return left
 
-    def hand_out(self, descriptors: Iterable[Descriptor]) -> None:
-        """These batches are the caller's to acknowledge."""
+    def note_delivered(self, descriptors: Iterable[Descriptor]) -> None:
+        """Note that these batches were delivered."""
         for descriptor in descriptors:
-            self._unacked.append(_slim(descriptor))
+            self._unacked.append(_without_bytes(descriptor))
             self.last_handed_out = descriptor.sequence
 
     def check_next(self, sequence: int) -> None:
@@ -206,7 +199,7 @@ class Frontier:
         self._check_handed_out("ack", sequence)
 
     def check_through(self, sequence: int) -> None:
-        """Refuse to acknowledge again, or what was never handed out."""
+        """Refuse a batch that is acknowledged already, or was not delivered."""
         if self.last_acked is not None and sequence <= self.last_acked:
             raise Refused(
                 f"non-monotonic ack_through: last_acked={self.last_acked}, requested={sequence}"
@@ -214,7 +207,7 @@ class Frontier:
         self._check_handed_out("ack_through", sequence)
 
     def advance(self, sequence: int) -> int:
-        """Acknowledge through this sequence; returns how many batches that were."""
+        """Acknowledge through this sequence, and return the number of batches."""
         count = 0
         while self._unacked and self._unacked[0].sequence <= sequence:
             self._undequeued.append(self._unacked.popleft())
@@ -223,7 +216,7 @@ class Frontier:
         return count
 
     def settle(self) -> None:
-        """The queue knows of every acknowledgement."""
+        """Note that the queue has every acknowledgement."""
         self._undequeued.clear()
 
     def _check_handed_out(self, verb: str, sequence: int) -> None:
@@ -235,8 +228,8 @@ class Frontier:
             )
 
 
-def _slim(descriptor: Descriptor) -> Descriptor:
-    """Without the batch itself: it may wait long for its acknowledgement."""
+def _without_bytes(descriptor: Descriptor) -> Descriptor:
+    """The descriptor without inline bytes: it may wait long for its acknowledgement."""
     return Descriptor(
         sequence=descriptor.sequence,
         location=descriptor.location,
@@ -248,14 +241,11 @@ def _slim(descriptor: Descriptor) -> Descriptor:
     )
 
 
-# The process that opened something, which alone goes on with it.
-
-
 class ProcessGuard:
-    """Knows whether this still is the process in which it was made, or a forked child of that.
+    """Refuses to work in a forked child of the process that created it.
 
-    A child has a copy of every position: parent and child would take the same batches, and each
-    acknowledge what the other has yet to process.
+    A child has a copy of every position: parent and child would read the same batches, and each
+    would acknowledge what the other has not processed.
     """
 
     def __init__(self, what: str) -> None:
@@ -265,7 +255,7 @@ class ProcessGuard:
         call_in_child(self._begin_in_child)
 
     def check(self) -> None:
-        """Refuse to go on in a forked child."""
+        """Raise `Refused` in a forked child."""
         if self.is_left:
             raise Refused(
                 f"this {self._what} was opened before the process forked: open one in the child"

@@ -1,9 +1,8 @@
-"""Where a reading begins and ends, in LSNs.
+"""Where reading begins and ends: positions, and the LSNs that they resolve to.
 
 A position is an LSN, "earliest", "latest", or a time. A time becomes the LSN of the first retained
-record whose timestamp is this one or later, or with `time_by="ingestion"` the first one ingested
-then or later. Times need not rise with LSNs, so earlier ones may follow. Records are never
-reordered or left out.
+record with this timestamp or a later one, or with `time_by="ingestion"` the first one ingested then
+or later. Times need not rise with LSNs, so records with earlier times may follow it.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, get_args
 
+from headwater.buffer.consumer.dead_letter import UnreadableBatch
 from headwater.buffer.consumer.group import QueuePosition
-from headwater.buffer.consumer.unreadable import UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor, QueueState, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.streams import borrow_stream
-from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import Refused, Trimmed
+from headwater.core.settings import whole_number
 from headwater.store import Store
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ ReadBounds = ReadBound | Mapping[int, ReadBound]
 
 
 def check_bounds(stream: Stream, position: ReadBounds) -> None:
-    """Refuse a mapping that says something of a partition that the stream does not have."""
+    """Refuse a mapping with a partition that the stream does not have."""
     if not isinstance(position, Mapping):
         return
     known = range(stream.partitions)
@@ -59,7 +58,7 @@ def check_bounds(stream: Stream, position: ReadBounds) -> None:
 
 
 def partition_bound(position: ReadBounds, partition: int) -> ReadBound:
-    """What a position says of one partition."""
+    """The position for one partition."""
     if isinstance(position, Mapping):
         return position.get(partition)
     return position
@@ -74,10 +73,9 @@ async def resolve_start(
     time_by: TimeBy = "timestamp",
     skips: bool = False,
 ) -> int:
-    """The first LSN to read. `Trimmed` if it was asked for by number and is gone; its floor is
-    the oldest LSN.
+    """The first LSN to read. `Trimmed` if it is not retained any more; `floor` is the oldest LSN.
 
-    `skips`: a batch that cannot be read is passed over when its turn comes, and no obstacle here.
+    `skips`: unreadable batches are skipped when their turn comes, and are no error here.
     """
     wanted = EARLIEST if place is None else place
     found = await _resolve(stream, partition, wanted, state, time_by, skips)
@@ -92,14 +90,14 @@ async def resolve_start(
 
 @asynccontextmanager
 async def trimmed_by_lsn(stream: Stream, partition: int) -> AsyncIterator[None]:
-    """Raises a queue's `Trimmed`, whose floor is a sequence, as a reader's: with an LSN."""
+    """Raise a queue's `Trimmed`, whose floor is a sequence, with an LSN as its floor."""
     try:
         yield
     except Trimmed as error:
         floor_lsn = (await stream.looker(partition).state()).floor_lsn
         raise Trimmed(
-            f"stream {stream.name!r}, partition {partition}: what comes next went with the "
-            f"retention; the oldest LSN is {floor_lsn} (start={floor_lsn} goes on there)",
+            f"stream {stream.name!r}, partition {partition}: the next record was deleted by "
+            f"retention; the oldest LSN is {floor_lsn} (start={floor_lsn} continues there)",
             floor=floor_lsn,
         ) from error
 
@@ -126,10 +124,10 @@ async def lsn_at_time(
     partition: int = 0,
     time_by: TimeBy = "timestamp",
 ) -> int | None:
-    """The LSN of the first retained record whose timestamp is a time or later; None if none is.
+    """The LSN of the first retained record with this timestamp or a later one, or None.
 
     The time is a datetime or date, ISO 8601 as text, or milliseconds since 1970. With
-    `time_by="ingestion"` it goes by when records were ingested.
+    `time_by="ingestion"`, ingestion times count instead of timestamps.
     """
     if isinstance(time, str | date):
         time_us = time_us_of(time)
@@ -144,11 +142,10 @@ async def lsn_at_time(
 async def position_at_time(
     stream: Stream, partition: int, time_us: int, by: TimeBy
 ) -> QueuePosition | None:
-    """The place before the first retained record of a time or later; None if there is none.
+    """The position of the first retained record of this time or later; None if there is none.
 
-    Reads a number of chunks that grows with the logarithm of theirs, and of the one batch that has
-    the record: nothing if all of it is late enough, else its calls for ingestion times, and itself
-    for timestamps.
+    Reads O(log n) chunks, and the batch with the record: nothing of it if all its records are late
+    enough, else only its calls for ingestion times, or all of it for timestamps.
     """
     from headwater.buffer.consumer.fetcher import FetchHandle
 
@@ -161,14 +158,14 @@ async def position_at_time(
             skip = await _rows_before(handle, batch, time_us, by)
         except UnreadableBatch:
             if batch.sequence < await looker.floor():
-                continue  # deleted by retention meanwhile: another one is the first
+                continue  # deleted by retention meanwhile: another batch is the first
             raise
         return QueuePosition(batch.sequence, batch.first_lsn + skip)
     return None
 
 
 async def _rows_before(handle: FetchHandle, batch: Descriptor, time_us: int, by: TimeBy) -> int:
-    """How many records of a batch come before the first of a time or later."""
+    """The number of records in a batch before the first one of this time or later."""
     if batch.range_us(by)[0] >= time_us:
         return 0
     if by == "timestamp" and batch.min_timestamp_us is not None:
@@ -182,7 +179,7 @@ async def _rows_before(handle: FetchHandle, batch: Descriptor, time_us: int, by:
     if call is None:
         if batch.format == "native":
             raise handle.bad_times(batch)
-        return 0  # the published format may have times for records that a batch does not have
+        return 0  # in the v1 format, calls may refer to records that the batch does not have
     return int(calls.columns.column("start_index")[call].as_py())
 
 
@@ -225,19 +222,19 @@ def _lsn(given: Any) -> int:
     try:
         return whole_number("LSN", given)
     except Refused:
-        raise Refused(f"{given!r} is no position: {POSITIONS}") from None
+        raise Refused(f"{given!r} is not a position: {POSITIONS}") from None
 
 
 def check_time_by(time_by: str) -> None:
-    """Refuse what is no kind of time."""
+    """Refuse an invalid `time_by`."""
     if time_by not in get_args(TimeBy):
         raise Refused(f'time_by is {time_by!r}: it is "timestamp" or "ingestion"')
 
 
 def time_us_of(time: str | date) -> int:
-    """Microseconds since 1970 of a time; without a zone it is UTC.
+    """Microseconds since 1970; a time without a zone is UTC.
 
-    Between two microseconds it is the later one: records of the earlier one come before it.
+    Fractions of a microsecond are rounded up: records of the earlier microsecond come before it.
     """
     between_us = 0
     if isinstance(time, str):
@@ -245,7 +242,7 @@ def time_us_of(time: str | date) -> int:
         try:
             time = datetime.fromisoformat(time)
         except ValueError as error:
-            raise Refused(f"{time!r} is no position: {POSITIONS}") from error
+            raise Refused(f"{time!r} is not a position: {POSITIONS}") from error
     if not isinstance(time, datetime):
         time = datetime(time.year, time.month, time.day, tzinfo=UTC)
     zoned = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
@@ -253,5 +250,5 @@ def time_us_of(time: str | date) -> int:
 
 
 def is_finer_than_us(time: str) -> bool:
-    """Whether a time as text has digits below a microsecond, which Python does not read."""
+    """Whether the text has digits below a microsecond, which Python ignores."""
     return _FINER.search(time) is not None

@@ -1,31 +1,42 @@
 """Producers: records from programs into the queues of a stream.
 
-Enters: values, Arrow tables or dicts, call by call. Leaves: batches, uploaded and appended in
-order, and for every call a handle that tells the place of its records.
+Data flows in one direction, through parts that have Kafka's names:
 
-    producer, blocking          the two fronts; about, unclosed: what both tell, and their end
-    engine                      what stands behind them, from a call to its goodbye
-    known_stream                what it knows of the stream's columns, and how it learns more
-    given, parcel, dict_rows    a call, checked and made plain; rows, pieces: as lists, as columns
-    accumulator, drafts         calls become batches; gathering, stage, draft: while they do
-    line                        callers who wait for room
-    lane                        a partition's way into its queue: encode, upload, append
-    handle                      what a call gives back
-    config, metrics             its settings, and what it did
+    Producer, BlockingProducer      produce(records) → handle
+      │  call                       what was given, checked, as lists or Arrow columns
+      │  RecordSerializer           fits a call to the stream's columns, and records new ones first
+      ▼
+    RecordAccumulator               calls wait their turn and for room, and are appended to
+      │  OpenBatches                the open batch of their partition; a batch is sealed when it is
+      ▼                             full, or after `linger_ms`
+    Sender, one PartitionSender     encodes and uploads several batches at a time, appends them in
+      │   for each partition        the order of sealing, repeats what has no answer
+      ▼
+    ProducerBatch ◄── Handle        the result: a handle is a range of rows of its batch
+
+`record_columns` gathers, cuts, splits and joins records; `config` has the settings. No part calls
+one before it: the accumulator marks that it is stirred, and the producer wakes the sender, which
+drains it. All state is under the accumulator's lock or on the event loop of the sender.
 
 Always holds:
 
 - a call is kept whole or not at all, and refused before anything of it is written;
-- what a call carries is recorded of the stream before the call is kept;
+- the columns of a call are recorded in the stream's register before the call is kept;
 - records of one partition are accepted in the order of their calls, each exactly once;
-- an error reaches exactly the handles it concerns, and nobody's records vanish without one;
+- an error reaches exactly the handles it concerns, and no record is lost without one;
 - whatever is held and not accepted is counted, and bounded.
 """
 
-from headwater.buffer.producer.blocking import BlockingHandle, BlockingProducer
+from headwater.buffer.producer.accumulator import BufferFull
+from headwater.buffer.producer.blocking import BlockingProducer
 from headwater.buffer.producer.config import Settings
-from headwater.buffer.producer.handle import Acceptance, Accepted, Handle, PartlyAccepted
-from headwater.buffer.producer.line import BufferFull
+from headwater.buffer.producer.handle import (
+    Acceptance,
+    Accepted,
+    BlockingHandle,
+    Handle,
+    PartlyAccepted,
+)
 from headwater.buffer.producer.metrics import ProducerMetrics
 from headwater.buffer.producer.producer import Producer
 

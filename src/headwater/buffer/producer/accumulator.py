@@ -1,291 +1,428 @@
-"""Where calls become batches: what every call of a producer goes through.
+"""The accumulator: calls become batches.
 
-`take_one` and `take` are plain functions that wait for nothing: either all of a call is kept when
-they return, or nothing of it is. They may be called from any thread. What has to happen on the
-event loop (a timer, a sealed draft for its lane) is left for `pump`, and `stirred` says that there
-is something for it to do.
+`append_value` and `append` wait for nothing and may be called from any thread: when they return,
+either all of a call is kept or nothing of it. What has to happen on the event loop is left to the
+sender, which drains the open batches: `batches.is_stirred` says that it should come.
 
 Always holds:
 
-- the records of one partition stand in their drafts, and the drafts are sealed, in the order in
-  which the calls were taken;
-- what is held (bytes, calls) counts everything that was taken and not yet released;
-- a draft is sealed no later than its interval after its first record came, whatever its lane does.
+- the records of one partition are in their batches, and the batches are sealed, in the order in
+  which the calls were appended;
+- what is held (bytes, calls) counts everything that was appended and not yet released;
+- calls that wait for room, or for anything else, are kept in the order in which they began.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
-from collections.abc import Callable
-from typing import Final
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import pyarrow as pa
 
+from headwater.buffer.producer.call import OFFSET_BYTES, ProduceCall
 from headwater.buffer.producer.config import Settings
-from headwater.buffer.producer.draft import Draft, Part
-from headwater.buffer.producer.drafts import DRAFT_ROWS, STAGE_ROWS, Drafts
-from headwater.buffer.producer.given import OFFSET_BYTES
-from headwater.buffer.producer.handle import Handle, Spread
-from headwater.buffer.producer.parcel import Parcel
-from headwater.buffer.producer.pieces import Share, cut, owned, shape_of, split
+from headwater.buffer.producer.handle import BlockingHandle, CallBatches, Handle
+from headwater.buffer.producer.open_batches import BATCH_ROWS, CallClock, Drained, OpenBatches
+from headwater.buffer.producer.record_batch import (
+    BatchRange,
+    OpenBatch,
+    ProducerBatch,
+    UnroutedBatch,
+)
+from headwater.buffer.producer.record_columns import PartitionRows, cut, owned, shape_of, split
 from headwater.buffer.records import VALUE
 from headwater.core import limits
-from headwater.core.errors import HeadwaterError, LimitExceeded
+from headwater.core.errors import HeadwaterError, LimitExceeded, Refused, Unavailable
+from headwater.core.portal import Portal, call_in_child
 
 INLINE_COPY_BYTES: Final = 4 * limits.MIB
-"""Columns up to this size are checked and copied where they are, which takes a millisecond or so;
-larger ones on a thread."""
-_ALWAYS_FULL: Final = -1
-_NOTHING: Final = -1
+"""Columns up to this size are checked and copied by the caller, which takes a millisecond or so;
+larger ones in a thread."""
 
 
-class Accumulator(Drafts):
-    """Takes calls, and counts what it holds."""
+class BufferFull(Unavailable):
+    """No room for this call within its time. Nothing of it was kept."""
 
-    __slots__ = (
-        "_buffer_bytes",
-        "_buffer_calls",
-        "_current_rows",
-        "_full_bytes",
-        "_handle_type",
-        "_limit_bytes",
-        "_record_bytes",
-        "_short_bytes",
-        "_takes_keys",
-        "_waiting",
-        "refusal",
-    )
+    def __init__(self, message: str, *, entries: Any) -> None:
+        super().__init__(message)
+        self.entries = entries
+        """The records of the call, as they were given."""
+
+
+class RecordAccumulator:
+    """Takes calls, and gathers their records in the open batches."""
 
     def __init__(
         self,
         settings: Settings,
         partitions: int,
-        ship: Callable[[Draft], None],
         *,
-        short_way: bool = True,
+        takes_values: bool = True,
         takes_keys: bool = True,
-        handle_type: Callable[..., Handle] = Handle,
+        portal: Portal | None = None,
     ) -> None:
-        """Without the `short_way`, every call is one for `take`: its records have to be fitted."""
-        super().__init__(settings, partitions, ship)
+        """Without `takes_values`, every call is one for `append`: its records have to be fitted.
+
+        With a `portal`, the handles are for threads that wait for its event loop.
+        """
+        self.batches = OpenBatches(settings, partitions, portal)
+        self._portal = portal
+        self._handle_type: type[Handle] = Handle if portal is None else BlockingHandle
+        self._takes_values = takes_values
         self._takes_keys = takes_keys
-        self._handle_type = handle_type
+        self.clock = CallClock(asyncio.get_running_loop() if portal is None else None)
         self._buffer_bytes = settings.buffer_bytes
         self._buffer_calls = settings.buffer_calls
-        self._record_bytes = min(self._current_bytes, limits.RECORD_MAX_BYTES)
-        self._current_rows = STAGE_ROWS if self._by_key else DRAFT_ROWS
-        # Where every call takes the next turn, no gathering serves two of them.
-        self._full_bytes = _ALWAYS_FULL if self._rotates else self._current_bytes
+        self._record_bytes = min(self.batches.current_bytes, limits.RECORD_MAX_BYTES)
+        # The window: what calls of one record may add to a batch before the limits have to be
+        # looked at again. Closing it counts what they added.
+        self._window: OpenBatch | None = None
+        self._window_bytes = self._free_bytes = 0
+        self._window_row = self._end_row = 0
+        self._values: list[bytes | None] = []
+        self._keys: list[bytes | None] | None = None
+        self._line: deque[WaitingCall] = deque()
+        self.lock = threading.Lock()
+        """Held around `append_value`, unless all callers are on the thread of the event loop."""
         self.refusal: HeadwaterError | None = None
-        """Why nothing is taken any more."""
-        self._waiting = 0
-        self._short_bytes = self._buffer_bytes if short_way else _NOTHING
-        self._limit_bytes = self._short_bytes
-        """What `take_one` may fill: nothing, while somebody waits in line or all is refused."""
+        """Why no call is taken any more."""
+        self.is_forked = False
+        call_in_child(self._begin_in_child)
 
-    def open_short_way(self) -> None:
-        """From here on `take_one` may keep values: the stream is known to carry such."""
-        with self._lock:
-            self._short_bytes = self._buffer_bytes
-            if not self._waiting and self.refusal is None:
-                self._limit_bytes = self._short_bytes
+    # Calls of one record
 
-    def take_one(
+    def append_value(
         self, value: bytes, key: bytes | None, metadata: bytes | None, now_ms: int
     ) -> Handle | None:
-        """Keep a call of one record; None if that takes the longer way, through `take`.
+        """Keep a call of one record; None if it has to go through `append`."""
+        size = len(value) + OFFSET_BYTES
+        keys = self._keys
+        if key is not None:
+            if keys is None:
+                return self._append_value(value, key, metadata, now_ms)
+            size += len(key) + OFFSET_BYTES
+        if metadata is not None:
+            if len(metadata) > limits.METADATA_MAX_BYTES:
+                return None
+            size += len(metadata)
+        free = self._free_bytes - size
+        batch = self._window
+        if free <= 0 or batch is None:
+            return self._append_value(value, key, metadata, now_ms)
+        row = batch.rows
+        if row >= self._end_row:
+            return self._append_value(value, key, metadata, now_ms)
+        if metadata is not None or now_ms != batch.call_ms:
+            batch.begin_call(now_ms, metadata)
+        self._free_bytes = free
+        batch.rows = row + 1
+        self._values.append(value)
+        if keys is not None:
+            keys.append(key)
+        return self._handle_type(batch, row, 1)
 
-        Only for the thread of the event loop, and only where nobody uses `take_one_anywhere`: it
-        takes no lock, which would be a fifth of the cost of the call.
-        """
+    def _append_value(
+        self, value: bytes, key: bytes | None, metadata: bytes | None, now_ms: int
+    ) -> Handle | None:
+        """The same with a look at all limits; opens a window for the calls that follow."""
+        self._close_window()
+        if not self._takes_values or self._line or self.refusal is not None:
+            return None
         size = len(value) + OFFSET_BYTES
         if key is not None:
             if not self._takes_keys:
                 return None
             size += len(key) + OFFSET_BYTES
-        if size > self._record_bytes:
+        if size > self._record_bytes or len(metadata or b"") > limits.METADATA_MAX_BYTES:
             return None
-        if metadata is not None:
-            if len(metadata) > limits.METADATA_MAX_BYTES:
-                return None
-            size += len(metadata)
-        if self.held_bytes + size > self._limit_bytes or self.held_calls >= self._buffer_calls:
+        size += len(metadata or b"")
+        batches = self.batches
+        free_bytes = self._buffer_bytes - batches.held_bytes - size
+        free_calls = self._buffer_calls - batches.held_calls - 1
+        if free_bytes < 0 or free_calls < 0:
             return None
-        found = self._current
+        batch = batches.current
         if (
-            found is None
-            or found.size_bytes + size > self._full_bytes
-            or found.rows >= self._current_rows
+            batch is None
+            or batch.size_bytes + size > batches.current_bytes
+            or batch.rows >= batches.current_rows
+            or batches.rotates
         ):
-            found = self._next_current(size, 1)
-        row = found.rows
-        if metadata is not None or now_ms != found.last_ms:
-            found.begin_call(now_ms, metadata)
-        tail = found.tail
-        if tail is None:
-            tail = found.lists()
-        if key is None and tail.is_plain:
-            tail.values.append(value)
-        else:
-            tail.append(value, key)
-        found.rows = row + 1
-        found.size_bytes += size
-        found.calls += 1
-        self.held_bytes += size
-        self.held_calls += 1
-        if found.size_bytes >= self._current_bytes:
-            self._finish(found)
-        return self._handle_type(found, row, 1)
+            batch = batches.next_current(size, 1)
+        row = batch.rows
+        batch.begin_call(now_ms, metadata)
+        lists = batch.value_lists()
+        lists.append(value, key)
+        batch.rows = row + 1
+        batches.count(batch, size, 1)
+        left_bytes = batches.current_bytes - batch.size_bytes
+        if left_bytes <= 0:
+            batches.finish(batch)
+        elif lists.has_only_keys and not batches.rotates:
+            self._window, self._values, self._keys = batch, lists.values, lists.keys
+            self._window_row = batch.rows
+            self._end_row = batch.rows + min(batches.current_rows - batch.rows, free_calls)
+            self._window_bytes = min(left_bytes, free_bytes, self._record_bytes)
+            self._free_bytes = self._window_bytes
+        return self._handle_type(batch, row, 1)
 
-    def take_one_anywhere(
-        self, value: bytes, key: bytes | None, metadata: bytes | None, now_ms: int
-    ) -> Handle | None:
-        """The same from any thread."""
-        with self._lock:
-            return self.take_one(value, key, metadata, now_ms)
+    def _close_window(self) -> None:
+        self.clock.calls_left = 0
+        batch, self._window = self._window, None
+        if batch is not None:
+            added_bytes, added_calls = self._added(batch)
+            self.batches.count(batch, added_bytes, added_calls)
+            self._keys = None
 
-    def takes_time(self, parcel: Parcel) -> bool:
+    def _added(self, batch: OpenBatch) -> tuple[int, int]:
+        return self._window_bytes - self._free_bytes, batch.rows - self._window_row
+
+    # All other calls
+
+    def takes_time(self, call: ProduceCall) -> bool:
         """Whether `arrange` looks at every record of a large call, or copies a very large one."""
-        if parcel.values is not None:
-            return parcel.size_bytes > self._current_bytes
-        if not parcel.is_ours and parcel.size_bytes > INLINE_COPY_BYTES:
+        batches = self.batches
+        if call.lists is not None:
+            return call.size_bytes > batches.current_bytes
+        if not call.is_ours and call.size_bytes > INLINE_COPY_BYTES:
             return True
-        return parcel.partition is None and self._by_key
+        return call.partition is None and batches.by_key
 
-    def arrange(self, parcel: Parcel) -> Parcel:
+    def arrange(self, call: ProduceCall) -> ProduceCall:
         """Cut and split a call that is not a small one, in memory that no caller can change.
 
-        Computes only; may run in a thread.
+        Computes only; may run in a thread, without the lock.
         """
-        if parcel.values is not None:
-            if parcel.size_bytes <= self._current_bytes:
-                return parcel
-            parcel.batches, parcel.values = [parcel.rows_of_lists().to_arrow()], None
-            parcel.is_ours = True
-        for batch in parcel.batches:
-            if parcel.partition is None and self._by_key:
-                shares = split(batch, self._partitions, self._turn)
+        batches = self.batches
+        if call.lists is not None:
+            if call.size_bytes <= batches.current_bytes:
+                return call
+            call.batches, call.lists = [call.lists.to_arrow()], None
+            call.is_ours = True
+        for batch in call.batches:
+            if call.partition is None and batches.by_key:
+                shares = split(batch, batches.partitions, batches.keyless)
             else:
-                shares = [Share(parcel.partition, batch, None)]
+                shares = [PartitionRows(call.partition, batch, None)]
             for partition, records, rows in shares:
-                # What was split has been copied thereby.
-                is_ours = parcel.is_ours or rows is not None
-                for piece, size in cut(records, self._batch_bytes, DRAFT_ROWS):
+                # Splitting has copied the records.
+                is_ours = call.is_ours or rows is not None
+                for piece, size in cut(records, batches.batch_bytes, BATCH_ROWS):
                     _check_fits(piece, size)
-                    parcel.pieces.append((partition, piece if is_ours else owned(piece), size))
-        parcel.batches = []
-        return parcel
+                    call.pieces.append((partition, piece if is_ours else owned(piece), size))
+        call.batches = []
+        return call
 
-    def take(self, parcel: Parcel, now_ms: int, *, in_line: bool = False) -> Handle | None:
+    def append(self, call: ProduceCall, *, in_line: bool = False) -> Handle | None:
         """Keep an arranged call; None if there is no room, or others were waiting before it."""
-        with self._lock:
-            if self.refusal is not None:
-                raise self.refusal.with_traceback(None)
-            if not parcel.rows:
-                return self._handle_type(Spread([]), 0, 0)
-            if (self._waiting and not in_line) or not self._has_room(parcel.size_bytes):
+        with self.lock:
+            self._close_window()
+            now_ms = self.clock.read()
+            self.check_open()
+            if not call.rows:
+                return self._handle_type(CallBatches([], self._portal), 0, 0)
+            if (self._line and not in_line) or not self._has_room(call.size_bytes):
                 return None
-            self.held_calls += 1
-            if parcel.values is not None:
-                return self._take_lists(parcel, now_ms)
-            return self._take_pieces(parcel, now_ms)
+            if call.lists is not None:
+                return self._append_lists(call, now_ms)
+            return self._append_pieces(call, now_ms)
 
     def _has_room(self, size_bytes: int) -> bool:
-        # A call that is larger than the buffer goes when it is alone, or it would never go.
-        return self.held_bytes == 0 or (
-            self.held_bytes + size_bytes <= self._buffer_bytes
-            and self.held_calls < self._buffer_calls
+        held_bytes = self.batches.held_bytes
+        # A call that is larger than the buffer is kept when it is alone, or it never would be.
+        return held_bytes == 0 or (
+            held_bytes + size_bytes <= self._buffer_bytes
+            and self.batches.held_calls < self._buffer_calls
         )
 
-    def _take_lists(self, parcel: Parcel, now_ms: int) -> Handle:
-        assert parcel.values is not None
-        if parcel.partition is None:
-            found = self._next_current(parcel.size_bytes, parcel.rows)
+    def _append_lists(self, call: ProduceCall, now_ms: int) -> Handle:
+        assert call.lists is not None
+        batches = self.batches
+        batch: OpenBatch
+        if call.partition is None:
+            batch = batches.next_current(call.size_bytes, call.rows)
         else:
-            self._route()
-            found = self._draft(parcel.partition, None, parcel.size_bytes, parcel.rows)
-        row = found.rows
-        found.begin_call(now_ms, parcel.metadata)
-        found.lists().extend(
-            parcel.values,
-            parcel.keys,
-            parcel.headers,
-            parcel.timestamps,
-            parcel.operations,
-            parcel.sizes,
-        )
-        found.rows += parcel.rows
-        found.size_bytes += parcel.size_bytes
-        found.calls += 1
-        self.held_bytes += parcel.size_bytes
-        if found.size_bytes >= (
-            self._batch_bytes if isinstance(found, Draft) else self._current_bytes
-        ):
-            self._finish(found)
-        return self._handle_type(found, row, parcel.rows)
+            batches.route()
+            batch = batches.batch(call.partition, None, call.size_bytes, call.rows)
+        row = batch.rows
+        batch.begin_call(now_ms, call.metadata)
+        batch.value_lists().extend(call.lists)
+        batch.rows += call.rows
+        batches.count(batch, call.size_bytes, 1)
+        is_unrouted = isinstance(batch, UnroutedBatch)
+        if batch.size_bytes >= (batches.current_bytes if is_unrouted else batches.batch_bytes):
+            batches.finish(batch)
+        return self._handle_type(batch, row, call.rows)
 
-    def _take_pieces(self, parcel: Parcel, now_ms: int) -> Handle:
-        self._route()
-        free = self._take_turn() if parcel.pieces[0][0] is None else 0
-        last = {partition: number for number, (partition, _, _) in enumerate(parcel.pieces)}
-        parts: list[Part] = []
-        for number, (partition, records, size) in enumerate(parcel.pieces):
+    def _append_pieces(self, call: ProduceCall, now_ms: int) -> Handle:
+        batches = self.batches
+        batches.route()
+        free = batches.take_turn() if call.pieces[0][0] is None else 0
+        last = {partition: number for number, (partition, _, _) in enumerate(call.pieces)}
+        ranges: list[BatchRange] = []
+        for number, (partition, records, size) in enumerate(call.pieces):
             shape = None if VALUE in records.schema.names else shape_of(records.schema)
             chosen = free if partition is None else partition
-            draft = self._draft(chosen, shape, size, records.num_rows)
-            if not draft.rows or parcel.schema_version < draft.schema_version:
-                draft.schema_version = parcel.schema_version
-            draft.begin_call(now_ms, parcel.metadata, ends=number == last[partition])
-            _extend(parts, Part(draft, draft.rows, records.num_rows))
-            draft.add_piece(records)
-            if number == len(parcel.pieces) - 1:
-                draft.calls += 1
-                size += len(parcel.metadata or b"")
-            draft.size_bytes += size
-            self.held_bytes += size
-            if draft.size_bytes >= self._batch_bytes:
-                self._seal(draft)
-        if len(parts) == 1:
-            return self._handle_type(*parts[0])
-        return self._handle_type(Spread(parts), 0, parcel.rows)
+            batch = batches.batch(chosen, shape, size, records.num_rows)
+            if not batch.rows or call.schema_version < batch.schema_version:
+                batch.schema_version = call.schema_version
+            batch.begin_call(now_ms, call.metadata, ends=number == last[partition])
+            _extend(ranges, BatchRange(batch, batch.rows, records.num_rows))
+            batch.add_columns(records)
+            is_last = number == len(call.pieces) - 1
+            batches.count(batch, size + len(call.metadata or b"") * is_last, int(is_last))
+            if batch.size_bytes >= batches.batch_bytes:
+                batches.seal(batch)
+        if len(ranges) == 1:
+            return self._handle_type(*ranges[0])
+        return self._handle_type(CallBatches(ranges, self._portal), 0, call.rows)
 
-    # Letting go
+    # For the sender
 
-    def told(self, draft: Draft) -> None:
-        """The draft's handles know what became of it."""
-        with self._lock:
-            self.unsettled.pop(draft, None)
+    def seal(self, batch: OpenBatch) -> None:
+        """Seal this batch, if it is still open."""
+        with self.lock:
+            self._close_window()
+            if not batch.is_sealed:
+                self.batches.finish(batch)
 
-    def release(self, draft: Draft) -> None:
-        """The draft takes no memory any more."""
-        with self._lock:
-            self.held_bytes -= draft.size_bytes
-            self.held_calls -= draft.calls
-            draft.size_bytes = draft.calls = 0
+    def seal_all(self) -> None:
+        """Seal whatever has a record."""
+        with self.lock:
+            self._close_window()
+            self.batches.seal_all()
+
+    def drain(self) -> Drained:
+        """What was begun, routed and sealed since the last time."""
+        with self.lock:
+            return self.batches.drain()
+
+    def complete(self, batch: ProducerBatch) -> None:
+        """The batch has a result."""
+        with self.lock:
+            self.batches.incomplete.pop(batch, None)
+
+    def release(self, batch: ProducerBatch) -> None:
+        """The batch takes no memory any more: let a call that waits for room try."""
+        with self.lock:
+            self.batches.release(batch)
+        self.wake_calls()
 
     def refuse(self, reason: HeadwaterError) -> None:
-        """Take nothing any more; the first reason stays."""
-        with self._lock:
+        """Take no call any more; the first reason stays."""
+        with self.lock:
+            self._close_window()
             self.refusal = self.refusal or reason
-            self._limit_bytes = _NOTHING
+        self.wake_calls()
 
-    def line_is(self, waiting: int) -> None:
-        """So many callers stand in line for room: nobody may pass them."""
-        with self._lock:
-            self._waiting = waiting
-            shut = waiting or self.refusal is not None
-            self._limit_bytes = _NOTHING if shut else self._short_bytes
+    def check_open(self) -> None:
+        """Raise why no call is taken any more, if none is."""
+        if self.refusal is not None:
+            raise self.refusal.with_traceback(None)
 
-    def reopen_lock(self) -> None:
-        """In a forked child: a thread of the parent may have held the lock."""
-        self._lock = threading.Lock()
+    def take_values(self) -> None:
+        """From now on `append_value` may keep values: the stream has no columns."""
+        self._takes_values = True
+
+    def _begin_in_child(self) -> None:
+        # The parent sends what is here, and one of its threads may have held the lock.
+        self.is_forked = True
+        self.lock = threading.Lock()
+        self._close_window()
+        self.refusal = self.refusal or forked()
 
     @property
-    def untold_rows(self) -> int:
-        """Records that were taken and whose handles have not been told."""
-        open_rows = sum(draft.rows for draft in self._drafts if draft is not None)
-        stage_rows = self._stage.rows if self._stage is not None else 0
-        return open_rows + stage_rows + sum(draft.rows for draft in self.unsettled)
+    def held_bytes(self) -> int:
+        """Bytes of records that are not accepted yet."""
+        added = self._added(self._window)[0] if self._window is not None else 0
+        return self.batches.held_bytes + added
+
+    @property
+    def held_calls(self) -> int:
+        """Calls that are not accepted yet."""
+        added = self._added(self._window)[1] if self._window is not None else 0
+        return self.batches.held_calls + added
+
+    # Calls that have to wait, for the tasks of the event loop
+
+    @contextlib.contextmanager
+    def line_up(self) -> Iterator[WaitingCall]:
+        """A place at the end of the line, for as long as the call takes.
+
+        A call that has to wait (for a thread that checks its columns, for the stream's register,
+        for room) lines up when it begins. Without that, a small call that began later would be
+        kept first. A call that waits for nothing needs no place while the line is empty.
+        """
+        call = WaitingCall(self._line)
+        with self.lock:
+            self._close_window()
+            self._line.append(call)
+        try:
+            yield call
+        finally:
+            with self.lock:
+                self._line.remove(call)
+            self.wake_calls()
+
+    async def wait_turn(
+        self,
+        call: WaitingCall,
+        attempt: Callable[[], Handle | None],
+        timeout_s: float | None,
+        *,
+        only_once: bool = False,
+    ) -> Handle | None:
+        """Attempt once the calls before have gone, and then whenever something was released.
+
+        `TimeoutError` when the time is over; with `only_once`, None if there is no room. A call
+        that is cancelled or too late has kept nothing: there is no await between the attempt that
+        succeeds and the return.
+        """
+        async with asyncio.timeout(timeout_s):
+            while True:
+                if call.is_first or self.refusal is not None:
+                    handle = attempt()
+                    if handle is not None or only_once:
+                        return handle
+                call.turn.clear()
+                await call.turn.wait()
+
+    def wake_calls(self) -> None:
+        """Let the first call in line try; once calls are refused, all of them."""
+        if self.refusal is not None:
+            for call in self._line:
+                call.turn.set()
+        elif self._line:
+            self._line[0].turn.set()
+
+
+class WaitingCall:
+    """One call in line."""
+
+    __slots__ = ("_line", "turn")
+
+    def __init__(self, line: deque[WaitingCall]) -> None:
+        self._line = line
+        self.turn = asyncio.Event()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether every earlier call was kept, or will not be."""
+        return self._line[0] is self
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other call is in line, before this one or behind it."""
+        return len(self._line) == 1
+
+
+def forked() -> Refused:
+    """Why a producer is refused in a forked child."""
+    return Refused("this producer was opened before the process forked: open one in the child")
 
 
 def _check_fits(piece: pa.RecordBatch, size_bytes: int) -> None:
@@ -297,9 +434,9 @@ def _check_fits(piece: pa.RecordBatch, size_bytes: int) -> None:
         )
 
 
-def _extend(parts: list[Part], part: Part) -> None:
-    """Add a part; what follows directly on the last one in the same draft is one with it."""
-    if parts and parts[-1].draft is part.draft:
-        last = parts.pop()
-        part = Part(last.draft, last.start, last.rows + part.rows)
-    parts.append(part)
+def _extend(ranges: list[BatchRange], added: BatchRange) -> None:
+    """Add a range; one that continues the last one in the same batch extends it."""
+    if ranges and ranges[-1].batch is added.batch:
+        last = ranges.pop()
+        added = BatchRange(last.batch, last.start, last.rows + added.rows)
+    ranges.append(added)

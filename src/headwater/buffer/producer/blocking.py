@@ -3,66 +3,68 @@
     with BlockingProducer.open("s3://bucket/root", "orders") as producer:
         producer.produce([b"a", b"b"]).result()
 
-Calls are kept on the caller's own thread; the event loop that uploads them runs on a thread that
-all blocking fronts of the process share.
+Calls are kept on the caller's own thread; the event loop that sends them runs on a thread that all
+blocking objects of the process share.
+
+A producer that is not closed is closed when it is dropped, or when the process ends: its event loop
+is Headwater's own, and still runs then. What is not accepted in time is lost, and logged. A process
+that is killed, or ends by `os._exit`, sends nothing more.
 """
 
 from __future__ import annotations
 
-import functools
+import asyncio
+import contextlib
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
-from headwater.buffer.producer.about import AboutProducer
-from headwater.buffer.producer.engine import Engine
-from headwater.buffer.producer.given import arrow_table
-from headwater.buffer.producer.handle import Acceptance, Handle
-from headwater.buffer.producer.known_stream import Unrecorded
-from headwater.buffer.producer.parcel import (
+from headwater.buffer.producer.call import (
     Columns,
     Entries,
-    Extras,
     Headers,
     Keys,
     Operations,
-    Parcel,
+    OptionalColumns,
+    ProduceCall,
     Timestamps,
 )
-from headwater.buffer.producer.unclosed import UNCLOSED
+from headwater.buffer.producer.handle import BlockingHandle
+from headwater.buffer.producer.producer import BaseProducer, Producer, open_sender
+from headwater.buffer.producer.rows import arrow_table
+from headwater.buffer.producer.serializer import UnrecordedColumns
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import open_source
 from headwater.buffer.stream.streams import resolve_stream
 from headwater.core import portal, runtime
-from headwater.core.errors import HeadwaterError
+from headwater.core.errors import HeadwaterError, Refused
 from headwater.core.portal import Portal
 from headwater.store import Store
 
-
-class BlockingHandle(Handle, eq=False, gc=False, kw_only=True):
-    """The outcome of one produce call; `result()` waits for it."""
-
-    _portal: Portal
-
-    def result(self, timeout: float | None = None) -> Acceptance:
-        """Wait until all records are accepted, for at most `timeout` seconds.
-
-        `TimeoutError` leaves them on their way. Named as `concurrent.futures` names it.
-        """
-        return self._portal.call(self.wait(), timeout_s=timeout)
+EXIT_FLUSH_S: Final = 30.0
+"""How long the end of a process waits, at most, until what was produced is accepted."""
+_log: Final = logging.getLogger("headwater")
 
 
-class BlockingProducer(AboutProducer):
+class _LoopProducer(Producer):
+    """The part of a blocking producer on the event loop: it is closed after that is dropped."""
+
+    _fate = None
+
+
+class BlockingProducer(BaseProducer):
     """Sends records to a stream, from any thread."""
 
-    def __init__(self, engine: Engine, home: Portal, owned: Store | None) -> None:
-        self._engine = engine
-        self._accumulator = engine.accumulator
+    _fate = "are sent now, in the background"
+
+    def __init__(self, producer: Producer, home: Portal) -> None:
+        """Use `BlockingProducer.open`. `producer` is for the event loop of `home` alone."""
+        super().__init__(producer._sender)
+        self._producer = producer
         self._portal = home
-        self._owned = owned
-        self._wall_ms = runtime.current().wall_ms
 
     @classmethod
     def open(
@@ -75,20 +77,20 @@ class BlockingProducer(AboutProducer):
     ) -> BlockingProducer:
         """A producer of the stream `name` at an address or in a store, or of an open stream.
 
-        A store that is handed in is used on the loop of the blocking fronts: while the producer is
-        open, do not use it on another event loop.
+        A store that is handed in is used on the event loop of the blocking objects: while the
+        producer is open, do not use it on another event loop.
         """
         home = portal.shared()
 
-        async def opened() -> tuple[Engine, Store | None]:
+        async def opened() -> Producer:
             async with open_source(source) as (found, owned):
                 stream = await resolve_stream(found, name, writing=True)
-                make = functools.partial(BlockingHandle, _portal=home)
-                return await Engine.open(stream, producer_id, settings, make), owned
+                sender = await open_sender(stream, producer_id, settings, home)
+                return _LoopProducer(sender, owned)
 
-        engine, owned = home.call(opened())
-        UNCLOSED.watch(engine, home, owned)
-        return cls(engine, home, owned)
+        producer = home.call(opened())
+        OPEN_PRODUCERS.add(producer, home)
+        return cls(producer, home)
 
     def __enter__(self) -> BlockingProducer:
         return self
@@ -108,12 +110,9 @@ class BlockingProducer(AboutProducer):
 
     def __del__(self) -> None:
         super().__del__()
-        engine = getattr(self, "_engine", None)
-        if engine is not None and not engine.is_closed:
-            UNCLOSED.dropped(engine)
-
-    def _fate(self) -> str:
-        return "are sent now, in the background"
+        producer = getattr(self, "_producer", None)
+        if producer is not None and not producer._sender.is_closed:
+            OPEN_PRODUCERS.close_soon(producer)
 
     def produce(
         self,
@@ -138,15 +137,26 @@ class BlockingProducer(AboutProducer):
                 and (key is None or type(key) is bytes)
                 and (metadata is None or type(metadata) is bytes)
             ):
-                handle = self._accumulator.take_one_anywhere(value, key, metadata, self._wall_ms())
+                clock = self._clock
+                if clock.calls_left > 0:
+                    clock.calls_left -= 1
+                    now_ms = clock.now_ms
+                else:
+                    now_ms = clock.read()
+                accumulator = self._accumulator
+                lock = accumulator.lock
+                lock.acquire()  # `with` takes as long as all the rest of the call
+                try:
+                    handle = accumulator.append_value(value, key, metadata, now_ms)
+                finally:
+                    lock.release()
                 if handle is not None:
-                    if self._accumulator.stirred:
-                        self._portal.post(self._accumulator.pump)
+                    if self._batches.is_stirred:
+                        self._portal.post(self._sender.wakeup)
                     return handle  # type: ignore[return-value]
-        extras = Extras(keys, headers, timestamps, operations)
-        return self._keep(
-            lambda: self._engine.valued(entries, metadata, extras, partition), entries
-        )
+        columns = OptionalColumns(keys, headers, timestamps, operations)
+        values = self._serializer.values
+        return self._keep(lambda: values(entries, metadata, columns, partition), entries)
 
     def produce_arrow(
         self,
@@ -157,7 +167,7 @@ class BlockingProducer(AboutProducer):
     ) -> BlockingHandle:
         """Send typed columns, as `Producer.produce_arrow` does."""
         table = arrow_table(data)
-        return self._keep(lambda: self._engine.typed(table, metadata, partition), table)
+        return self._keep(lambda: self._serializer.columns(table, metadata, partition), table)
 
     def produce_rows(
         self,
@@ -168,49 +178,111 @@ class BlockingProducer(AboutProducer):
     ) -> BlockingHandle:
         """Send rows of typed columns, as dicts, as `Producer.produce_rows` does."""
         listed = list(rows) if not isinstance(rows, Mapping | str | bytes) else rows
-        return self._keep(lambda: self._engine.dicts(listed, metadata, partition), listed)
+        return self._keep(lambda: self._serializer.rows(listed, metadata, partition), listed)
 
     def flush(self) -> None:
         """Send what was gathered and wait until everything produced so far is accepted."""
-        self._portal.call(self._engine.flush())
+        self._portal.call(self._producer.flush())
 
     def close(self) -> None:
         """Flush and end. Raises as `flush` does; the producer is closed all the same."""
-        if self._engine.is_forked:
+        if self._accumulator.is_forked:
             return
         try:
-            self._portal.call(self._engine.close())
+            self._portal.call(self._producer.close())
         finally:
-            # Whoever is interrupted before it is closed closes it again.
-            if self._engine.is_closed:
-                UNCLOSED.closed(self._engine)
-                owned, self._owned = self._owned, None
-                if owned is not None:
-                    self._portal.call(owned.close())
+            # A close that was interrupted before it began can be repeated.
+            if self._sender.is_closed:
+                OPEN_PRODUCERS.discard(self._producer)
 
     def fit(self, data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
-        """Records as the stream carries them, after it says that it does. Sends none of them."""
-        return self._settled(lambda: self._engine.typed(data, None, None)).batches
+        """Records as the stream carries them, once its columns are recorded. Sends none of them."""
+        return self._checked(lambda: self._serializer.columns(data, None, None)).batches
 
-    def _settled(self, check: Callable[[], Parcel]) -> Parcel:
-        # Here and not over there: the loop is to upload, not to hash the keys of every thread.
+    def _checked(self, check: Callable[[], ProduceCall]) -> ProduceCall:
+        # On the caller's thread: the event loop is to send, not to hash the keys of every thread.
         while True:
             try:
                 return check()
-            except Unrecorded as unrecorded:
-                self._portal.call(self._engine.known.record(unrecorded))
+            except UnrecordedColumns as unrecorded:
+                self._portal.call(self._producer.record(unrecorded))
 
-    def _keep(self, check: Callable[[], Parcel], entries: Any) -> BlockingHandle:
+    def _keep(self, check: Callable[[], ProduceCall], entries: Any) -> BlockingHandle:
         accumulator = self._accumulator
-        parcel = self._settled(check)
-        handle = accumulator.take(accumulator.arrange(parcel), self._wall_ms())
+        checked = self._checked(check)
+        handle = accumulator.append(accumulator.arrange(checked))
         if handle is None:
-            handle = self._portal.call(self._wait(parcel, entries))
-        elif accumulator.stirred:
-            self._portal.post(accumulator.pump)
+            handle = self._portal.call(self._producer.wait_in_line(checked, entries))
+        elif self._batches.is_stirred:
+            self._portal.post(self._sender.wakeup)
         assert isinstance(handle, BlockingHandle)
         return handle
 
-    async def _wait(self, parcel: Parcel, entries: Any) -> Handle:
-        with self._engine.line.place() as place:
-            return await self._engine.keep(parcel, entries, place)
+
+class OpenProducers:
+    """The blocking producers that are open in this process, to be closed with it."""
+
+    def __init__(self) -> None:
+        self._portals: dict[Producer, Portal] = {}
+
+    def add(self, producer: Producer, home: Portal) -> None:
+        """Close this one at the end of the process, unless it is closed before."""
+        self._portals[producer] = home
+        portal.call_at_exit(self.close_all)
+
+    def discard(self, producer: Producer) -> None:
+        """It was closed."""
+        self._portals.pop(producer, None)
+
+    def close_soon(self, producer: Producer) -> None:
+        """Close it in the background. For any thread."""
+        home = self._portals.get(producer)
+        if home is not None:
+            # Refused on the loop's own thread, or after a fork: then it is left to the end.
+            with contextlib.suppress(Refused):
+                home.post(lambda: runtime.spawn(self._close(producer), name="close-dropped"))
+
+    def close_all(self, wait_s: float = EXIT_FLUSH_S) -> None:
+        """Send what they hold, for at most so long."""
+        by_portal: dict[Portal, list[Producer]] = {}
+        for producer, home in list(self._portals.items()):
+            if home.is_open and not producer._accumulator.is_forked:
+                by_portal.setdefault(home, []).append(producer)
+                pending = producer._batches.pending_rows
+                if pending:
+                    _log.warning(
+                        "a producer of stream %r was not closed: %d records are not accepted yet. "
+                        "They are sent now, for at most %g s; call close(), or use it in a with",
+                        producer.stream.name,
+                        pending,
+                        wait_s,
+                    )
+        for home, producers in by_portal.items():
+            try:
+                home.call(self._close_several(producers), timeout_s=wait_s)
+            except TimeoutError:
+                for producer in producers:
+                    _log_lost(producer, f"not accepted within {wait_s:g} s")
+
+    async def _close_several(self, producers: list[Producer]) -> None:
+        await asyncio.gather(*map(self._close, producers))
+
+    async def _close(self, producer: Producer) -> None:
+        try:
+            await producer.close()
+        except HeadwaterError as error:
+            _log_lost(producer, str(error))
+        finally:
+            if producer._sender.is_closed:
+                self.discard(producer)
+
+
+def _log_lost(producer: Producer, why: str) -> None:
+    _log.error(
+        "a producer of stream %r, which was not closed, could not send everything: %s",
+        producer.stream.name,
+        why,
+    )
+
+
+OPEN_PRODUCERS: Final = OpenProducers()

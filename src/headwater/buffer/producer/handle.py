@@ -1,4 +1,4 @@
-"""What a produce call gives back: a promise of its records' places.
+"""What a produce call returns: a promise of where its records are.
 
     handle = await producer.produce([b"a", b"b"])
     accepted = await handle
@@ -12,23 +12,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
-from headwater.buffer.producer.draft import Part
+from headwater.buffer.producer.record_batch import BatchRange, ProducerBatch, UnroutedBatch
 from headwater.buffer.queue.v1 import UNKNOWN_LSN
 from headwater.core.errors import OutcomeUnknown, Refused
+from headwater.core.portal import Portal
 
 
 class Accepted(NamedTuple):
-    """Where the records of a call, or some of them, came to stand."""
+    """Where the records of a call, or some of them, are."""
 
     partition: int
     sequence: int
     """Of their batch in the partition's queue."""
     first_lsn: int
-    """UNKNOWN_LSN, which is 0, where the queue could not tell; `last_lsn` is the same then."""
+    """UNKNOWN_LSN, which is 0, if the queue does not know; `last_lsn` is the same then."""
     last_lsn: int
     producer_sequence: int
     """Of their batch among those of this producer id in this partition."""
@@ -55,12 +56,12 @@ class Acceptance(tuple[Accepted, ...]):
 
     @property
     def first_lsn(self) -> int:
-        """The number of the first record, if there is one part; 0 if the queue cannot tell."""
+        """The LSN of the first record, if there is one part; 0 if the queue does not know it."""
         return self._only().first_lsn
 
     @property
     def last_lsn(self) -> int:
-        """The number of the last record, if there is one part; 0 if the queue cannot tell."""
+        """The LSN of the last record, if there is one part; 0 if the queue does not know it."""
         return self._only().last_lsn
 
     @property
@@ -93,46 +94,36 @@ class PartlyAccepted(OutcomeUnknown):
         """Why the others are not accepted."""
 
 
-class Source(Protocol):
-    """Where the rows of a call went, or will go."""
+class CallBatches:
+    """The batches of a call that was cut into several; none for a call without records."""
 
-    @property
-    def is_routed(self) -> bool: ...
+    __slots__ = ("_ranges", "portal")
 
-    async def routed(self) -> None: ...
-
-    def parts(self, start: int, rows: int) -> list[Part]: ...
-
-
-class Spread:
-    """A call that was cut into several batches when it was made; or one without records."""
-
-    __slots__ = ("_parts",)
-
-    def __init__(self, parts: list[Part]) -> None:
-        self._parts = parts
+    def __init__(self, ranges: list[BatchRange], portal: Portal | None = None) -> None:
+        self._ranges = ranges
+        self.portal = portal
 
     @property
     def is_routed(self) -> bool:
-        """Always."""
+        """Whether the partitions of its records are known: always."""
         return True
 
     async def routed(self) -> None:
-        """Until `parts` can tell: at once."""
+        """Until the partitions of its records are known."""
 
-    def parts(self, start: int, rows: int) -> list[Part]:
-        """All parts: there is one call here."""
-        return self._parts
+    def ranges(self, start: int, rows: int) -> list[BatchRange]:
+        """All of them: there is one call here."""
+        return self._ranges
 
 
 class Handle(msgspec.Struct, eq=False, gc=False):
     """The outcome of one produce call. Await it for the acceptance, as often as you like.
 
     It costs next to nothing until it is awaited, and may be dropped. It takes part in no cycle, and
-    a million of them that are kept must not slow down every garbage collection: hence `gc=False`.
+    a million of them must not slow down every garbage collection: hence `gc=False`.
     """
 
-    _source: Source
+    _source: ProducerBatch | UnroutedBatch | CallBatches
     _start: int
     _rows: int
 
@@ -140,30 +131,32 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         return self.wait().__await__()
 
     async def wait(self) -> Acceptance:
-        """Until all records are accepted, or an error tells that some are not.
+        """Until all records are accepted, or an error says that some are not.
 
         `OutcomeUnknown`: some may be; as `PartlyAccepted`, some are and the others are not.
-        `accepted()` says which are.
-        Cancelling the one who waits changes nothing.
+        `accepted()` says which are. Cancelling the wait changes nothing.
         """
         if not self._source.is_routed:
             await self._source.routed()
-        parts = self._parts()
-        for part in parts:
-            await part.draft.wait()
-        failed = [part for part in parts if part.draft.error is not None]
+        for part in self._ranges():
+            await part.batch.wait()
+        return self._outcome()
+
+    def _outcome(self) -> Acceptance:
+        parts = self._ranges()
+        failed = [part for part in parts if part.batch.error is not None]
         if not failed:
             return Acceptance(self.accepted())
         for part in failed:
-            part.draft.heard = True
-        raise self._outcome(parts, failed)
+            part.batch.is_reported = True
+        raise self._error(parts, failed)
 
-    def _outcome(self, parts: list[Part], failed: list[Part]) -> BaseException:
-        """What is told of a call that failed, or of which a part did.
+    def _error(self, parts: list[BatchRange], failed: list[BatchRange]) -> BaseException:
+        """The error of a call that failed, or of which a part did.
 
         The error of one part would say of the whole call that it was not accepted.
         """
-        errors = [part.draft.error for part in failed if part.draft.error is not None]
+        errors = [part.batch.error for part in failed if part.batch.error is not None]
         for error in errors:
             if isinstance(error, OutcomeUnknown):
                 return error.with_traceback(None)
@@ -183,17 +176,17 @@ class Handle(msgspec.Struct, eq=False, gc=False):
     @property
     def is_done(self) -> bool:
         """Whether waiting would take no time."""
-        return self._source.is_routed and all(part.draft.is_done for part in self._parts())
+        return self._source.is_routed and all(part.batch.is_done for part in self._ranges())
 
     def accepted(self) -> list[Accepted]:
         """The parts that are accepted by now, also if others failed."""
         found = []
         passed: Counter[int] = Counter()
-        for draft, start, rows in self._parts() if self._source.is_routed else ():
-            # Within a partition the parts stand in the order of the call's records.
-            first_record = passed[draft.partition]
-            passed[draft.partition] += rows
-            placed = draft.placed
+        for batch, start, rows in self._ranges() if self._source.is_routed else ():
+            # Within a partition the parts are in the order of the call's records.
+            first_record = passed[batch.partition]
+            passed[batch.partition] += rows
+            placed = batch.placed
             if placed is not None:
                 first = last = UNKNOWN_LSN
                 if placed.first_lsn != UNKNOWN_LSN:
@@ -201,11 +194,11 @@ class Handle(msgspec.Struct, eq=False, gc=False):
                     last = first + rows - 1
                 found.append(
                     Accepted(
-                        draft.partition,
+                        batch.partition,
                         placed.sequence,
                         first,
                         last,
-                        draft.producer_sequence,
+                        batch.producer_sequence,
                         rows,
                         first_record,
                     )
@@ -224,22 +217,37 @@ class Handle(msgspec.Struct, eq=False, gc=False):
 
     @property
     def first_lsn(self) -> int:
-        """The number of the first record of an accepted call of one part."""
+        """The LSN of the first record of an accepted call of one part."""
         return self._acceptance().first_lsn
 
     @property
     def last_lsn(self) -> int:
-        """The number of the last record of an accepted call of one part."""
+        """The LSN of the last record of an accepted call of one part."""
         return self._acceptance().last_lsn
 
     def __repr__(self) -> str:
         state = "done" if self.is_done else "pending"
         return f"<{type(self).__name__} of {self._rows} records, {state}>"
 
-    def _parts(self) -> list[Part]:
-        return self._source.parts(self._start, self._rows)
+    def _ranges(self) -> list[BatchRange]:
+        return self._source.ranges(self._start, self._rows)
 
     def _acceptance(self) -> Acceptance:
         if not self.is_done:
             raise Refused("not accepted yet: await the handle first")
         return Acceptance(self.accepted())
+
+
+class BlockingHandle(Handle, eq=False, gc=False):
+    """The outcome of one produce call; `result()` waits for it."""
+
+    def result(self, timeout: float | None = None) -> Acceptance:
+        """Wait until all records are accepted, for at most `timeout` seconds.
+
+        After a `TimeoutError` the records are still on their way. Named as in `concurrent.futures`.
+        """
+        if self.is_done:
+            return self._outcome()
+        portal = self._source.portal
+        assert portal is not None
+        return portal.call(self.wait(), timeout_s=timeout)

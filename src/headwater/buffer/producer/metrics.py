@@ -36,10 +36,17 @@ class ProducerMetrics:
         self.flush_duration_seconds = Histogram()
         """From sealing to acceptance."""
 
+    def count(self, rows: int, size_bytes: int, written_bytes: int, took_s: float) -> None:
+        """A batch was accepted."""
+        self.batches_flushed += 1
+        self.entries_flushed += rows
+        self.bytes_flushed += size_bytes
+        self.bytes_written += written_bytes
+        self.flush_duration_seconds.observe(took_s)
+
     def __repr__(self) -> str:
         names = (*_PUBLISHED[:-1], "manifest_writes", "manifest_conflicts", _PUBLISHED[-1])
-        told = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
-        return f"ProducerMetrics({told})"
+        return f"ProducerMetrics({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     @property
     def manifest_writes(self) -> int:

@@ -7,51 +7,121 @@
 Always holds:
 
 - a call is kept whole or not at all: when `produce` raises or is cancelled, nothing of it was
-  kept; when it returns, all of it is, and nothing but an error of its handle can lose it;
+  kept; when it returns, all of it is, and it is accepted unless its handle raises an error;
 - records of one partition are accepted in the order in which the calls began, also of calls that
   run at the same time, each exactly once, whatever happens to the answers of the store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
-from headwater.buffer.producer.about import AboutProducer
-from headwater.buffer.producer.engine import Engine
-from headwater.buffer.producer.given import arrow_table
-from headwater.buffer.producer.handle import Handle
-from headwater.buffer.producer.known_stream import Unrecorded
-from headwater.buffer.producer.line import Place
-from headwater.buffer.producer.parcel import (
+from headwater.buffer.producer.accumulator import BufferFull, RecordAccumulator, WaitingCall
+from headwater.buffer.producer.call import (
     Columns,
     Entries,
-    Extras,
     Headers,
     Keys,
     Operations,
+    OptionalColumns,
+    ProduceCall,
     Timestamps,
+    is_whole_text,
 )
+from headwater.buffer.producer.config import Settings, settings_for
+from headwater.buffer.producer.handle import Handle
+from headwater.buffer.producer.metrics import ProducerMetrics
+from headwater.buffer.producer.rows import arrow_table
+from headwater.buffer.producer.sender import PARTITIONS_AT_ONCE, Sender, close_appenders
+from headwater.buffer.producer.serializer import (
+    INLINE_ARRANGE_BYTES,
+    RecordSerializer,
+    UnrecordedColumns,
+)
+from headwater.buffer.queue.contract import Appender, ProducerState
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.handle import open_source
+from headwater.buffer.stream.handle import explain_deletion, open_source
 from headwater.buffer.stream.streams import resolve_stream
 from headwater.core import runtime
-from headwater.core.errors import HeadwaterError
+from headwater.core.errors import HeadwaterError, Refused
+from headwater.core.portal import Portal
 from headwater.store import Store
 
+_log: Final = logging.getLogger("headwater")
 
-class Producer(AboutProducer):
+
+class BaseProducer:
+    """What producers tell, whether their calls are awaited or block."""
+
+    _sender: Sender
+    _fate: str | None
+    """What happens to records that are not accepted when the producer is dropped."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+        self._serializer = sender.serializer
+        self._accumulator = sender.accumulator
+        self._batches = sender.accumulator.batches
+        self._clock = sender.accumulator.clock
+
+    @property
+    def resumed(self) -> dict[int, ProducerState]:
+        """By partition: the last accepted batch of the last producer under this id."""
+        return {each.partition: each.resumed for each in self._sender.partitions}
+
+    @property
+    def producer_id(self) -> str:
+        """The id under which batches are appended."""
+        return self._sender.producer_id
+
+    @property
+    def stream(self) -> Stream:
+        """The stream, with the columns that this producer knows."""
+        return self._serializer.stream
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self._sender.settings
+
+    @property
+    def metrics(self) -> ProducerMetrics:
+        """What was done so far."""
+        return self._sender.metrics
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.stream.name!r}, producer_id={self.producer_id!r})"
+
+    def __del__(self) -> None:
+        sender: Sender | None = getattr(self, "_sender", None)
+        if sender is None or self._fate is None or sender.is_closed or self._accumulator.is_forked:
+            return
+        message = (
+            f"a producer of stream {self.stream.name!r} was dropped without close(): "
+            f"{self._batches.pending_rows} records are not accepted, and {self._fate}"
+        )
+        # Python shows no ResourceWarning unless it is asked to, and here it is about records.
+        _log.warning("%s", message)
+        warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
+
+
+class Producer(BaseProducer):
     """Sends records to a stream. For the tasks of one event loop."""
 
-    def __init__(self, engine: Engine, owned: Store | None = None) -> None:
+    _fate: str | None = "are lost when its event loop ends before they are"
+
+    def __init__(self, sender: Sender, owned: Store | None = None) -> None:
         """Use `Producer.open`. A store that is `owned` is closed with the producer."""
-        self._engine = engine
+        super().__init__(sender)
         self._owned = owned
-        self._accumulator = engine.accumulator
-        self._wall_ms = runtime.current().wall_ms
+        self._recording = asyncio.Lock()
         self._turn_ms = 0
 
     @classmethod
@@ -65,13 +135,13 @@ class Producer(AboutProducer):
     ) -> Producer:
         """A producer of the stream `name` at an address or in a store, or of an open stream.
 
-        A store that is given by its address is closed with the producer. A `producer_id` makes this
-        the successor of whoever had the id: that one is fenced, and `resumed` says how far it came.
+        A store that is given by its address is closed with the producer. Opening with a
+        `producer_id` fences the last producer under that id; `resumed` says what it had accepted.
         Without one, the producer has an id of its own.
         """
         async with open_source(source) as (found, owned):
             stream = await resolve_stream(found, name, writing=True)
-            return cls(await Engine.open(stream, producer_id, settings), owned)
+            return cls(await open_sender(stream, producer_id, settings), owned)
 
     async def __aenter__(self) -> Producer:
         return self
@@ -104,21 +174,19 @@ class Producer(AboutProducer):
         Keys, headers, timestamps and operations are one for each record, or a single one for all.
         `BufferFull` if there is no room for the call.
         """
-        now_ms = self._wall_ms()
-        if now_ms != self._turn_ms:
+        clock = self._clock
+        if clock.calls_left > 0:
+            clock.calls_left -= 1
+            now_ms = clock.now_ms
+        elif (now_ms := clock.read()) != self._turn_ms:
             # A caller that only produces never waits for anything: once in a while it lets the
-            # uploads go on. Before the call is kept, since this is where it may be cancelled.
+            # uploads continue. Before the call is kept, since here it may be cancelled.
             self._turn_ms = now_ms
-            with self._engine.line.place() as place:
+            with self._accumulator.line_up() as call:
                 await runtime.sleep(0)
-                if not place.is_alone:
-                    return await self._values(
-                        place,
-                        entries,
-                        metadata,
-                        Extras(keys, headers, timestamps, operations),
-                        partition,
-                    )
+                if not call.is_alone:
+                    columns = OptionalColumns(keys, headers, timestamps, operations)
+                    return await self._produce(call, entries, metadata, columns, partition)
         if headers is None and timestamps is None and operations is None and partition is None:
             value: Any = entries
             key: Any = keys
@@ -131,28 +199,26 @@ class Producer(AboutProducer):
                 and (key is None or type(key) is bytes)
                 and (metadata is None or type(metadata) is bytes)
             ):
-                accumulator = self._accumulator
-                handle = accumulator.take_one(value, key, metadata, now_ms)
+                handle = self._accumulator.append_value(value, key, metadata, now_ms)
                 if handle is not None:
-                    if accumulator.stirred:
-                        accumulator.pump()
+                    if self._batches.is_stirred:
+                        self._sender.wakeup()
                     return handle
-        with self._engine.line.place() as place:
-            return await self._values(
-                place, entries, metadata, Extras(keys, headers, timestamps, operations), partition
-            )
+        with self._accumulator.line_up() as call:
+            columns = OptionalColumns(keys, headers, timestamps, operations)
+            return await self._produce(call, entries, metadata, columns, partition)
 
-    async def _values(
+    async def _produce(
         self,
-        place: Place,
+        call: WaitingCall,
         entries: Entries,
         metadata: bytes | None,
-        extras: Extras,
+        columns: OptionalColumns,
         partition: int | None,
     ) -> Handle:
-        engine = self._engine
-        parcel = await engine.settled(lambda: engine.valued(entries, metadata, extras, partition))
-        return await engine.keep(parcel, entries, place)
+        values = self._serializer.values
+        checked = await self._checked(lambda: values(entries, metadata, columns, partition))
+        return await self.keep(checked, entries, call)
 
     async def produce_arrow(
         self,
@@ -166,25 +232,24 @@ class Producer(AboutProducer):
         They come as a pyarrow RecordBatch or Table, or as anything that has Arrow's C stream: a
         frame of pandas or polars, a result of DuckDB. A stream is read whole before it is sent.
         """
-        engine = self._engine
-        with engine.line.place() as place:
+        serializer = self._serializer
+        with self._accumulator.line_up() as call:
             await runtime.sleep(0)
             table = data
             if not isinstance(data, pa.RecordBatch | pa.Table):
-                # Once: what is checked again, after the stream recorded its columns, may not be
-                # read again.
+                # Once: a stream cannot be read a second time, when the call is checked again.
                 table = await runtime.run_blocking(arrow_table, data)
             while True:
                 try:
-                    if engine.takes_time(table):
-                        check = runtime.run_blocking(engine.typed, table, metadata, partition)
-                        parcel = await check
+                    if serializer.takes_time(table):
+                        check = runtime.run_blocking(serializer.columns, table, metadata, partition)
+                        checked = await check
                     else:
-                        parcel = engine.typed(table, metadata, partition)
-                except Unrecorded as unrecorded:
-                    await engine.known.record(unrecorded)
+                        checked = serializer.columns(table, metadata, partition)
+                except UnrecordedColumns as unrecorded:
+                    await self.record(unrecorded)
                 else:
-                    return await engine.keep(parcel, table, place)
+                    return await self.keep(checked, table, call)
 
     async def produce_rows(
         self,
@@ -194,26 +259,141 @@ class Producer(AboutProducer):
         partition: int | None = None,
     ) -> Handle:
         """Send rows of typed columns, as dicts; reserved names as in `produce_arrow`."""
-        engine = self._engine
-        with engine.line.place() as place:
+        with self._accumulator.line_up() as call:
             await runtime.sleep(0)
             listed = list(rows) if not isinstance(rows, Mapping | str | bytes) else rows
-            parcel = await engine.settled(lambda: engine.dicts(listed, metadata, partition))
-            return await engine.keep(parcel, listed, place)
+            checked = await self._checked(
+                lambda: self._serializer.rows(listed, metadata, partition)
+            )
+            return await self.keep(checked, listed, call)
 
     async def flush(self) -> None:
         """Send what was gathered and wait until everything produced so far is accepted.
 
-        Raises the first error among it, or of earlier calls whose handles nobody awaited.
+        Raises the first error among it, or of earlier calls whose handles did not raise theirs.
         """
-        await self._engine.flush()
+        await self._sender.flush()
 
     async def close(self) -> None:
         """Flush and end. Raises as `flush` does; the producer is closed all the same."""
         try:
-            await self._engine.close()
+            await self._sender.close()
         finally:
             owned = self._owned
-            if owned is not None and self._engine.is_closed:
+            if owned is not None and self._sender.is_closed:
                 self._owned = None
                 await owned.close()
+
+    # Also for the blocking producer
+
+    async def _checked(self, check: Callable[[], ProduceCall]) -> ProduceCall:
+        while True:
+            try:
+                return check()
+            except UnrecordedColumns as unrecorded:
+                await self.record(unrecorded)
+
+    async def record(self, unrecorded: UnrecordedColumns) -> None:
+        """Record what a call brings to the stream, so that it can be checked again."""
+        async with self._recording:
+            self._accumulator.check_open()
+            if self._serializer.stream is unrecorded.stream:  # else it was recorded meanwhile
+                await self._serializer.record(unrecorded)
+                if self.stream.is_opaque:
+                    self._accumulator.take_values()
+
+    async def keep(self, checked: ProduceCall, entries: Any, call: WaitingCall) -> Handle:
+        """Keep a checked call when it is its turn; `BufferFull` if there is no room for it."""
+        accumulator = self._accumulator
+        if checked.size_bytes > INLINE_ARRANGE_BYTES and accumulator.takes_time(checked):
+            await runtime.run_blocking(accumulator.arrange, checked)
+        else:
+            accumulator.arrange(checked)
+        handle = accumulator.append(checked, in_line=True) if call.is_first else None
+        if handle is None:
+            handle = await self._wait_for_room(checked, entries, call)
+        if self._batches.is_stirred:
+            self._sender.wakeup()
+        return handle
+
+    async def wait_in_line(self, checked: ProduceCall, entries: Any) -> Handle:
+        """Line up with a checked call, and keep it."""
+        with self._accumulator.line_up() as call:
+            return await self.keep(checked, entries, call)
+
+    async def _wait_for_room(self, checked: ProduceCall, entries: Any, call: WaitingCall) -> Handle:
+        settings, accumulator = self.settings, self._accumulator
+
+        def attempt() -> Handle | None:
+            handle = accumulator.append(checked, in_line=True)
+            if handle is None:
+                # Batches that are not full are sent at once: the room they take is needed.
+                self._sender.seal_all()
+            return handle
+
+        def full() -> str:
+            return (
+                f"the buffer holds {accumulator.held_bytes:,} of {settings.buffer_bytes:,} bytes "
+                f"and {accumulator.held_calls:,} of {settings.buffer_calls:,} calls that are not "
+                f"accepted yet; this call has {checked.size_bytes:,} bytes"
+            )
+
+        wait_ms = settings.max_block_ms
+        timeout_s = None if wait_ms is None else wait_ms / 1000
+        only_once = settings.on_full == "fail"
+        try:
+            handle = await accumulator.wait_turn(call, attempt, timeout_s, only_once=only_once)
+        except TimeoutError:
+            why = f"no room within {wait_ms:,} ms (max_block_ms): {full()}"
+            if not call.is_first:
+                why = f"the calls before this one were not kept within {wait_ms:,} ms; {full()}"
+            raise BufferFull(why, entries=entries) from None
+        if handle is None:
+            raise BufferFull(f"{full()}. Try again later, or produce more slowly", entries=entries)
+        return handle
+
+
+async def open_sender(
+    stream: Stream,
+    producer_id: str | None,
+    given: Mapping[str, Any],
+    portal: Portal | None = None,
+) -> Sender:
+    """Fence the last producer under the id in all partitions, and learn what it had accepted."""
+    settings = settings_for(stream, given)
+    chosen = runtime.new_ulid() if producer_id is None else _checked_id(producer_id)
+    slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
+
+    async def one(partition: int) -> tuple[Appender, ProducerState]:
+        appender = stream.appender(partition, chosen)
+        async with slots, explain_deletion(stream):
+            return appender, await appender.open()
+
+    found = await asyncio.gather(
+        *(one(partition) for partition in range(stream.partitions)), return_exceptions=True
+    )
+    opened = [outcome for outcome in found if not isinstance(outcome, BaseException)]
+    for outcome in found:
+        if isinstance(outcome, BaseException):
+            appenders = [appender for appender, _ in opened]
+            await close_appenders(appenders, for_good=producer_id is None)
+            raise outcome
+    accumulator = RecordAccumulator(
+        settings,
+        stream.partitions,
+        takes_values=stream.is_opaque,
+        takes_keys=stream.config.format != "v1",
+        portal=portal,
+    )
+    serializer, resumable = RecordSerializer(stream), producer_id is not None
+    return Sender(settings, accumulator, serializer, opened, chosen, resumable=resumable)
+
+
+def _checked_id(producer_id: Any) -> str:
+    if not isinstance(producer_id, str):
+        raise Refused(f"producer_id is {producer_id!r}: it is text, such as 'binlog-7'")
+    if not is_whole_text(producer_id):
+        raise Refused(
+            f"producer_id is {producer_id!r}: it has a lone surrogate, which is not valid text"
+        )
+    return producer_id

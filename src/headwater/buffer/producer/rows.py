@@ -1,131 +1,434 @@
-"""Records as plain lists, until there are enough of them to be worth an Arrow array.
+"""Dicts and frames made into columns, with every value as it is.
 
-An Arrow array costs microseconds, however small; one for each call of one record would cost more
-than everything else that happens to the record.
+The stream gives the types of its columns; Arrow infers those of other columns from the rows of the
+call. Reserved names (`_key`, `_headers`, …) have the types of the record model in either case.
+
+Given a type, Arrow converts what it can: 1.5 to 1, a datetime to a date, text to bytes; and it
+drops the fields of a dict that a struct does not have. Here a value that would come back as
+another one is refused. Columns are checked in bulk: nearly always the set of their Python types
+shows that no value needs a look.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-from typing import Any
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from datetime import date, datetime
+from decimal import Decimal
+from itertools import chain
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from headwater.buffer.arrow_stream import ValuesColumn
-from headwater.buffer.records import (
-    HEADERS,
-    KEY,
-    OPERATION,
-    RESERVED,
-    TIMESTAMP,
-    VALUE,
+from headwater.buffer.conversion import extended_type
+from headwater.buffer.producer.call import header_pairs, is_whole_text, operation_code
+from headwater.buffer.records import HEADERS, HEADERS_TYPE, OPERATION, RESERVED
+from headwater.core.errors import Refused
+
+_SHOWN: Final = 60
+_NO_LISTS: Final = str | bytes | bytearray | memoryview
+"""Python iterates over them, so Arrow takes an empty one for an empty list of anything."""
+_FAILURES: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
+
+
+def table_of(
+    rows: Iterable[Mapping[str, Any]], schema: pa.Schema | None, *, may_widen: bool = False
+) -> pa.Table:
+    """The rows as one table; a key that a row lacks is null there.
+
+    `may_widen`: the types of `schema` were inferred, and become wider where values ask for it.
+    """
+    if isinstance(rows, Mapping | str | bytes):
+        raise Refused(f"produce_rows takes dicts, one for each record, not {type(rows).__name__}")
+    listed: list[Any] = list(rows)
+    strange = {type(row).__name__ for row in listed if not isinstance(row, Mapping)}
+    if strange:
+        raise Refused(f"produce_rows takes dicts, one for each record, not {min(strange)}")
+    names = list(dict.fromkeys(name for row in listed for name in row))
+    declared = {} if schema is None else {field.name: field.type for field in schema}
+    if listed and not names:
+        # A table without columns has no rows either: these would be gone without a word.
+        if not declared:
+            raise Refused(
+                "rows without any column, on a stream without columns: there is nothing to carry "
+                "them. Give them a column, or declare a schema"
+            )
+        names = list(declared)
+    columns = {name: _column(name, listed, declared, may_widen) for name in names}
+    return pa.table(columns)
+
+
+def _column(
+    name: Any, rows: list[Mapping[str, Any]], declared: Mapping[str, Any], may_widen: bool
+) -> pa.Array:
+    values = [row.get(name) for row in rows]
+    if not isinstance(name, str):
+        raise Refused(f"{name!r} is no column: names are text")
+    if not is_whole_text(name):
+        raise Refused(f"{name!r} is no column: it has a lone surrogate, so it is not text")
+    try:
+        if name == HEADERS:
+            return pa.array([header_pairs(given) for given in values], HEADERS_TYPE)
+        if name == OPERATION:
+            return pa.array([operation_code(given) for given in values], RESERVED[OPERATION])
+        kind = RESERVED.get(name, declared.get(name))
+        if kind is None:
+            return _inferred(name, values)
+        if name in RESERVED or not may_widen:
+            return exact_array(name, values, kind)
+        return _widened(name, values, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise Refused(f"column {name!r}: {error}") from error
+
+
+def _inferred(name: str, values: list[Any]) -> pa.Array:
+    found = pa.array(values)
+    check_exact(name, values, found.type, is_declared=False)
+    if pa.types.is_decimal(found.type) and found.type.bit_width <= 128:
+        # These values have so many digits; the next ones may have more before the point.
+        return found.cast(pa.decimal128(38, found.type.scale))
+    return found
+
+
+def _widened(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
+    """The values in the type of their column, or in one that the column can be widened to.
+
+    Of values that fit neither, the column that Arrow infers: the stream then says why not.
+    """
+    refusal = None
+    if not _holds_float32(kind):
+        try:
+            return exact_array(name, values, kind, is_declared=False)
+        except Refused as error:
+            refusal = error
+    try:
+        found = _inferred(name, values)
+    except (Refused, pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise refusal or error from None
+    try:
+        return exact_array(name, values, extended_type(kind, found.type), is_declared=False)
+    except Refused:
+        return found
+
+
+def _holds_float32(kind: pa.DataType) -> bool:
+    """Whether a Python float would be rounded somewhere in this type."""
+    if pa.types.is_nested(kind):
+        return any(_holds_float32(kind.field(place).type) for place in range(kind.num_fields))
+    return bool(pa.types.is_float32(kind))
+
+
+def arrow_table(data: Any) -> pa.RecordBatch | pa.Table:
+    """The columns of anything that has Arrow's C interface, such as a frame or a query result."""
+    if isinstance(data, pa.RecordBatch | pa.Table):
+        check_pandas_index(data.schema)
+        return data
+    if not hasattr(data, "__arrow_c_stream__") and not hasattr(data, "__arrow_c_array__"):
+        raise Refused(
+            "produce_arrow takes a pyarrow RecordBatch or Table, or what has Arrow's C interface "
+            f"(__arrow_c_stream__: frames of pandas and polars, results of DuckDB), not "
+            f"{type(data).__name__}; for a list of dicts there is produce_rows"
+        )
+    try:
+        table = pa.table(data)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise Refused(f"the columns of a {type(data).__name__} cannot be read: {error}") from error
+    check_pandas_index(table.schema)
+    return table
+
+
+def check_pandas_index(schema: pa.Schema) -> None:
+    """Refuse a pandas index that is a range other than the row numbers.
+
+    Arrow keeps a range in the metadata alone, and no column has its values: they would be lost.
+    """
+    if b'"range"' not in (schema.metadata or {}).get(b"pandas", b""):
+        return
+    for index in schema.pandas_metadata.get("index_columns", ()):
+        if isinstance(index, dict) and index.get("kind") == "range":
+            name, start, step = index.get("name"), index.get("start"), index.get("step")
+            if name is not None or start != 0 or step != 1:
+                title = "" if name is None else f" {name!r}"
+                raise Refused(
+                    f"the index{title} of pandas is a range from {start} in steps of {step}, which "
+                    "no column holds: reset_index() first, or reset_index(drop=True)"
+                )
+
+
+class _Rule(NamedTuple):
+    """What a type takes."""
+
+    fits: Callable[[pa.DataType], bool]
+    plain: Callable[[type], bool]
+    """Whether a Python type is taken as it is; what is of another must come back the same."""
+    takes: str
+
+
+_RULES: Final = (
+    _Rule(pa.types.is_boolean, lambda kind: kind is bool, "True or False"),
+    _Rule(pa.types.is_integer, lambda kind: kind is int, "whole numbers"),
+    _Rule(
+        pa.types.is_floating,
+        lambda kind: issubclass(kind, float),
+        "numbers that it holds exactly: float(…) rounds",
+    ),
+    _Rule(
+        pa.types.is_decimal,
+        lambda kind: kind in (Decimal, int),
+        "Decimals and whole numbers",
+    ),
+    _Rule(
+        pa.types.is_string,
+        lambda kind: issubclass(kind, str),
+        "text: str(…) makes text of a value, and .decode() of bytes",
+    ),
+    _Rule(
+        pa.types.is_binary,
+        lambda kind: kind in (bytes, bytearray, memoryview),
+        "bytes: encode text first, as in text.encode()",
+    ),
+    _Rule(
+        pa.types.is_date,
+        lambda kind: kind is date,
+        "dates: of a datetime, .date()",
+    ),
+    _Rule(
+        pa.types.is_timestamp,
+        lambda kind: kind is datetime,
+        "datetimes; where it is declared, whole microseconds since 1970 as well",
+    ),
 )
 
-Header = list[dict[str, Any]]
+
+class _Misfit(Exception):
+    """A value that would become another one."""
 
 
-class Rows:
-    """Valued records, column by column. A column that no call has used is None."""
+def check_exact(
+    column: str,
+    values: Sequence[Any],
+    kind: pa.DataType,
+    *,
+    is_declared: bool,
+    from_json: bool = False,
+) -> None:
+    """Refuse values that a column of type `kind` would change or drop; the error names them.
 
-    __slots__ = ("headers", "is_plain", "keys", "operations", "sizes", "timestamps", "values")
+    `is_declared`: a user chose the type, so a date may be given as a number of days, a time as
+    microseconds, and a time in UTC without its zone. In an inferred type those are other values.
+    Values `from_json` may be text, which Arrow parses, but no numbers for dates and times; the
+    error names no record, because the caller counts the lines.
+    """
+    check = _ExactCheck(is_declared=is_declared, from_json=from_json)
+    try:
+        check.at(column, values, kind)
+    except _Misfit as misfit:
+        row = None if from_json else _first_misfit(check, column, values, kind)
+        where = "" if row is None else f"record {row}, "
+        raise Refused(f"{where}column {misfit}") from None
 
-    def __init__(self) -> None:
-        self.is_plain = True
-        """Whether no column but the value is used."""
-        self.values: list[bytes | None] = []
-        self.sizes = array("i")
-        """Of the values, as far as calls told them: of all of them, or of no use."""
-        self.keys: list[bytes | None] | None = None
-        self.headers: list[Header | None] | None = None
-        self.timestamps: list[int | None] | None = None
-        """In microseconds since 1970."""
-        self.operations: list[int | None] | None = None
 
-    def __len__(self) -> int:
-        return len(self.values)
+def exact_array(
+    column: str, values: Sequence[Any], kind: pa.DataType, *, is_declared: bool = True
+) -> pa.Array:
+    """The values as a column of a known type; `Refused` names the record that is none."""
+    check_exact(column, values, kind, is_declared=is_declared)
+    try:
+        return pa.array(values, kind)
+    except _FAILURES as error:
+        value = _first_failure(values, kind)
+        row = next(row for row, found in enumerate(values) if found is value)
+        raise Refused(
+            f"record {row}, column {column!r}: {_shown(value)} is no {kind}: {error}"
+        ) from error
 
-    def extend(
-        self,
-        values: Sequence[bytes | None],
-        keys: Sequence[bytes | None] | None = None,
-        headers: Sequence[Header | None] | None = None,
-        timestamps: Sequence[int | None] | None = None,
-        operations: Sequence[int | None] | None = None,
-        sizes: list[int] | None = None,
+
+def _first_misfit(
+    check: _ExactCheck, column: str, values: Sequence[Any], kind: pa.DataType
+) -> int | None:
+    """The first record that does not fit by itself."""
+    for row, value in enumerate(values):
+        try:
+            check.at(column, [value], kind)
+        except _Misfit:
+            return row
+    return None
+
+
+class _ExactCheck:
+    """Checks the values of one column, and what is nested in them."""
+
+    def __init__(self, *, is_declared: bool, from_json: bool) -> None:
+        self._is_declared = is_declared
+        self._from_json = from_json
+
+    def at(self, place: str, values: Sequence[Any], kind: pa.DataType) -> None:
+        """`_Misfit` if a value does not fit."""
+        types = set(map(type, values))
+        types.discard(type(None))
+        if not types:
+            return
+        if not pa.types.is_nested(kind):
+            self._at_plain(place, values, kind, types)
+            return
+        present = [value for value in values if value is not None]
+        try:
+            if pa.types.is_struct(kind):
+                self._at_structs(place, present, kind)
+            elif pa.types.is_map(kind):
+                pairs = list(chain.from_iterable(map(_pairs, present)))
+                self.at(f"{place}.key", [key for key, _ in pairs], kind.key_type)
+                self.at(f"{place}.value", [value for _, value in pairs], kind.item_type)
+            else:
+                if any(issubclass(one, _NO_LISTS | Mapping) for one in types):
+                    raise _Misfit(f"{place!r} is {kind}: it takes lists")
+                self.at(f"{place}.element", list(chain.from_iterable(present)), kind.value_type)
+        except (TypeError, ValueError) as error:
+            raise _Misfit(f"{place!r} is {kind}: {error}") from error
+
+    def _at_structs(self, place: str, present: list[Any], kind: pa.StructType) -> None:
+        rows = [_mapping(place, value, kind) for value in present]
+        names = [field.name for field in kind]
+        strange = set().union(*rows).difference(names)
+        if strange:
+            lines = [_undeclared(place, name, rows, names) for name in sorted(strange, key=str)]
+            raise _Misfit(f"{place!r} is {kind}, and what is given does not fit:{''.join(lines)}")
+        for field in kind:
+            self.at(f"{place}.{field.name}", [row.get(field.name) for row in rows], field.type)
+
+    def _at_plain(
+        self, place: str, values: Iterable[Any], kind: pa.DataType, types: set[type]
     ) -> None:
-        """Add records; None in a column that others use means the same as if nobody used it."""
-        before, count = len(self.values), len(values)
-        self.values.extend(values)
-        if sizes is not None:
-            self.sizes.fromlist(sizes)
-        self.keys = _grown(self.keys, keys, before, count)
-        self.headers = _grown(self.headers, headers, before, count)
-        self.timestamps = _grown(self.timestamps, timestamps, before, count)
-        self.operations = _grown(self.operations, operations, before, count)
-        used = (self.keys, self.headers, self.timestamps, self.operations)
-        self.is_plain = all(column is None for column in used)
+        rule = next((rule for rule in _RULES if rule.fits(kind)), None)
+        if rule is None:
+            return
+        odd = {one for one in types if not rule.plain(one)}
+        if self._from_json:
+            odd.discard(str)
+        elif self._is_declared and pa.types.is_temporal(kind):
+            odd.discard(int)
+        if odd:
+            _check_same(place, [value for value in values if type(value) in odd], kind, rule)
+        if kind == pa.float32():
+            _check_range(place, [value for value in values if type(value) is float], kind, rule)
+        elif pa.types.is_timestamp(kind):
+            self._check_zones(place, values, kind)
 
-    def append(self, value: bytes, key: bytes | None) -> None:
-        """Add one record that has nothing but a value and perhaps a key."""
-        keys = self.keys
-        if keys is not None:
-            keys.append(key)
-        elif key is not None:
-            self.keys = [None] * len(self.values)
-            self.keys.append(key)
-            self.is_plain = False
-        self.values.append(value)
-        if self.headers is not None:
-            self.headers.append(None)
-        if self.timestamps is not None:
-            self.timestamps.append(None)
-        if self.operations is not None:
-            self.operations.append(None)
+    def _check_zones(self, place: str, values: Iterable[Any], kind: pa.TimestampType) -> None:
+        times = [value for value in values if isinstance(value, datetime)]
+        aware = next((time for time in times if time.tzinfo is not None), None)
+        if kind.tz is None and aware is not None:
+            raise _Misfit(
+                f"{place!r} is {kind}, without a zone, and {aware} has one: give it without "
+                "(.replace(tzinfo=None), in the zone that you mean), or declare timestamp[us, UTC]"
+            )
+        if kind.tz is not None and not self._is_declared:
+            naive = next((time for time in times if time.tzinfo is None), None)
+            if naive is not None:
+                raise _Misfit(
+                    f"{place!r}: some times have a zone, and {naive} has none: give it one, as in "
+                    ".replace(tzinfo=UTC)"
+                )
 
-    def to_arrow(self) -> pa.RecordBatch:
-        """The records as columns, in the order of the record model."""
+
+def _check_same(place: str, odd: list[Any], kind: pa.DataType, rule: _Rule) -> None:
+    """Values of types that are not the column's own must come back as they are."""
+    for value in odd:
+        # To Python True is 1, and 1.0: they would seem to come back.
+        if type(value).__name__ in ("bool", "bool_") and not pa.types.is_boolean(kind):
+            raise _misfit(place, value, kind, rule)
+    try:
+        back = pa.array(odd, kind).to_pylist()
+    except _FAILURES:
+        raise _misfit(place, _first_failure(odd, kind), kind, rule) from None
+    for value, found in zip(odd, back, strict=True):
+        if found is not None and not _is_same(value, found):
+            raise _misfit(place, value, kind, rule)
+
+
+def _first_failure(values: Sequence[Any], kind: pa.DataType) -> Any:
+    for value in values:
         try:
-            return self._with_values(self._loose().column())
-        except TypeError:
-            return self._with_values(pa.array(self.values, RESERVED[VALUE]))
-
-    def to_loose_arrow(self) -> tuple[pa.RecordBatch, ValuesColumn | None]:
-        """The same with a stand-in for the values, and the values, where none of them is null."""
-        try:
-            loose = self._loose()
-        except TypeError:
-            return self._with_values(pa.array(self.values, RESERVED[VALUE])), None
-        return self._with_values(loose.stand_in()), loose
-
-    def _loose(self) -> ValuesColumn:
-        known = self.sizes if len(self.sizes) == len(self.values) else None
-        return ValuesColumn(self.values, known)  # type: ignore[arg-type]
-
-    def _with_values(self, values: pa.Array) -> pa.RecordBatch:
-        columns = {
-            KEY: self.keys,
-            VALUE: values,
-            HEADERS: self.headers,
-            TIMESTAMP: self.timestamps,
-            OPERATION: self.operations,
-        }
-        used = {name: column for name, column in columns.items() if column is not None}
-        arrays = [
-            column if name == VALUE else pa.array(column, RESERVED[name])
-            for name, column in used.items()
-        ]
-        return pa.record_batch(arrays, names=list(used))
+            pa.array([value], kind).to_pylist()
+        except _FAILURES:
+            return value
+    return values[0]
 
 
-def _grown(
-    column: list[Any] | None, added: Sequence[Any] | None, before: int, count: int
-) -> list[Any] | None:
-    if added is None:
-        if column is not None:
-            column.extend([None] * count)
-        return column
-    if column is None:
-        column = [None] * before
-    column.extend(added)
-    return column
+def _is_same(value: Any, found: Any) -> bool:
+    if isinstance(value, datetime) and isinstance(found, datetime) and value.tzinfo is None:
+        found = found.replace(tzinfo=None)
+    if type(value) is float and value == 0 and math.copysign(1, value) < 0:
+        return isinstance(found, float)  # no other type has -0.0
+    try:
+        return bool(value == found) or bool(value != value and found != found)
+    except (TypeError, ValueError):
+        return False
+
+
+def _check_range(place: str, floats: list[float], kind: pa.DataType, rule: _Rule) -> None:
+    """A float is rounded, as in any language; but not to infinity."""
+    found = pa.array(floats, kind)
+    if pc.any(pc.is_inf(found)).as_py():
+        for value, back in zip(floats, found.to_pylist(), strict=True):
+            if math.isinf(back) and not math.isinf(value):
+                raise _misfit(place, value, kind, rule)
+
+
+def _pairs(value: Any) -> Iterable[tuple[Any, Any]]:
+    """The pairs of what Arrow makes a map of."""
+    if isinstance(value, Mapping):
+        return value.items()
+    if isinstance(value, _NO_LISTS | Set):
+        raise ValueError(f"it takes dicts, or lists of pairs, not {type(value).__name__}")
+    return [_pair(pair) if isinstance(pair, Mapping) else tuple(pair) for pair in value]
+
+
+def _pair(entry: Mapping[Any, Any]) -> tuple[Any, Any]:
+    """An entry of a map that is written as a dict."""
+    if entry.keys() != {"key", "value"}:
+        raise ValueError(
+            f"an entry has a key and a value, and one has {', '.join(map(str, entry))}"
+        )
+    return entry["key"], entry["value"]
+
+
+def _mapping(place: str, value: Any, kind: pa.DataType) -> Mapping[Any, Any]:
+    """A struct as a dict; Arrow takes pairs for one as well.
+
+    Arrow makes a struct of nulls of `''` and `[]`, and drops the second pair of the same name.
+    """
+    if isinstance(value, Mapping):
+        return value
+    try:
+        found = {} if isinstance(value, _NO_LISTS) else dict(value)
+        if found and len(found) == len(value):
+            return found
+    except (TypeError, ValueError):
+        pass
+    given = f"{_shown(value)} ({type(value).__name__})"
+    raise _Misfit(f"{place!r} is {kind}, which takes dicts, not {given}")
+
+
+def _undeclared(place: str, name: Any, rows: list[Any], names: list[str]) -> str:
+    given = [row[name] for row in rows if name in row]
+    try:
+        what = str(pa.array(given).type)
+    except _FAILURES:
+        what = type(given[0]).__name__
+    known = {known.lower(): known for known in names}
+    near = difflib.get_close_matches(str(name).lower(), list(known), n=1)
+    meant = f" (did you mean {known[near[0]]!r}?)" if near else ""
+    return f"\n  {place}.{name}  {what} is given, and not declared{meant}"
+
+
+def _misfit(place: str, value: Any, kind: pa.DataType, rule: _Rule) -> _Misfit:
+    given = f"{_shown(value)} ({type(value).__name__})"
+    return _Misfit(f"{place!r}: {given} is no {kind}, which takes {rule.takes}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

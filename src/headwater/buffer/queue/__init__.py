@@ -1,8 +1,8 @@
 """Queues: the order of a partition's batches, in the native format or the published one.
 
-Enters: uploaded batches, from appenders. Leaves: descriptors, in order, dense, each once.
+`contract` has the four interfaces; `native` and `v1` implement them.
 
-Always holds: a sequence and its LSNs, once given, never belong to another batch.
+Always holds: a sequence and its LSNs, once assigned, never belong to another batch.
 """
 
 from typing import TYPE_CHECKING

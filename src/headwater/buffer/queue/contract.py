@@ -1,11 +1,11 @@
-"""What a queue is to whoever uses it: four doors, the same for every queue format.
+"""The four interfaces of a queue, the same for every queue format.
 
-    Appender    a producer's door: upload batches, append them, each exactly once
-    Taker       the owning consumer's door: open (fence), read on, dequeue
-    Looker      everybody's door: reads what is retained, opens nothing, fences nobody
-    Collector   the garbage collector's door
+    Appender        for a producer: upload batches, append each exactly once
+    QueueConsumer   for the owner: open (which fences), read, acknowledge
+    QueueReader     for all others: read what is retained; opens and fences nothing
+    Collector       garbage collection
 
-A batch in a queue has a sequence (dense from 0) and its records have LSNs (dense from 1); both are
+A batch in a queue has a sequence (dense from 0), and its records have LSNs (dense from 1). Both are
 fixed by the append and known without reading the batch.
 """
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 EncodedBytes = bytes | memoryview | Parts
 """The bytes of a batch."""
 TimeBy = Literal["timestamp", "ingestion"]
-"""Which time of a record a position goes by: its own timestamp, or when it was ingested."""
+"""The time of a record that a position refers to: its timestamp, or its ingestion time."""
 
 
 def micros(time_ms: int) -> int:
-    """A time in microseconds, as records have it; one beyond all 64 bits is the last there is."""
+    """A time in microseconds, clamped to 64 bits."""
     return max(-TIME_MAX_MS, min(time_ms, TIME_MAX_MS)) * 1000
 
 
 class BelowFloor(Refused):
-    """The garbage collector has passed this batch's id: upload it again under an id above it."""
+    """The collector's floor is above the batch id: upload it again under a higher id."""
 
     def __init__(self, message: str, *, floor: str) -> None:
         super().__init__(message)
@@ -45,8 +45,8 @@ class BelowFloor(Refused):
 
 
 class Unsettled(OutcomeUnknown):
-    """Batches that may have been appended: nothing can tell any more, and none of them will land
-    later. Appending them again could double them: report them, and go on without them."""
+    """It cannot be found out any more whether these batches were appended. None of them will land
+    later. Appending them again could duplicate them: report them and continue without them."""
 
     def __init__(self, message: str, *, batch_ids: frozenset[str]) -> None:
         super().__init__(message)
@@ -54,25 +54,25 @@ class Unsettled(OutcomeUnknown):
 
 
 class OlderSchema(Refused):
-    """A column's type was replaced: what was fitted to an older version of the schema is refused.
+    """A column's type was replaced: batches of an older schema version are refused.
 
-    Everything through the producer sequence `landed` is in the queue. Nothing after it is, nor will
-    be: the sequences are free again.
+    Batches up to the producer sequence `landed` are in the queue. Later ones are not and will not
+    be, so their sequences can be used again.
     """
 
     def __init__(self, message: str, *, floor: int, landed: int) -> None:
         super().__init__(message)
         self.floor = floor
-        """The version of the schema from which on batches are appended."""
+        """The lowest schema version that is accepted."""
         self.landed = landed
 
 
 class NewBatch(msgspec.Struct, frozen=True):
-    """A batch on its way into the queue."""
+    """A batch to be appended."""
 
     batch_id: str
     producer_sequence: int
-    """Dense from 1 for each producer id and partition: what makes an append exactly once."""
+    """Dense from 1 for each producer id and partition: it makes an append exactly once."""
     rows: int
     size_bytes: int
     min_ms: int
@@ -80,42 +80,42 @@ class NewBatch(msgspec.Struct, frozen=True):
     """The earliest and the latest ingestion time."""
     min_timestamp_us: int | None = None
     max_timestamp_us: int | None = None
-    """The earliest and the latest timestamp; None if no record has one of its own: then all have
-    the time of their ingestion."""
+    """The earliest and the latest timestamp; None if no record has its own timestamp: then the
+    ingestion time counts."""
     metadata: bytes | None = None
-    """The metadata of the batch's last call: what a source resumes from."""
+    """The metadata of the batch's last call, from which a source resumes."""
     schema_version: int = 0
     inline: bytes | None = None
-    """The batch itself, where it is small enough to ride in its entry; then it is not uploaded."""
+    """The bytes of a small batch, which are stored in its entry and not uploaded."""
     calls: bytes = b""
-    """The published v1 manifest keeps the calls beside the location: its items, packed."""
+    """v1 only: the calls as packed metadata items of the manifest entry."""
 
 
 class AppendedBatch(NamedTuple):
-    """Where a batch came to stand."""
+    """The position of a batch that was appended."""
 
     sequence: int
     first_lsn: int
 
 
 class ProducerState(NamedTuple):
-    """What a producer learns of its predecessor under the same id."""
+    """What the queue knows of a producer id."""
 
     producer_sequence: int
-    """The last one accepted; 0 if none was."""
+    """The last accepted one; 0 if there is none."""
     metadata: bytes | None
     sequence: int | None = None
     """The queue sequence of that batch, if known."""
     is_known: bool = True
-    """False: the queue has no record of this id, which was never used or is forgotten."""
+    """False: the id was never used, or is forgotten."""
 
 
 class Descriptor(msgspec.Struct, frozen=True):
-    """One batch of a queue: all it takes to fetch it, without reading the queue again."""
+    """One batch of a queue, with all that is needed to fetch it."""
 
     sequence: int
     location: str
-    """The key of the object; for a batch that rides in its entry, the key of the chunk."""
+    """The key of the object; for an inline batch, the key of the chunk."""
     first_lsn: int
     rows: int
     size_bytes: int
@@ -124,7 +124,7 @@ class Descriptor(msgspec.Struct, frozen=True):
     """The earliest and the latest ingestion time."""
     min_timestamp_us: int | None = None
     max_timestamp_us: int | None = None
-    """The earliest and the latest timestamp; None if no record has one of its own."""
+    """The earliest and the latest timestamp; None if no record has its own."""
     batch_id: str = ""
     producer: str = ""
     producer_sequence: int = 0
@@ -133,14 +133,14 @@ class Descriptor(msgspec.Struct, frozen=True):
     inline: bytes | None = None
     format: str = "native"
     calls: bytes = b""
-    """Published v1 only: the packed items of the manifest entry."""
+    """v1 only: the packed items of the manifest entry."""
     duplicate: bool = False
-    """Published v1 only: the queue has the batch twice, and this is the later time. It has no
-    rows, nothing is fetched for it, and it is acknowledged in its turn."""
+    """v1 only: the queue has this batch twice, and this is the later entry. It has no rows, is not
+    fetched, and is acknowledged in its turn."""
 
     @property
     def last_lsn(self) -> int:
-        """The LSN of the last record; one below the first for a batch without records."""
+        """The LSN of the last record; `first_lsn - 1` for a batch without records."""
         return self.first_lsn + self.rows - 1
 
     def range_us(self, by: TimeBy) -> tuple[int, int]:
@@ -152,26 +152,26 @@ class Descriptor(msgspec.Struct, frozen=True):
 
 
 class Uncounted(Damaged):
-    """Published v1 only: a batch whose rows cannot be told, so that nothing after it has LSNs.
+    """v1 only: the rows of a batch cannot be counted, so that no batch after it has LSNs.
 
-    Restore the object, or go on without it: `QueueConsumer.give_up`.
+    Restore the object, or continue without it: `QueueConsumer.give_up`.
     """
 
     def __init__(self, message: str, *, descriptor: Descriptor) -> None:
         super().__init__(message)
         self.descriptor = descriptor
-        """The batch, as one without rows."""
+        """The batch, with 0 rows."""
 
 
 class QueueState(msgspec.Struct, frozen=True):
-    """How a queue stands. Positions are those of what comes next."""
+    """The state of a queue. Positions point to the next batch or record."""
 
     epoch: int
     group: str
-    """Who owns the consumer; empty before anybody opened it."""
+    """The owner; empty before the first one opened the queue."""
     floor_sequence: int
     floor_lsn: int
-    """The oldest batch and record still there."""
+    """The oldest retained batch and record."""
     acked_sequence: int
     """The first sequence that is not acknowledged."""
     acked_lsn: int
@@ -179,14 +179,14 @@ class QueueState(msgspec.Struct, frozen=True):
     next_lsn: int
     pending_bytes: int
     oldest_pending_ms: int | None
-    """The ingestion time of the oldest record that is not acknowledged; None when drained."""
+    """The ingestion time of the oldest record that is not acknowledged; None if there is none."""
     opened_ms: int = 0
-    """When the consumer was last opened, by its own clock; 0 if that is not known."""
+    """When the consumer was last opened, by its own clock; 0 if unknown."""
     truncated_sequence: int = 0
-    """Where a truncation put the acknowledged position, which may have moved on since."""
+    """Where a truncation put the acknowledged position, which may have advanced since."""
     uncounted_sequence: int | None = None
-    """Published v1 only: the first batch whose rows cannot be told. `next_lsn` and `pending_bytes`
-    end before it: nothing from here on has LSNs."""
+    """v1 only: the first batch whose rows cannot be counted. `next_lsn` and `pending_bytes` end
+    before it."""
 
     @property
     def pending(self) -> int:
@@ -194,11 +194,12 @@ class QueueState(msgspec.Struct, frozen=True):
         return self.next_sequence - self.acked_sequence
 
     def checked(self) -> QueueState:
-        """The state itself; `RolledBack` if more is acknowledged than there is."""
+        """This state; `RolledBack` if more is acknowledged than was appended."""
         if self.pending < 0:
             raise RolledBack(
                 f"{self.acked_sequence:,} batches are acknowledged and there are only "
-                f"{self.next_sequence:,}: the queue went back. Restore it from a backup."
+                f"{self.next_sequence:,}: the queue went back to an older state. Restore it from a "
+                "backup."
             )
         return self
 
@@ -209,62 +210,68 @@ class Counters(msgspec.Struct):
     writes: int = 0
     conflicts: int = 0
     ends_unwritten: int = 0
-    """Times that the record of how far the queue came, beside it, could not be written."""
+    """Times that the record of the queue's end could not be written."""
 
     @property
     def conflict_rate(self) -> float:
-        """Lost races in a hundred writes."""
+        """Lost races per hundred writes."""
         return 100.0 * self.conflicts / self.writes if self.writes else 0.0
 
 
 class Appender(ABC):
-    """One producer's door to one partition. Not for use by two tasks at once, but for `upload`."""
+    """Appends the batches of one producer to one partition.
+
+    Only `upload` may be called by several tasks at once.
+    """
 
     counters: Counters
     inline_max_bytes: int
-    """Batches of up to this many bytes ride in their entry; 0 if the format cannot."""
+    """Batches of up to this size are stored in their entry; 0 if the format cannot."""
     takes_loose: bool = False
-    """Whether `encode` takes batches with a loose column."""
+    """Whether `encode` takes batches with a deferred column."""
 
     @abstractmethod
     async def open(self) -> ProducerState:
-        """Fence every predecessor under this producer id, and learn how far they came."""
+        """Fence every predecessor with this producer id, and return what they appended."""
 
     @abstractmethod
     def encode(self, batch: Batch, compression: Compression) -> EncodedBytes:
-        """The batch in the format of this queue. Computes only; may run in a thread."""
+        """Encode a batch in the format of this queue. Pure computation; may run in a thread."""
 
     @abstractmethod
     async def upload(self, batch_id: str, data: EncodedBytes) -> None:
-        """Write a batch object, which nobody sees until it is appended."""
+        """Write a batch object. It is not visible before it is appended."""
 
     async def discard(self, batch_id: str) -> None:
-        """Delete an upload that nobody will ever append."""
-        raise Refused(f"upload {batch_id}: this queue's are deleted by its collector alone")
+        """Delete an upload that will not be appended."""
+        raise Refused(f"upload {batch_id}: only the collector of this queue deletes uploads")
 
     @abstractmethod
     async def append(self, batches: Sequence[NewBatch]) -> list[AppendedBatch]:
-        """Append in order, in as few writes as may be; returns once all of them have landed.
+        """Append batches in order, in as few writes as possible. Returns once all have landed.
 
         After `Unavailable`, `OutcomeUnknown` or a cancellation, call again with the same batches
-        first and in the same order, perhaps followed by more: what has landed meanwhile is
-        recognised and not appended twice. After `BelowFloor`, none of those given whose id is
-        above the floor has to change; the others are uploaded again under new ids, keeping their
-        producer sequence. Batches that had landed before are answered all the same. After
-        `Unsettled`, go on without the batches that it names. `Fenced` ends this appender.
+        first and in the same order, optionally followed by more: batches that have landed are
+        recognised and not appended twice. After `BelowFloor`, upload the batches whose ids are
+        below the floor again under new ids and with the same producer sequence; the others stay
+        as they are. After `Unsettled`, continue without the batches that it names. `Fenced` ends
+        this appender.
         """
 
     @abstractmethod
     async def close(self, *, for_good: bool = False) -> None:
-        """Say goodbye, so that a successor need not search. Never needed for correctness.
+        """Record the end, so that a successor need not search. Not needed for correctness.
 
-        `for_good`: there will be no successor under this producer id. The queue then forgets it
-        as soon as nothing of it is kept, and need not wait whether it stays silent.
+        `for_good`: this producer id will not be used again. The queue then forgets it as soon as
+        none of its batches is retained.
         """
 
 
 class QueueConsumer(ABC):
-    """The owning consumer's door to one partition. Every call but `open` may raise `Fenced`."""
+    """Reads and acknowledges one partition, as its owner.
+
+    Every call except `open` may raise `Fenced`.
+    """
 
     counters: Counters
     epoch: int
@@ -273,60 +280,60 @@ class QueueConsumer(ABC):
     async def open(
         self, group: str, *, take_over: bool = False, last_acked_sequence: int | None = None
     ) -> int | None:
-        """Become the owner: raise the epoch, fence whoever had it.
+        """Become the owner: raise the epoch, which fences the previous owner.
 
-        `last_acked_sequence` also acknowledges through it, if that is ahead of what is
-        acknowledged; behind it, what is retained is delivered again, with -1 from batch 0 on.
-        `Refused` if another group owns the consumer and `take_over` is false, or if the sequence
-        lies below -1, or at or past the next one; `Trimmed` if what follows it is gone (`floor` is
-        the oldest sequence); `Uncounted` if what it acknowledges cannot be counted: none of these
-        has opened anything. Returns the sequence after which to read on: `last_acked_sequence`, or
-        what was acknowledged last, or None at the very beginning.
+        A `last_acked_sequence` ahead of the acknowledged position also acknowledges through it;
+        behind it, retained batches are delivered again (-1: from batch 0). `Refused` if another
+        group owns the queue and `take_over` is false, or if the sequence is below -1 or was not
+        appended yet; `Trimmed` if the batch after it is gone (`floor` is the oldest sequence);
+        `Uncounted` if what it acknowledges cannot be counted. After these errors nothing was
+        opened. Returns the sequence after which to read: `last_acked_sequence`, or the last
+        acknowledged one, or None at the beginning.
         """
 
     def _check_position(self, last_acked_sequence: int | None) -> None:
         if last_acked_sequence is not None and last_acked_sequence < -1:
             raise Refused(
-                f"last_acked_sequence is {last_acked_sequence:,}, and sequences begin with 0: give "
-                "the last batch that was processed, or -1 if none was"
+                f"last_acked_sequence is {last_acked_sequence:,}, and sequences begin with 0: pass "
+                "the last batch that was processed, or -1 if there is none"
             )
 
     @abstractmethod
     async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
-        """Up to `limit` batches after this one (None: from the first); checks the fence last."""
+        """Up to `limit` batches after this one (None: from the first). Checks the fence last."""
 
     @abstractmethod
     async def dequeue(self, sequence: int) -> None:
-        """Acknowledge everything through `sequence`; lower than before changes nothing."""
+        """Acknowledge everything through `sequence`; a lower one than before changes nothing."""
 
     @abstractmethod
     async def check_fence(self) -> None:
         """Raise `Fenced` unless this is still the owner."""
 
     async def give_up(self, sequence: int, *, rows: int = 0) -> None:
-        """Let the batch that `after` raised `Uncounted` for have so many rows, for ever.
+        """Fix the number of rows of a batch that `after` raised `Uncounted` for.
 
-        None of them can be read. There are some where it was lost after it had been counted, and
-        a dead letter says which LSNs it had.
+        None of them can be read. There are rows if the batch was lost after it had been counted;
+        its dead letter says which LSNs it had.
         """
         raise Refused(f"batch {sequence}: the entries of this queue carry their rows")
 
     @property
     @abstractmethod
     def pending(self) -> int:
-        """Batches not dequeued, as of the last read or write."""
+        """Batches that are not acknowledged, as of the last read or write."""
 
 
 class QueueReader(ABC):
-    """Reads without opening anything."""
+    """Reads a partition without opening it."""
 
     @abstractmethod
     async def state(self) -> QueueState:
-        """How the queue stands."""
+        """The state of the queue."""
 
     @abstractmethod
     async def floor(self) -> int:
-        """The oldest sequence still there, without a look at what is pending."""
+        """The oldest retained sequence. Cheaper than `state`."""
 
     @abstractmethod
     async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
@@ -337,79 +344,79 @@ class QueueReader(ABC):
 
     @abstractmethod
     async def sequence_at_lsn(self, lsn: int) -> int | None:
-        """The sequence of the batch with this record; None if it lies ahead.
+        """The sequence of the batch with this record; None if the LSN is in the future.
 
-        `Trimmed` if it is not retained any more; `floor` is the oldest sequence. Where the queue
-        ends at a batch that cannot be counted, that one is next, and what lies beyond it is
-        `Uncounted`.
+        `Trimmed` if it is not retained any more; `floor` is the oldest sequence. If the queue ends
+        at a batch that cannot be counted, that batch is the next one, and `Uncounted` is raised for
+        LSNs beyond it.
         """
 
     @abstractmethod
     async def batch_at_time(self, time_us: int, by: TimeBy) -> Descriptor | None:
-        """The first retained batch with a record of this time or a later one; None if none.
+        """The first retained batch with a record of this time or later; None if there is none.
 
-        Published v1 records have no timestamp but the time of their ingestion. `Uncounted` if
-        there is no such batch before one that cannot be counted.
+        v1 records have no timestamp except their ingestion time. `Uncounted` if there is no such
+        batch before one that cannot be counted.
         """
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """How long acknowledged batches stay."""
+    """How long acknowledged batches are retained."""
 
     retention_ms: int | None
     retention_bytes: int | None = None
     grace_ms: int = 600_000
-    """How old an upload that nobody appended has to be, by its id, before the floor passes it."""
+    """The age of an upload, by its id, from which the floor may pass it if it was not appended."""
     hold_below: str | None = None
-    """Somebody may still append ids from here on (a sink transaction): the floor stays below."""
+    """The floor stays below this id: open sink transactions may append uploads from here on."""
     keep_producers: frozenset[str] = frozenset()
-    """Producers that are not forgotten, however long they are silent: those of transactions that
-    are open, of which some may be committed and not appended yet."""
+    """Producers that are not forgotten, however long they are silent: those of open transactions,
+    which may be committed and not appended yet."""
     before_sequence: int = 0
-    """Acknowledged batches before it go however young they are: the stream is being truncated."""
+    """Acknowledged batches before this one are deleted at any age: the stream is truncated."""
 
 
 class Collected(msgspec.Struct):
-    """What a pass of the garbage collector did, and why."""
+    """The result of a pass of the collector."""
 
     batches_expired: int = 0
     """Acknowledged, and past the retention."""
     batches_orphaned: int = 0
-    """Uploaded, never appended, and passed by the floor."""
+    """Uploaded, never appended, and below the floor."""
     chunks_expired: int = 0
     producers_forgotten: int = 0
     bytes_expired: int = 0
     bytes_orphaned: int = 0
     failed: int = 0
-    """Deletes that did not work; the next pass tries again."""
+    """Failed deletes; the next pass repeats them."""
     kept_pending: int = 0
-    """Batches that nobody acknowledged."""
+    """Batches that are not acknowledged."""
     kept_retained: int = 0
-    """Batches kept for the retention."""
+    """Acknowledged batches within the retention."""
     floor_sequence: int = 0
     floor_lsn: int = 1
     batch_floor: str = ""
     batches_left: int = 0
-    """Past the retention, and not deleted: other software named them, and may use them still."""
+    """Past the retention and not deleted: other software named them and may still use them."""
     is_cut_short: bool = False
-    """It did as much as one pass may, and another one finds more at once."""
+    """The pass reached its limit: run another one."""
 
 
 class Collector(ABC):
-    """Deletes what nobody can need any more: first the floor, then what lies below it."""
+    """Deletes batches past the retention: raises the floor first, then deletes below it."""
 
     @abstractmethod
     async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
-        """One bounded pass, which says if it was cut short.
+        """Run one bounded pass.
 
-        `full` also looks for what a crash or a late upload left behind.
+        `full` also looks for leftovers of crashes and late uploads.
         """
 
     async def acknowledge_before(self, sequence: int) -> None:
-        """Acknowledge every batch before this one, for whichever group owns the consumer.
+        """Acknowledge every batch before this one, whichever group owns the queue.
 
-        Opens and fences nothing: the owner goes on, and is `Trimmed` once the floor has passed
-        where it reads. The position never goes back.
+        Opens and fences nothing: the owner continues, and gets `Trimmed` once the floor has passed
+        its position. The position never goes back.
         """
         raise Refused(
             f"batch {sequence}: in the published v1 format only the consumer itself dequeues, "

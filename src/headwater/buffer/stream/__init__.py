@@ -1,21 +1,15 @@
-"""A stream: what `stream.json` says of it, and who opens, changes and deletes it.
+"""Streams: their configuration in `stream.json`, and creating, opening, altering and deleting them.
 
-Enters: a name and settings. Leaves: `Stream`, with a door to each partition's queue.
+    streams     creating, opening, altering, listing and adopting
+    handle      `Stream`, an open stream: its schema, and its partitions' queues
+    config      the content of `stream.json`, and its register
+    settings    how settings are spelled, and which of them may change
+    schema      versions of columns, and recording the columns of producers
+    fitting     fitting records to the columns
+    delete      deleting a stream, or one whose register is damaged
 
-    streams                    made, opened, changed and listed
-    handle                     a stream that was opened: its doors and its schema
-    config, settings, changes  what is kept, how it is spelled, what may be asked of it
-    schema, fit                columns, their versions, and rows put under them
-    recording                  what a stream carries, recorded as it comes
-    register, queues           where it is kept, and the queue that each partition has
-    source                     where it is found: an address, a store, or here it is
-    adopt                      going on where another implementation consumed
-    delete, deleted            its end, and how others learn of it
-    delete_damaged             the end of one whose register cannot be read
-
-Always holds: `stream.json` changes by conditional writes alone; it says what a stream carries
-before that is appended; no change of it loses a retained value; a queue that was made once is never
-made again.
+Always holds: `stream.json` changes only by conditional writes; it records what a stream carries
+before that is appended; no change of it loses a retained value; a queue is created only once.
 """
 
 from typing import TYPE_CHECKING

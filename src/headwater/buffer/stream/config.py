@@ -53,7 +53,7 @@ _UUID: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column of a schema; `type` as type_text.py writes it."""
+    """A column of a schema; `type` as `types.type_text` writes it."""
 
     name: str
     type: str
@@ -61,12 +61,12 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class SchemaVersion(msgspec.Struct, frozen=True):
-    """The columns of a stream from some moment on."""
+    """A version of a stream's columns."""
 
     version: int
     added_ms: int
     origin: Origin
-    """`declared` by a person: producers add nothing to it; or `inferred` from what was produced."""
+    """`declared` by a user: producers add no columns; or `inferred` from what was produced."""
     columns: list[Column]
 
 
@@ -76,19 +76,19 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     id: Annotated[str, msgspec.Meta(pattern=_UUID)]
     name: str
     reader_version: int = FORMAT_VERSION
-    """What a reader must understand."""
+    """The format version that a reader must support."""
     writer_version: int = FORMAT_VERSION
-    """What must be understood by whoever appends, or changes this register."""
+    """The format version that producers, and writers of this register, must support."""
     needs_release: str = RELEASE
-    """The release of Headwater that understands both: what to upgrade to."""
+    """The release of Headwater that supports both."""
     state: State = "live"
     created_ms: int
     deleted_ms: int | None = None
     cleaned: bool = False
-    """Of a deleted stream: whether all of its objects were removed."""
+    """Whether all objects of a deleted stream were removed."""
     partitions: Annotated[int, msgspec.Meta(ge=1)] = 1
     partitions_ready: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """The queues of the partitions below this one exist, so none of them is ever made again."""
+    """The queues of the partitions below this one exist, and are never created again."""
     format: Format = "native"
     compression: CompressionName = "none"
     retention_ms: int = RETENTION_MS
@@ -100,20 +100,19 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     linger_ms: int | None = None
     """How long producers wait before they flush; None is LINGER_MS, locally LINGER_LOCAL_MS."""
     batch_bytes: int | None = None
-    """How much producers gather before they flush; None is BATCH_BYTES."""
+    """How much producers accumulate before they flush; None is BATCH_BYTES."""
     shape: StreamShape | None = None
-    """What records carry, for the stream's life; None until the first that carries anything."""
+    """What all records of the stream carry; None before the first record with values."""
     schemas: list[SchemaVersion] = []
-    """Of inferred ones that follow each other, the last."""
+    """The versions. Of consecutive inferred ones, only the last is stored."""
     schema_floor: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Above the latest version while a column's type is being replaced: the version that says how
-    that came out."""
+    """While a column's type is being replaced: the version that will hold the outcome."""
     v1_reading: V1Reading | msgspec.UnsetType = msgspec.UNSET
-    """How a published v1 stream is read: strictly, unless it says lenient."""
+    """How a v1 stream is read; strictly if unset."""
 
     @property
     def is_lenient(self) -> bool:
-        """Whether what the reference accepts is read, though it breaks the published format."""
+        """Whether deviations from the v1 format that the reference accepts are read."""
         return self.v1_reading == "lenient"
 
     @property
@@ -123,17 +122,17 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_opaque(self) -> bool:
-        """Whether records carry opaque values; those of a published v1 stream do by nature."""
+        """Whether records carry opaque values. Those of a v1 stream always do."""
         return self.shape == "opaque" or self.format == "v1"
 
     @property
     def is_inferred(self) -> bool:
-        """Whether the columns were inferred: then producers add to them."""
+        """Whether the columns were inferred, so that producers may add to them."""
         return bool(self.schemas) and self.schemas[-1].origin == "inferred"
 
     @property
     def next_schema_version(self) -> int:
-        """The number of the next schema, which no other has had nor will have."""
+        """The number of the next schema. Numbers are never used twice."""
         return max(self.schema_floor, self.schemas[-1].version if self.schemas else 0) + 1
 
     @property
@@ -149,23 +148,23 @@ class _FormatVersions(msgspec.Struct, frozen=True):
 
 
 def new_stream_id() -> str:
-    """A UUID (version 4) from the runtime's chance."""
+    """A random UUID (version 4)."""
     return str(uuid.UUID(bytes=runtime.new_token(), version=4))
 
 
 def encode_config(config: StreamConfig) -> msgspec.Raw:
-    """The JSON of a configuration, keys sorted."""
+    """The JSON of a config, with sorted keys."""
     return msgspec.Raw(msgspec.json.encode(config, order="sorted"))
 
 
 def decode_config(name: str, raw: msgspec.Raw, *, writing: bool) -> StreamConfig:
-    """Read a configuration; `NotSupported` says what to upgrade to."""
+    """Decode a config; `NotSupported` names the release to upgrade to."""
     try:
         versions = msgspec.json.decode(raw, type=_FormatVersions)
         check_versions(name, versions, writing=writing)
         config = msgspec.json.decode(raw, type=StreamConfig)
     except msgspec.ValidationError as error:
-        raise Corrupt(f"the stream.json of {name!r} cannot be understood: {error}") from error
+        raise Corrupt(f"the stream.json of {name!r} cannot be decoded: {error}") from error
     if config.name != name:
         raise Corrupt(
             f"the stream.json of {name!r} is that of {config.name!r}: it was copied or renamed"
@@ -177,19 +176,19 @@ def decode_config(name: str, raw: msgspec.Raw, *, writing: bool) -> StreamConfig
 
 
 def check_versions(name: str, needs: _FormatVersions | StreamConfig, *, writing: bool) -> None:
-    """Refuse a stream that takes later software: to read it, or to write it too."""
+    """Refuse a stream that this version cannot read or, with `writing`, write."""
     if needs.reader_version < FORMAT_VERSION:
-        # Not "upgrade": to whoever deletes damaged streams, it is one.
+        # Not "upgrade": this stream must be deletable as a damaged one.
         raise Corrupt(
             f"stream {name!r} is in stream format {needs.reader_version}, from before the first "
             f"release, and this software has format {FORMAT_VERSION}: delete it (headwater stream "
             f"delete URL {name} --damaged), and create it again"
         )
     release = f"headwater {needs.needs_release}" if needs.needs_release else "a later headwater"
-    asked = [("read", needs.reader_version)]
+    versions = [("read", needs.reader_version)]
     if writing:
-        asked.append(("write", needs.writer_version))
-    for verb, version in asked:
+        versions.append(("write", needs.writer_version))
+    for verb, version in versions:
         if version > FORMAT_VERSION:
             raise NotSupported(
                 f"to {verb} stream {name!r} takes stream format {version}, and this software has "
@@ -212,11 +211,11 @@ _MOST: Final[dict[str, int]] = {
     "batch_bytes": limits.BATCH_MAX_BYTES - limits.MIB,
 }
 _WHOLE_MAX: Final = 2**53
-"""Numbers in JSON are whole up to here, whoever reads them."""
+"""Every JSON reader represents whole numbers up to here exactly."""
 
 
 def check_config(config: StreamConfig) -> StreamConfig:
-    """The configuration itself; `Refused` says which setting cannot be."""
+    """The config itself; `Refused` names a setting with an invalid value."""
     for name, least in _LEAST.items():
         value = getattr(config, name)
         most = _MOST.get(name, _WHOLE_MAX)
@@ -224,8 +223,8 @@ def check_config(config: StreamConfig) -> StreamConfig:
             raise Refused(f"{name} is {value:,}: it lies between {least:,} and {most:,}")
     if config.format != "v1" and config.is_lenient:
         raise Refused(
-            "v1_reading is for streams in the published v1 format: the native one has a checksum, "
-            "and nothing in it to be lenient about"
+            "v1_reading is for streams in the published v1 format: the native format has a "
+            "checksum, and no deviations to be lenient about"
         )
     if config.format == "v1":
         if config.compression == "lz4":
@@ -239,22 +238,12 @@ def check_config(config: StreamConfig) -> StreamConfig:
 
 
 def with_changes(config: StreamConfig, changes: dict[str, Any]) -> StreamConfig:
-    """The configuration with other settings, checked."""
+    """The config with these changes, checked."""
     return check_config(msgspec.structs.replace(config, **changes))
 
 
-# The register `stream.json`: read, and changed by conditional writes alone.
-#
-# Always holds:
-#
-# - the versions that a stream needs are checked before anything else of it is believed, and before
-#   anything is written over it: what a later version added would be lost;
-# - the register is never deleted. A slow delete could remove that of a later stream, and with it
-#   the proof of which objects are whose.
-
-
 def check_store(store: Any) -> None:
-    """Refuse what is no store: its address, most likely."""
+    """Refuse anything but a `Store`, such as its address."""
     if isinstance(store, str):
         raise Refused(
             "a store is needed here, not its address: open it first, as in "
@@ -265,17 +254,23 @@ def check_store(store: Any) -> None:
 
 
 class StreamRegister:
-    """What one stream is, in the store. Cheap; for one operation at a time."""
+    """The register `stream.json` of one stream. For one operation at a time.
+
+    Always holds: the format versions are checked before the rest is used, and before the register
+    is changed, because a rewrite would lose what a later version added. The register is never
+    deleted: a slow delete could remove the register of a later stream, which says which objects
+    belong to which stream.
+    """
 
     def __init__(self, store: Store, name: str) -> None:
         check_store(store)
         self._name = check_stream_name(name)
         self._url = store.url
-        # Raw: the versions in the value decide whether the rest of it can be understood.
+        # Raw: the versions in the value decide whether the rest can be decoded.
         self._register = Register(store, stream_key(name), msgspec.Raw)
 
     async def read(self, *, writing: bool) -> StreamConfig:
-        """What is there, also of a stream that was deleted; `NotFound` if none ever was."""
+        """The config, also of a deleted stream; `NotFound` if there never was one."""
         try:
             raw = (await self._register.read()).value
         except NotFound as error:
@@ -283,11 +278,11 @@ class StreamRegister:
         return decode_config(self._name, raw, writing=writing)
 
     async def read_live(self, *, writing: bool) -> StreamConfig:
-        """What is there of a stream that exists; `NotFound` if it does not."""
+        """The config of a stream that exists; `NotFound` if it does not."""
         return self._live(await self.read(writing=writing))
 
     async def update(self, change: Callable[[StreamConfig | None], StreamConfig]) -> StreamConfig:
-        """Change what is there. `change` only computes; what it raises, nothing is written."""
+        """Change the config. `change` only computes; if it raises, nothing is written."""
 
         def change_raw(raw: msgspec.Raw | None) -> msgspec.Raw:
             now = None if raw is None else decode_config(self._name, raw, writing=True)
@@ -298,7 +293,7 @@ class StreamRegister:
         return decode_config(self._name, stored, writing=True)
 
     async def replace_damaged(self, config: StreamConfig) -> None:
-        """Put a tombstone where a register stands that cannot be read."""
+        """Replace a register that cannot be read by a tombstone."""
         encoded = encode_config(config)
 
         def replace(raw: msgspec.Raw | None) -> msgspec.Raw:
@@ -307,19 +302,19 @@ class StreamRegister:
                     current = decode_config(self._name, raw, writing=True)
                 except Corrupt:
                     return encoded
-                raise Conflict(f"stream {self._name!r} was mended meanwhile", current=current)
+                raise Conflict(f"stream {self._name!r} was repaired meanwhile", current=current)
             return encoded
 
         try:
             await self._register.replace_damaged(encoded)
         except Refused:
-            # The register is whole, and what it says is not what a stream is.
+            # The register is intact, but its value is not the config of a stream.
             await self._register.update(replace)
 
     async def update_live(
         self, stream_id: str, change: Callable[[StreamConfig], StreamConfig]
     ) -> StreamConfig:
-        """Change this stream; `Conflict` if another has its name by now, `NotFound` if none."""
+        """Change this stream; `Conflict` if another one has its name now, `NotFound` if none."""
 
         def change_live(now: StreamConfig | None) -> StreamConfig:
             if now is None:

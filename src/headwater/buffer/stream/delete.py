@@ -1,10 +1,10 @@
-"""Deleting a stream: first its register says so, then its objects go.
+"""Deleting a stream: first its register says so, then its objects are deleted.
 
-The register stays as a tombstone with the stream's id, so that a delete that was interrupted can go
-on. Objects of native streams stand below that id, and no later stream has it. The published v1
-layout has no such place: its objects are deleted only while the register still says that this very
-stream is deleted, which is looked at before each group of deletes. A request of such a group that
-the store carries out late could still meet a later v1 stream of the same name; take another name.
+The register stays as a tombstone with the stream's id, so that an interrupted delete can be
+resumed. Objects of native streams are below that id, which no later stream has. The v1 layout has
+no ids: its objects are deleted only while the register still says that this stream is deleted,
+which is checked before each group of deletes. A delete that the store executes late could still hit
+a later v1 stream of the same name, so a new stream should get another name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BeforeObjects = Callable[[StreamConfig], Awaitable[None]]
 
 
 class DeletedReport(msgspec.Struct):
-    """What deleting a stream did."""
+    """The result of deleting a stream."""
 
     name: str
     id: str
@@ -40,7 +40,7 @@ class DeletedReport(msgspec.Struct):
     objects: int = 0
     bytes: int = 0
     failed: int = 0
-    """Objects that may still be there: delete the stream once more."""
+    """Objects that may be left: delete the stream again."""
     cause: str = ""
     """Why the last of them failed."""
 
@@ -52,26 +52,25 @@ async def delete_stream(
     stream_id: str | None = None,
     before_objects: BeforeObjects | None = None,
 ) -> DeletedReport:
-    """Delete a stream and its objects; of one that is deleted, what is left of them.
+    """Delete a stream and its objects, or the leftovers of a deleted one.
 
-    `stream_id` is that of the stream that is meant (`check_deletable`); without it, the one that
-    has the name now.
+    `stream_id` is the id of the stream to delete (`check_deletable`); without it, the stream that
+    has the name now is deleted.
 
-    `before_objects` is called once the stream says that it is deleted, and before any of its
-    objects goes, for whoever keeps account of them elsewhere. What it raises leaves them there.
+    `before_objects` is called once the register says that the stream is deleted, before any object
+    is: the tier uses it to record the deletion. If it raises, the objects stay.
 
-    `NotFound` if there never was one. `Conflict` if another took its name meanwhile; nothing of
-    that one is touched.
+    `NotFound` if there never was such a stream. `Conflict` if another stream took its name
+    meanwhile, which is left as it is.
     """
     async with borrow_store(source) as store:
         return await _delete(store, name, stream_id, before_objects)
 
 
 async def check_deletable(source: str | Store, name: str) -> str:
-    """The id of the stream that would be deleted; raises what deleting would, and deletes nothing.
+    """The id of the stream that would be deleted; raises what deleting would raise.
 
-    Another stream may have the name by the time a person has confirmed it: `delete_stream` takes
-    the id.
+    Pass the id to `delete_stream`: another stream may have the name by the time a user confirms.
     """
     async with borrow_store(source) as store:
         return (await StreamRegister(store, name).read(writing=True)).id
@@ -101,9 +100,9 @@ async def _delete(
 async def _clear(
     store: Store, register: StreamRegister, config: StreamConfig, report: DeletedReport
 ) -> None:
-    """Delete what is the stream's, in groups."""
+    """Delete the stream's objects, in groups."""
     group: list[ObjectMeta] = []
-    async for meta in _own(store, config):
+    async for meta in _objects_of(store, config):
         group.append(meta)
         if len(group) == PARALLEL:
             await _delete_group(store, register, config, group, report)
@@ -112,11 +111,11 @@ async def _clear(
         await _delete_group(store, register, config, group, report)
 
 
-async def _own(store: Store, config: StreamConfig) -> AsyncIterator[ObjectMeta]:
-    """The objects of this stream: below a folder of its id, wherever in the folder of its name.
+async def _objects_of(store: Store, config: StreamConfig) -> AsyncIterator[ObjectMeta]:
+    """The objects of this stream: those below a folder with its id.
 
-    A v1 queue has no such folder, and one of another id inside it is another stream's, which had
-    or has the same name.
+    A v1 queue has no such folder: all of it counts, except folders with the ids of other streams
+    of the same name.
     """
     folder = layout.stream_prefix(config.name)
     v1_queues = [layout.v1_prefix(config.name, number) for number in range(config.partitions)]
@@ -141,7 +140,7 @@ async def _delete_group(
 
 
 async def delete_objects(store: Store, group: list[ObjectMeta], report: DeletedReport) -> None:
-    """Delete these at once, and count what became of them."""
+    """Delete these objects concurrently, and count the outcomes."""
     outcomes = await asyncio.gather(
         *(store.delete(meta.key) for meta in group), return_exceptions=True
     )
@@ -173,21 +172,19 @@ def _check_id(now: StreamConfig, stream_id: str) -> None:
 
 
 def _cleaned(deleted: StreamConfig, now: StreamConfig | None) -> StreamConfig:
-    """The tombstone, which says that nothing is left; a later stream is left as it is."""
+    """The tombstone of a stream without leftovers; a later stream is not changed."""
     if now is None:
         raise NotFound(f"there is no stream {deleted.name!r}")
     return msgspec.structs.replace(now, cleaned=True) if now.id == deleted.id else now
 
 
-# Deleting what is below the name of a stream whose register cannot be read.
-#
-# Without `stream.json` nobody can tell which objects were whose, so all of them go: of every
-# stream that ever had the name. A tombstone takes the place of the damaged register at the end;
-# until then it stays as it is, and deleting can be repeated.
-
-
 async def delete_damaged_stream(store: Store, name: str) -> DeletedReport:
-    """Delete everything below `streams/<name>/`; `Refused` unless its register is damaged."""
+    """Delete everything below `streams/<name>/`; `Refused` unless its register is damaged.
+
+    Without `stream.json` it is unknown which objects belong to which stream of this name, so the
+    objects of all of them are deleted. At the end a tombstone replaces the damaged register; until
+    then the register stays, and the call can be repeated.
+    """
     register = StreamRegister(store, name)
     try:
         await register.read(writing=True)

@@ -1,16 +1,16 @@
-"""Fitting records to what their stream carries, column by column.
+"""Fitting records to the columns of their stream.
 
-What comes out has the reserved columns that were given, first, and then every column of the stream
-in its order and type. In the batch they stand as nullable, at every depth, whatever the schema
-says: a delete has a key and no columns, and one batch must not have another schema than the next
-because a delete is in it. That no other record lacks what may not be null is checked here.
+The result has the given reserved columns first, and then every column of the stream in the stream's
+order and type. In a batch all columns are nullable, at every depth: a delete has a key and no
+columns, and a batch with a delete must not have another schema than the next one. Fitting checks
+that no other record has null where the schema forbids it.
 
-What is refused, whole, before anything of it is written:
+Refused as a whole, before anything is written:
 
-- a column that the stream does not have, or whose type is not the stream's nor narrower;
-- null where the schema does not allow it, but in a delete;
-- records without any declared column, but deletes;
-- opaque values among columns, and columns among opaque values.
+- a column that the stream does not have, or whose type is neither the stream's nor narrower;
+- null where the schema forbids it, except in a delete;
+- records without any declared column, except deletes;
+- opaque values in a stream with columns, and columns in a stream of opaque values.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from headwater.core.errors import Refused
 
 
 class RowFitter(Protocol):
-    """Fits records to what a stream carries. Safe to share between threads."""
+    """Fits records to a stream. Safe to share between threads."""
 
     def fit(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """The records as the stream carries them; `Refused` shows where they do not fit."""
+        """The records in the stream's columns; `Refused` shows the differences."""
 
     def refit(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """Records that were fitted before, to an older version of what the stream carries."""
+        """Records that were fitted to an older version of the schema."""
 
 
 class OpaqueFitter:
-    """Fits records to a stream of opaque values, or to one that carries nothing yet."""
+    """Fits records to a stream of opaque values, or to one without records yet."""
 
     def __init__(self, stream: str, *, is_recorded: bool) -> None:
         self._stream = stream
@@ -73,13 +73,13 @@ class OpaqueFitter:
             )
         if (columns or VALUE in names) and not self._is_recorded:
             raise Refused(
-                f"of stream {self._stream!r} nothing is recorded yet: record what it is to carry "
-                "before that is written (Stream.recording)"
+                f"stream {self._stream!r} has nothing recorded yet: record its columns before "
+                "they are written (Stream.recording)"
             )
         return records
 
     def refit(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """The records themselves: opaque values have no versions."""
+        """The records themselves: opaque values have no schema versions."""
         return records
 
 
@@ -104,14 +104,14 @@ class SchemaFitter:
         matching = self._matching
         if matching is None or not records.schema.equals(matching):
             records = self._arranged(records)
-            # Whatever comes in this arrangement needs none: nearly always the next batch.
+            # The next batch nearly always has the same columns, and then needs no rearranging.
             self._matching = records.schema
         for field in self._strict:
             self._check_nulls(records, field)
         return records
 
     def refit(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """The records of an older version, each value as it is in the type of this one."""
+        """Records of an older version, cast to the types of this one."""
         reserved = [field for field in records.schema if field.name in RESERVED]
         columns = [records.column(field.name) for field in reserved]
         for field in self._typed:
@@ -176,16 +176,16 @@ class SchemaFitter:
                 if not field.nullable and first_true(pc.invert(_deletes(records))) is not None:
                     wrong.append((field.name, f"{field_text(field)} is declared, and is missing"))
             elif not accepts(found.type, field.type):
-                told = f"{field_text(field)} is {self._origin}, {type_text(found.type)} is given"
-                wrong.append((field.name, told))
+                what = f"{field_text(field)} is {self._origin}, {type_text(found.type)} is given"
+                wrong.append((field.name, what))
         if not wrong or self._origin == "declared":
             for name, found in given.items():
-                told = f"{type_text(found.type)} is given, and not {self._origin}"
-                wrong.append((name, f"{told}{self._near(name)}"))
+                what = f"{type_text(found.type)} is given, and not {self._origin}"
+                wrong.append((name, f"{what}{self._suggestion(name)}"))
         if wrong:
-            raise self._refused(f"these records do not fit:{difference(wrong)}\n{self._cure()}")
+            raise self._refused(f"these records do not fit:{difference(wrong)}\n{self._advice()}")
 
-    def _cure(self) -> str:
+    def _advice(self) -> str:
         if self._origin == "declared":
             return f"Cast or leave out; or declare the next version of the schema: {self._alter}"
         return (
@@ -204,7 +204,7 @@ class SchemaFitter:
                 "only a delete may"
             )
 
-    def _near(self, name: str) -> str:
+    def _suggestion(self, name: str) -> str:
         names = {field.name.lower(): field.name for field in self._declared}
         found = difflib.get_close_matches(name.lower(), list(names), n=1)
         return f" (did you mean {names[found[0]]!r}?)" if found else ""
@@ -214,7 +214,7 @@ class SchemaFitter:
 
 
 def _carried(records: pa.RecordBatch) -> pa.RecordBatch:
-    """The records in the types a stream carries, as whoever built them should have made them."""
+    """The records in the types that a stream carries."""
     schema = record_schema(records.schema)
     if schema == records.schema:
         return records

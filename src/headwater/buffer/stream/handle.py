@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headwater.buffer import layout
+from headwater.buffer.queue import native, v1
 from headwater.buffer.queue.contract import (
     Appender,
     Collector,
+    Counters,
     QueueConsumer,
     QueueReader,
     Retention,
 )
-from headwater.buffer.stream import queues
 from headwater.buffer.stream.config import (
     BATCH_BYTES,
     LINGER_LOCAL_MS,
@@ -30,9 +31,10 @@ from headwater.buffer.stream.config import (
     StreamRegister,
     check_versions,
 )
-from headwater.buffer.whole_number import whole_number
-from headwater.core import runtime
+from headwater.core import limits, runtime
 from headwater.core.errors import Damaged, HeadwaterError, NotFound, Refused, Trimmed
+from headwater.core.retry import RetryPolicy
+from headwater.core.settings import whole_number
 from headwater.store import Store, open_store
 
 if TYPE_CHECKING:
@@ -42,8 +44,12 @@ if TYPE_CHECKING:
     from headwater.buffer.stream.fitting import RowFitter
 
 
+WRITE_PACE_S: Final = {"gs": 1.0}
+"""The least time between two writes of one object, by URL scheme: Google asks for a second."""
+
+
 class Stream:
-    """A stream as its register said when it was opened. Cheap, and safe to send elsewhere."""
+    """A stream, as its register described it when it was opened. Cheap, and can be pickled."""
 
     def __init__(self, store: Store, config: StreamConfig) -> None:
         self.store = store
@@ -54,22 +60,22 @@ class Stream:
 
     @property
     def name(self) -> str:
-        """What the stream is called."""
+        """The name of the stream."""
         return self.config.name
 
     @property
     def id(self) -> str:
-        """What tells it from an earlier or later stream of the same name."""
+        """A UUID: no earlier or later stream of the same name has it."""
         return self.config.id
 
     @property
     def partitions(self) -> int:
-        """How many partitions it has."""
+        """The number of partitions."""
         return self.config.partitions
 
     @property
     def compression(self) -> Compression:
-        """How its batches are compressed."""
+        """The compression of its batches."""
         from headwater.buffer.compression import Compression
 
         return Compression[self.config.compression.upper()]
@@ -82,7 +88,7 @@ class Stream:
 
     @property
     def batch_bytes(self) -> int:
-        """How much a producer gathers before it flushes."""
+        """How much a producer accumulates before it flushes."""
         return BATCH_BYTES if self.config.batch_bytes is None else self.config.batch_bytes
 
     @property
@@ -92,7 +98,7 @@ class Stream:
 
     @functools.cached_property
     def schema(self) -> pa.Schema | None:
-        """The columns, declared or inferred, without the reserved ones; None if there are none."""
+        """The declared or inferred columns, without the reserved ones; None if there are none."""
         if not self.config.schemas:
             return None
         from headwater.buffer.stream.schema import arrow_schema
@@ -101,7 +107,7 @@ class Stream:
 
     @property
     def is_opaque(self) -> bool:
-        """Whether it carries opaque values; neither these nor columns before the first record."""
+        """Whether it carries opaque values. False before the first record."""
         return self.config.is_opaque
 
     @property
@@ -119,32 +125,40 @@ class Stream:
         return SchemaFitter(self.name, self.schema_version, self.schema, origin, self.alter_command)
 
     def appender(self, partition: int, producer_id: str) -> Appender:
-        """A producer's door to a partition."""
-        self._check_writing()
-        self.check_partition(partition)
-        return queues.queue_appender(self.store, self.config, partition, producer_id)
+        """The appender of a producer in a partition."""
+        prefix = self._writable_queue(partition)
+        if self.config.format == "v1":
+            lenient = self.config.is_lenient
+            return v1.V1Appender(self.store, prefix, self.id, producer_id, lenient=lenient)
+        pace_s = WRITE_PACE_S.get(self.store.stats.scheme, 0.0)
+        return native.NativeAppender(self.store, prefix, self.id, producer_id, pace_s=pace_s)
 
     def taker(self, partition: int) -> QueueConsumer:
-        """The owning consumer's door to a partition."""
-        self._check_writing()
-        self.check_partition(partition)
-        return queues.queue_consumer(self.store, self.config, partition)
+        """What the owner of a partition reads and acknowledges by."""
+        prefix = self._writable_queue(partition)
+        if self.config.format == "v1":
+            return v1.V1Consumer(self.store, prefix, self.id, lenient=self.config.is_lenient)
+        return native.NativeConsumer(self.store, prefix, self.id)
 
     def looker(self, partition: int) -> QueueReader:
-        """Everybody's door to a partition."""
+        """What reads a partition without opening it."""
         self.check_partition(partition)
-        return queues.queue_reader(self.store, self.config, partition)
+        prefix = queue_prefix(self.config, partition)
+        if self.config.format == "v1":
+            return v1.V1Reader(self.store, prefix, self.id, lenient=self.config.is_lenient)
+        return native.NativeReader(self.store, prefix, self.id)
 
     def collector(self, partition: int) -> Collector:
-        """The garbage collector's door to a partition."""
-        self._check_writing()
-        self.check_partition(partition)
-        return queues.queue_collector(self.store, self.config, partition)
+        """The garbage collector of a partition."""
+        prefix = self._writable_queue(partition)
+        if self.config.format == "v1":
+            return v1.V1Collector(self.store, prefix, self.id, lenient=self.config.is_lenient)
+        return native.NativeCollector(self.store, prefix, self.id)
 
     def retention(self) -> Retention:
-        """How long acknowledged batches stay; what transactions hold, `retention_of` tells.
+        """The retention settings. `retention_of` adds what open transactions hold.
 
-        On a stream of nodes they are acknowledged once the tier has them: then for the grace alone.
+        Nodes acknowledge a batch once the tier has it: then only the grace period applies.
         """
         config = self.config
         if config.consumer == "nodes":
@@ -156,26 +170,26 @@ class Stream:
         )
 
     def fit(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """The records as the stream carries them.
+        """The records in the stream's columns: reordered, widened, nullable ones added.
 
-        Columns are put in order, widened, and added where they may be null. `Refused` shows the
-        difference column by column; what is new to the stream is recorded first (`recording`).
+        `Refused` shows the difference column by column. New columns are recorded first
+        (`recording`).
         """
         return self._fitting.fit(records)
 
     def refit(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """Records that were fitted to an older version of the schema, under this one.
+        """Records that were fitted to an older version of the schema, fitted to this one.
 
-        `Refused` if a value is none of the type that its column has now.
+        `Refused` if a value does not fit the current type of its column.
         """
         return self._fitting.refit(records)
 
     async def recording(self, records: pa.Schema, *, is_fresh: bool = False) -> Stream:
-        """The stream, once its register says that it carries records of this schema.
+        """Record in the register that the stream carries records of this schema.
 
-        Nothing is written where it does already, and where it cannot: then `fit` refuses them.
-        With `is_fresh`, what this handle knows of the register is not asked for again.
-        `Conflict`, `NotFound`: it was deleted.
+        Writes nothing if that is recorded already, or cannot be: then `fit` refuses the records.
+        With `is_fresh`, this handle's config is used without reading the register again.
+        `Conflict`, `NotFound`: the stream was deleted.
         """
         from headwater.buffer.stream.schema import taking_in
 
@@ -189,58 +203,87 @@ class Stream:
         return self.with_config(await register.update_live(self.id, record))
 
     def taking_in(self, records: pa.Schema) -> Stream:
-        """The stream as it would be once it recorded records of this schema; writes nothing."""
+        """The stream as `recording` would return it. Writes nothing."""
         from headwater.buffer.stream.schema import taking_in
 
         config = taking_in(self.config, records, added_ms=runtime.wall_ms())
         return self if config is self.config else self.with_config(config)
 
     async def settled(self) -> Stream:
-        """The stream, with a look at its register if nothing was recorded when it was opened."""
+        """The stream, read again if nothing was recorded when it was opened."""
         if self.is_opaque or self.config.is_typed:
             return self
         return await self.reread()
 
     async def reread(self) -> Stream:
-        """The stream as its register says now; itself if another one has the name by now."""
+        """The stream with its current config; unchanged if another stream has the name now."""
         found = await StreamRegister(self.store, self.name).read_live(writing=False)
         return self.with_config(found) if found.id == self.id else self
 
     def with_config(self, config: StreamConfig) -> Stream:
-        """The same stream, as its register says now."""
+        """The same stream with another config."""
         return Stream(self.store, config)
 
     def dead_letter_prefix(self, partition: int) -> str:
-        """Where batches of a partition that could not be read are listed."""
+        """The folder of a partition's dead letters."""
         self.check_partition(partition)
         return layout.dead_letter_prefix(self.name, partition, self.id)
 
-    def _check_writing(self) -> None:
-        # Again, since whoever opened it may have asked to read.
+    def _writable_queue(self, partition: int) -> str:
+        """The prefix of a partition's queue, once it is known that this version may write it."""
+        # Checked again here: the stream may have been opened for reading.
         check_versions(self.name, self.config, writing=True)
+        self.check_partition(partition)
+        return queue_prefix(self.config, partition)
 
     def check_partition(self, partition: int) -> None:
         """Refuse a partition that the stream does not have."""
         if not 0 <= whole_number("partition", partition) < self.partitions:
             last = self.partitions - 1
-            known = f"partitions 0 to {last}" if last else "the partition 0 alone"
-            raise Refused(f"stream {self.name!r} has {known}, not {partition}")
+            existing = f"partitions 0 to {last}" if last else "only partition 0"
+            raise Refused(f"stream {self.name!r} has {existing}, not {partition}")
 
 
-# Where a stream is to be found, as people say it: at an address, in a store, or here it is.
+def queue_prefix(config: StreamConfig, partition: int) -> str:
+    """The folder of a partition's queue."""
+    if config.format == "v1":
+        return layout.v1_prefix(config.name, partition)
+    return layout.native_prefix(config.name, partition, config.id)
+
+
+async def create_queue(store: Store, config: StreamConfig, partition: int) -> None:
+    """Create the queue of a partition, unless it exists."""
+    prefix = queue_prefix(config, partition)
+    if config.format == "v1":
+        await v1.create_v1_queue(store, prefix, config.id, lenient=config.is_lenient)
+    else:
+        await native.create_native_queue(store, prefix, config.id)
+
+
+async def raise_schema_floor(
+    store: Store,
+    config: StreamConfig,
+    partition: int,
+    floor: int,
+    check: Callable[[int], Awaitable[None]],
+) -> None:
+    """Refuse batches of an older schema than `floor`, once `check` accepts the queue."""
+    chunks = native.ChunkLog(store, queue_prefix(config, partition), config.id)
+    budget = RetryPolicy().start(attempts=limits.APPEND_ATTEMPTS)
+    await native.raise_schema_floor(native.QueueTail(chunks, Counters()), floor, check, budget)
 
 
 class OpenedSource(NamedTuple):
-    """A store or a stream, and what has to be closed afterwards."""
+    """A store or a stream, and the store to close afterwards."""
 
     source: Store | Stream
     owned: Store | None
-    """The store, if it was opened here: nobody else has it."""
+    """The store, if `open_source` opened it."""
 
 
 @asynccontextmanager
 async def open_source(source: str | Store | Stream) -> AsyncIterator[OpenedSource]:
-    """Opens an address, and closes it again if what follows does not work out."""
+    """Open an address, and close it again if the block raises."""
     if not isinstance(source, str):
         yield OpenedSource(source, None)
         return
@@ -254,63 +297,56 @@ async def open_source(source: str | Store | Stream) -> AsyncIterator[OpenedSourc
 
 @asynccontextmanager
 async def borrow_store(source: str | Store) -> AsyncIterator[Store]:
-    """The store, for one thing that is asked of it: an address is opened and closed again."""
+    """The store for one operation: an address is opened and closed again."""
     if not isinstance(source, str):
         yield source
         return
     async with open_store(source) as store:
         if store.url.startswith("memory:"):
             raise Refused(
-                "what is in memory goes when its store is closed, here at once: open it first, as "
-                f"in headwater.open_store({source!r}), and hand that in"
+                "a memory store loses its content when it is closed, which is at the end of this "
+                f"call: open it first (headwater.open_store({source!r})), and pass the store"
             )
         yield store
 
 
 def with_own_store(source: str | Store, stream: Stream) -> Stream:
-    """A stream that was found while visiting, to go on with.
-
-    That of an address gets a store of its own, which holds nothing before it is used.
-    """
+    """A stream that outlives `borrow_store`: with a store of its own if `source` is an address."""
     return Stream(open_store(source), stream.config) if isinstance(source, str) else stream
 
 
-# What is said to whoever still uses a stream that was deleted.
-#
-# A queue that vanishes under its users looks like damage, and is to be repaired; that of a
-# deleted stream is not. Only the stream's register tells the two apart, so it is looked at once
-# such an error is there, and never before.
-
-
-# `Refused` by a published v1 queue that belongs to a later stream: its layout has no place for ids.
+# A v1 queue of a later stream raises `Refused`: the v1 layout has no place for stream ids.
 _DELETION_SYMPTOMS: Final = (Damaged, NotFound, Refused)
 
 
 @asynccontextmanager
 async def explain_deletion(stream: Stream) -> AsyncIterator[None]:
-    """Raises, in the place of an error that says that a queue is gone, why it is."""
+    """Raise `NotFound` in place of an error that comes from the deletion of the stream.
+
+    A queue that vanishes looks like damage. Only the stream's register can tell that the stream was
+    deleted, and it is read only after such an error.
+    """
     try:
         yield
     except _DELETION_SYMPTOMS as error:
-        told = await deletion_error(stream, error)
-        if told is error:
+        cause = await deletion_error(stream, error)
+        if cause is error:
             raise
-        raise told from error
+        raise cause from error
 
 
 async def deletion_error(stream: Stream, error: HeadwaterError) -> HeadwaterError:
-    """`NotFound` if the error comes of the stream's deletion; otherwise the error itself."""
+    """`NotFound` if the error comes from the stream's deletion; otherwise the error itself."""
     if not isinstance(error, _DELETION_SYMPTOMS) or isinstance(error, Trimmed):
         return error
     try:
         config = await StreamRegister(stream.store, stream.name).read(writing=False)
     except HeadwaterError:
-        # Nothing is known of a deletion, so the error stands as it is.
-        return error
+        return error  # whether the stream was deleted is unknown
     if config.is_live and config.id == stream.id:
         return error
-    again = "" if config.id == stream.id else ", and another one was made under its name"
+    again = "" if config.id == stream.id else ", and another one was created under its name"
     return NotFound(
         f"stream {stream.name!r} (id {stream.id}) was deleted{again} while it was in use: stop, or "
-        "open it again if it is there again"
+        "open it again if it exists again"
     )

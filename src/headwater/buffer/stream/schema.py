@@ -1,4 +1,19 @@
-"""A stream's schema: its versions, and how columns of producers are added to it."""
+"""A stream's schema: its versions, and how columns of producers are added to it.
+
+Versions count from 1. A version may add nullable columns and widen types (conversion.py), so that
+its readers can read what was written under earlier versions; reordering columns is not a change.
+Other changes are refused with the difference, column by column.
+
+Before the first append that carries something, the stream's register records it: opaque values, or
+columns and their types. Columns are only added, so a producer with an older config writes what
+every later version accepts: fewer columns, narrower types. A change is all or nothing: if one
+column of a batch cannot be recorded, none is. That is not an error here: fitting the records then
+refuses them (fitting.py).
+
+An alter that replaces a type first reserves a version, and writes it once no batch of an older
+version can be appended. Producers with older records wait for that version, and write it themselves
+if the alter does not, because it may have died.
+"""
 
 from __future__ import annotations
 
@@ -41,21 +56,14 @@ from headwater.core.errors import (
 from headwater.core.retry import RetryPolicy
 from headwater.store import Store
 
-# The schema that a stream declares: how it is written down, and how it may change.
-#
-# Versions count from 1. The next version may add nullable columns and widen types (widening.py),
-# so that every reader of it can read what was written under the ones before; an order of columns
-# is not a change. Whatever else is asked for is refused with the difference, column by column.
-
-
 COLUMNS_MAX: Final = 10_000
 
 SchemaLike: TypeAlias = pa.Schema | Mapping[str, str]
-"""An Arrow schema, or {"column": "type"} as type_text.py reads it."""
+"""An Arrow schema, or {"column": "type"} as `types.parse_field` reads it."""
 
 
 def declared_schema(given: SchemaLike) -> pa.Schema:
-    """The schema in the types that a stream carries; `Refused` says what cannot be declared."""
+    """The schema in the types that a stream carries; `Refused` names what cannot be declared."""
     if isinstance(given, pa.Schema):
         schema = given
     else:
@@ -67,7 +75,7 @@ def declared_schema(given: SchemaLike) -> pa.Schema:
     if reserved:
         raise Refused(
             f"column {reserved[0]!r}: names that begin with '_' are reserved, and every record has "
-            "those columns already; declare the columns of the value alone"
+            "those columns already; declare only the columns of the value"
         )
     carried = carried_schema(schema)
     for field in carried:
@@ -76,7 +84,7 @@ def declared_schema(given: SchemaLike) -> pa.Schema:
 
 
 def check_columns(names: list[str]) -> None:
-    """Refuse more columns than a stream may have, and such that Spark cannot tell apart."""
+    """Refuse too many columns, and names that Spark cannot tell apart."""
     if len(names) > COLUMNS_MAX:
         raise LimitExceeded(f"{len(names):,} columns; COLUMNS_MAX is {COLUMNS_MAX:,}")
     check_names("", names)
@@ -85,13 +93,13 @@ def check_columns(names: list[str]) -> None:
 def schema_version(
     version: int, schema: pa.Schema, *, added_ms: int, origin: Origin = "declared"
 ) -> SchemaVersion:
-    """How a schema is written down."""
+    """The stored form of a schema."""
     columns = [Column(field.name, type_text(field.type), field.nullable) for field in schema]
     return SchemaVersion(version, added_ms, origin, columns)
 
 
 def arrow_schema(version: SchemaVersion) -> pa.Schema:
-    """The schema that was written down."""
+    """The schema of a stored version."""
     try:
         fields = [parse_field(c.name, c.type).with_nullable(c.nullable) for c in version.columns]
     except Refused as error:
@@ -100,10 +108,10 @@ def arrow_schema(version: SchemaVersion) -> pa.Schema:
 
 
 def evolve_schema(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa.Schema | None:
-    """The schema that follows `latest` if `declared` is asked for; None if that is the same.
+    """The next schema if `declared` is to follow `latest`; None if nothing changes.
 
-    Columns keep their place, and those that are added come last. `RetypeNeeded`: it depends on the
-    records that are retained, because types that were inferred are to become others.
+    Columns keep their position; new ones come last. `RetypeNeeded`: inferred types are to be
+    replaced, which depends on the retained records.
     """
     replaced: list[pa.Field] = []
     before = arrow_schema(latest)
@@ -111,29 +119,30 @@ def evolve_schema(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa
     fields: list[pa.Field] = []
     wrong: list[tuple[str, str]] = []
     for field in before:
-        asked = given.pop(field.name, None)
-        if asked is None:
+        wanted = given.pop(field.name, None)
+        if wanted is None:
             renamed = _close_matches(
                 field.name, [name for name in given if name not in before.names]
             )
-            wrong.append((field.name, f"{field_text(field)} → missing: no column goes{renamed}"))
-            continue
-        kind = merged_type(field.type, asked.type)
-        if kind is None and latest.origin == "declared":
-            change = f"{field_text(field)} → {field_text(asked)}: not a wider type"
+            change = f"{field_text(field)} → missing: columns cannot be removed{renamed}"
             wrong.append((field.name, change))
-        elif field.nullable != asked.nullable:
-            change = f"{field_text(field)} → {field_text(asked)}: whether it may be null stays"
+            continue
+        kind = merged_type(field.type, wanted.type)
+        if kind is None and latest.origin == "declared":
+            change = f"{field_text(field)} → {field_text(wanted)}: not a wider type"
+            wrong.append((field.name, change))
+        elif field.nullable != wanted.nullable:
+            change = f"{field_text(field)} → {field_text(wanted)}: nullability cannot change"
             wrong.append((field.name, change))
         elif kind is not None:
             fields.append(pa.field(field.name, kind, field.nullable))
         else:
-            fields.append(asked)
-            replaced.append(asked)
-    for asked in given.values():
-        if not asked.nullable:
-            wrong.append((asked.name, f"added as {field_text(asked)}: it must be nullable"))
-        fields.append(asked)
+            fields.append(wanted)
+            replaced.append(wanted)
+    for wanted in given.values():
+        if not wanted.nullable:
+            wrong.append((wanted.name, f"added as {field_text(wanted)}: it must be nullable"))
+        fields.append(wanted)
     if wrong:
         raise Refused(
             f"the schema of stream {stream!r} (version {latest.version}) can add nullable columns "
@@ -147,7 +156,7 @@ def evolve_schema(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa
 
 
 def merged_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
-    """The type that holds what `old` holds and is what `new` asks for; None if there is none."""
+    """`new`, if it holds every value of `old`, with fields of structs in `old`'s order; or None."""
     if old == new or widens(old, new):
         return new
     if pa.types.is_list(old) and pa.types.is_list(new):
@@ -174,9 +183,9 @@ def _merged_struct(old: pa.StructType, new: pa.StructType) -> pa.DataType | None
     given = {field.name: field for field in new}
     fields = []
     for field in old:
-        asked = given.pop(field.name, None)
-        kind = None if asked is None else merged_type(field.type, asked.type)
-        if asked is None or kind is None or asked.nullable != field.nullable:
+        wanted = given.pop(field.name, None)
+        kind = None if wanted is None else merged_type(field.type, wanted.type)
+        if wanted is None or kind is None or wanted.nullable != field.nullable:
             return None
         fields.append(pa.field(field.name, kind, field.nullable))
     if not all(field.nullable for field in given.values()):
@@ -189,28 +198,13 @@ def _close_matches(name: str, names: list[str]) -> str:
     return f" (renamed to {found[0]!r}? add that one, and keep this)" if found else ""
 
 
-# Recording what a stream carries: its shape, and the columns that producers bring.
-#
-# Before the first append that carries something, the stream's register says what: opaque values,
-# or these columns in these types. What it says only ever grows. A producer that knows an older
-# state of it writes what every later state takes in: fewer columns, narrower types.
-#
-# A change is all or nothing: records of which one column does not fit record none of their
-# others. What cannot be recorded is not refused here. The stream stays as it is, and fitting the
-# records to it says what is wrong (fit.py): there is one place that refuses.
-#
-# An alter that replaces a type first reserves a version, and writes it once no older one can be
-# appended. Who has records of an older one meanwhile waits for that version, and writes it itself
-# if the alter does not: it may have died.
-
-
 REPLACEMENT_TIMEOUT_S: Final = 30.0
-"""How long an alter that replaces a type may take before those who wait for it withdraw it."""
+"""How long an alter that replaces a type may take before waiting producers withdraw it."""
 _PATIENT: Final = RetryPolicy(attempts=1 << 62, deadline_s=float("inf"))
 
 
 def taking_in(now: StreamConfig, records: pa.Schema, *, added_ms: int) -> StreamConfig:
-    """The stream that also carries records of this schema; itself if it does, or cannot."""
+    """The config with the columns of these records; unchanged if it has them, or cannot."""
     if now.format == "v1":
         return now
     if VALUE in records.names:
@@ -222,14 +216,18 @@ def taking_in(now: StreamConfig, records: pa.Schema, *, added_ms: int) -> Stream
     if merged is None or (now.schemas and merged == arrow_schema(now.schemas[-1])):
         return now
     check_columns(merged.names)
-    return msgspec.structs.replace(now, shape="typed", schemas=_versions(now, merged, added_ms))
+    # It takes the place of an inferred version before it: one version for each of ten thousand
+    # columns that were added one by one would make the register too large.
+    number = now.next_schema_version
+    version = schema_version(number, merged, added_ms=added_ms, origin="inferred")
+    return msgspec.structs.replace(now, shape="typed", schemas=[version])
 
 
 def _merge_columns(now: StreamConfig, columns: list[pa.Field]) -> pa.Schema | None:
-    """The columns of the stream and these, in types that hold both; None if a type does not."""
-    known = {} if not now.schemas else {f.name: f.type for f in arrow_schema(now.schemas[-1])}
+    """The stream's columns and these, in common types; None if two types have no common one."""
+    types = {} if not now.schemas else {f.name: f.type for f in arrow_schema(now.schemas[-1])}
     for field in columns:
-        before = known.get(field.name)
+        before = types.get(field.name)
         kind = (
             all_nullable(field.type)
             if before is None
@@ -237,23 +235,14 @@ def _merge_columns(now: StreamConfig, columns: list[pa.Field]) -> pa.Schema | No
         )
         if kind is None:
             return None
-        known[field.name] = kind
-    return pa.schema([pa.field(name, kind) for name, kind in known.items()])
-
-
-def _versions(now: StreamConfig, merged: pa.Schema, added_ms: int) -> list[SchemaVersion]:
-    """With one more inferred version, in the place of an inferred one before it.
-
-    One for each of ten thousand columns that came one by one would be no register any more.
-    """
-    number = now.next_schema_version
-    return [schema_version(number, merged, added_ms=added_ms, origin="inferred")]
+        types[field.name] = kind
+    return pa.schema([pa.field(name, kind) for name, kind in types.items()])
 
 
 def withdraw_replacement(now: StreamConfig, floor: int, *, added_ms: int) -> StreamConfig:
-    """The stream with the columns it has, also where a replacement of types was to be `floor`.
+    """Write the current columns as version `floor`, which was reserved to replace types.
 
-    Whoever was about to replace them finds that the version is taken.
+    The alter that reserved it then finds that the version is taken.
     """
     latest = now.schemas[-1]
     if now.schema_floor != floor or latest.version >= floor:
@@ -266,10 +255,10 @@ def withdraw_replacement(now: StreamConfig, floor: int, *, added_ms: int) -> Str
 async def await_schema(
     store: Store, before: StreamConfig, floor: int, *, is_patient: bool
 ) -> StreamConfig:
-    """The stream `before` once its schema has version `floor`: wait for it, or withdraw it.
+    """Wait until the schema has version `floor`, or withdraw that version after a timeout.
 
-    Whoever was to write that version may have died. It can only do so while its number is free.
-    With `is_patient`, a store that does not answer is asked until it does.
+    The alter that reserved the version may have died. It can write it only while the number is
+    free. With `is_patient`, requests to a store that does not answer are repeated.
     """
     register = StreamRegister(store, before.name)
     pauses = _PATIENT.start()
@@ -289,15 +278,16 @@ async def await_schema(
             await pauses.pause()
             continue
         if found.id != before.id:
-            raise NotFound(f"stream {before.name!r} was deleted, and made again")
+            raise NotFound(f"stream {before.name!r} was deleted, and created again")
         if found.schemas and found.schemas[-1].version >= floor:
             return found
         if found.schema_floor < floor:
             raise RolledBack(
                 f"stream {before.name!r}: version {floor} of its schema was reserved, and its "
-                "stream.json does not say so any more: it went back. Restore it from a backup"
+                "stream.json does not have the reservation any more: it went back to an older "
+                "state. Restore it from a backup"
             )
         if found.schema_floor > reserved:
-            # A later alter, which has as long: if it dies as well, it is to be withdrawn instead.
+            # A later alter, with the same timeout.
             reserved, until_s = found.schema_floor, runtime.monotonic_s() + REPLACEMENT_TIMEOUT_S
         await pauses.pause()

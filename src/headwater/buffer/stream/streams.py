@@ -1,13 +1,13 @@
-"""Streams: made, opened, changed and listed.
+"""Creating, opening, altering and listing streams.
 
-The register `stream.json` is what makes a stream exist. It is written first, with the id in whose
-folders the queues stand, and says how many partitions have their queue (`partitions_ready`).
-Whoever opens a stream with fewer than it should have makes the rest, so a creator that died at any
-point leaves no stream or one that its first use completes. A queue that was ready once is never
-made again: if it is gone, that is a loss to be noticed, not an empty queue.
+A stream exists once its register `stream.json` does. The register is written first, with the id
+that is part of the paths of the queues, and counts the partitions whose queue exists
+(`partitions_ready`). Opening a stream creates the missing queues, so a creator that died leaves
+either no stream or one that its first use completes. A queue that was ready is never created again:
+if it is gone, that is a loss to report, not an empty queue.
 
-A store may be given by its address: it is opened for the call alone, and a stream that is returned
-has a store of its own.
+A store may be given by its address: it is opened for the call only, and a returned stream has a
+store of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import msgspec
 
 from headwater.buffer import layout
 from headwater.buffer.queue.v1 import Adopted, adopt_v1_queue
-from headwater.buffer.stream import queues
 from headwater.buffer.stream.config import (
     StreamConfig,
     StreamRegister,
@@ -30,8 +29,13 @@ from headwater.buffer.stream.config import (
     new_stream_id,
     with_changes,
 )
-from headwater.buffer.stream.handle import Stream, borrow_store, with_own_store
-from headwater.buffer.stream.queues import queue_prefix
+from headwater.buffer.stream.handle import (
+    Stream,
+    borrow_store,
+    create_queue,
+    queue_prefix,
+    with_own_store,
+)
 from headwater.buffer.stream.settings import (
     RetypeNeeded,
     check_alterable,
@@ -67,7 +71,7 @@ async def create_stream(
     schema: SchemaLike | None = None,
     **settings: object,
 ) -> Stream:
-    """Make a stream. `AlreadyExists` if it is there, unless `exists_ok` and the settings agree."""
+    """Create a stream. `AlreadyExists` if it exists, unless `exists_ok` and the settings agree."""
     given = parse_settings(settings)
     declared = None
     created_ms = runtime.wall_ms()
@@ -96,9 +100,9 @@ async def create_stream(
 
 
 async def open_stream(source: str | Store, name: str, *, writing: bool = False) -> Stream:
-    """A stream that exists; `NotFound` if it does not.
+    """Open a stream; `NotFound` if it does not exist.
 
-    `NotSupported` if it takes later software to read it or, with `writing`, to write it.
+    `NotSupported` if a later version is needed to read it or, with `writing`, to write it.
     """
     async with borrow_store(source) as store:
         register = StreamRegister(store, name)
@@ -111,8 +115,8 @@ async def open_stream(source: str | Store, name: str, *, writing: bool = False) 
             if writing:
                 raise
             raise Unavailable(
-                f"stream {name!r} is not wholly made yet, and may not be from here; it will be "
-                f"once somebody opens it who may write ({error})"
+                f"stream {name!r} is not completely created, and these credentials may not write: "
+                f"open it once with credentials that may ({error})"
             ) from error
 
 
@@ -122,7 +126,7 @@ async def resolve_stream(
     """The stream itself, or the one of this name in a store."""
     if not isinstance(source, Stream):
         if name is None:
-            raise Refused("which stream of the store? Give its name")
+            raise Refused("give the name of the stream in the store")
         return await open_stream(source, name, writing=writing)
     if name is not None and name != source.name:
         raise Refused(f"the stream is {source.name!r}, not {name!r}")
@@ -133,7 +137,7 @@ async def resolve_stream(
 async def borrow_stream(
     source: str | Store | Stream, name: str | None = None
 ) -> AsyncIterator[Stream]:
-    """A stream, for one thing that is asked of it."""
+    """A stream for one operation."""
     if isinstance(source, Stream):
         yield await resolve_stream(source, name)
         return
@@ -146,9 +150,8 @@ async def alter_stream(
 ) -> Stream:
     """Change settings of a stream, or declare its next schema.
 
-    More partitions mean that keys land on other partitions than before. A type that was inferred
-    and becomes one that is not wider is replaced if every retained value fits: all of them are
-    read.
+    With more partitions, keys map to other partitions than before. An inferred type is replaced by
+    one that is not wider if every retained value fits, which reads all of them.
     """
     given = parse_settings(changes)
     declared = None
@@ -172,7 +175,7 @@ async def alter_stream(
         try:
             config = await register.update_live(found.id, alter)
         except RetypeNeeded as replaces:
-            # Here, because it reads records, of which this package knows nothing.
+            # Imported here: it reads records, and this package does not depend on consumers.
             from headwater.buffer.retained import replace_types
 
             config = await replace_types(Stream(store, found), replaces, given)
@@ -180,7 +183,7 @@ async def alter_stream(
 
 
 async def stream_names(store: Store) -> list[str]:
-    """The names below which there is something, of deleted streams too."""
+    """The names of streams, including deleted ones."""
     check_store(store)
     return [name for name in await store.folders(layout.STREAMS) if layout.is_stream_name(name)]
 
@@ -188,7 +191,7 @@ async def stream_names(store: Store) -> list[str]:
 async def open_streams(
     store: Store, names: list[str]
 ) -> dict[str, Stream | NotSupported | Damaged]:
-    """The streams that exist of these, several at once; or why one of them cannot be read."""
+    """The existing streams among these names, or the error of one that cannot be read."""
     found: dict[str, Stream | NotSupported | Damaged] = {}
 
     async def one(name: str) -> tuple[str, Stream | NotSupported | Damaged | None]:
@@ -206,7 +209,7 @@ async def open_streams(
 
 
 async def list_streams(source: str | Store) -> list[Stream]:
-    """The streams that exist, by name."""
+    """The existing streams, sorted by name."""
     streams: list[Stream] = []
     async with borrow_store(source) as store:
         names = await stream_names(store)
@@ -226,11 +229,11 @@ async def _open_if_live(store: Store, name: str) -> Stream | None:
 async def _create_queues(
     store: Store, register: StreamRegister, config: StreamConfig
 ) -> StreamConfig:
-    """The stream with a queue for each of its partitions."""
+    """Create the missing queues, and return the config that says so."""
     while config.partitions_ready < config.partitions:
         until = min(config.partitions, config.partitions_ready + PARALLEL)
         partitions = range(config.partitions_ready, until)
-        await asyncio.gather(*(queues.create_queue(store, config, p) for p in partitions))
+        await asyncio.gather(*(create_queue(store, config, p) for p in partitions))
         if until == config.partitions:
             config = await register.update_live(config.id, functools.partial(_mark_ready, until))
         else:
@@ -242,33 +245,30 @@ def _mark_ready(until: int, now: StreamConfig) -> StreamConfig:
     return msgspec.structs.replace(now, partitions_ready=max(now.partitions_ready, until))
 
 
-# Taking over a published v1 stream whose batches another implementation's consumer dequeued.
-
-
 async def adopt_stream(
     source: Store | Stream, name: str | None = None, *, partition: int | None = None
 ) -> dict[int, Adopted]:
-    """Go on with what is pending, and leave out what another consumer took.
+    """Take over a v1 stream whose batches another implementation's consumer dequeued.
 
-    Returns what became of each partition. LSNs go on above every one that Headwater can have told,
-    from 1 if it never had the queue; what our own consumers acknowledged stays readable for its
-    retention, unless more than V1_TAKEN_MAX batches were taken since. Of a partition from which
-    nobody else took anything, nothing is changed. The other consumer is fenced; stop it all the
-    same, or it will take more as soon as it is opened again.
+    Continues with the pending batches and leaves out those that the other consumer took. Returns
+    the outcome per partition. LSNs continue above every LSN that Headwater can have returned (from
+    1 if it never had the queue). What Headwater's consumers acknowledged stays readable for its
+    retention, unless more than V1_TAKEN_MAX batches were taken since. A partition from which
+    nothing was taken is not changed. The other consumer is fenced; stop it as well, or it takes
+    more batches when it is opened again.
 
-    The stream may be given by its store and name, since one that was never consumed here cannot be
-    opened before.
+    Pass store and name for a stream that was never consumed here: it cannot be opened before.
     """
     store = source.store if isinstance(source, Stream) else source
     name = source.name if isinstance(source, Stream) else name
     if name is None:
-        raise Refused("which stream of the store? Give its name")
+        raise Refused("give the name of the stream in the store")
     config = await StreamRegister(store, name).read_live(writing=True)
     stream = Stream(store, config)
     if config.format != "v1":
         raise Refused(
-            f"stream {name!r} is in the native format, which nobody else consumes: there is "
-            "nothing to adopt"
+            f"stream {name!r} is in the native format, which no other implementation consumes: "
+            "there is nothing to adopt"
         )
     if partition is not None:
         stream.check_partition(partition)

@@ -2,19 +2,17 @@
 
 Enters: records, from the tasks of a job. Leaves: all of them in the stream, or none.
 
-    identity    who commits: an application, which version, which attempt
-    holds       what keeps the collector from what is uploaded and not appended yet
-    upload      a task's side: records in, uploads and a note for the driver out
-    commit      the driver's side: commit, or abort
-    record      what is committed; appending: its way into the queues
-    expiry      the collector's side: transactions that nobody renews are ended
+    upload      for a task: records in, uploads out
+    commit      for the driver: commit or abort
+    record      the commit record of an application, and appending what it names
+    holds       what keeps the collector from uploads that are not appended yet
 
 Always holds:
 
-- a version of an application is committed once, by a change of one register, with all its batches;
-- what is committed is appended exactly once and whole, by whoever finds that it is not;
-- within a partition, a transaction's records stand by task, and within a task as it wrote them;
-- while a transaction is renewed, nothing that it uploaded is collected, whatever the clocks say.
+- a version of an application is committed once, by one change of one register, with all batches;
+- what is committed is appended exactly once and completely, by any process that finds it missing;
+- within a partition, a transaction's records are ordered by task, then as the task wrote them;
+- while a transaction is renewed, none of its uploads is collected, whatever the clocks say.
 """
 
 from typing import TYPE_CHECKING
@@ -28,8 +26,12 @@ if TYPE_CHECKING:
         TaskUploads,
         TransactionCommitter,
     )
-    from headwater.buffer.transaction.expiry import ActiveHolds, active_holds
-    from headwater.buffer.transaction.holds import HoldLost, check_timeout_ms
+    from headwater.buffer.transaction.holds import (
+        ActiveHolds,
+        HoldLost,
+        active_holds,
+        check_timeout_ms,
+    )
     from headwater.buffer.transaction.record import Appending, CommitAttempt
     from headwater.buffer.transaction.upload import Uploader, check_batch_bytes, check_writable
 
@@ -53,8 +55,7 @@ __getattr__, __dir__ = exports(
     __name__,
     {
         "commit": "CommitResult OlderMicroBatch TaskUploads TransactionCommitter",
-        "expiry": "ActiveHolds active_holds",
-        "holds": "HoldLost check_timeout_ms",
+        "holds": "ActiveHolds HoldLost active_holds check_timeout_ms",
         "record": "Appending CommitAttempt",
         "upload": "Uploader check_batch_bytes check_writable",
     },

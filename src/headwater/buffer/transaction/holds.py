@@ -1,27 +1,45 @@
-"""Holds: who may still append uploads of an open transaction, and how far the collector may go.
+""" "
+Holds: what keeps the collector from the uploads of an open transaction.
 
-One register a stream, `holds.json`: a floor, and the holds. Collectors raise no partition's batch
-floor above this floor; a transaction takes a hold above it, and gives its uploads ids above its
-hold. Both are changes of one register, so one of them is first, whatever the clocks say: either
-the hold stands, and the floor stays below it, or the floor was there, and the hold is above it.
+Each stream has one register, `holds.json`, with a floor and the holds. Collectors raise no
+partition's batch floor above this floor. A transaction takes a hold above the floor and gives
+its uploads ids above its hold. Both are changes of one register, so one of them is first,
+whatever the clocks say: either the hold exists and the floor stays below it, or the floor was
+there first and the hold is above it.
 
-A hold ends in one of two ways. Who took it moves or drops it, once nothing under it is wanted any
-more. Or a collector ends it, in the steps of `expiry.py`, which leave no commit behind unseen.
+A hold ends in one of two ways. Its owner moves or drops it when nothing below it is needed.
+Or a collector ends it because it was not renewed, in three steps, in this order:
 
-How long a hold was not renewed is told by the store's clock alone: a renewal counts up, and a
-collector notes which count it saw, and when the store says that was.
+1. it marks the hold as ending, in `holds.json`;
+2. it changes the application's record: `revocations` counts up. A driver commits only if that
+   count is what it was *before* it checked its hold. So either the driver checked after step
+   1 and saw that the hold is ending, or its commit came before step 2, which finds and
+   finishes it;
+3. it drops the hold, and the floor may pass it.
+
+Dropping the hold at once is the obvious alternative: a driver that has checked its hold and
+has not committed yet then commits uploads that are gone.
+
+The store's clock alone measures how long a hold was not renewed: a renewal counts up, and a
+collector notes the count that it saw and the store's time.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from headwater.buffer import layout
 from headwater.buffer.queue.native.chunk import NO_BATCH_FLOOR
 from headwater.buffer.stream import Stream
-from headwater.buffer.transaction.record import CommitAttempt
+from headwater.buffer.transaction.record import (
+    ApplicationRecord,
+    CommitAttempt,
+    application_register,
+    finish_append,
+    producer_id,
+)
 from headwater.core import limits, runtime
 from headwater.core.errors import (
     LimitExceeded,
@@ -30,85 +48,86 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
+from headwater.core.runtime import ULID_MAX, decode_ulid, encode_ulid
 from headwater.store import Register
 
 TIMEOUT_MS: Final = 24 * 3600 * 1000
-"""A hold that was not renewed for so long is given up."""
+"""A hold that was not renewed for this long is ended."""
 TIMEOUT_LEAST_MS: Final = 60_000
 TIMEOUT_MOST_MS: Final = limits.PRODUCER_EXPIRY_MS // 2
-"""Below the time after which a silent producer is forgotten: what was committed is appended by
-then, by the collector if by nobody else."""
+"""Below the time after which a silent producer is forgotten: by then the collector has appended
+what was committed."""
 RENEWALS_IN_TIMEOUT: Final = 10
 
 
 class HoldLost(Refused):
-    """The transaction held nothing any more: what it uploaded may be gone. Run the job again."""
+    """The transaction's hold is gone, and its uploads may be deleted. Run the job again."""
 
 
 class TypeReplaced(Refused):
-    """A type of the stream's columns was replaced, or is being, since these rows were made."""
+    """A column's type was replaced, or is being replaced, since these rows were fitted."""
 
     def __init__(self, message: str, floor: int) -> None:
         super().__init__(message)
         self.floor = floor
-        """The schema version from which on rows are taken."""
+        """The lowest schema version that is accepted."""
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """One open transaction's."""
+    """The hold of one open transaction."""
 
     application: str
     token: str
-    """New each time it is taken: uploads made under an earlier life are not held by this one."""
+    """New each time the hold is taken: it does not cover uploads of an earlier life."""
     above: str
-    """Uploads above this id are held."""
+    """The hold covers uploads with higher ids."""
     timeout_ms: int
     renewals: int = 0
     seen_renewals: int = -1
-    """How many renewals a collector saw, …"""
+    """The count of renewals that a collector saw last, …"""
     seen_ms: int = 0
-    """… and when that was, by the store's clock."""
+    """… and when, by the store's clock."""
     is_ending: bool = False
-    """A collector is about to drop it: nothing is committed under it from here on."""
+    """A collector is about to drop the hold: nothing is committed under it any more."""
 
 
 class Holds(msgspec.Struct, frozen=True):
     """The value of `holds.json`."""
 
     floor: str = NO_BATCH_FLOOR
-    """No partition's batch floor lies above it."""
+    """No partition's batch floor is above this id."""
     holds: dict[str, Hold] = {}
     passes: int = 0
-    """Counts passes that asked the store for the time."""
+    """Counts collector passes that needed the store's time."""
     schema_floor: int = 0
-    """No hold is taken for records of an older version of the stream's schema. It rises while
-    there are no holds, so nothing is committed later that was fitted to an older one."""
+    """No hold is taken for records of an older schema version. It is raised only while there are no
+    holds, so no records of an older version are committed later."""
 
     def with_hold(self, name: str, hold: Hold | None) -> Holds:
-        """The same with another hold of this name, or without one."""
-        kept = {known: one for known, one in self.holds.items() if known != name}
+        """A copy with this hold under this name, or without one."""
+        holds = {other: one for other, one in self.holds.items() if other != name}
         if hold is not None:
-            kept[name] = hold
-        return msgspec.structs.replace(self, holds=kept)
+            holds[name] = hold
+        return msgspec.structs.replace(self, holds=holds)
 
 
 def check_timeout_ms(timeout_ms: int) -> int:
-    """The timeout itself; `Refused` says what it may be."""
+    """The timeout itself; `Refused` says what is allowed."""
     if not TIMEOUT_LEAST_MS <= timeout_ms <= TIMEOUT_MOST_MS:
         raise Refused(
-            f"sinkTimeout is {timeout_ms:,} ms: it lies between {TIMEOUT_LEAST_MS:,} (a minute) "
-            f"and {TIMEOUT_MOST_MS:,} (3.5 days). A job that takes longer renews its hold"
+            f"sinkTimeout is {timeout_ms:,} ms: it must be from {TIMEOUT_LEAST_MS:,} (a minute) "
+            f"to {TIMEOUT_MOST_MS:,} (3.5 days). A job that takes longer renews its hold"
         )
     return timeout_ms
 
 
 def holds_register(stream: Stream) -> Register[Holds]:
-    """Where the holds of a stream stand."""
+    """The register with the holds of a stream."""
     return Register(stream.store, layout.holds_key(stream.name, stream.id), Holds)
 
 
 async def read_holds(register: Register[Holds]) -> Holds:
-    """The holds; none if nobody ever took one."""
+    """The holds; an empty value if none was ever taken."""
     try:
         return (await register.read()).value
     except NotFound:
@@ -116,7 +135,7 @@ async def read_holds(register: Register[Holds]) -> Holds:
 
 
 class Holder:
-    """One attempt's hold. Every task and the driver have a holder of their own."""
+    """Takes and renews the hold of one attempt. The driver and every task have their own."""
 
     def __init__(
         self, stream: Stream, attempt: CommitAttempt, timeout_ms: int = TIMEOUT_MS
@@ -126,9 +145,9 @@ class Holder:
         self._timeout_ms = check_timeout_ms(timeout_ms)
 
     async def take(self, schema_version: int = 0) -> Hold:
-        """The hold, taken unless another task of the attempt already did.
+        """Take the hold, unless another task of the attempt has taken it.
 
-        `TypeReplaced` if a type of the stream's columns was replaced since this version.
+        `TypeReplaced` if a column's type was replaced since this schema version.
         """
         name = self._attempt.hold
         token = runtime.new_token().hex()
@@ -137,40 +156,40 @@ class Holder:
             now = now or Holds()
             if 0 < schema_version < now.schema_floor:
                 raise TypeReplaced(
-                    f"{self._attempt}: a type of the stream's columns was replaced, or is being "
-                    "replaced, since its rows were made; nothing of it is written. Run it again",
+                    f"{self._attempt}: a column's type was replaced, or is being replaced, since "
+                    "its rows were made; nothing is written. Run it again",
                     now.schema_floor,
                 )
             if name in now.holds:
                 return now
             if len(now.holds) >= limits.HOLDS_MAX:
                 raise LimitExceeded(
-                    f"{self._register.key}: {len(now.holds):,} transactions are open (HOLDS_MAX); "
-                    "those that crashed are closed by `headwater gc`, which no consumer runs here"
+                    f"{self._register.key}: {len(now.holds):,} transactions are open (HOLDS_MAX). "
+                    "Run `headwater gc`, which closes those that crashed"
                 )
             above = runtime.new_ulid(above=now.floor)
             hold = Hold(self._attempt.application, token, above, self._timeout_ms)
             return now.with_hold(name, hold)
 
-        return self._standing((await self._register.update(change)).value)
+        return self._active_hold((await self._register.update(change)).value)
 
     async def read(self) -> Hold:
-        """The hold, if it stands; `HoldLost` if it does not."""
-        return self._standing(await read_holds(self._register))
+        """The hold; `HoldLost` if it is gone."""
+        return self._active_hold(await read_holds(self._register))
 
     async def renew(self, token: str) -> None:
-        """Say that the transaction is still at work."""
+        """Record that the transaction is still running."""
 
         def change(now: Holds | None) -> Holds:
             now = now or Holds()
-            hold = self._standing(now, token)
+            hold = self._active_hold(now, token)
             renewed = msgspec.structs.replace(hold, renewals=hold.renewals + 1)
             return now.with_hold(self._attempt.hold, renewed)
 
         await self._register.update(change)
 
     async def keep(self, token: str) -> None:
-        """Renew the hold again and again, until this is cancelled; `HoldLost` if it is gone."""
+        """Renew the hold periodically until this is cancelled; `HoldLost` if it is gone."""
         while True:
             await runtime.sleep(self._timeout_ms / 1000 / RENEWALS_IN_TIMEOUT)
             try:
@@ -178,13 +197,13 @@ class Holder:
             except HoldLost:
                 raise
             except (Unavailable, OutcomeUnknown, Refused):
-                pass  # it is due again long before the hold ends: a disk may be full for a while
+                pass  # the next renewal is long before the hold ends
 
     async def move(self) -> None:
-        """After a commit: hold nothing uploaded so far, and be ready for what comes next.
+        """After a commit: move the hold above all uploads so far, for the next transaction.
 
-        Holds of earlier runs are marked as ending, and a collector ends them: one of those may be
-        committing at this very moment, and finds out in time.
+        Marks the holds of earlier runs as ending, for a collector to end them: an earlier run may
+        be committing right now, and notices in time.
         """
 
         def change(now: Holds | None) -> Holds:
@@ -203,18 +222,133 @@ class Holder:
         await self._register.update(change)
 
     async def drop(self) -> None:
-        """Hold nothing any more."""
+        """Drop the hold."""
         name = self._attempt.hold
         if name in (await read_holds(self._register)).holds:
             await self._register.update(lambda now: (now or Holds()).with_hold(name, None))
 
-    def _standing(self, holds: Holds, token: str | None = None) -> Hold:
+    def _active_hold(self, holds: Holds, token: str | None = None) -> Hold:
         hold = holds.holds.get(self._attempt.hold)
         if hold is None or hold.is_ending or (token is not None and hold.token != token):
             raise HoldLost(
-                f"{self._attempt}: its hold is gone, because nothing renewed it for "
-                f"{self._timeout_ms / 3_600_000:.1f} h (sinkTimeout) or a later run took its "
-                "place. What it uploaded may have been collected, so nothing of it is committed; "
-                "run it again"
+                f"{self._attempt}: its hold is gone, because it was not renewed for "
+                f"{self._timeout_ms / 3_600_000:.1f} h (sinkTimeout) or a later run replaced it. "
+                "Its uploads may have been deleted, so nothing is committed; run it again"
             )
         return hold
+
+
+class ActiveHolds(NamedTuple):
+    """What a pass of the collector must leave alone because of open transactions."""
+
+    below: str
+    """Uploads from this id on may still be appended. No later transaction begins below it."""
+    producers: frozenset[str]
+    """The producer ids that append what the transactions commit."""
+
+
+async def active_holds(stream: Stream, grace_ms: int) -> ActiveHolds:
+    """End the holds that are not renewed, raise the floor, and return what is still held."""
+    register = holds_register(stream)
+    holds = await read_holds(register)
+    if holds.holds:
+        holds = await _mark_ending(stream, register)
+        ending = {name: hold for name, hold in holds.holds.items() if hold.is_ending}
+        if ending:
+            holds = await _end_holds(stream, register, ending)
+    if holds.floor < min(_ulid_at(runtime.wall_ms() - grace_ms), _lowest(holds)):
+        holds = await _raise_floor(stream, register, grace_ms)
+    return ActiveHolds(
+        encode_ulid(decode_ulid(holds.floor) + 1),
+        frozenset(producer_id(hold.application) for hold in holds.holds.values()),
+    )
+
+
+def _lowest(holds: Holds) -> str:
+    """The highest floor that the holds allow."""
+    return min((hold.above for hold in holds.holds.values()), default=ULID_MAX)
+
+
+async def _raise_floor(stream: Stream, register: Register[Holds], grace_ms: int) -> Holds:
+    """Raise the floor to the present by the store's clock, if the collector gains by it.
+
+    With the collector's own clock, a clock that is a year ahead would give every upload of that
+    year an id beyond it, and uploads that are never appended would not be collected before then.
+    """
+    _, at_ms = await _count_pass(stream, register)
+    wanted, most = _ulid_at(at_ms - grace_ms), _ulid_at(at_ms)
+
+    def rise(now: Holds | None) -> Holds:
+        now = now or Holds()
+        # Up to the present, so that the next passes need not raise it.
+        if now.floor >= min(wanted, _lowest(now)):
+            return now
+        return msgspec.structs.replace(now, floor=max(now.floor, min(most, _lowest(now))))
+
+    return (await register.update(rise)).value
+
+
+async def _count_pass(stream: Stream, register: Register[Holds]) -> tuple[Holds, int]:
+    """The holds, and the store's time at or after they were written.
+
+    A hold that is still the same later was not renewed since.
+    """
+
+    def count(now: Holds | None) -> Holds:
+        now = now or Holds()
+        return msgspec.structs.replace(now, passes=now.passes + 1)
+
+    counted = (await register.update(count)).value
+    return counted, await stream.store.now_ms(register.key)
+
+
+async def _mark_ending(stream: Stream, register: Register[Holds]) -> Holds:
+    """Note which holds were renewed since the last pass, and mark those that timed out."""
+    before, at_ms = await _count_pass(stream, register)
+
+    def note(now: Holds | None) -> Holds:
+        now = now or Holds()
+        for name, hold in list(now.holds.items()):
+            if _is_unchanged(before.holds.get(name), hold):
+                now = now.with_hold(name, _note_renewals(hold, at_ms))
+        return now
+
+    return (await register.update(note)).value
+
+
+def _is_unchanged(before: Hold | None, now: Hold) -> bool:
+    return before is not None and (before.token, before.renewals) == (now.token, now.renewals)
+
+
+def _note_renewals(hold: Hold, at_ms: int) -> Hold:
+    # If the noted time is in the future, the store's clock was set back: begin again.
+    if hold.seen_renewals != hold.renewals or at_ms < hold.seen_ms:
+        return msgspec.structs.replace(hold, seen_renewals=hold.renewals, seen_ms=at_ms)
+    if at_ms - hold.seen_ms >= hold.timeout_ms:
+        return msgspec.structs.replace(hold, is_ending=True)
+    return hold
+
+
+async def _end_holds(stream: Stream, register: Register[Holds], ending: dict[str, Hold]) -> Holds:
+    for application in sorted({hold.application for hold in ending.values()}):
+        record = (await application_register(stream, application).update(_revoked)).value
+        if record.is_appending and f"{application}.{record.attempt}" in ending:
+            await finish_append(stream, application, record)
+
+    def drop(now: Holds | None) -> Holds:
+        now = now or Holds()
+        for name, hold in ending.items():
+            if name in now.holds and now.holds[name].token == hold.token:
+                now = now.with_hold(name, None)
+        return now
+
+    return (await register.update(drop)).value
+
+
+def _revoked(now: ApplicationRecord | None) -> ApplicationRecord:
+    return (now or ApplicationRecord()).revoked()
+
+
+def _ulid_at(time_ms: int) -> str:
+    """The highest ULID of this time."""
+    return encode_ulid(max(0, time_ms) << 80 | (1 << 80) - 1)

@@ -5,8 +5,20 @@
     run again
     any other batch job         one of JOB_SLOTS   the next                    the job
 
-Two attempts at one version are the same transaction: the first that commits counts. Jobs
-without a name share a few applications, so that the number of records is bounded.
+Two attempts at one version are the same transaction: the first that commits counts. Jobs without a
+name share a few applications, so that the number of records is bounded.
+
+Each application has one register. Raising its version is the commit: from then on the transaction's
+batches belong to the stream, each with a producer sequence that the record fixes, and any process
+that finds them not appended appends them. Nothing else appends under the application's producer id,
+so appending a record again changes nothing.
+
+The producer id fences: of several processes that append one record, the last that opened continues,
+and finds in the queue how far the others came. It reads the record again before it appends: between
+reading and opening, others may have finished this record and later ones, whose sequences would then
+be mistaken for its own. Partitions stay open from one record to the next while no other process
+commits: then the next sequences are known. Keeping them open regardless would lose data: another
+process has used those sequences, and batches committed under them again count as appended.
 """
 
 from __future__ import annotations
@@ -21,7 +33,6 @@ import msgspec
 from headwater.buffer import layout
 from headwater.buffer.queue.contract import Appender, BelowFloor, NewBatch
 from headwater.buffer.stream import Stream
-from headwater.buffer.whole_number import whole_number
 from headwater.core.errors import (
     Bug,
     Fenced,
@@ -33,6 +44,7 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.retry import RetryPolicy
+from headwater.core.settings import whole_number
 from headwater.store import Register
 
 JOB_SLOTS: Final = 16
@@ -41,17 +53,17 @@ _KEY_BYTES: Final = 12
 
 
 class CommitAttempt(msgspec.Struct, frozen=True):
-    """One try at one transaction."""
+    """One attempt at a transaction."""
 
     kind: str
     name: str
-    """What the application is called: a query's id, a `txnAppId`, or a slot."""
+    """The name of the application: a query's id, a `txnAppId`, or a slot."""
     version: int | None
-    """None: whichever is next."""
+    """None: the next one."""
     token: str
-    """Tells this try from every other one of the application."""
+    """Unique among the attempts of the application."""
     follows_on: bool = False
-    """A later run of the same application ends the earlier ones: a streaming query."""
+    """True for a streaming query: a later run ends the earlier ones."""
 
     @classmethod
     def of_query(cls, query_id: str, batch_id: int, run: str) -> CommitAttempt:
@@ -67,19 +79,19 @@ class CommitAttempt(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_job(cls, token: str) -> CommitAttempt:
-        """A batch job that names nothing: run again, it writes again."""
+        """A batch job without a name: if it is run again, it writes again."""
         slot = hashlib.blake2s(token.encode(), digest_size=2).digest()
         return cls("jobs", str(int.from_bytes(slot, "big") % JOB_SLOTS), None, token)
 
     @property
     def application(self) -> str:
-        """The application, as its objects are named."""
+        """The application's name in the keys of its objects."""
         digest = hashlib.blake2s(self.name.encode(), digest_size=_KEY_BYTES).hexdigest()
         return f"{self.kind}-{digest}"
 
     @property
     def hold(self) -> str:
-        """What its hold is called."""
+        """The name of its hold."""
         return f"{self.application}.{self.token}"
 
     def __str__(self) -> str:
@@ -96,14 +108,6 @@ def _check_name(what: str, name: str) -> str:
     if not name or len(name.encode()) > NAME_MAX_BYTES:
         raise Refused(f"{what} is {name!r}: it has 1 to {NAME_MAX_BYTES} bytes")
     return name
-
-
-# The commit record: what an application committed last, and whether all of it is appended.
-#
-# One register an application. That its version rises is the commit: from then on the
-# transaction's batches belong to the stream, each under a producer sequence that the record
-# fixes, and whoever finds them not yet appended appends them. Nothing else ever appends under the
-# application's producer id, so appending a record again changes nothing.
 
 
 NO_VERSION: Final = -1
@@ -124,14 +128,14 @@ class Upload(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PartitionBatches(msgspec.Struct, frozen=True):
-    """What a transaction appends to one partition, in this order."""
+    """The batches that a transaction appends to one partition, in order."""
 
     partition: int
     first_producer_sequence: int
     uploads: tuple[Upload, ...]
 
     def batches(self, after: int) -> list[NewBatch]:
-        """The batches whose producer sequence lies after this one."""
+        """The batches with a higher producer sequence than this."""
         numbered = enumerate(self.uploads, start=self.first_producer_sequence)
         return [
             NewBatch(
@@ -151,7 +155,7 @@ class PartitionBatches(msgspec.Struct, frozen=True):
 
     @property
     def last_producer_sequence(self) -> int:
-        """That of the last batch."""
+        """The producer sequence of the last batch."""
         return self.first_producer_sequence + len(self.uploads) - 1
 
 
@@ -160,19 +164,19 @@ class ApplicationRecord(msgspec.Struct, frozen=True):
 
     kind: str = ""
     name: str = ""
-    """What the register's own name is made from, for whoever looks."""
+    """The name from which the register's key is made, for people who read it."""
     version: int = NO_VERSION
-    """The last one that was committed."""
+    """The last committed version."""
     attempt: str = ""
-    """Whose it was."""
+    """The attempt that committed it."""
     state: Literal["appending", "done"] = "done"
     shares: tuple[PartitionBatches, ...] = ()
-    """What is being appended; nothing once that is done."""
+    """What is being appended; empty once that is done."""
     revocations: int = 0
-    """Counts what was ended before it committed. Whoever commits has read this *before* looking
-    whether its hold stands, and commits only if it is still the same: see `expiry.py`."""
+    """Counts transactions that were ended before they committed. A driver reads it *before* it
+    checks its hold, and commits only if it is unchanged: see holds.py."""
     recent: tuple[str, ...] = ()
-    """Attempts that committed before, newest first: jobs without a version are known by them."""
+    """Earlier attempts that committed, newest first: they identify jobs without a version."""
 
     @property
     def is_appending(self) -> bool:
@@ -180,16 +184,16 @@ class ApplicationRecord(msgspec.Struct, frozen=True):
         return self.state == "appending"
 
     def has(self, attempt: CommitAttempt) -> bool:
-        """Whether this transaction is committed, by whichever attempt."""
+        """Whether this transaction is committed, by any attempt."""
         if attempt.version is None:
             return attempt.token in (self.attempt, *self.recent)
         return attempt.version <= self.version
 
     def is_of(self, attempt: CommitAttempt) -> bool | None:
-        """Whether this very attempt is the one that was committed; None if that is not known.
+        """Whether this attempt is the one that committed; None if unknown.
 
-        Of jobs without a version only the last few are: one that is not among them may have
-        committed before those.
+        Of jobs without a version only the last few are recorded: an attempt that is not among them
+        may have committed before those.
         """
         if attempt.version is None:
             return True if self.has(attempt) else None
@@ -214,19 +218,19 @@ class ApplicationRecord(msgspec.Struct, frozen=True):
         )
 
     def revoked(self) -> ApplicationRecord:
-        """The record once something was ended that can then not commit any more."""
+        """The record after an attempt was ended, which then cannot commit."""
         return msgspec.structs.replace(self, revocations=self.revocations + 1)
 
 
 def application_register(stream: Stream, application: str) -> Register[ApplicationRecord]:
-    """Where an application's record stands."""
+    """The register of an application's record."""
     return Register(
         stream.store, layout.application_key(stream.name, stream.id, application), ApplicationRecord
     )
 
 
 async def read_application(register: Register[ApplicationRecord]) -> ApplicationRecord:
-    """The record; an empty one of an application that never committed."""
+    """The record; an empty one if the application never committed."""
     try:
         return (await register.read()).value
     except NotFound:
@@ -234,26 +238,12 @@ async def read_application(register: Register[ApplicationRecord]) -> Application
 
 
 def in_order(tasks: Sequence[tuple[int, dict[int, list[Upload]]]]) -> dict[int, list[Upload]]:
-    """The uploads of each partition in the order of a transaction: by task, and as it uploaded."""
+    """The uploads of each partition in the order of a transaction: by task, then as uploaded."""
     found: dict[int, list[Upload]] = {}
     for _, uploads in sorted(tasks, key=lambda task: task[0]):
         for partition, batches in uploads.items():
             found.setdefault(partition, []).extend(batches)
     return dict(sorted(found.items()))
-
-
-# Appending what a commit record names: each batch once, whoever does it, however often.
-#
-# The record fixes the producer sequences, and the application's producer id fences: of several
-# that append one record, the last that opened goes on, and finds in its mark how far the others
-# came. Before it appends anything it reads the record again: between reading a record and
-# opening, others may have finished it, and later ones, whose numbers would then be taken for its
-# own.
-#
-# Partitions may stay open from one record to the next, as long as nobody committed between the
-# two: then nobody appended either, and the next producer sequences are those that were left here.
-# Keeping them open whatever the record says is the obvious alternative: who committed meanwhile
-# has used those numbers, and what is committed under them again is taken for appended, and lost.
 
 
 FINISH_ATTEMPTS: Final = 32
@@ -262,7 +252,7 @@ _PATIENT: Final = RetryPolicy(attempts=FINISH_ATTEMPTS, deadline_s=float("inf"))
 
 
 class _RecordReplaced(Exception):
-    """The record is not the one that was to be appended any more."""
+    """The record has changed since it was read."""
 
 
 class _OpenAppender(msgspec.Struct):
@@ -270,13 +260,13 @@ class _OpenAppender(msgspec.Struct):
     landed: int
     """The last producer sequence that is known to have landed."""
     before: int
-    """The same when this appender opened."""
+    """The same when the appender opened."""
     is_known: bool
-    """Whether the queue knew the producer: what it does not know was never used, or forgotten."""
+    """Whether the queue knew the producer id. If not, it was never used, or is forgotten."""
 
 
 class Appending:
-    """Appends the records of one application. Not for use by two tasks at once."""
+    """Appends what the records of one application name. Not for concurrent use."""
 
     def __init__(self, stream: Stream, application: str) -> None:
         self._stream = stream
@@ -284,10 +274,10 @@ class Appending:
         self._register = application_register(stream, application)
         self._opened: dict[int, _OpenAppender] = {}
         self._finished: tuple[int, str] | None = None
-        """Version and attempt of the record that was finished here last."""
+        """Version and attempt of the record that this object finished last."""
 
-    async def go_on_from(self, found: ApplicationRecord) -> None:
-        """Let go of what is open, unless the record is still the one that was finished here."""
+    async def continue_from(self, found: ApplicationRecord) -> None:
+        """Close the partitions, unless the record is the one that this object finished last."""
         if self._finished != (found.version, found.attempt):
             await self.close()
 
@@ -295,13 +285,13 @@ class Appending:
         """The producer sequence of the next batch for each partition."""
         opened = await self._open_all(partitions)
         for one in opened.values():
-            one.is_known = True  # from here on, whether it was or not
+            one.is_known = True  # this process appends the first batch if it was not
         return {partition: one.landed + 1 for partition, one in opened.items()}
 
     async def finish(self, record: ApplicationRecord) -> None:
-        """Append what of the record is not appended yet, and say so in it.
+        """Append what is not appended yet, and mark the record as done.
 
-        `Unavailable`, `OutcomeUnknown`: some of it may be; whoever comes next goes on.
+        `Unavailable`, `OutcomeUnknown`: some of it may be appended; the next call continues.
         """
         budget = _PATIENT.start()
         while True:
@@ -312,7 +302,7 @@ class Appending:
                 return
             except (Fenced, Unavailable, OutcomeUnknown) as error:
                 if isinstance(error, Fenced):
-                    # Somebody else finishes it; or somebody began to, and is gone.
+                    # Another process appends the record, or began to and died.
                     await self.close()
                 if not await budget.pause(throttled=isinstance(error, Throttled)):
                     raise
@@ -320,7 +310,7 @@ class Appending:
         self._finished = (record.version, record.attempt)
 
     async def close(self) -> None:
-        """Say goodbye to the partitions, which are opened again when they are needed."""
+        """Close the partitions. They are opened again when they are needed."""
         opened, self._opened = list(self._opened.values()), {}
         await asyncio.gather(*(one.appender.close() for one in opened))
 
@@ -357,13 +347,14 @@ class Appending:
         if not opened.is_known:
             raise Refused(
                 f"{where}: {self._application} committed, and its producer was forgotten before "
-                "all of it was appended, so whether it was is not known. Compare what was read "
-                f"with {self._register.key}; to go on, write under another name"
+                "everything was appended, so it is unknown whether it was. Compare the records in "
+                f"the stream with {self._register.key}; to continue, write under another name"
             )
         if opened.landed < share.first_producer_sequence - 1:
             raise RolledBack(
-                f"{where} knows {opened.landed} batches of {self._application}, and its record "
-                f"goes on at {share.first_producer_sequence}: the queue went back"
+                f"{where} has {opened.landed} batches of {self._application}, and its record "
+                f"continues at {share.first_producer_sequence}: the queue went back to an older "
+                "state"
             )
 
     async def _confirm(self, record: ApplicationRecord) -> None:
@@ -386,14 +377,14 @@ class Appending:
         outcomes = await asyncio.gather(*map(open_one, missing), return_exceptions=True)
         for outcome in outcomes:
             if outcome is not None:
-                # What the others found is of before whoever fenced this one wrote its record.
+                # What the others returned may be older than the record of the process that fenced.
                 await self.close()
                 raise outcome
         return {partition: self._opened[partition] for partition in partitions}
 
 
 async def finish_append(stream: Stream, application: str, record: ApplicationRecord) -> None:
-    """Append what of a record is not appended yet."""
+    """Append what a record names and is not appended yet."""
     appending = Appending(stream, application)
     try:
         await appending.finish(record)
@@ -411,7 +402,7 @@ def _is_same_commit(record: ApplicationRecord, now: ApplicationRecord | None) ->
 
 def _mark_done(record: ApplicationRecord, now: ApplicationRecord | None) -> ApplicationRecord:
     if now is None:
-        raise RolledBack("the record of what was being appended is gone")
+        raise RolledBack("the commit record that was being appended is gone")
     if not _is_same_commit(record, now):
         return now
     return msgspec.structs.replace(now, state="done", shares=())

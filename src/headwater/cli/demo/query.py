@@ -115,9 +115,9 @@ class Job:
             txn_version=number,
         )
         # A batch that runs again after a kill is there already, and counted already.
-        if not done.was_there:  # type: ignore[union-attr]
+        if not done.already_committed:  # type: ignore[union-attr]
             self._stored += done.rows  # type: ignore[union-attr]
-        self._note(f"{number} {self._stored} {'again' if done.was_there else 'stored'}")  # type: ignore[union-attr]
+        self._note(f"{number} {self._stored} {'again' if done.already_committed else 'stored'}")  # type: ignore[union-attr]
         if self._stored > self._orders // 3 and not (self._folder / STRUCK).exists():
             (self._folder / STRUCK).touch()
             os.killpg(os.getpgrp(), signal.SIGKILL)

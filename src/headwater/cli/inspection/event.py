@@ -29,7 +29,7 @@ from headwater.tier.eventlog import (
     MetadataEventLog,
     PartitionFailed,
 )
-from headwater.tier.eventlog.stored.event_object import FAMILY, read_event_object, token_of
+from headwater.tier.eventlog.stored_events import FAMILY, read_event_object, token_of
 from headwater.tier.events import (
     MetadataEvent,
     PartitionDelete,

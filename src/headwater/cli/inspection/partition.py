@@ -13,13 +13,13 @@ from typing import Any, Final, TypeVar
 
 from headwater.buffer.queue.contract import Descriptor, QueueReader, QueueState
 from headwater.buffer.queue.native.chunk import Chunk
-from headwater.buffer.queue.native.chunks import Chunks
-from headwater.buffer.queue.native.marks import shard_register
-from headwater.buffer.queue.native.records import ProducerRecord, Queue
+from headwater.buffer.queue.native.chunk_log import ChunkLog
+from headwater.buffer.queue.native.producers import shard_register
+from headwater.buffer.queue.native.registers import ProducerRecord, QueueFloors
 from headwater.buffer.queue.v1.manifest_format import decode_manifest
 from headwater.buffer.queue.v1.side_object import V1Names
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.queues import queue_prefix
+from headwater.buffer.stream.handle import queue_prefix
 from headwater.cli.inspection.queue import describe_manifest
 from headwater.cli.inspection.register import MARK_COLUMNS, mark_rows
 from headwater.cli.inspection.report import InspectionReport, Problem, ReportTable
@@ -85,7 +85,7 @@ def _state_facts(state: QueueState, *, is_ordered: bool) -> dict[str, Any]:
 
 
 async def _native(report: InspectionReport, stream: Stream, prefix: str, shown: int) -> None:
-    chunks = Chunks(stream.store, prefix, stream.id)
+    chunks = ChunkLog(stream.store, prefix, stream.id)
     # Before the chunks: a mark is written once its chunk is, so none points beyond those.
     marks = await read_marks(stream, prefix, lambda check, reading: _part(report, check, reading))
     numbers = await _chunk_numbers(chunks)
@@ -96,7 +96,7 @@ async def _native(report: InspectionReport, stream: Stream, prefix: str, shown: 
         _check_numbers(report, chunks, numbers, queue)
     read = [number for number in numbers if queue is None or number >= queue.chunk_floor]
     found = [
-        (await _part(report, f"chunk {number}", chunks.get(number)), number)
+        (await _part(report, f"chunk {number}", chunks.load(number)), number)
         for number in read[-shown:]
     ]
     held = [one.chunk for one, _ in found if one is not None]
@@ -109,9 +109,9 @@ async def _native(report: InspectionReport, stream: Stream, prefix: str, shown: 
     show_marks(report, marks, shown)
 
 
-async def _chunk_numbers(chunks: Chunks) -> list[int]:
+async def _chunk_numbers(chunks: ChunkLog) -> list[int]:
     numbers: list[int] = []
-    async for meta in chunks.store.list(f"{chunks.prefix}/chunks"):
+    async for meta in chunks.store.list(chunks.folder):
         number = chunks.number_of(meta.key)
         if number is not None:
             numbers.append(number)
@@ -121,7 +121,7 @@ async def _chunk_numbers(chunks: Chunks) -> list[int]:
 
 
 def _check_numbers(
-    report: InspectionReport, chunks: Chunks, numbers: list[int], queue: Queue
+    report: InspectionReport, chunks: ChunkLog, numbers: list[int], queue: QueueFloors
 ) -> None:
     below = sum(number < queue.chunk_floor for number in numbers)
     if below:
@@ -164,7 +164,7 @@ def _chunk_rows(held: list[Chunk], count: int) -> ReportTable:
     return ReportTable("newest_chunks", columns, rows, count if count > len(rows) else None)
 
 
-def _check_neighbours(report: InspectionReport, chunks: Chunks, held: list[Chunk]) -> None:
+def _check_neighbours(report: InspectionReport, chunks: ChunkLog, held: list[Chunk]) -> None:
     for before, after in itertools.pairwise(held):
         if after.number != before.number + 1:
             continue

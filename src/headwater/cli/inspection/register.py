@@ -9,12 +9,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from headwater.buffer.consumer.group import GroupPosition
-from headwater.buffer.queue.native.records import (
+from headwater.buffer.queue.native.registers import (
+    CollectorRecord,
     ConsumerRecord,
-    End,
-    Queue,
-    Scanned,
-    Shard,
+    ProducerShard,
+    QueueEnd,
+    QueueFloors,
     shard_name,
 )
 from headwater.buffer.queue.v1.side_object import DIGEST_BYTES, SideState
@@ -176,12 +176,12 @@ def inspect_register(source: InspectedObject, *, entries: int) -> InspectionRepo
     known.describe(report, typed, entries)
     report.facts["checksum"] = f"CRC-32 {envelope.crc32} matches"
     report.facts["earlier_tokens"] = f"{len(envelope.history)} of at most {REGISTER_HISTORY}"
-    if _SHARD.fullmatch(source.key) and isinstance(typed, Shard):
+    if _SHARD.fullmatch(source.key) and isinstance(typed, ProducerShard):
         _check_shard(report, source.key, typed)
     return report
 
 
-def mark_rows(shard: Shard) -> list[tuple[Any, ...]]:
+def mark_rows(shard: ProducerShard) -> list[tuple[Any, ...]]:
     """A row for each producer of a shard."""
     rows: list[tuple[Any, ...]] = []
     for name, producer in sorted(shard.producers.items()):
@@ -212,7 +212,7 @@ def _telling(value: type[Any]) -> set[str]:
     return {one.name for one in fields if one.required} or {one.name for one in fields}
 
 
-def _check_shard(report: InspectionReport, key: str, shard: Shard) -> None:
+def _check_shard(report: InspectionReport, key: str, shard: ProducerShard) -> None:
     strangers = [name for name in shard.producers if f"{shard_name(name)}.json" != key]
     if strangers:
         problem = Corrupt(
@@ -221,7 +221,7 @@ def _check_shard(report: InspectionReport, key: str, shard: Shard) -> None:
         report.problems.append(Problem.of(problem, "name"))
 
 
-def _queue(report: InspectionReport, queue: Queue, _: int) -> None:
+def _queue(report: InspectionReport, queue: QueueFloors, _: int) -> None:
     report.facts |= {
         "queue_id": queue.id,
         "chunk_floor": queue.chunk_floor,
@@ -232,7 +232,7 @@ def _queue(report: InspectionReport, queue: Queue, _: int) -> None:
     report.notes.append("what lies below the floors may be deleted; they never go down")
 
 
-def _end(report: InspectionReport, end: End, _: int) -> None:
+def _end(report: InspectionReport, end: QueueEnd, _: int) -> None:
     report.facts |= {
         "chunk": end.chunk,
         "first_sequence": end.first_sequence,
@@ -253,7 +253,7 @@ def _consumer(report: InspectionReport, consumer: ConsumerRecord, _: int) -> Non
     }
 
 
-def _shard(report: InspectionReport, shard: Shard, entries: int) -> None:
+def _shard(report: InspectionReport, shard: ProducerShard, entries: int) -> None:
     report.facts |= {"producers": len(shard.producers), "forgotten": shard.dropped}
     rows = mark_rows(shard)
     total = len(rows) if len(rows) > entries else None
@@ -261,7 +261,7 @@ def _shard(report: InspectionReport, shard: Shard, entries: int) -> None:
     report.notes.append("a mark is a producer's last accepted batch, as far as its record knows")
 
 
-def _scanned(report: InspectionReport, scanned: Scanned, _: int) -> None:
+def _scanned(report: InspectionReport, scanned: CollectorRecord, _: int) -> None:
     report.facts |= {
         "uploads_looked_at_through": scanned.batch_floor,
         "chunks_read_below": scanned.chunk,
@@ -350,12 +350,12 @@ def _slots(report: InspectionReport, table: SlotTable, entries: int) -> None:
 
 
 _BY_NAME: Final = {
-    "queue.json": RegisterKind("queue.json: the floors of a native queue", Queue, _queue),
-    "end.json": RegisterKind("end.json: how far a native queue has come at least", End, _end),
+    "queue.json": RegisterKind("queue.json: the floors of a native queue", QueueFloors, _queue),
+    "end.json": RegisterKind("end.json: how far a native queue has come at least", QueueEnd, _end),
     "consumer.json": RegisterKind(
         "consumer.json: who owns the consumer", ConsumerRecord, _consumer
     ),
-    "gc.json": RegisterKind("gc.json: how far the collector has looked", Scanned, _scanned),
+    "gc.json": RegisterKind("gc.json: how far the collector has looked", CollectorRecord, _scanned),
     "side.json": RegisterKind("side.json: what a published v1 queue cannot hold", SideState, _side),
     "slots.json": RegisterKind("slots.json: what the log is kept for", SlotTable, _slots),
     "stream.json": RegisterKind("stream.json: what a stream is", StreamConfig, _stream),
@@ -368,6 +368,6 @@ _KINDS: Final = (
     RegisterKind(
         "transactions: what one writer committed last", ApplicationRecord, describe_record
     ),
-    RegisterKind("producers: the marks of some of them", Shard, _shard),
+    RegisterKind("producers: the marks of some of them", ProducerShard, _shard),
     RegisterKind("group: the position of one that follows", GroupPosition, _position),
 )

@@ -34,7 +34,7 @@ from headwater.core.errors import (
 )
 from headwater.core.limits import GIB
 from headwater.tier.event_codec import decode_event
-from headwater.tier.segments.footer import PARQUET_MAGIC, is_sealed
+from headwater.tier.segments.seal import PARQUET_MAGIC, is_sealed
 
 if TYPE_CHECKING:
     import pyarrow as pa

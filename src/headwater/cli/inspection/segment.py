@@ -28,15 +28,15 @@ from headwater.log.spool.frame import MAGIC, FrameHead, GroupKind, Window
 from headwater.log.spool.scan import FileEnd, Survey, survey
 from headwater.tier.segments import SegmentIndex, read_index
 from headwater.tier.segments.columns import ID_KEY
-from headwater.tier.segments.footer import PARQUET_MAGIC
 from headwater.tier.segments.reading import decode_row_group
+from headwater.tier.segments.seal import PARQUET_MAGIC
 
 TIER_SEGMENT: Final = "segment of the tier, Parquet"
 ROWS_SHOWN: Final = 20
 _NAME: Final = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.parquet")
 _TIER_CHECKS: Final = (
     ("ends with", "end"),
-    ("no segment of Headwater", "seal"),
+    ("not a segment of Headwater", "seal"),
     ("footer", "footer"),
     ("says of itself", "description"),
 )
@@ -230,17 +230,17 @@ def _facts_beside(source: InspectedObject) -> dict[str, Any]:
     first_lsn = int(source.key[:20])
     later = [first for first in listing.segments if first > first_lsn]
     known: dict[str, Any] = {}
-    if listing.marks is not None:
+    if listing.watermarks is not None:
         known |= {
-            "floor_lsn_beside": listing.marks.floor_lsn,
-            "synced_lsn_beside": listing.marks.synced_lsn,
+            "floor_lsn_beside": listing.watermarks.floor_lsn,
+            "synced_lsn_beside": listing.watermarks.synced_lsn,
         }
     if later:
         known["sealed"] = f"yes: the next segment begins at LSN {later[0]}"
         known["reached_lsn"] = later[0] - 1
-    elif listing.marks is not None:
+    elif listing.watermarks is not None:
         known["sealed"] = "no: it is the last one"
-        known["reached_lsn"] = listing.marks.synced_lsn
+        known["reached_lsn"] = listing.watermarks.synced_lsn
     return known
 
 

@@ -1,4 +1,4 @@
-"""Writers: delayed while replicas are far behind, and told when a record is replicated.
+"""Writers: delayed while replicas are far behind, and waiting until a record is replicated.
 
 Whether a policy is met is always computed from the registry, never counted up. So an
 acknowledgement of a replica that left, or lost its data, stops counting by itself.
@@ -25,9 +25,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused
+from headwater.core.settings import whole_number
 from headwater.log.primary.config import (
     CommitPolicy,
     ReplicationConfig,
@@ -35,7 +35,7 @@ from headwater.log.primary.config import (
     acknowledged_by,
 )
 from headwater.log.primary.registry import ReplicaRegistry
-from headwater.log.slots import SlotBook
+from headwater.log.slots import LeaderSlots
 from headwater.log.wal import Wal
 
 
@@ -55,8 +55,8 @@ class CommitUnknown(OutcomeUnknown):
         """The replicas that have it."""
 
 
-def hold_up_s(lag_lsn: int, *, soft_lag_lsn: int, max_delay_s: float) -> float:
-    """How long a writer waits at this lag: nothing up to the target, the most at twice of it."""
+def throttle_delay_s(lag_lsn: int, *, soft_lag_lsn: int, max_delay_s: float) -> float:
+    """The delay at this lag: 0 up to the soft limit, `max_delay_s` from twice that on."""
     over = lag_lsn - soft_lag_lsn
     if over <= 0:
         return 0.0
@@ -64,12 +64,12 @@ def hold_up_s(lag_lsn: int, *, soft_lag_lsn: int, max_delay_s: float) -> float:
 
 
 class FlowControl:
-    """Writers on their way into the log."""
+    """Delays writers while replicas are far behind."""
 
     def __init__(
         self, lag_lsn: Callable[[], int], *, soft_lag_lsn: int | None, max_delay_s: float
     ) -> None:
-        """`soft_lag_lsn` None holds nobody up."""
+        """Without `soft_lag_lsn` no writer is delayed."""
         self._lag_lsn = lag_lsn
         self._soft_lag_lsn = soft_lag_lsn
         self._max_delay_s = max_delay_s
@@ -78,15 +78,15 @@ class FlowControl:
 
     @property
     def delay_s(self) -> float:
-        """What a writer that came at this moment would wait for at most."""
+        """The longest delay of a writer that arrives now."""
         if self._soft_lag_lsn is None:
             return 0.0
-        return hold_up_s(
+        return throttle_delay_s(
             self._lag_lsn(), soft_lag_lsn=self._soft_lag_lsn, max_delay_s=self._max_delay_s
         )
 
     async def admit(self) -> float:
-        """Let a writer in, at once or after a while; for how long it was held up."""
+        """Delay a writer if replicas are far behind; returns for how long."""
         delay_s = self.delay_s
         if not delay_s:
             return 0.0
@@ -97,27 +97,27 @@ class FlowControl:
             async with asyncio.timeout(delay_s):
                 await self._released.wait()
         except TimeoutError:
-            pass  # soft: it goes on
+            pass  # the limit is soft
         finally:
             self._waiting -= 1
         return runtime.monotonic_s() - began_s
 
     def evaluate(self) -> None:
-        """Look again: somebody caught up or left."""
+        """End the delays if the lag is small again."""
         if self._waiting and not self.delay_s:
             self._released.set()
 
 
 ReplicatedLsn = Callable[[CommitPolicy], int]
 WaitEntry = tuple[int, int, asyncio.Future[None]]
-"""An LSN, who came first, and whom to tell."""
+"""An LSN, the order of arrival, and the future to resolve."""
 
 
 class _WaitQueue:
-    """Those who wait under one policy, the lowest LSN first.
+    """The writers that wait under one policy, the lowest LSN first.
 
-    Who gives up stays in it, cancelled, until those are the most: when replicas die, writers give
-    up by the thousand at once, and each would have to be looked for among all the others.
+    Cancelled entries stay in the heap until they are the majority: when replicas die, thousands of
+    writers give up at once, and removing each by itself would search the whole heap.
     """
 
     def __init__(self) -> None:
@@ -127,19 +127,19 @@ class _WaitQueue:
     def __len__(self) -> int:
         return len(self._heap) - self._cancelled
 
-    def enter(self, entry: WaitEntry) -> None:
+    def push(self, entry: WaitEntry) -> None:
         heapq.heappush(self._heap, entry)
 
-    def gave_up(self) -> None:
-        """One of them was cancelled."""
+    def count_cancelled(self) -> None:
+        """Note that an entry was cancelled."""
         self._cancelled += 1
         if 2 * self._cancelled > len(self._heap):
             self._heap = [entry for entry in self._heap if not entry[2].cancelled()]
             heapq.heapify(self._heap)
             self._cancelled = 0
 
-    def reached(self, lsn: int) -> None:
-        """Tell everybody who waits for this one, or one below it."""
+    def resolve_through(self, lsn: int) -> None:
+        """Resolve all entries at or below this LSN."""
         while self._heap and self._heap[0][0] <= lsn:
             waiting = heapq.heappop(self._heap)[2]
             if waiting.cancelled():
@@ -168,36 +168,36 @@ class CommitWaiter:
     async def wait(self, lsn: int, policy: CommitPolicy, *, timeout_s: float) -> bool:
         """Whether the record was replicated in time."""
         if self._ending is not None:
-            # Also under a policy that would be met: an overtaken leader's log is nobody's any more.
+            # Also if the policy would be met: the log of an overtaken leader does not count.
             raise self._ending()
         if self._replicated_lsn(policy) >= lsn:
             return True
         reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        line = self._waiting.setdefault(policy, _WaitQueue())
-        line.enter((lsn, next(self._turn), reached))
+        queue = self._waiting.setdefault(policy, _WaitQueue())
+        queue.push((lsn, next(self._turn), reached))
         try:
             async with asyncio.timeout(timeout_s):
                 await reached
         except TimeoutError:
-            # The last acknowledgement may have come in the same moment as the time-out.
+            # The last acknowledgement may have arrived together with the time-out.
             return self._replicated_lsn(policy) >= lsn
         finally:
             if reached.cancelled():
-                line.gave_up()
-            if not line and self._waiting.get(policy) is line:
+                queue.count_cancelled()
+            if not queue and self._waiting.get(policy) is queue:
                 del self._waiting[policy]
         return True
 
     def evaluate(self) -> None:
-        """Look again: somebody acknowledged, registered, left or lost something."""
-        for policy, line in self._waiting.items():
-            line.reached(self._replicated_lsn(policy))
+        """Resolve the writers whose policy is met by now."""
+        for policy, queue in self._waiting.items():
+            queue.resolve_through(self._replicated_lsn(policy))
 
     def end(self, error: Callable[[], HeadwaterError]) -> None:
-        """Nothing more is replicated: tell everybody who waits, and who will."""
+        """Nothing more is replicated: raise this for every writer that waits, now or later."""
         self._ending = error
-        for line in self._waiting.values():
-            line.end(error)
+        for queue in self._waiting.values():
+            queue.end(error)
         self._waiting.clear()
 
 
@@ -206,18 +206,18 @@ class Committed(msgspec.Struct, frozen=True):
 
     lsn: int
     is_replicated: bool
-    """False: the time-out came first, and the configuration says to go on."""
+    """False if the time was over first and `on_commit_timeout` is `continue`."""
     acknowledged_by: list[str]
 
 
 class Commits:
-    """The writers of one leader, against what its replicas acknowledged."""
+    """The writers of one leader, and what its replicas acknowledged."""
 
     def __init__(
         self,
         wal: Wal,
         registry: ReplicaRegistry,
-        book: SlotBook,
+        slots: LeaderSlots,
         config: ReplicationConfig,
         metrics: ReplicationMetrics,
     ) -> None:
@@ -229,7 +229,7 @@ class Commits:
             self._flow_lag_lsn, soft_lag_lsn=config.soft_lag_lsn, max_delay_s=config.max_delay_s
         )
         self._registry = registry
-        self._book = book
+        self._slots = slots
 
     def replicated_lsn(self, policy: CommitPolicy | None = None) -> int:
         """The last record that is replicated as the policy says."""
@@ -277,7 +277,7 @@ class Commits:
         )
 
     async def admit(self) -> float:
-        """Let a writer on, held up for a moment if replicas are far behind; for how long."""
+        """Delay a writer if replicas are far behind; returns for how long."""
         held_s = await self.flow.admit()
         if held_s:
             self.metrics.held_up += 1
@@ -285,12 +285,12 @@ class Commits:
         return held_s
 
     def evaluate(self) -> None:
-        """Look again: somebody acknowledged, registered, left or lost something."""
+        """Resolve writers whose policy is met, and end delays: replicas have changed."""
         self.waiter.evaluate()
         self.flow.evaluate()
 
     def stop(self) -> None:
-        """The leader stops: whoever waits is told."""
+        """End all waiting writers with `CommitUnknown`: the leader stops."""
         self.waiter.end(lambda: CommitUnknown("the leader stops: the record is in its log"))
 
     def fail(self, failure: HeadwaterError) -> None:
@@ -302,9 +302,11 @@ class Commits:
         )
 
     def _flow_lag_lsn(self) -> int:
-        """Of the slowest replica that is there, has spoken, and is not being made anew.
+        """The lag of the slowest replica that is healthy, has acknowledged, and is not
+        bootstrapping.
 
-        From its slot on, where it is still being compared below that: it has those records.
+        It counts from the slot if that is higher: a replica that is still compared below its slot
+        has those records.
         """
         slowest = min(
             (
@@ -317,5 +319,5 @@ class Commits:
         return 0 if slowest is None else max(0, self.wal.current_lsn() - slowest)
 
     def _held_lsn(self, name: str) -> int:
-        slot = self._book.find(name)
+        slot = self._slots.find(name)
         return 0 if slot is None else slot.restart_lsn

@@ -18,22 +18,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from headwater.buffer.whole_number import whole_number
 from headwater.core import limits
 from headwater.core.errors import Refused
-from headwater.core.metrics import Histogram
+from headwater.core.metrics import Histogram, Metrics
+from headwater.core.settings import check_above_zero, whole_number
 from headwater.log.primary.registry import ReplicaState
 from headwater.log.slots import RetentionLimits
 
 
-class ReplicationMetrics:
+class ReplicationMetrics(Metrics):
     """Counts and durations of one leader."""
 
     def __init__(self) -> None:
         self.partial_resyncs = 0
-        """Replicas that came back and went on from where they were."""
+        """Replicas that resumed from their position."""
         self.full_rebootstraps: Counter[str] = Counter()
-        """Replicas that came back and were sent to a fresh copy, by cause."""
+        """Replicas that needed a fresh copy, by cause."""
         self.slots_invalidated: Counter[str] = Counter()
         """By cause."""
         self.slots_dropped = 0
@@ -71,13 +71,13 @@ class Local:
 
 @dataclass(frozen=True)
 class AckN:
-    """So many replicas have it."""
+    """This many replicas have it."""
 
     replicas: int
 
     def __post_init__(self) -> None:
         if whole_number("ack_n", self.replicas) < 1:
-            raise Refused(f"ack_n of {self.replicas} waits for nobody: say local")
+            raise Refused(f"ack_n of {self.replicas} waits for no replica: use local")
 
     def __str__(self) -> str:
         return f"ack_n:{self.replicas}"
@@ -89,7 +89,7 @@ class AckN:
 
 @dataclass(frozen=True)
 class Quorum:
-    """A majority of so many members has it. The leader is a member."""
+    """A majority of this many members has it. The leader is a member."""
 
     members: int
 
@@ -110,7 +110,7 @@ class Quorum:
 
 @dataclass(frozen=True)
 class Regions:
-    """So many replicas of each of these regions have it."""
+    """This many replicas of each of these regions have it."""
 
     needed: tuple[tuple[str, int], ...]
 
@@ -183,31 +183,30 @@ class ReplicationConfig:
     commit_policy: CommitPolicy = field(default_factory=Local)
     commit_timeout_s: float = limits.COMMIT_TIMEOUT_S
     on_commit_timeout: Literal["raise", "continue"] = "raise"
-    """`raise` tells the writer `CommitUnknown`; `continue` lets it go on, and counts it. The record
-    is in the log either way."""
+    """`raise` raises `CommitUnknown`; `continue` returns a result that says so. The record is in
+    the log either way."""
     health_timeout_s: float = limits.REPLICA_HEALTH_TIMEOUT_S
     """A replica that was silent for so long is unhealthy. A pull waits for half of it at most."""
     sweep_interval_s: float = limits.REPLICA_SWEEP_INTERVAL_S
     slot_write_interval_s: float = limits.SLOT_WRITE_INTERVAL_S
     soft_lag_lsn: int | None = limits.FLOW_SOFT_LAG_LSN
-    """Writers are held up while a healthy replica is further behind; None holds nobody up."""
+    """Writers are delayed while a healthy replica is further behind; None delays no writer."""
     max_delay_s: float = limits.FLOW_MAX_DELAY_S
 
     def __post_init__(self) -> None:
-        for name in (
+        check_above_zero(
+            self,
             "commit_timeout_s",
             "health_timeout_s",
             "sweep_interval_s",
             "slot_write_interval_s",
             "max_delay_s",
-        ):
-            if not getattr(self, name) > 0:
-                raise Refused(f"{name} is {getattr(self, name)}: it must be above 0")
+        )
         if self.sweep_interval_s < limits.REPLICA_SWEEP_MIN_S:
             raise Refused(
                 f"sweep_interval_s is {self.sweep_interval_s}: {limits.REPLICA_SWEEP_MIN_S} at "
                 "least, or a slot that is beyond a limit would be given up before it is stored, "
-                "and its replica never come on"
+                "and its replica could never resume"
             )
         if not isinstance(self.commit_policy, CommitPolicy):
             raise Refused(
@@ -216,7 +215,7 @@ class ReplicationConfig:
             )
         if self.soft_lag_lsn is not None and self.soft_lag_lsn < 1:
             raise Refused(
-                f"soft_lag_lsn is {self.soft_lag_lsn}: above 0, or None to hold nobody up"
+                f"soft_lag_lsn is {self.soft_lag_lsn}: above 0, or None to delay no writer"
             )
         if self.on_commit_timeout not in ("raise", "continue"):
             raise Refused(f"on_commit_timeout is {self.on_commit_timeout!r}: raise or continue")

@@ -26,9 +26,9 @@ from headwater.log.slots import (
     ResumeMode,
     RetentionLimits,
     Slot,
-    SlotKeeper,
     SlotLag,
     SlotStatus,
+    SlotWriter,
     exceeded_limit,
     is_comparable,
     plan_bootstrap,
@@ -46,12 +46,12 @@ class SlotView(msgspec.Struct, frozen=True):
     restart_lsn: int
     confirmed_lsn: int
     lag_lsn: int
-    """Records that its replica does not have on disk; while it bootstraps, all that its copy is to
-    be given, also what is no longer in the log."""
+    """Records that its replica does not have on disk; during a bootstrap also those of the copy
+    that are no longer in the log."""
     lag_bytes: int
     lag_s: float
     inactive_since_ms: int | None
-    """When its replica was last heard of, if it is away; None while it is there."""
+    """The last request of its replica; None while the replica is healthy."""
     bootstrapping: bool
     cause: InvalidationCause | None
     """Why it was given up."""
@@ -90,16 +90,20 @@ class LogRetention:
     """The slots of one leader, and the log that they hold."""
 
     def __init__(
-        self, wal: Wal, keeper: SlotKeeper, bounds: RetentionLimits, metrics: ReplicationMetrics
+        self,
+        wal: Wal,
+        slot_writer: SlotWriter,
+        bounds: RetentionLimits,
+        metrics: ReplicationMetrics,
     ) -> None:
         self.wal = wal
-        self.keeper = keeper
-        self.book = keeper.book
+        self.slot_writer = slot_writer
+        self.slots = slot_writer.slots
         self._bounds = bounds
         self._metrics = metrics
         self._lag_clock = LagClock()
         self.archived_lsn = 0
-        """What was said to be archived elsewhere: nobody but slots needs it."""
+        """Through here the log is archived elsewhere, and only slots need it."""
         self._pruning_lsn = 0
         """The log is being, or was, pruned through this one: what is not above it is gone."""
 
@@ -108,39 +112,39 @@ class LogRetention:
         return max(self.wal.oldest_lsn(), self._pruning_lsn + 1)
 
     def hold(self, name: str, position_lsn: int | None) -> Slot:
-        """The slot of a replica that registers with this position; see `register_replica`."""
-        self.keeper.check()
-        slot = self.book.find(name)
+        """The slot of a replica that registers with this position, created if needed."""
+        self.slot_writer.check()
+        slot = self.slots.find(name)
         if slot is None:
             return self._new_slot(name, position_lsn)
         if position_lsn is not None and self._has_lost_some(slot, position_lsn):
-            return self.book.create(name, min(position_lsn, self.wal.current_lsn()))
-        return self.book.touch(name)
+            return self.slots.create(name, min(position_lsn, self.wal.current_lsn()))
+        return self.slots.touch(name)
 
-    def bring_back(self) -> None:
-        """Let no slot stand above the end of the log.
+    def lower_slots_to_log_end(self) -> None:
+        """Move slots that are above the end of the log back to its end.
 
-        Its replica has records that this log does not have, and may get others of: they are kept
-        until the replica has compared them, also if it is away for long.
+        Their replicas have records that this log does not have and may write otherwise: those are
+        kept until the replica has compared them.
         """
         current_lsn = self.wal.current_lsn()
-        for slot in self.book.slots():
+        for slot in self.slots.all():
             if slot.bootstrapping or max(slot.restart_lsn, slot.confirmed_lsn) <= current_lsn:
                 continue
-            self.book.create(
+            self.slots.create(
                 slot.name,
                 min(slot.restart_lsn, current_lsn),
                 confirmed_lsn=min(slot.confirmed_lsn, current_lsn),
                 last_seen_ms=slot.last_seen_ms,
             )
             if slot.invalidation is not None:
-                self.book.invalidate(slot.name, slot.invalidation.cause)
+                self.slots.invalidate(slot.name, slot.invalidation.cause)
 
     def enforce_limits(self) -> list[tuple[str, InvalidationCause]]:
         """Give up slots that are beyond a limit; which, and why."""
         self._lag_clock.note(runtime.monotonic_s(), self.wal.current_lsn())
         given_up = []
-        for slot in self.book.slots():
+        for slot in self.slots.all():
             cause = exceeded_limit(self._held(slot), self._bounds) if slot.is_valid else None
             if cause is not None:
                 self._invalidate(slot.name, cause)
@@ -151,22 +155,22 @@ class LogRetention:
         """Prune what is archived elsewhere and no slot needs; the LSN through which it went."""
         self.archived_lsn = max(self.archived_lsn, archived_lsn)
         self.enforce_limits()
-        if self._may_prune(self.book.floor_lsn()) < self._may_prune(self.book.wanted_floor_lsn()):
+        if self._may_prune(self.slots.floor_lsn()) < self._may_prune(self.slots.wanted_floor_lsn()):
             try:
-                await self.keeper.settle()
+                await self.slot_writer.settle()
             except (Unavailable, OutcomeUnknown, Refused):
                 self._metrics.prunes_held += 1
-        self.keeper.check()
-        prune_lsn = min(self._may_prune(self.book.floor_lsn()), self.wal.current_lsn())
+        self.slot_writer.check()
+        prune_lsn = min(self._may_prune(self.slots.floor_lsn()), self.wal.current_lsn())
         if prune_lsn > 0:
-            # Said before it is awaited: whoever registers meanwhile must not count on what goes.
+            # Before the prune: a replica that registers meanwhile must not count on these records.
             self._pruning_lsn = max(self._pruning_lsn, prune_lsn)
             await self.wal.prune_through(prune_lsn)
         return prune_lsn
 
     def rebootstrap_reason(self, name: str, position_lsn: int | None) -> InvalidationCause | None:
-        """Why a replica cannot go on from here; None if it can. A slot found lost is marked so."""
-        slot = self.book.find(name)
+        """Why a replica cannot resume from here; None if it can. Marks a lost slot as invalid."""
+        slot = self.slots.find(name)
         mode = self._plan(slot, position_lsn)
         if isinstance(mode, PartialResync):
             return None
@@ -175,47 +179,47 @@ class LogRetention:
         return mode.cause
 
     def plan_resume(self, name: str, position_lsn: int | None) -> ResumeMode:
-        """How a replica that comes back goes on; counted, so that it can be seen."""
+        """How a replica resumes; counted in the metrics."""
         cause = self.rebootstrap_reason(name, position_lsn)
         if cause is not None:
             self._metrics.full_rebootstraps[cause.value] += 1
             return FullRebootstrap(cause)
         self._metrics.partial_resyncs += 1
-        return self._plan(self.book.find(name), position_lsn)
+        return self._plan(self.slots.find(name), position_lsn)
 
     def begin_bootstrap(self, name: str, image_lsn: int | None) -> BootstrapPlan:
         """Plan a fresh copy, and keep the log after it from here on."""
-        self.keeper.check()
+        self.slot_writer.check()
         plan = plan_bootstrap(
             image_lsn, oldest_lsn=self.oldest_lsn(), current_lsn=self.wal.current_lsn()
         )
         if not isinstance(plan, BootstrapPlan):
             raise Refused(f"replica {name!r} cannot be bootstrapped: {plan.why}")
-        # What it begins from was not acknowledged to anybody: what was before stays known.
-        before = self.book.find(name)
+        # The image was not acknowledged; what the replica had acknowledged before stays.
+        before = self.slots.find(name)
         known_lsn = 0 if before is None else min(before.confirmed_lsn, plan.after_lsn)
-        self.book.create(name, plan.after_lsn, bootstrapping=True, confirmed_lsn=known_lsn)
+        self.slots.create(name, plan.after_lsn, bootstrapping=True, confirmed_lsn=known_lsn)
         return plan
 
     def complete_bootstrap(self, name: str, lsn: int) -> Slot:
         """The replica has a fresh copy of everything through this LSN: its slot is valid again.
 
-        `Refused` if the log no longer has what follows, however the slot stands.
+        `Refused` if the log no longer has the records after it, whatever the slot says.
         """
-        self.keeper.check()
-        slot = self.book.get(name)
+        self.slot_writer.check()
+        slot = self.slots.get(name)
         if self.oldest_lsn() > lsn + 1:
             raise Refused(
                 f"the copy of {name!r} ends at LSN {lsn}, and the log begins at "
                 f"{self.oldest_lsn()}: bootstrap again, from a newer image"
             )
         if slot.is_valid and slot.bootstrapping and lsn >= slot.restart_lsn:
-            return self.book.complete_bootstrap(name, lsn)
-        return self.book.create(name, lsn)
+            return self.slots.complete_bootstrap(name, lsn)
+        return self.slots.create(name, lsn)
 
     def pull_refusal(self, name: str, since_lsn: int) -> FullRebootstrap | None:
         """Why a pull cannot be served. A bootstrap under way may pull what follows its image."""
-        slot = self.book.get(name)
+        slot = self.slots.get(name)
         if slot.invalidation is not None:
             return FullRebootstrap(slot.invalidation.cause)
         if slot.bootstrapping and since_lsn < slot.restart_lsn:
@@ -225,9 +229,9 @@ class LogRetention:
         return None
 
     def pruned_before(self, name: str, since_lsn: int) -> FullRebootstrap:
-        """The log no longer has what follows `since_lsn`. Below its slot a replica only compares:
-        `Refused` then, and registered again it is told from where it can."""
-        slot = self.book.get(name)
+        """The log no longer has the records after `since_lsn`. Below its slot a replica only
+        compares: then it is `Refused`, and registering again returns from where it can."""
+        slot = self.slots.get(name)
         if since_lsn < slot.restart_lsn and self.oldest_lsn() <= slot.restart_lsn + 1:
             raise Refused(
                 f"the log begins at LSN {self.oldest_lsn()}, and what follows {since_lsn} was "
@@ -236,12 +240,12 @@ class LogRetention:
         return self.mark_removed(name)
 
     def mark_removed(self, name: str) -> FullRebootstrap:
-        """The log no longer had what a replica came for."""
+        """Invalidate a slot because the log no longer has what its replica needs."""
         self._invalidate(name, InvalidationCause.WAL_REMOVED)
         return FullRebootstrap(InvalidationCause.WAL_REMOVED)
 
     def view(self, slot: Slot, *, is_active: bool) -> SlotView:
-        """A slot in words."""
+        """The view of a slot."""
         return slot_view(
             slot,
             self._lag(slot),
@@ -255,12 +259,12 @@ class LogRetention:
     def _new_slot(self, name: str, position_lsn: int | None) -> Slot:
         current_lsn = self.wal.current_lsn()
         if position_lsn is None:
-            return self.book.create(name, current_lsn)
+            return self.slots.create(name, current_lsn)
         if is_comparable(position_lsn, confirmed_lsn=0, oldest_lsn=self.oldest_lsn()):
-            # What it says of itself was compared with nobody's log yet.
-            return self.book.create(name, min(position_lsn, current_lsn), confirmed_lsn=0)
+            # The replica's own position was not compared with any log yet.
+            return self.slots.create(name, min(position_lsn, current_lsn), confirmed_lsn=0)
         # What the replica has does not reach the log: it needs a copy, and its slot says so.
-        return self.book.create(name, current_lsn, bootstrapping=True, confirmed_lsn=0)
+        return self.slots.create(name, current_lsn, bootstrapping=True, confirmed_lsn=0)
 
     def _plan(self, slot: Slot | None, position_lsn: int | None) -> ResumeMode:
         return plan_resume(
@@ -270,7 +274,7 @@ class LogRetention:
     def _has_lost_some(self, slot: Slot, position_lsn: int) -> bool:
         """Whether a replica has less than it acknowledged, and the log still has the rest.
 
-        Its slot then begins anew, further back, or the rest would go before it is sent.
+        Its slot is then recreated further back, so that the rest is kept until it is sent.
         """
         return (
             slot.is_valid
@@ -282,10 +286,10 @@ class LogRetention:
         return self.archived_lsn if floor_lsn is None else min(floor_lsn, self.archived_lsn)
 
     def _invalidate(self, name: str, cause: InvalidationCause) -> None:
-        slot = self.book.find(name)
+        slot = self.slots.find(name)
         if slot is None or not slot.is_valid:
             return
-        self.book.invalidate(name, cause)
+        self.slots.invalidate(name, cause)
         self._metrics.slots_invalidated[cause.value] += 1
         _log.warning(
             "slot %s is given up (%s) at LSN %s, with the log from %s to %s: its replica must "
@@ -303,14 +307,14 @@ class LogRetention:
             max(0, self.wal.current_lsn() - slot.restart_lsn),
             self.wal.bytes_since(slot.restart_lsn),
             behind_s,
-            self.book.idle_s(slot.name),
+            self.slots.idle_s(slot.name),
         )
 
     def _held(self, slot: Slot) -> SlotLag:
         """What the log keeps for this slot alone.
 
-        What is not archived is kept anyway. Were that counted, a copy that takes its time over a
-        log longer than the limits would be given up again and again, and nothing won by it.
+        What is not archived is kept anyway. If it counted, a slow replica of a log that is longer
+        than the limits would be given up again and again, and no log would be freed.
         """
         behind = self._lag(slot)
         end_lsn = min(self.archived_lsn, self.wal.current_lsn())

@@ -27,18 +27,18 @@ class ReplicaState(msgspec.Struct, frozen=True):
 
     name: str
     last_acked_lsn: int = 0
-    """It has applied everything through this one, as it said since it registered."""
+    """It has applied everything through this one, as acknowledged since it registered."""
     last_sent_lsn: int = 0
     last_durable_lsn: int = 0
-    """It has everything through this one on its own disk, as it said since it registered. A replica
-    that has only just come has said nothing, and counts for nothing."""
+    """It has everything through this one on its own disk, as acknowledged since it registered. So a
+    replica that has just registered counts for nothing."""
     apply_error_count: int = 0
     divergence_count: int = 0
     connected_at_ms: int = 0
     last_seen_at_ms: int = 0
     region: str | None = None
     rebootstrapping: bool = False
-    """It loads a fresh copy, and what it has applied describes data that it is about to discard."""
+    """It loads a fresh copy, and is about to discard what it has applied."""
     healthy: bool = True
     session: str = ""
     """Of its registration: what an earlier one still sends is refused. Empty for a replica that
@@ -46,7 +46,7 @@ class ReplicaState(msgspec.Struct, frozen=True):
 
     @property
     def is_counted(self) -> bool:
-        """Whether what it has acknowledged is a copy of this log that will stay."""
+        """Whether its acknowledgements count: they are of a copy of this log that it keeps."""
         return not self.rebootstrapping and self.divergence_count == 0
 
 
@@ -56,7 +56,7 @@ class ReplicationProgress(msgspec.Struct, frozen=True):
     lag_lsn: int
     """From the last record sent to any of them back to the slowest one's last applied."""
     safe_replay_lsn: int
-    """Every one of them has this on its own disk."""
+    """All replicas have this on disk."""
 
     @classmethod
     def from_replicas(cls, replicas: Iterable[ReplicaState]) -> ReplicationProgress | None:
@@ -71,12 +71,12 @@ class ReplicationProgress(msgspec.Struct, frozen=True):
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """What a replica is told when it registers."""
+    """The result of registering a replica."""
 
     session: str
-    """What it says with every further request."""
+    """Sent with every further request."""
     restart_lsn: int
-    """Where its slot stands."""
+    """The position of its slot."""
     confirmed_lsn: int
     """What it acknowledged to its slot."""
 
@@ -97,7 +97,7 @@ class ReplicaRegistry:
         return name in self._replicas
 
     def replicas(self) -> list[ReplicaState]:
-        """All of them, in the order in which they came."""
+        """All replicas, in the order of their registrations."""
         return list(self._replicas.values())
 
     def get(self, name: str, *, session: str | None = None) -> ReplicaState:
@@ -131,10 +131,10 @@ class ReplicaRegistry:
         position_lsn: int | None,
         by_pull: bool = False,
     ) -> ReplicaState:
-        """Add a replica, or take one back that comes again: it keeps what it acknowledged.
+        """Register a replica, or register it again: it keeps what it acknowledged.
 
-        One that says it has less than it acknowledged has lost the rest, and no longer counts
-        for it. One that is registered by its pull has no session.
+        A replica whose position is lower than that has lost the rest, and no longer counts for it.
+        A replica that is registered by its pull has no session.
         """
         now_ms = runtime.wall_ms()
         session = "" if by_pull else f"{self._leader_epoch}-{runtime.new_token().hex()}"
@@ -178,7 +178,7 @@ class ReplicaRegistry:
         apply_error_count: int = 0,
         divergence_count: int = 0,
     ) -> ReplicaState:
-        """The replica has come so far, and its copy met so many errors since it was made."""
+        """Note the progress of a replica, and the errors of its copy since it was created."""
         before = self.get(name)
         self._hear(
             msgspec.structs.replace(
@@ -223,7 +223,7 @@ class ReplicaRegistry:
         self.set_rebootstrapping(name, False)
 
     def sweep(self, timeout_s: float) -> list[ReplicaState]:
-        """Tell the healthy from those that were silent for so long; those that changed."""
+        """Update the health of all replicas; returns those that changed."""
         now_s = runtime.monotonic_s()
         changed = []
         for name, state in self._replicas.items():

@@ -21,9 +21,10 @@ import logging
 from typing import Final, Self
 
 from headwater.buffer.layout import check_group_name
-from headwater.buffer.whole_number import whole_number
 from headwater.core import runtime
 from headwater.core.errors import Fenced, HeadwaterError, Refused, Unavailable
+from headwater.core.limits import LSN_MAX
+from headwater.core.settings import whole_number
 from headwater.log.primary.commits import Commits, Committed
 from headwater.log.primary.config import CommitPolicy, ReplicationConfig, ReplicationMetrics
 from headwater.log.primary.log_retention import LogRetention, SlotView
@@ -38,18 +39,19 @@ from headwater.log.slots import (
     InvalidationCause,
     ResumeMode,
     Slot,
-    SlotKeeper,
     SlotRegister,
+    SlotWriter,
 )
 from headwater.log.wal import Wal
 
 
 def check_position(what: str, given: int) -> int:
-    """A place in the log, or a count, from 0 on; `Refused` if it is none."""
-    number = whole_number(what, given)
-    if number < 0:
-        raise Refused(f"{what} is {number}: the first LSN is 1, and 0 is before it")
-    return number
+    """A position in the log, or a count; `Refused` if it is not a whole number from 0 on.
+
+    Slots are stored as one value: a number that cannot be stored would keep the slots of all other
+    replicas from being stored, and so the log from being pruned.
+    """
+    return whole_number(what, given, at_least=0, at_most=LSN_MAX)
 
 
 _log: Final = logging.getLogger("headwater")
@@ -59,21 +61,21 @@ class PrimaryReplication:
     """Replicas, slots and commits of one partition's leader. For one event loop."""
 
     def __init__(
-        self, wal: Wal, slots: SlotKeeper, config: ReplicationConfig | None = None
+        self, wal: Wal, slot_writer: SlotWriter, config: ReplicationConfig | None = None
     ) -> None:
         """Use `PrimaryReplication.open`."""
         self.config = config or ReplicationConfig()
         self.metrics = ReplicationMetrics()
         self.wal = wal
-        self.retention = LogRetention(wal, slots, self.config.retention, self.metrics)
-        self._slots = slots
-        self._book = slots.book
-        self._registry = ReplicaRegistry(self._book.leader_epoch)
-        self.commits = Commits(wal, self._registry, self._book, self.config, self.metrics)
+        self.retention = LogRetention(wal, slot_writer, self.config.retention, self.metrics)
+        self._slot_writer = slot_writer
+        self._slots = slot_writer.slots
+        self._registry = ReplicaRegistry(self._slots.leader_epoch)
+        self.commits = Commits(wal, self._registry, self._slots, self.config, self.metrics)
         self._sweeping: asyncio.Task[None] | None = None
         self._is_closed = False
-        slots.on_dropped = self._dropped_elsewhere
-        slots.on_failure = self.commits.fail
+        slot_writer.on_dropped = self._dropped_elsewhere
+        slot_writer.on_failure = self.commits.fail
 
     @classmethod
     async def open(
@@ -87,34 +89,33 @@ class PrimaryReplication:
     ) -> Self:
         """Take the slots over under this leader's epoch.
 
-        `Fenced` if a later leader has, `Refused` for an epoch that is no term, or that nobody can
-        have reached since the last. Slots that cannot be read raise what is wrong with them;
-        nothing is pruned then, since nobody can say what replicas still need. So does a table that
-        is gone: a log that holds, or held, records has one, unless nobody has led it before, which
-        is to be said with `must_exist=False`. Open the slots before the first record of a new log
-        is written: a leader that dies in between leaves a log that an operator has to vouch for.
+        `Fenced` if a later leader has, `Refused` for an epoch that is not a valid term or is too
+        far ahead. Slots that cannot be read raise, and nothing is pruned, since it is not known
+        what replicas need. So does a missing table where the log holds, or held, records. For a log
+        that never had a leader pass `must_exist=False`, or open its slots before its first record
+        is written.
         """
         chosen = config or ReplicationConfig()
         if must_exist is None:
             must_exist = wal.current_lsn() > 0
-        slots = await SlotKeeper.open(
+        slot_writer = await SlotWriter.open(
             register,
             leader_epoch=leader_epoch,
             must_exist=must_exist,
             write_interval_s=chosen.slot_write_interval_s,
         )
-        made = cls(wal, slots, chosen)
-        made.retention.bring_back()
-        # Before anything is written above them: a leader after this one, whose log has others of
-        # those records, would take the slots for its own.
-        await slots.settle()
+        made = cls(wal, slot_writer, chosen)
+        made.retention.lower_slots_to_log_end()
+        # Before anything is written above them: a later leader, whose log has other records there,
+        # would trust the slots.
+        await slot_writer.settle()
         return made
 
     def start(self) -> None:
-        """Write slots and look after replicas, every few seconds, until `close`."""
-        self._slots.start()
+        """Write slots and sweep replicas, every few seconds, until `close`."""
+        self._slot_writer.start()
         if self._sweeping is None:
-            self._sweeping = runtime.spawn(self._sweep_on(), name="headwater-replicas")
+            self._sweeping = runtime.spawn(self._run_sweeps(), name="headwater-replicas")
 
     async def __aenter__(self) -> Self:
         """Started; the block's end closes it."""
@@ -126,25 +127,25 @@ class PrimaryReplication:
         await self.close()
 
     async def close(self) -> None:
-        """Tell everybody who waits, store the slots, and end."""
+        """End all waiting writers, store the slots, and stop."""
         self._is_closed = True
         self.commits.stop()
         sweeping, self._sweeping = self._sweeping, None
         if sweeping is not None:
             sweeping.cancel()
             await asyncio.wait((sweeping,))
-        await self._slots.close()
+        await self._slot_writer.close()
 
     @property
     def term(self) -> int:
         """The leader's epoch."""
-        return self._book.leader_epoch
+        return self._slots.leader_epoch
 
     def check_leading(self) -> None:
-        """Raise `Fenced` once it is known that a newer leader took over, `Unavailable` once closed:
-        what a replica is told after that is written down by nobody."""
-        if isinstance(self._slots.failure, Fenced):
-            self._slots.check()
+        """Raise `Fenced` once a newer leader is known, and `Unavailable` once closed: slots are no
+        longer stored then."""
+        if isinstance(self._slot_writer.failure, Fenced):
+            self._slot_writer.check()
         if self._is_closed:
             raise Unavailable("this leader was closed: ask the next one")
 
@@ -152,24 +153,19 @@ class PrimaryReplication:
 
     @property
     def topology_epoch(self) -> int:
-        """How often the set of replicas, or what they are good for, has changed."""
+        """Rises whenever the set of replicas, their health or their bootstraps change."""
         return self._registry.topology_epoch
 
-    @property
-    def replica_count(self) -> int:
-        """How many replicas are registered."""
-        return len(self._registry)
-
     def replicas(self) -> list[ReplicaState]:
-        """What is known of each."""
+        """All registered replicas."""
         return self._registry.replicas()
 
     def replica(self, name: str, *, session: str | None = None) -> ReplicaState:
-        """What is known of one; `NotFound`, or `Fenced` if the name was registered again since."""
+        """One replica; `NotFound`, or `Fenced` if the name was registered again since."""
         return self._registry.get(name, session=session)
 
     def progress(self) -> ReplicationProgress | None:
-        """How far they are together; None if there are none."""
+        """The progress of all replicas together; None if there are none."""
         return ReplicationProgress.from_replicas(self._registry.replicas())
 
     def register_replica(
@@ -180,10 +176,10 @@ class PrimaryReplication:
         position_lsn: int | None = None,
         by_pull: bool = False,
     ) -> Registration:
-        """Add a replica, or take one back that comes again, with what it acknowledged.
+        """Register a replica, or register it again with what it acknowledged.
 
-        `position_lsn` is the last record that it has. Without it a new slot stands at the end of
-        the log, for a copy that is about to be made; with it, where the replica is.
+        `position_lsn` is the last record that it has, and the position of a new slot. Without it a
+        new slot is at the end of the log, for a copy that is about to be made.
         """
         self.check_leading()
         check_group_name(name)
@@ -208,7 +204,7 @@ class PrimaryReplication:
         return True
 
     def unregister_replica(self, name: str) -> bool:
-        """Forget a replica until it comes again; its slot stays, and so what it holds."""
+        """Remove a replica until it registers again; its slot stays, and keeps the log."""
         left = self._registry.unregister(name)
         if left:
             self._evaluate()
@@ -223,8 +219,8 @@ class PrimaryReplication:
     def note_replica_pull(self, name: str, last_sent_lsn: int) -> None:
         """A replica was sent records through this one."""
         self._registry.note_pull(name, last_sent_lsn)
-        if self._book.find(name) is not None:
-            self._book.touch(name)
+        if self._slots.find(name) is not None:
+            self._slots.touch(name)
 
     def acknowledge(
         self,
@@ -235,9 +231,9 @@ class PrimaryReplication:
         apply_error_count: int = 0,
         divergence_count: int = 0,
     ) -> ReplicaState:
-        """A replica has come so far. Numbers only rise; an older message changes nothing.
+        """Note the progress of a replica. Numbers only rise; an older message changes nothing.
 
-        `Refused` beyond what it can have: it would count for records that nobody has written yet.
+        `Refused` beyond what it can have: it would count for records that are not written yet.
         """
         applied_lsn = check_position("applied_lsn", applied_lsn)
         durable_lsn = check_position("durable_lsn", durable_lsn)
@@ -251,8 +247,8 @@ class PrimaryReplication:
             apply_error_count=apply_error_count,
             divergence_count=divergence_count,
         )
-        if self._book.find(name) is not None:
-            self._book.advance(name, applied_lsn=applied_lsn, durable_lsn=durable_lsn)
+        if self._slots.find(name) is not None:
+            self._slots.advance(name, applied_lsn=applied_lsn, durable_lsn=durable_lsn)
         self.metrics.acknowledgements += 1
         self._evaluate()
         return state
@@ -260,18 +256,18 @@ class PrimaryReplication:
     def check_known(self, name: str, lsn: int) -> None:
         """Refuse a position beyond what is in the log or was sent.
 
-        Also where it came with the registration: what a log that ends below it will have there is
-        not known to be what the replica has.
+        Also if the replica registered with it: a log that ends below it may get other records there
+        than the replica has.
         """
         known_lsn = max(self._registry.get(name).last_sent_lsn, self.wal.current_lsn())
         if lsn > known_lsn:
             raise Refused(
-                f"replica {name!r} speaks of LSN {lsn}, and there is nothing beyond {known_lsn}: "
-                "it is not a copy of this log, unless the log gets there and it is compared"
+                f"replica {name!r} is at LSN {lsn}, and the log ends at {known_lsn}: it is not a "
+                "copy of this log, unless the log gets there and it is compared"
             )
 
     def sweep(self) -> None:
-        """Look after replicas and slots: who is silent, who is too far behind."""
+        """Update the health of replicas, and give up slots beyond their limits."""
         for state in self._registry.sweep(self.config.health_timeout_s):
             self.metrics.health_flips["healthy" if state.healthy else "unhealthy"] += 1
         self.enforce_retention_limits()
@@ -281,22 +277,18 @@ class PrimaryReplication:
 
     def slots(self) -> list[Slot]:
         """The slots as they are at this moment."""
-        return self._book.slots()
+        return self._slots.all()
 
     def slot(self, name: str) -> Slot:
-        """One of them; `NotFound` if its replica has to register."""
-        return self._book.get(name)
+        """The slot of this name; `NotFound` if its replica has to register."""
+        return self._slots.get(name)
 
     def slot_views(self) -> list[SlotView]:
-        """The slots in words: status, lag, and since when nobody uses them."""
+        """The slots with their status, lag, and how long they are unused."""
         healthy = {one.name for one in self._registry.replicas() if one.healthy}
         return [
-            self.retention.view(slot, is_active=slot.name in healthy) for slot in self._book.slots()
+            self.retention.view(slot, is_active=slot.name in healthy) for slot in self._slots.all()
         ]
-
-    def retention_floor_lsn(self) -> int | None:
-        """The slowest valid slot: the log is kept above it. None if no slot asks for anything."""
-        return self._book.wanted_floor_lsn()
 
     def enforce_retention_limits(self) -> list[tuple[str, InvalidationCause]]:
         """Give up slots that are beyond a limit; which, and why."""
@@ -313,11 +305,11 @@ class PrimaryReplication:
     def slot_rebootstrap_reason(
         self, name: str, position_lsn: int | None = None
     ) -> InvalidationCause | None:
-        """Why a replica cannot go on from here; None if it can. A slot found lost is marked so."""
+        """Why a replica cannot resume from here; None if it can. Marks a lost slot as invalid."""
         return self.retention.rebootstrap_reason(name, position_lsn)
 
     def plan_replica_resume(self, name: str, position_lsn: int | None = None) -> ResumeMode:
-        """How a replica that comes back goes on; counted, so that it can be seen."""
+        """How a replica resumes; counted in the metrics."""
         return self.retention.plan_resume(name, position_lsn)
 
     def begin_rebootstrap(self, name: str, *, image_lsn: int | None = None) -> BootstrapPlan:
@@ -345,16 +337,16 @@ class PrimaryReplication:
         return slot
 
     def drop_slot(self, name: str) -> bool:
-        """Forget a slot and its replica; whether there was one. It frees the log once stored."""
+        """Drop a slot and its replica; whether there was one. It frees the log once stored."""
         self._registry.unregister(name)
-        dropped = self._book.drop(name)
+        dropped = self._slots.drop(name)
         self.metrics.slots_dropped += dropped
         self._evaluate()
         return dropped
 
     async def settle_slots(self) -> None:
         """Return once the slots, as they are now, would survive this leader."""
-        await self._slots.settle()
+        await self._slot_writer.settle()
 
     # Commits
 
@@ -369,9 +361,9 @@ class PrimaryReplication:
         return await self.commits.wait_committed(lsn, policy=policy, timeout_s=timeout_s)
 
     async def admit(self) -> float:
-        """Let a writer on, held up for a moment if replicas are far behind; for how long.
+        """Delay a writer if replicas are far behind; returns for how long.
 
-        `Fenced` once it is known that a newer leader took over.
+        `Fenced` once a newer leader is known.
         """
         self.check_leading()
         return await self.commits.admit()
@@ -386,15 +378,14 @@ class PrimaryReplication:
             self.metrics.slots_dropped += 1
             self.unregister_replica(name)
 
-    async def _sweep_on(self) -> None:
+    async def _run_sweeps(self) -> None:
         while True:
             await runtime.sleep(self.config.sweep_interval_s)
-            # A log that cannot tell how long it is today may be able to tomorrow; were the sweeps
-            # to end, whatever the reason, a dead slot would hold it for ever.
+            # If the sweeps ended after an error, a dead slot would hold the log without end.
             try:
                 self.sweep()
             except HeadwaterError:
                 self.metrics.sweeps_failed += 1
             except Exception:
                 self.metrics.sweeps_failed += 1
-                _log.exception("replicas and slots were not looked after, and will be again")
+                _log.exception("a sweep of replicas and slots failed, and is tried again")

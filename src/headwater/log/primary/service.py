@@ -11,7 +11,7 @@ Always holds, for `PrimaryService`:
 - no replica resumes beyond the end of the log: what a longer copy has there is compared first;
 - a replica that waits for records is never taken for a silent one: a pull waits for half of
   `health_timeout_s` at most;
-- a slot that a replica was told about is stored, so the next leader has it, too.
+- a slot is stored before its replica gets the answer, so the next leader has it, too.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Protocol
 
 import msgspec
 
-from headwater.buffer.whole_number import whole_number
 from headwater.core import limits
 from headwater.core.errors import Refused
+from headwater.core.settings import whole_number
 from headwater.log.primary.replication import PrimaryReplication, check_position
 from headwater.log.record.group import Group
 from headwater.log.slots import BootstrapPlan, FullRebootstrap, InvalidationCause, ResumeMode, Slot
@@ -37,17 +37,17 @@ class RegisterResponse(msgspec.Struct, frozen=True):
     session: str
     """Goes with every further request to this leader. The next one gives another."""
     resume: ResumeMode
-    """How to go on."""
+    """How to resume."""
     topology_epoch: int
     restart_lsn: int = 0
-    """Where the slot stands: while it is valid, the log above this is kept."""
+    """The position of the slot: while it is valid, the log above it is kept."""
     confirmed_lsn: int = 0
-    """What the slot knows the replica to have applied of this log. What it has beyond is to be
-    compared before anything is taken after it."""
+    """What the replica acknowledged as applied. Records that it has beyond are compared before
+    anything is applied after them."""
     oldest_lsn: int = 1
-    """From here on the log can be pulled, also what the replica has already and compares."""
+    """The log can be pulled from here on, also records that the replica has and compares."""
     current_lsn: int = 0
-    """Where the log ends at this moment."""
+    """The current end of the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,16 @@ class PullResponse:
     term: int
     groups: Sequence[Group]
     through_lsn: int
-    """Everything through this one was sent, or passed over on purpose: apply, then acknowledge it,
-    also where no records came."""
+    """Everything through this one was sent, or skipped on purpose: apply it, then acknowledge it,
+    also if there are no records."""
     current_lsn: int
     topology_epoch: int
     rebootstrap: FullRebootstrap | None = None
-    """The log cannot be gone on with: load a fresh copy first. No groups then."""
+    """The replica cannot resume: it has to load a fresh copy first. There are no groups then."""
 
 
 class Acknowledgement(msgspec.Struct, frozen=True):
-    """How far a replica has come, and what its present copy met since it was made."""
+    """The progress of a replica, and the errors of its copy since it was created."""
 
     applied_lsn: int
     durable_lsn: int
@@ -93,20 +93,20 @@ class BootstrapResponse(msgspec.Struct, frozen=True):
 
 
 class ReplicationSource(Protocol):
-    """Where a replica gets the log from.
+    """The source of a replica's log.
 
-    All raise `NotFound` if the replica has to register (again), as when the leader has changed,
-    `Fenced` if its name was registered by another since, or if a newer leader took over, and
-    `Unavailable` if later may work. Who was registered says its session with every request:
-    without it, that is `Refused`.
+    All raise `NotFound` if the replica has to register (again), as after a change of leaders,
+    `Fenced` if another process registered its name since, or a newer leader took over, and
+    `Unavailable` if trying later may work. A registered replica sends its session with every
+    request: without it, the request is `Refused`.
     """
 
     async def register(
         self, name: str, position_lsn: int, *, region: str | None = None
     ) -> RegisterResponse:
-        """Come, or come back, with everything through `position_lsn`; 0 is nothing at all.
+        """Register with everything through `position_lsn`; 0 is nothing at all.
 
-        The slot is stored when this returns: the log is kept for it, whoever leads.
+        The slot is stored when this returns, so later leaders keep the log for it as well.
         """
 
     async def pull(
@@ -119,7 +119,7 @@ class ReplicationSource(Protocol):
         max_bytes: int = limits.PULL_MAX_BYTES,
         wait_s: float = 0.0,
     ) -> PullResponse:
-        """What follows `since_lsn`; where nothing does, wait for it for a while.
+        """The groups after `since_lsn`; if there are none, wait up to `wait_s`.
 
         Without a session the replica is registered by its first pull.
         """
@@ -127,7 +127,7 @@ class ReplicationSource(Protocol):
     async def acknowledge(
         self, name: str, progress: Acknowledgement, *, session: str | None = None
     ) -> AcknowledgeResponse:
-        """Say how far the replica has come."""
+        """Acknowledge the progress of the replica."""
 
     async def begin_bootstrap(
         self, name: str, *, image_lsn: int | None = None, session: str | None = None
@@ -143,7 +143,7 @@ class ReplicationSource(Protocol):
         """The fresh copy holds everything through this LSN, on disk, in place of the old one."""
 
     async def unregister(self, name: str, *, session: str | None = None) -> None:
-        """Leave; the slot stays for when the replica comes again."""
+        """Leave; the slot stays until the replica registers again."""
 
 
 class PrimaryService:
@@ -163,7 +163,7 @@ class PrimaryService:
         await primary.settle_slots()
         # The name may have been registered again, or dropped, while this was stored.
         primary.replica(name, session=registration.session)
-        # Nor is the slot safe until it is stored: it may have been given up, and the log pruned.
+        # Before it was stored, the slot may have been given up and the log pruned.
         cause = primary.slot_rebootstrap_reason(name, position_lsn)
         if cause is not None:
             resume = FullRebootstrap(cause)
@@ -192,20 +192,18 @@ class PrimaryService:
         primary = self._primary
         primary.check_leading()
         since_lsn = check_position("since_lsn", since_lsn)
-        max_records = whole_number("max_records", max_records)
-        max_bytes = whole_number("max_bytes", max_bytes)
-        if max_records < 1 or max_bytes < 1:
-            raise Refused("a pull asks for one record and one byte at least")
+        max_records = whole_number("max_records", max_records, at_least=1)
+        max_bytes = whole_number("max_bytes", max_bytes, at_least=1)
         if session is None and primary.ensure_replica_registered(name, position_lsn=since_lsn):
             await primary.settle_slots()
             resume = primary.plan_replica_resume(name, since_lsn)
             if isinstance(resume, FullRebootstrap):
-                return self._cannot(since_lsn, resume)
+                return self._rebootstrap_response(since_lsn, resume)
         session = self._registered(name, session)
         primary.check_known(name, since_lsn)
         refusal = primary.retention.pull_refusal(name, since_lsn)
         if refusal is not None:
-            return self._cannot(since_lsn, refusal)
+            return self._rebootstrap_response(since_lsn, refusal)
         primary.note_replica_pull(name, since_lsn)
         await primary.wal.wait_for_lsn_after(
             since_lsn, timeout_s=min(max(0.0, wait_s), primary.config.health_timeout_s / 2)
@@ -219,7 +217,9 @@ class PrimaryService:
         primary.replica(name, session=session)
         # Nothing to send may mean that it was pruned to its end meanwhile.
         if (groups[0].first_lsn if groups else primary.wal.oldest_lsn()) > since_lsn + 1:
-            return self._cannot(since_lsn, primary.retention.pruned_before(name, since_lsn))
+            return self._rebootstrap_response(
+                since_lsn, primary.retention.pruned_before(name, since_lsn)
+            )
         through_lsn = groups[-1].last_lsn if groups else since_lsn
         primary.note_replica_pull(name, through_lsn)
         primary.metrics.pulls += 1
@@ -273,13 +273,13 @@ class PrimaryService:
         self._primary.unregister_replica(name)
 
     def _registered(self, name: str, session: str | None) -> str:
-        """Check the session of a request, and return it. Only a replica that was registered by its
-        pull has none."""
+        """The checked session of a request. Only a replica that was registered by its pull has
+        none."""
         state = self._primary.replica(name, session=session)
         if session is None and state.session:
             raise Refused(
-                f"replica {name!r} is registered with a session: say it with every request, or "
-                "register again. Another process may have the name"
+                f"replica {name!r} is registered with a session: send it with every request, or "
+                "register again. Another process may use the name"
             )
         return state.session
 
@@ -294,7 +294,7 @@ class PrimaryService:
         parts = (group.between(1, synced_lsn) for group in groups)
         return [part for part in parts if part is not None]
 
-    def _cannot(self, since_lsn: int, rebootstrap: FullRebootstrap) -> PullResponse:
+    def _rebootstrap_response(self, since_lsn: int, rebootstrap: FullRebootstrap) -> PullResponse:
         primary = self._primary
         return PullResponse(
             primary.term,

@@ -1,18 +1,10 @@
-"""Change records: what the log carries, one by one and in groups.
+"""Records of the log: groups of them, single change records, and hashes to compare copies.
 
-change        one change record, and its published JSON form
-columns       the Arrow columns of many
-group         records that stand in the log one after the other
-rows          from one to the other
-python_rows   records as Python's own values
-hashing       what two copies of the log compare
-range_hashes  the same of many groups, off the event loop
-kept_types    the types of columns, and those that Parquet keeps them in
-kept_columns  columns to those types, and back
-layout        the same memory under another type
-nulls         where none may be
-per_schema    what is known of a schema, worked out once
-views         columns that share their data, counted and cut
+change         one change record, its published JSON form, and its conversion to groups and back
+group          records of one term and schema with consecutive LSNs; the newest of them in memory
+hashes         what two copies of the log compare
+layout         other types for the same memory, views, nulls, Python rows
+parquet_types  the Parquet type in which each column is stored
 """
 
 from headwater.log.record.change import ChangeRecord, changes_of, group_of

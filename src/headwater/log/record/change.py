@@ -172,8 +172,8 @@ def group_of(changes: Sequence[ChangeRecord], *, timestamp_ms: int = 0) -> Group
         records = _columns(changes)
     except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
         raise Refused(
-            f"a record from LSN {first.lsn} on holds what no column does: {error}. Numbers have 64 "
-            "bits, one of them for the sign; times are in ms; text is UTF-8"
+            f"a record from LSN {first.lsn} on holds a value that no column can hold: {error}. "
+            "Numbers have 64 bits, one of them for the sign; times are in ms; text is UTF-8"
         ) from error
     return Group(first.term, first.lsn, changes[-1].lsn, records, timestamp_ms)
 
@@ -218,7 +218,7 @@ def _entity(row: dict[str, Any]) -> bytes | None:
         value: bytes | None = row[VALUE]
         return value
     typed = {name: _plain(value) for name, value in row.items() if not name.startswith("_")}
-    # A column that is null, or not there, depends on the records beside it in the log.
+    # Whether a column is null or absent depends on the neighbouring records in the log.
     there = {name: value for name, value in typed.items() if value is not None}
     return compact_json(there) if typed else None
 

@@ -15,6 +15,9 @@ lost.
 
 from __future__ import annotations
 
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -43,7 +46,7 @@ LOG_COLUMNS: Final[dict[str, pa.DataType]] = {
 """Every column that is not the stream's own."""
 
 GROUP_SCHEMA: Final = pa.schema(list(LOG_COLUMNS.items()))
-"""The same as an Arrow schema. A group has those that somebody used, and the stream's own."""
+"""The same as an Arrow schema. A group has those that are used, and the stream's own."""
 
 DEFAULT_KIND: Final = "entity"
 NO_RECORDS: Final = pa.record_batch([pa.array([], pa.binary())], names=[VALUE])
@@ -95,7 +98,7 @@ class Group:
     timestamp_ms: int = 0
     """When the frame was written; it is no part of any record."""
     lost: str | None = None
-    """Why these LSNs hold no records, where they do not: they count as covered, and as lost."""
+    """The cause if these LSNs have no records: they are covered, and lost."""
 
     def __post_init__(self) -> None:
         rows = 0 if self.lost is not None else self.last_lsn - self.first_lsn + 1
@@ -116,7 +119,7 @@ class Group:
 
     @property
     def cost_bytes(self) -> int:
-        """What it takes in memory: of many small groups, that is far more than their records."""
+        """Memory that it takes: for a small group far more than its records."""
         columns = int(self.records.num_columns)
         return self.nbytes + _GROUP_COST_BYTES + _COLUMN_COST_BYTES * columns
 
@@ -135,3 +138,88 @@ class Group:
         if self.lost is None:
             records = records.slice(first - self.first_lsn, last - first + 1)
         return replace(self, first_lsn=first, last_lsn=last, records=records)
+
+
+_DROPPED: Final = Group(0, 0, 0, NO_RECORDS, 0, "dropped")
+"""In place of a dropped group, so that its memory is free at once."""
+
+
+class GroupRing:
+    """The newest groups of a log in memory, bounded by bytes, in the order of their LSNs.
+
+    Groups are never changed, so readers share their memory. Any thread may use it. Where no group
+    is held, the ring reaches back to `next_lsn`, the LSN after the last group.
+    """
+
+    def __init__(self, next_lsn: int = 1, *, max_bytes: int, keeps_last: bool = False) -> None:
+        """With `keeps_last` the last group stays, however large it is."""
+        self._mutex = threading.Lock()
+        self._max_bytes = max_bytes
+        self._keeps_last = keeps_last
+        self._groups: list[Group] = []
+        self._last_lsns: list[int] = []
+        self._dropped = 0
+        """Groups at the beginning of the lists that were dropped."""
+        self._next_lsn = next_lsn
+        self._size_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the groups, see `Group.cost_bytes`."""
+        return self._size_bytes
+
+    def extend(self, groups: Iterable[Group]) -> None:
+        """Add groups at the end, and drop the oldest ones beyond `max_bytes`."""
+        with self._mutex:
+            for group in groups:
+                self._groups.append(group)
+                self._last_lsns.append(group.last_lsn)
+                self._next_lsn = group.last_lsn + 1
+                self._size_bytes += group.cost_bytes
+            end = len(self._groups) - self._keeps_last
+            while self._size_bytes > self._max_bytes and self._dropped < end:
+                self._drop_first()
+            self._compact()
+
+    def prune_through(self, lsn: int) -> None:
+        """Drop groups that lie wholly at or below `lsn`."""
+        with self._mutex:
+            while self._dropped < len(self._groups) and self._last_lsns[self._dropped] <= lsn:
+                self._drop_first()
+            self._compact()
+
+    def restart(self, next_lsn: int) -> None:
+        """Drop everything."""
+        with self._mutex:
+            self._groups.clear()
+            self._last_lsns.clear()
+            self._dropped = self._size_bytes = 0
+            self._next_lsn = next_lsn
+
+    def after(self, lsn: int, max_groups: int) -> list[Group] | None:
+        """The first groups with LSNs above `lsn`; None if the ring does not reach back that far."""
+        with self._mutex:
+            if self._dropped == len(self._groups):
+                return [] if lsn + 1 >= self._next_lsn else None
+            if lsn + 1 < self._groups[self._dropped].first_lsn:
+                return None
+            place = bisect_right(self._last_lsns, lsn, self._dropped)
+            return self._groups[place : place + max_groups]
+
+    def between(self, first_lsn: int, last_lsn: int) -> list[Group]:
+        """The parts of the groups that lie between these LSNs."""
+        with self._mutex:
+            start = bisect_left(self._last_lsns, first_lsn, self._dropped)
+            end = bisect_left(self._last_lsns, last_lsn, start) + 1
+            groups = self._groups[start:end]
+        return [part for group in groups if (part := group.between(first_lsn, last_lsn))]
+
+    def _drop_first(self) -> None:
+        self._size_bytes -= self._groups[self._dropped].cost_bytes
+        self._groups[self._dropped] = _DROPPED
+        self._dropped += 1
+
+    def _compact(self) -> None:
+        if 2 * self._dropped > len(self._groups):
+            del self._groups[: self._dropped], self._last_lsns[: self._dropped]
+            self._dropped = 0

@@ -32,8 +32,8 @@ from headwater.log.record.layout import is_list
 HASH_MASK: Final = (1 << 64) - 1
 _PIECE_ROWS: Final = 4_096
 _PIECE_BYTES: Final = 256 * 1024
-"""So much is hashed at once, some 5 ms. Most of it is done within one call, which keeps Python's
-lock from all other threads until it returns: also from the event loop."""
+"""Bytes that are hashed at once, in about 5 ms. Most of that is one call that holds the GIL, so the
+event loop waits for it."""
 _NULL: Final = 0x9E3779B97F4A7C15
 _DEFAULTS: Final[dict[str, Any]] = {OPERATION: 0, COLLECTION: "", KIND: DEFAULT_KIND, RID: 0}
 
@@ -196,7 +196,7 @@ def _of_list(array: pa.Array, offsets: pa.Array, elements: pa.Array) -> pa.Array
     starts = pc.subtract(offsets, first).cast(pa.int64())
     hashed = pc.fill_null(_hashes(elements.slice(first, last - first)), _NULL)
     lengths = pc.subtract(starts[1:], starts[:-1])
-    # Where each element stands in its own list, from 1 on: two that change places are noticed.
+    # The position of each element in its list, from 1 on, so that swapped elements are noticed.
     begun = pc.take(starts, _parents(lengths))
     places = pc.subtract(pa.arange(1, last - first + 1), begun).cast(pa.uint64())
     placed = _mixed(pc.add(hashed, _mixed(places)))
@@ -229,7 +229,7 @@ def _scalar(value: int) -> pa.Scalar:
 
 
 _AT_ONCE_BYTES: Final = 4 * limits.MIB
-"""What is put together and hashed in one go on a thread."""
+"""Bytes of groups that are joined and hashed at once on a thread."""
 
 
 async def hash_groups(groups: AsyncIterable[Group]) -> int:
@@ -255,7 +255,7 @@ def _range_hash(groups: Sequence[Group]) -> int:
 async def hashes_between(groups: Sequence[Group], first_lsn: int, last_lsn: int) -> pa.UInt64Array:
     """What `record_hashes` gives for each of these LSNs; null for those that are in no group.
 
-    Groups stand in the order of their LSNs, and none reaches beyond the two.
+    Groups are in the order of their LSNs and lie between these two.
     """
     if sum(group.cost_bytes for group in groups) <= limits.DECODE_INLINE_BYTES:
         return _hashes_between(groups, first_lsn, last_lsn)
@@ -277,7 +277,7 @@ def _hashes_between(groups: Sequence[Group], first_lsn: int, last_lsn: int) -> p
 
 
 def _hash_runs(groups: Sequence[Group]) -> Iterator[list[Group]]:
-    """Groups that can be hashed as one: they follow each other, have one schema, and are there."""
+    """Groups that can be hashed as one: consecutive, of one schema, and not lost."""
     run: list[Group] = []
     for group in groups:
         if run and not _follows(run[-1], group):

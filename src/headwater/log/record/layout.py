@@ -57,7 +57,7 @@ def list_like(kind: pa.DataType, element: pa.Field) -> pa.DataType:
 
 
 class _RetypedArray:
-    """Hands out an array under another type, by Arrow's C data interface."""
+    """Exports an array under another type, by Arrow's C data interface."""
 
     def __init__(self, column: pa.Array, kind: pa.DataType) -> None:
         self._column = column
@@ -87,7 +87,7 @@ def per_schema(work_out: Callable[[pa.Schema], _Found]) -> Callable[[pa.Schema],
             if one.equals(schema, check_metadata=True):
                 return found
         found = work_out(schema)
-        # One assignment: whoever looks meanwhile sees all of it or nothing.
+        # One assignment: another thread sees all of it or nothing.
         known = ((schema, found), *known[: _REMEMBERED - 1])
         return found
 
@@ -133,7 +133,7 @@ def with_views(records: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def records_size_bytes(records: pa.RecordBatch) -> int:
-    """What records take by themselves, whatever they were cut from."""
+    """Bytes of the records alone, without the data that they share with others."""
     return int(without_views(records).nbytes)
 
 
@@ -142,8 +142,8 @@ def check_nulls(records: pa.RecordBatch) -> None:
     place = _first_misplaced(records)
     if place is not None:
         raise Refused(
-            f"column {place!r} holds a null, and says that it has none (nullable=False): fill it "
-            "in, or let the field be nullable"
+            f"column {place!r} holds a null, and its field is nullable=False: fill it in, or make "
+            "the field nullable"
         )
 
 
@@ -192,7 +192,7 @@ def _within(kind: pa.DataType) -> list[pa.Field]:
     if pa.types.is_struct(kind):
         return list(kind)
     if pa.types.is_map(kind):
-        # A key that is null is none to Arrow either.
+        # Arrow itself refuses keys that are null.
         return [kind.key_field.with_nullable(True), kind.item_field]
     return [kind.value_field] if is_list(kind) else []
 
@@ -216,7 +216,7 @@ def _misplaced(place: str, field: pa.Field, column: pa.Array, allowed: int) -> I
 
 
 _NO_WORD = (OverflowError, ValueError, LookupError)
-"""What Arrow raises for times outside of the years 1 to 9999, and of zones that nobody knows."""
+"""What Arrow raises for times outside of the years 1 to 9999, and for unknown time zones."""
 
 
 def python_rows(records: pa.RecordBatch) -> list[dict[str, Any]]:

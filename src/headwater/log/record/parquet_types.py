@@ -61,20 +61,20 @@ def parquet_type(column: str, kind: pa.DataType) -> pa.DataType:
 
 
 class ParquetCasts(NamedTuple):
-    """The types on the way from a column to what it is kept in, or back. In them anything may be
-    null: a cast refuses nulls below a null where the field by itself allows none."""
+    """The intermediate types of a cast to the Parquet type and back. All their fields are nullable:
+    a cast refuses nulls below a null in a field that is not."""
 
     between: pa.DataType
     """Of the same layout as the column."""
     shaped: pa.DataType
-    """Between that and what is kept, on the way back: with the column's kinds of lists, and all
-    else as it is kept. Arrow fills in the elements of a null while it makes fixed-size lists, and
-    cannot do so with views."""
+    """On the way back from Parquet: with the column's kinds of lists, and everything else as in
+    Parquet. Arrow fills in the elements of a null while it builds fixed-size lists, and cannot do
+    that with views."""
 
 
 @functools.lru_cache(maxsize=1024)
 def parquet_casts(kind: pa.DataType) -> ParquetCasts | None:
-    """By which casts a column gets to what it is kept in; None if that has the same layout."""
+    """The casts from a column to its Parquet type; None if that has the same layout."""
     between = nullable_type(kind, _leaf_of_same_layout)
     if _castable(between) == between:
         return None
@@ -134,7 +134,7 @@ def _leaf_of_same_layout(kind: pa.DataType) -> pa.DataType:
 
 
 def _castable(kind: pa.DataType, *, keeps_lists: bool = False) -> pa.DataType:
-    """What Parquet hands back as it is, but for the kinds of lists if those are kept."""
+    """The type that Parquet returns unchanged; with `keeps_lists` the kinds of lists stay."""
     if kind in _TEXTS:
         return pa.string()
     if kind in _BINARIES:
@@ -152,18 +152,18 @@ def _castable(kind: pa.DataType, *, keeps_lists: bool = False) -> pa.DataType:
     return list_like(kind, element) if keeps_lists else pa.list_(element)
 
 
-def to_parquet_column(column: pa.Array, kept: pa.DataType) -> pa.Array:
-    """A column in the type that it is kept in."""
-    if column.type.equals(kept, check_metadata=True):
+def to_parquet_column(column: pa.Array, stored: pa.DataType) -> pa.Array:
+    """A column in its Parquet type."""
+    if column.type.equals(stored, check_metadata=True):
         return column
     needed = parquet_casts(column.type)
     if needed is None:
-        return retype(column, kept)
-    return _cast_unchecked(retype(column, needed.between), kept)
+        return retype(column, stored)
+    return _cast_unchecked(retype(column, needed.between), stored)
 
 
 def from_parquet_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column as it was before it was kept."""
+    """A column from Parquet, in its own type."""
     if column.type.equals(kind, check_metadata=True):
         return column
     needed = parquet_casts(kind)

@@ -35,6 +35,7 @@ import pyarrow as pa
 
 from headwater.core import limits
 from headwater.core.errors import Damaged, Refused, Unavailable
+from headwater.core.settings import check_above_zero
 from headwater.log.record import Group
 
 
@@ -62,25 +63,26 @@ class ReplicaConfig:
 
     region: str | None = None
     filtered: bool = False
-    """The source passes records over on purpose. Without it, a record that is missing is a gap."""
+    """The source skips records on purpose. Without it, a missing record is a gap."""
     wait_s: float = limits.REPLICA_PULL_WAIT_S
-    """A pull that finds nothing waits so long for something; the source may cut it short."""
+    """How long a pull without records waits for some; the source may shorten it."""
     call_timeout_s: float = limits.REPLICA_CALL_TIMEOUT_S
-    """An answer that takes so much longer does not come any more."""
+    """An answer that is later than this beyond its own wait counts as missing."""
     max_records: int = limits.PULL_MAX_RECORDS
     max_bytes: int = limits.PULL_MAX_BYTES
     compare_records: int = limits.REPLICA_COMPARE_RECORDS
-    """A replica that comes to a leader compares so many of its last records with the leader's, and
-    more where the leader's log may have begun anew below them."""
+    """A replica that registers compares this many of its last records with the leader's, and more
+    if the leader's log may have other records below them."""
     ack_interval_s: float = limits.REPLICA_ACK_INTERVAL_S
-    """Progress is told at once, and so often where there is none."""
+    """Progress is acknowledged at once, and at this interval if there is none."""
     retry_cap_s: float = limits.REPLICA_RETRY_CAP_S
-    """The longest pause before the next try, whatever failed."""
+    """The longest pause before the next try."""
     read_timeout_s: float = limits.REPLICA_READ_TIMEOUT_S
-    """For how long a reader with a bookmark waits, unless it says so itself."""
+    """How long a reader with a bookmark waits by default."""
 
     def __post_init__(self) -> None:
-        for name in (
+        check_above_zero(
+            self,
             "wait_s",
             "call_timeout_s",
             "max_records",
@@ -88,9 +90,7 @@ class ReplicaConfig:
             "compare_records",
             "ack_interval_s",
             "retry_cap_s",
-        ):
-            if not getattr(self, name) > 0:
-                raise Refused(f"{name} is {getattr(self, name)}: it must be above 0")
+        )
         if not self.read_timeout_s >= 0:
             raise Refused(f"read_timeout_s is {self.read_timeout_s}: it must be 0 or more")
 
@@ -143,7 +143,7 @@ class ReplicaPhase(StrEnum):
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True):
-    """Everything at a glance."""
+    """The status of a replica."""
 
     name: str
     phase: ReplicaPhase
@@ -151,17 +151,17 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
     applied_lsn: int
     durable_lsn: int
     lag_lsn: int
-    """Behind the log, as far as it was last heard of."""
+    """Records behind the last known end of the log."""
     problem: str | None
-    """What went wrong last, unless it went on since."""
+    """The last problem, if it still exists."""
 
 
 class Image(msgspec.Struct, frozen=True):
-    """Something to begin from: everything through `lsn`."""
+    """Something a copy can begin from: everything through `lsn`."""
 
     lsn: int
     key: str
-    """Where it stands, for those who made it."""
+    """Its name for the targets that made it."""
 
 
 class Target(Protocol):
@@ -177,12 +177,12 @@ class Target(Protocol):
 
     @property
     def tend_within_s(self) -> float | None:
-        """How soon `tend` has something to do, though nothing comes; None if that can wait."""
+        """How soon `tend` has to be called even without new records; None if that can wait."""
 
     async def apply(self, groups: Sequence[Group], through_lsn: int) -> None:
-        """Take these groups, which follow `applied_lsn`, and stand at `through_lsn` after it.
+        """Apply these groups, which follow `applied_lsn`; `applied_lsn` is `through_lsn` after it.
 
-        Where it raises, nothing or a prefix was applied, and `applied_lsn` says which.
+        If it raises, nothing or a prefix was applied, as `applied_lsn` says.
         """
 
     async def hashes(self, first_lsn: int, last_lsn: int) -> pa.UInt64Array:
@@ -192,10 +192,10 @@ class Target(Protocol):
         """Return once `durable_lsn` is `applied_lsn`."""
 
     async def tend(self) -> None:
-        """Do what is due by the clock; called at least once a pull."""
+        """Do what is due by the clock; called at least once per pull."""
 
     async def close(self) -> None:
-        """Give everything back. The data stay."""
+        """Release all resources. The data stay."""
 
 
 class Targets(Protocol):
@@ -203,32 +203,31 @@ class Targets(Protocol):
 
     @property
     def kind(self) -> str:
-        """A word for this kind, kept beside the copies: those of another kind are not opened."""
+        """The kind, stored beside the copies: copies of another kind are not opened."""
 
     def check_filtered(self) -> None:
-        """Raise `Refused` if this kind cannot be kept from a part of the records."""
+        """Raise `Refused` if this kind needs all records of the log."""
 
     async def open(self, path: str) -> Target:
         """The target of this folder, as it was left."""
 
     async def newest_image(self, *, below_lsn: int | None = None) -> Image | None:
-        """The best there is to begin from, of those that end below this LSN; None if nothing is."""
+        """The best image that ends below this LSN; None if there is none."""
 
     async def begin(self, path: str, image: Image | None) -> Target:
-        """A target in place of whatever the folder holds: that of an image, or an empty one.
+        """A target of an image, or an empty one, in place of what the folder holds.
 
-        `Corrupt` or `NotFound` if the image cannot be used: `newest_image` gives another then.
+        `Corrupt` or `NotFound` if the image cannot be used: `newest_image` returns another then.
         """
 
     async def discard(self, path: str) -> None:
         """Remove what a target that was closed left in its folder."""
 
     async def distrust(self, from_lsn: int) -> None:
-        """Images that reach this LSN may hold what is not in the log: use those that are there no
-        more."""
+        """Present images that reach this LSN may differ from the log: do not use them any more."""
 
     async def drop_distrusted(self) -> None:
-        """Remove them, so that nobody else begins from them."""
+        """Delete them, so that no other replica begins from them."""
 
 
 class LogArchive(Protocol):
@@ -236,12 +235,12 @@ class LogArchive(Protocol):
 
     @property
     def name(self) -> str:
-        """What to call it in a message."""
+        """Its name in messages."""
 
     async def held(self) -> range:
-        """The LSNs that it has, without a gap, from the oldest that was not given up.
+        """The range of LSNs that it has, from the oldest that was not given up; may be empty.
 
-        Empty where it has none. What is given up after that can be read for a while longer.
+        LSNs that are given up after that can be read for a while longer.
         """
 
     def read(self, first_lsn: int, end_lsn: int) -> AsyncGenerator[Group, None]:

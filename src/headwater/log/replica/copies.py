@@ -47,7 +47,7 @@ STATE_NAME: Final = "replica.json"
 
 
 class SavedState(msgspec.Struct, frozen=True):
-    """What survives a restart."""
+    """The state of a replica that survives a restart."""
 
     term: int = 0
     """Answers of leaders with a lower one are refused."""
@@ -57,7 +57,7 @@ class SavedState(msgspec.Struct, frozen=True):
     """The first LSN under which that copy holds another record than the log."""
     format: int = STATE_FORMAT
     kind: str = ""
-    """What the copies are, in the word of their `Targets`; empty where nobody has said yet."""
+    """The kind of the copies, see `Targets.kind`; empty if it was never set."""
 
     def of_kind(self, kind: str, path: str) -> SavedState:
         """The same, for targets of this kind; `Refused` if the copies are others."""
@@ -91,7 +91,7 @@ class SavedStateFile:
         return sorted(int(n) for word, _, n in parts if word == "copy" and n.isdigit())
 
     def read(self) -> SavedState | None:
-        """What is kept; None if nothing ever was."""
+        """The stored state; None if there never was one."""
         path = self.folder.file(STATE_NAME)
         try:
             with self.folder.disk.open(path) as file:
@@ -116,10 +116,10 @@ class SavedStateFile:
         return any(not is_dir for _, is_dir in names)
 
     def write(self, kept: SavedState) -> None:
-        """Return once this is what a restart finds.
+        """Store the state durably.
 
         `DiskFailed` if that is not known: the disk has to be read again. After any other error a
-        restart finds what it would have found before.
+        restart finds the state before.
         """
         path = self.folder.file(STATE_NAME)
         with self.folder.replacing(path) as file:
@@ -157,13 +157,13 @@ def decode_state(data: bytes, path: str = STATE_NAME) -> SavedState:
 
 
 _ADVICE: Final = (
-    "Without it nobody can say which leader is too old for this replica: remove the whole folder, "
-    "and let the replica begin anew"
+    "Without it, it is not known which leaders are too old for this replica: remove the whole "
+    "folder, and let the replica bootstrap"
 )
 
 
 class OpenCopy:
-    """A target, its folder, and how many read it."""
+    """A target, its folder, and the number of its readers."""
 
     def __init__(self, targets: Targets, target: Target, number: int, path: str) -> None:
         self.target = target
@@ -188,12 +188,12 @@ class OpenCopy:
             await self._leave()
 
     async def replace(self) -> None:
-        """Another one counts: close and remove this one, or leave that to its last reader."""
+        """Another copy counts: close and remove this one, or leave that to its last reader."""
         self._is_replaced = True
         await self._leave()
 
     async def close(self) -> None:
-        """The folder is given back: who still reads finds a closed copy, and removes nothing."""
+        """Close the copy; its last reader then removes nothing."""
         self._is_closed = True
         if self._removing is not None:
             await asyncio.wait((self._removing,))
@@ -204,8 +204,8 @@ class OpenCopy:
         if self._is_closed or not self._is_replaced or self._readers or self.is_gone:
             return
         if self._removing is None or self._removing.done():
-            # By itself: a reader that is stopped meanwhile would leave a thread behind that goes on
-            # removing files, and nobody could wait for it.
+            # A task of its own: a cancelled reader would leave a thread that removes files, for
+            # which no one could wait.
             self._removing = runtime.spawn(self._remove(), name=f"remove copy {self.number}")
         await asyncio.shield(self._removing)
 
@@ -225,19 +225,19 @@ class ReplicaCopies:
         self.copy = copy
         self._files = files
         self._targets = targets
-        self._kept = kept
+        self._state = kept
         self._replaced: OpenCopy | None = None
-        self._keeping = asyncio.Lock()
-        """An answer to a pull ahead may bring a newer term while something else is kept."""
+        self._saving = asyncio.Lock()
+        """Held while the state is stored: the answer to a prefetch may bring a newer term."""
 
     @classmethod
     async def load(cls, files: SavedStateFile, targets: Targets) -> ReplicaCopies:
-        """What was left here; leftovers of a copy that was never finished are removed."""
+        """Open what the folder holds, and remove copies that were never finished."""
         found = await runtime.run_blocking(files.read)
         if found is None:
             await runtime.run_blocking(files.refuse_log)
         kept = (found or SavedState()).of_kind(targets.kind, files.folder.path)
-        # Again, also where it is there: whoever wrote it may have died before it was safe.
+        # Also if it exists: the process that wrote it may have died before it was durable.
         await runtime.run_blocking(files.write, kept)
         for number in await runtime.run_blocking(files.copy_numbers):
             if number != kept.copy:
@@ -253,33 +253,30 @@ class ReplicaCopies:
 
     @property
     def term(self) -> int:
-        """The highest that was heard of."""
-        return self._kept.term
+        """The highest term of any leader so far."""
+        return self._state.term
 
     @property
     def diverged_lsn(self) -> int | None:
         """The first LSN under which the copy holds another record than the log."""
-        return self._kept.diverged_lsn
+        return self._state.diverged_lsn
 
-    async def heed(self, term: int) -> bool:
-        """Refuse an older leader; keep a newer one's term before anything of it counts.
-
-        Whether it is a newer one.
-        """
-        if term > self._kept.term:
-            async with self._keeping:
-                if term > self._kept.term:
-                    await self._keep(term=term)
+    async def check_term(self, term: int) -> bool:
+        """Refuse an older leader; store a newer leader's term. Returns whether it is newer."""
+        if term > self._state.term:
+            async with self._saving:
+                if term > self._state.term:
+                    await self._save(term=term)
                     return True
-        if term < self._kept.term:
+        if term < self._state.term:
             raise Fenced(
-                f"an answer of term {term} came from a leader that was overtaken: this replica has "
-                f"heard of term {self._kept.term}"
+                f"an answer of term {term} came from a leader that was overtaken: this replica "
+                f"knows of term {self._state.term}"
             )
         return False
 
     async def close(self) -> None:
-        """Give the copies back."""
+        """Close the copies."""
         try:
             if self._replaced is not None:
                 await self._replaced.close()
@@ -288,7 +285,7 @@ class ReplicaCopies:
 
     def check_sound(self, name: str) -> None:
         """Raise `Diverged` if the copy holds another record than the log."""
-        lsn = self._kept.diverged_lsn
+        lsn = self._state.diverged_lsn
         if lsn is not None:
             raise Diverged(
                 f"replica {name!r} holds another record under LSN {lsn} than the log: find out "
@@ -297,9 +294,9 @@ class ReplicaCopies:
             )
 
     async def mark_diverged(self, lsn: int) -> None:
-        """Say for good that the copy is not one."""
-        async with self._keeping:
-            await self._keep(diverged_lsn=lsn)
+        """Store that the copy diverged."""
+        async with self._saving:
+            await self._save(diverged_lsn=lsn)
 
     async def replace(
         self,
@@ -307,13 +304,12 @@ class ReplicaCopies:
         fill: Callable[[Target], Awaitable[None]],
         counts: Callable[[], None],
     ) -> None:
-        """Make a second copy, and let it take the place of the first, which is read meanwhile.
+        """Make a second copy, and replace the first by it, which can be read meanwhile.
 
-        `counts` is called at the moment at which it does: what is said of the first one must not
-        be said of it.
+        `counts` is called at the moment of the replacement, to reset what is known of the copy.
         """
         if self._replaced is not None:
-            # Again: whoever was to remove it may have been stopped in the middle of it.
+            # Again: an earlier removal may have been cancelled in the middle.
             await self._replaced.replace()
             if not self._replaced.is_gone:
                 raise Unavailable("the copy before this one is still read: the next waits for it")
@@ -324,9 +320,9 @@ class ReplicaCopies:
         try:
             await fill(target)
             if self.diverged_lsn is not None:
-                # Other replicas may count on some of these: they stay until the fresh copy's own,
-                # which reaches further than any of the log's, is safe. And they are gone before the
-                # fresh copy counts: from then on nobody would know that they are not to be used.
+                # Only now, because other replicas may rely on some of these images until the fresh
+                # copy's own, which reaches further, is durable. And before the fresh copy counts:
+                # after that it would not be known which images are distrusted.
                 await self._targets.drop_distrusted()
         except BaseException:
             await fresh.replace()
@@ -335,11 +331,11 @@ class ReplicaCopies:
 
     async def _swap(self, fresh: OpenCopy, counts: Callable[[], None]) -> None:
         try:
-            async with self._keeping:
-                await self._keep(copy=fresh.number, diverged_lsn=None)
+            async with self._saving:
+                await self._save(copy=fresh.number, diverged_lsn=None)
         except BaseException as error:
-            if self._kept.copy == fresh.number:
-                # It counts, though whoever waited for it was stopped meanwhile.
+            if self._state.copy == fresh.number:
+                # It counts, although its caller was cancelled meanwhile.
                 self._take(fresh, counts)
             elif isinstance(error, HeadwaterError) and not isinstance(error, DiskFailed):
                 await fresh.replace()
@@ -354,13 +350,13 @@ class ReplicaCopies:
         counts()
         return replaced
 
-    async def _keep(self, **changes: int | None) -> None:
-        """Return, or be cancelled, only when it is known whether this is kept. One at a time."""
-        kept = msgspec.structs.replace(self._kept, **changes)
+    async def _save(self, **changes: int | None) -> None:
+        """Return, or be cancelled, only when it is known whether this is stored. One at a time."""
+        kept = msgspec.structs.replace(self._state, **changes)
         writing = runtime.spawn(runtime.run_blocking(self._files.write, kept), name="keep")
         try:
             await asyncio.shield(writing)
         finally:
             await asyncio.wait((writing,))
             if not writing.cancelled() and writing.exception() is None:
-                self._kept = kept
+                self._state = kept

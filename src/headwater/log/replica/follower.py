@@ -58,7 +58,7 @@ ApplyGroups = Callable[[Target, SplitPull], Awaitable[None]]
 
 
 class BootstrapStart(NamedTuple):
-    """What a bootstrap begins from; the log after it is kept from here on."""
+    """What a bootstrap begins from; the log after it is kept."""
 
     kind: Literal["own", "image", "log"]
     after_lsn: int
@@ -87,13 +87,13 @@ class Bootstrapper:
         self._apply = apply
 
     async def begin(self, own: Target | None) -> BootstrapStart:
-        """Settle with the source where to begin. `own` is None where it is good for nothing.
+        """Agree with the source where to begin. `own` is None if the present copy is of no use.
 
-        What is there comes first, then the newest image that the log reaches, then the log from 1.
-        `Refused` if it is none of them. An image beyond the end of the log is of a log that was
-        longer: it is waited for only where there is nothing else.
+        The present copy is preferred, then the newest image that the log reaches, then the log from
+        LSN 1. `Refused` if there is none of them. An image beyond the end of the log is of a longer
+        log: the replica waits for the log only if there is nothing else.
         """
-        told = self._link.told
+        told = self._link.registration
         own_lsn = -1 if own is None else await _durable_lsn(own)
         if own_lsn > 0 and self._link.reaches(own_lsn):
             plan = (await self._link.begin_bootstrap(own_lsn)).plan
@@ -110,35 +110,35 @@ class Bootstrapper:
         return BootstrapStart("log" if own_lsn else "own", 0, plan.current_lsn)
 
     async def open(self, path: str, beginning: BootstrapStart) -> Target:
-        """The fresh copy, with what it begins from; `UnusableImage` if there is another to try."""
+        """The fresh copy, with its image; `UnusableImage` if another image has to be tried."""
         try:
             return await self._targets.begin(path, beginning.image)
         except (Corrupt, NotFound, NotSupported) as error:
             raise UnusableImage(f"the image cannot be used: {error}") from error
 
     async def fill(self, fresh: Target, beginning: BootstrapStart, through_lsn: int) -> None:
-        """Compare what a fresh copy began from, bring it to this LSN, and onto its disk.
+        """Compare the image of a fresh copy, apply the log through this LSN, and sync.
 
-        `UnusableImage` if it began from another log's: such images are passed over from then on.
+        `UnusableImage` if the image is of another log: such images are skipped from then on.
         """
-        proven_lsn = beginning.compared_after_lsn
-        while proven_lsn < max(through_lsn, fresh.applied_lsn):
-            pulled = await self._link.pull(proven_lsn, wait_s=self._config.wait_s)
+        verified_lsn = beginning.compared_after_lsn
+        while verified_lsn < max(through_lsn, fresh.applied_lsn):
+            pulled = await self._link.pull(verified_lsn, wait_s=self._config.wait_s)
             if pulled.rebootstrap is not None:
                 raise Unavailable(
-                    f"the log is no longer kept for a copy at LSN {proven_lsn} "
-                    f"({pulled.rebootstrap.cause.value}): it is begun again"
+                    f"the log is no longer kept for a copy at LSN {verified_lsn} "
+                    f"({pulled.rebootstrap.cause.value}): it starts again"
                 )
-            intake = split_pull(
+            split = split_pull(
                 pulled,
                 fresh.applied_lsn,
                 filtered=self._config.filtered,
-                compared_lsn=proven_lsn,
+                compared_lsn=verified_lsn,
             )
-            await self._compare(fresh, intake.again)
-            await self._apply(fresh, intake)
+            await self._compare(fresh, split.repeated)
+            await self._apply(fresh, split)
             await fresh.tend()
-            proven_lsn = max(proven_lsn, pulled.through_lsn)
+            verified_lsn = max(verified_lsn, pulled.through_lsn)
         await fresh.sync()
 
     async def _compare(self, fresh: Target, groups: Sequence[Group]) -> None:
@@ -151,12 +151,12 @@ class Bootstrapper:
         self._metrics.count_compared(compared)
 
     def _compared_after_lsn(self, image: Image) -> int:
-        """Where the log is to be kept from, so that the image can be compared with it.
+        """The LSN after which the log must be kept to compare the image with it.
 
-        Not further back than images have hashes: the slot's limits are counted from there.
+        Not further back than images have hashes: the slot's limits count from there.
         """
         compared = min(self._config.compare_records, limits.KEYED_IMAGE_HASHES)
-        return min(image.lsn, max(0, self._link.told.oldest_lsn - 1, image.lsn - compared))
+        return min(image.lsn, max(0, self._link.registration.oldest_lsn - 1, image.lsn - compared))
 
     async def _refuse_what_is_beyond(self, current_lsn: int) -> None:
         image = await self._targets.newest_image()
@@ -168,7 +168,7 @@ class Bootstrapper:
 
 
 async def _durable_lsn(own: Target) -> int:
-    # What cannot be synced now is pulled again, if need be.
+    # Records that cannot be synced now are pulled again if needed.
     with contextlib.suppress(Unavailable, OutcomeUnknown, NotSupported):
         await own.sync()
     return own.durable_lsn
@@ -176,11 +176,11 @@ async def _durable_lsn(own: Target) -> int:
 
 _log: Final = logging.getLogger("headwater")
 RETRIABLE: Final = (Unavailable, OutcomeUnknown, NotFound, Fenced, Refused, Conflict, LogGap)
-"""After these a replica registers again; everything else ends it."""
+"""A replica registers again after these errors; all others end it."""
 
 
 class LogFollower:
-    """What is known of one copy's leader, and how far the copy was found in its log."""
+    """A copy's leader, and how far the copy was found in its log."""
 
     def __init__(
         self,
@@ -189,21 +189,21 @@ class LogFollower:
         holdings: ReplicaCopies,
         config: ReplicaConfig,
         metrics: ReplicaMetrics,
-        tell: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
-        """`tell` is called whenever the copy may show more, or is found to be none."""
+        """`on_change` is called whenever the copy may show more, or is found to have diverged."""
         self.name = name
         self.config = config
         self.metrics = metrics
         self.current_lsn = 0
-        """Where the log ended when it was last heard of."""
+        """The last known end of the log."""
         self._link = link
         self._holdings = holdings
-        self._tell = tell
+        self._on_change = on_change
         self._ahead = Prefetch(lambda since_lsn: link.pull(since_lsn, wait_s=0.0))
-        self._proof = UNVERIFIED
-        self._proven_term = 0
-        """Of the last leader in whose log the copy was found again since it was opened."""
+        self._verification = UNVERIFIED
+        self._verified_term = 0
+        """The term of the last leader in whose log the copy was found since it was opened."""
         self._apply_errors_before = 0
 
     @property
@@ -213,26 +213,26 @@ class LogFollower:
 
     @property
     def bookmark(self) -> Bookmark:
-        """What a reader of the copy has seen; before any leader's log has it, nothing."""
-        if not self._proven_term:
+        """What a reader of the copy has seen; 0:0 before it was found in a leader's log."""
+        if not self._verified_term:
             return Bookmark(0, 0)
-        return Bookmark(self._proven_term, self.target.applied_lsn)
+        return Bookmark(self._verified_term, self.target.applied_lsn)
 
     def shows(self, bookmark: Bookmark) -> bool:
-        """Whether the copy has what the bookmark says, and is known to be a copy of that log."""
+        """Whether the copy has the bookmark's record, and is known to be a copy of that log."""
         if self._holdings.diverged_lsn is not None or self.target.applied_lsn < bookmark.lsn:
             return False
-        if self._proven_term and bookmark.term <= self._proven_term:
+        if self._verified_term and bookmark.term <= self._verified_term:
             return True
-        # Of a leader with whose log it is still compared, what was found to be the same.
-        is_found = self._proof.proven_lsn(bookmark.lsn) >= bookmark.lsn
+        # The copy is still compared with this leader's log: what was found there counts.
+        is_found = self._verification.verified_lsn(bookmark.lsn) >= bookmark.lsn
         return self._holdings.term >= bookmark.term and is_found
 
-    async def follow(self, went_well: Callable[[str | None], None]) -> None:
+    async def follow(self, on_round: Callable[[str | None], None]) -> None:
         """Follow until the source asks for a fresh copy.
 
-        `went_well` is called after each round, with what is waited for, if it is something else
-        than the next record.
+        `on_round` is called after each round, with what the replica waits for, unless that is the
+        next record.
         """
         try:
             while True:
@@ -243,62 +243,64 @@ class LogFollower:
                 await self._take(pulled)
                 await self.target.tend()
                 await self._acknowledge()
-                went_well(self._proof.waits_for(pulled.current_lsn))
+                on_round(self._verification.waits_for(pulled.current_lsn))
         finally:
             await self._ahead.drop()
 
     async def register(self) -> bool:
-        """Come, or come back; whether a fresh copy is wanted."""
+        """Register; returns whether a fresh copy is needed."""
         told = await self._link.register(self.target.applied_lsn)
         self.metrics.registrations += 1
         self.current_lsn = told.current_lsn
-        self._proof = UNVERIFIED
+        self._verification = UNVERIFIED
         if isinstance(told.resume, FullRebootstrap):
             return True
-        self.begin_proof()
-        if (problem := self._proof.waits_for(told.current_lsn)) is not None:
+        self.begin_verification()
+        if (problem := self._verification.waits_for(told.current_lsn)) is not None:
             _log.warning("replica %s: %s", self.name, problem)
         return False
 
-    def begin_proof(self) -> None:
-        """What is there is to be found in the log of the leader that answered last."""
-        self._note_proof(
+    def begin_verification(self) -> None:
+        """Begin to compare the copy with the log of the leader that answered last."""
+        self._note_verification(
             Verification.of_copy(
-                self._link.told, self.target.applied_lsn, self.config.compare_records
+                self._link.registration, self.target.applied_lsn, self.config.compare_records
             )
         )
 
-    def begin_proven(self) -> None:
-        """A copy that took the place of another was compared with this leader's log already."""
+    def mark_verified(self) -> None:
+        """Note a fresh copy, which was compared with this leader's log already."""
         self._apply_errors_before = self.metrics.apply_errors
-        self._note_proof(Verification(self.target.applied_lsn, self.target.applied_lsn))
+        self._note_verification(Verification(self.target.applied_lsn, self.target.applied_lsn))
 
     async def complete_bootstrap(self) -> None:
-        """Say that the copy goes on from here: from what is on disk, and known to be the log's."""
-        await self._link.complete_bootstrap(self._proof.proven_lsn(self.target.durable_lsn))
+        """Report the fresh copy: everything that is on disk and was found in the log."""
+        await self._link.complete_bootstrap(
+            self._verification.verified_lsn(self.target.durable_lsn)
+        )
 
-    async def apply(self, target: Target, intake: SplitPull) -> None:
-        """Bring a copy to where an answer ends."""
-        if intake.through_lsn <= target.applied_lsn:
+    async def apply(self, target: Target, split: SplitPull) -> None:
+        """Apply an answer to a copy."""
+        if split.through_lsn <= target.applied_lsn:
             return
         began_s = runtime.monotonic_s()
         try:
-            await target.apply(intake.fresh, intake.through_lsn)
+            await target.apply(split.new, split.through_lsn)
         except HeadwaterError:
             self.metrics.apply_errors += 1
             raise
         self.metrics.apply_seconds.observe(runtime.monotonic_s() - began_s)
-        self.metrics.count_applied(intake.fresh)
+        self.metrics.count_applied(split.new)
 
-    def _note_proof(self, proof: Verification) -> None:
-        self._proof = proof
+    def _note_verification(self, proof: Verification) -> None:
+        self._verification = proof
         if proof.is_done:
-            self._proven_term = self._holdings.term
-        self._tell()
+            self._verified_term = self._holdings.term
+        self._on_change()
 
     async def _pull(self) -> PullResponse:
-        """What follows the copy; before that, its last records once more, to compare them."""
-        since_lsn = self._proof.proven_lsn(self.target.applied_lsn)
+        """Pull what follows the copy; before that, its last records again, to compare them."""
+        since_lsn = self._verification.verified_lsn(self.target.applied_lsn)
         began_s = runtime.monotonic_s()
         due_s = self.target.tend_within_s
         wait_s = self.config.wait_s if due_s is None else min(self.config.wait_s, due_s)
@@ -316,17 +318,17 @@ class LogFollower:
 
     async def _take(self, pulled: PullResponse) -> None:
         applied_lsn = self.target.applied_lsn
-        intake = split_pull(
+        split = split_pull(
             pulled,
             applied_lsn,
             filtered=self.config.filtered,
-            compared_lsn=self._proof.proven_lsn(applied_lsn),
+            compared_lsn=self._verification.verified_lsn(applied_lsn),
         )
-        await self._compare(intake.again)
-        if not self._proof.is_done:
-            self._note_proof(self._proof.reached(pulled.through_lsn))
-        await self.apply(self.target, intake)
-        self._tell()
+        await self._compare(split.repeated)
+        if not self._verification.is_done:
+            self._note_verification(self._verification.reached(pulled.through_lsn))
+        await self.apply(self.target, split)
+        self._on_change()
 
     async def _compare(self, groups: Sequence[Group]) -> None:
         compared = await compare_groups(self.target, groups)
@@ -337,16 +339,16 @@ class LogFollower:
     async def _diverge(self, lsn: int) -> None:
         self.metrics.divergences += 1
         await self._holdings.mark_diverged(lsn)
-        self._tell()
+        self._on_change()
         with contextlib.suppress(*RETRIABLE):
             await self._acknowledge()
         self._holdings.check_sound(self.name)
 
     async def _acknowledge(self) -> None:
-        """Tell what changed; and from time to time that nothing did."""
+        """Acknowledge progress; without progress from time to time."""
         progress = Acknowledgement(
-            self._proof.proven_lsn(self.target.applied_lsn),
-            self._proof.proven_lsn(self.target.durable_lsn),
+            self._verification.verified_lsn(self.target.applied_lsn),
+            self._verification.verified_lsn(self.target.durable_lsn),
             apply_error_count=self.metrics.apply_errors - self._apply_errors_before,
             divergence_count=int(self._holdings.diverged_lsn is not None),
         )

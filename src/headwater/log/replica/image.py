@@ -85,9 +85,11 @@ def encode_image(
         data = _encoded(collections, lsn, last_hashes)
         found = decode_image(data, Image(lsn, "what was written"))
         if not _is_same(found.collections, collections):
-            raise Corrupt("the records that come back are others")
+            raise Corrupt("reading it back returns other records")
     except (pa.ArrowException, OSError, ValueError, Refused, Corrupt) as error:
-        raise NotSupported(f"the state at LSN {lsn} cannot be kept as an image: {error}") from error
+        raise NotSupported(
+            f"the state at LSN {lsn} cannot be stored as an image: {error}"
+        ) from error
     return data
 
 
@@ -115,7 +117,7 @@ def _encoded(
 
 
 def decode_image(data: bytes, image: Image) -> ImageContent:
-    """What an image holds; `Corrupt` if it is not the one that its name says."""
+    """The content of an image; `Corrupt` if it is not the one of this name."""
     try:
         table = pq.read_table(io.BytesIO(data), page_checksum_verification=True)
         written = (table.schema.metadata or {})[_IMAGE_METADATA]
@@ -123,7 +125,7 @@ def decode_image(data: bytes, image: Image) -> ImageContent:
         if found != IMAGE_FORMAT:
             raise NotSupported(
                 f"{image.key} is an image of format {found}; this version reads {IMAGE_FORMAT}. "
-                + ("Upgrade Headwater." if found > IMAGE_FORMAT else "It is of no use any more.")
+                + ("Upgrade Headwater." if found > IMAGE_FORMAT else "It cannot be used any more.")
             )
         head = msgspec.json.decode(written, type=_ImageHead)
         if (head.lsn, head.rows) != (image.lsn, table.num_rows):
@@ -179,7 +181,7 @@ def _is_same(
 def _is_same_table(one: pa.Table, other: pa.Table) -> bool:
     if not one.schema.equals(other.schema):
         return False
-    # To Arrow, what is no number is unlike itself; to hashes it is not, and they take longer.
+    # For Arrow NaN is unequal to itself; hashes compare it, and are slower.
     return one.equals(other) or range_hash([*_groups(one)]) == range_hash([*_groups(other)])
 
 
@@ -216,12 +218,12 @@ class ImageStore:
     """The images of one partition."""
 
     UNUSABLE: Final = (Corrupt, NotFound, NotSupported)
-    """What reading an image may raise that is no reason to wait."""
+    """Errors of reading an image after which another one is tried."""
 
     def __init__(
         self, store: Store, stream: str, partition: int, stream_id: str, *, of: str = ALL_RECORDS
     ) -> None:
-        """`of` names what a filtered replica is kept from, so that nobody else begins with it."""
+        """`of` names the filter of a filtered replica: only replicas of that name begin from it."""
         self.prefix = f"{images_prefix(stream, partition, stream_id)}/{check_group_name(of)}"
         self._store = store
         self._of = of
@@ -229,14 +231,14 @@ class ImageStore:
         self._distrusted: set[str] = set()
 
     def check_filtered(self) -> None:
-        """Refuse to be used by a filtered replica under the name that stands for everything."""
+        """Refuse a filtered replica under the name for all records."""
         if self._of == ALL_RECORDS:
             raise Refused(
                 "a filtered replica keeps its images under a name of its own: give ImageStore(of=…)"
             )
 
     async def newest(self, *, below_lsn: int | None = None) -> Image | None:
-        """The newest that nobody found unusable."""
+        """The newest image that was not found unusable."""
         unusable = self._passed_over | self._distrusted
         images = [
             image
@@ -246,7 +248,7 @@ class ImageStore:
         return max(images, key=lambda image: (image.lsn, image.key), default=None)
 
     async def read(self, image: Image) -> bytes:
-        """Its bytes, checked. One that cannot be used is passed over from then on."""
+        """Its bytes, checked. An unusable image is skipped from then on."""
         try:
             data = bytes((await self._store.get(image.key)).data)
         except NotFound:
@@ -261,18 +263,18 @@ class ImageStore:
         """Store an image of everything through this LSN."""
         key = self._key(lsn, data)
         await self._store.put(key, data)
-        # Byte for byte the same: what was distrusted is good after all.
+        # The same bytes as a distrusted image: it is good after all.
         self._distrusted.discard(key)
         return Image(lsn, key)
 
     def pass_over(self, image: Image) -> None:
-        """Do not name it as the newest any more."""
+        """Skip this image from now on."""
         self._passed_over.add(image.key)
 
     async def drop_older(self, keep: int, *, than: Image) -> None:
         """Delete all but the newest few; `than`, and what is newer, stays.
 
-        Whoever wrote it counts on it: newer ones of others may turn out to be unreadable.
+        The replica that wrote it relies on it: newer ones of others may be unreadable.
         """
         images = sorted(await self._list(), key=lambda image: image.lsn)
         for image in images[:-keep]:
@@ -280,11 +282,11 @@ class ImageStore:
                 await self._store.delete(image.key)
 
     async def distrust(self, from_lsn: int) -> None:
-        """Pass those over that are there and reach this LSN."""
+        """Skip the present images that reach this LSN."""
         self._distrusted |= {image.key for image in await self._list() if image.lsn >= from_lsn}
 
     async def drop_distrusted(self) -> None:
-        """Delete them."""
+        """Delete distrusted images."""
         for key in sorted(self._distrusted):
             await self._store.delete(key)
             self._distrusted.discard(key)

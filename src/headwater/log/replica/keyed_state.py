@@ -19,7 +19,6 @@ import contextlib
 import itertools
 import logging
 import threading
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -30,52 +29,12 @@ from headwater.buffer.records import OPERATION, Operation
 from headwater.core import limits, runtime
 from headwater.core.errors import NotSupported, OutcomeUnknown, Refused, Unavailable
 from headwater.log.record import Group
-from headwater.log.record.group import COLLECTION, REFRESH_RECORDS
+from headwater.log.record.group import COLLECTION, REFRESH_RECORDS, GroupRing
 from headwater.log.record.hashes import hashes_between
 from headwater.log.record.layout import without_views
 from headwater.log.replica.contract import Image, Target
 from headwater.log.replica.image import ImageStore, decode_image, encode_image
 from headwater.log.replica.keyed_table import LSN_COLUMN, Identity, KeyedTable
-
-
-class RecentGroups:
-    """Groups in the order of their LSNs, bounded by what they take in memory.
-
-    The last one stays, whatever it takes: an image says by it which log it is of.
-    """
-
-    def __init__(self, *, max_bytes: int = limits.REPLICA_RECENT_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._groups: list[Group] = []
-        self._lasts: list[int] = []
-        self._gone = 0
-        """Groups at the beginning of the list that are no longer known."""
-        self.size_bytes = 0
-
-    def add(self, group: Group) -> None:
-        """It was applied; what is too much goes at the other end."""
-        self._groups.append(group)
-        self._lasts.append(group.last_lsn)
-        self.size_bytes += group.cost_bytes
-        while self.size_bytes > self._max_bytes and self._gone < len(self._groups) - 1:
-            self.size_bytes -= self._groups[self._gone].cost_bytes
-            self._gone += 1
-        if 2 * self._gone > len(self._groups):
-            del self._groups[: self._gone], self._lasts[: self._gone]
-            self._gone = 0
-
-    def between(self, first_lsn: int, last_lsn: int) -> list[Group]:
-        """What is known of these LSNs."""
-        found: list[Group] = []
-        place = bisect_left(self._lasts, first_lsn, self._gone)
-        while place < len(self._groups):
-            part = self._groups[place].between(first_lsn, last_lsn)
-            if part is None:
-                break
-            found.append(part)
-            place += 1
-        return found
-
 
 _log: Final = logging.getLogger("headwater")
 
@@ -104,8 +63,8 @@ class KeyedState:
         self._image_records = image_records
         self._imaged_s = runtime.monotonic_s()
         self._next_image_s = 0.0
-        self._recent = RecentGroups()
-        # Large groups are applied on a thread, and readers are not to see half of one.
+        self._recent = GroupRing(max_bytes=limits.REPLICA_RECENT_BYTES, keeps_last=True)
+        # Large groups are applied on a thread, and readers must not see half of one.
         self._mutex = threading.Lock()
         self.records_without_key = 0
         self.images_written = 0
@@ -160,7 +119,7 @@ class KeyedState:
                     self._apply(group)
                 else:
                     await runtime.run_blocking(self._apply, group)
-            self._recent.add(group)
+            self._recent.extend([group])
             self._applied_lsn = group.last_lsn
         self._applied_lsn = max(self._applied_lsn, through_lsn)
 
@@ -191,15 +150,15 @@ class KeyedState:
         image = await self._images.write(lsn, data)
         self._durable_lsn, self._imaged_s = lsn, runtime.monotonic_s()
         self.images_written += 1
-        # What is left over by a store that is away goes with the next one.
+        # Images that are left because the store is away are deleted with the next one.
         with contextlib.suppress(Unavailable, OutcomeUnknown):
             await self._images.drop_older(limits.KEYED_IMAGES_KEPT, than=image)
 
     async def tend(self) -> None:
         """See `Target`: writes an image where one is due.
 
-        A store that is away is tried again soon. Records that no image can hold are no reason to
-        stop: the state is good without one, and its slot keeps the log until that can be written.
+        If the store is away, it is tried again soon. If no image can hold the records, the state
+        continues without one, and its slot keeps the log until an image can be written.
         """
         now_s = runtime.monotonic_s()
         behind = self._applied_lsn - self._durable_lsn
@@ -211,7 +170,7 @@ class KeyedState:
         except (Unavailable, OutcomeUnknown):
             self._try_again_in(limits.KEYED_IMAGE_RETRY_S)
         except NotSupported as error:
-            _log.warning("a keyed state goes on without an image: %s", error)
+            _log.warning("a keyed state continues without an image: %s", error)
             self._try_again_in(max(self._image_interval_s, limits.KEYED_IMAGE_RETRY_S))
 
     async def close(self) -> None:
@@ -298,7 +257,7 @@ class KeyedStates:
         return self._of(tables, image, last_hashes)
 
     async def discard(self, path: str) -> None:
-        """See `Targets`. Nothing stands there."""
+        """See `Targets`. There is nothing to remove."""
 
     async def distrust(self, from_lsn: int) -> None:
         """See `Targets`."""

@@ -1,11 +1,11 @@
 """One collection of a keyed state: the latest record of each key, in columns.
 
-Records stay in the batches they came in; an index says in which row the latest of each key stands.
-A delete is such a row, too, and is not shown. Rows that are no longer the latest are dropped when
-they are the most.
+Records stay in the batches in which they arrived; an index maps each key to the row of its latest
+record. A delete is such a row, too, and is not shown. The table is compacted when most rows are no
+longer the latest.
 
-No loop over rows is written out here: the index is filled by `dict.update` from whole columns, in
-which the last of equal keys wins, as it does in the log.
+There is no loop over rows: `dict.update` fills the index from whole columns, in which the last of
+equal keys wins, as in the log.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class KeyedTable:
         """Rows that delete; some may be overwritten since."""
         self._index: dict[Identity, int] = {}
         self._kept_chunks = 0
-        """As many were left when it was compacted."""
+        """The number of chunks after the last compaction."""
 
     def put(self, records: pa.RecordBatch) -> int:
         """Take records in their order, with `_lsn`; how many had neither key nor row id."""
@@ -53,7 +53,7 @@ class KeyedTable:
 
     def get(self, identity: Identity) -> dict[str, Any] | None:
         """The latest record of a key, with its `_lsn`; None if there is none or it was deleted."""
-        # Numbers below 1 are places in a refresh, which say nothing to anybody else.
+        # Numbers below 1 are positions in a refresh, and no keys for callers.
         row = self._index.get(identity) if isinstance(identity, bytes) or identity > 0 else None
         if row is None:
             return None
@@ -120,8 +120,8 @@ class KeyedTable:
         self._join_small_chunks()
 
     def _tidy(self) -> None:
-        """Compact what has grown to twice of what it holds, or to a heap of small batches: schemas
-        that alternate leave one for each record. What is copied is in proportion to what came."""
+        """Compact a table that has grown to twice its content, or has many small batches, as after
+        alternating schemas. The copied rows are in proportion to the rows added."""
         live = max(0, len(self._index) - self._deletes)
         is_stale = self._rows > 2 * live + KEYED_CHUNK_ROWS
         chunks = len(self._chunks)
@@ -152,7 +152,7 @@ class KeyedTable:
         self._kept_chunks = len(self._chunks)
 
     def _places(self, count: int) -> list[Identity]:
-        """Names for so many records of a refresh, which nobody has yet."""
+        """Unused names for this many records of a refresh."""
         first = -1 - len(self._index)
         return list(range(first, first - count, -1))
 
@@ -202,7 +202,7 @@ def _column(records: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
 
 
 def _check_texts(parts: list[pa.Table]) -> None:
-    """`pa.ArrowException` where text stands beside bytes, of which Arrow would make bytes."""
+    """`pa.ArrowException` if one table has text where another has bytes: Arrow would make bytes."""
     told_apart = [
         pa.schema(
             [(field.name, nullable_type(field.type, _bytes_as_none)) for field in part.schema]
@@ -219,7 +219,7 @@ def _bytes_as_none(kind: pa.DataType) -> pa.DataType:
 
 
 def _two_types(parts: list[pa.Table]) -> str:
-    """Which column stands in the way of one table."""
+    """The column that prevents one table."""
     kinds: dict[str, pa.DataType] = {}
     for field in (field for part in parts for field in part.schema):
         known = kinds.setdefault(field.name, field.type)

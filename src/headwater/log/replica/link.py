@@ -35,7 +35,7 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
-from headwater.core.metrics import Histogram
+from headwater.core.metrics import Histogram, Metrics
 from headwater.log.primary import (
     Acknowledgement,
     AcknowledgeResponse,
@@ -53,12 +53,12 @@ from headwater.log.slots import is_comparable
 class SplitPull(NamedTuple):
     """An answer, against what is there."""
 
-    again: list[Group]
+    repeated: list[Group]
     """At or below the last LSN that was applied: to be compared."""
-    fresh: list[Group]
+    new: list[Group]
     """What follows it, to be applied."""
     through_lsn: int
-    """Where the copy stands after that; never below where it stood."""
+    """The copy's LSN after that; never lower than before."""
 
 
 def split_pull(
@@ -68,14 +68,13 @@ def split_pull(
     filtered: bool = False,
     compared_lsn: int | None = None,
 ) -> SplitPull:
-    """Sort an answer; `LogGap` if it does not follow `applied_lsn` without a gap.
+    """Split an answer; `LogGap` if it does not follow `applied_lsn` without a gap.
 
-    `compared_lsn` is for a copy of which only that much was found in the log: the answer has to
-    follow that without a gap, so that nothing new comes with what was not compared.
+    `compared_lsn` is how much of the copy was found in the log, if that is less: the answer has to
+    follow that without a gap, so that nothing new is applied before everything was compared.
 
-    The end counts, too: a source that says to have sent more than it did leaves a gap behind the
-    last group. Only where it passes records over on purpose (`filtered`) is neither of them one.
-    An empty copy stands at 0, and is sent LSN 1 first like any other.
+    The end counts, too: `through_lsn` beyond the last group is a gap. With `filtered` the source
+    skips records on purpose, and neither is a gap. An empty copy is at LSN 0, and gets LSN 1 first.
     """
     groups = pulled.groups
     for before, after in itertools.pairwise(groups):
@@ -90,9 +89,9 @@ def split_pull(
         raise LogGap(f"LSN {last_lsn} was sent in an answer through {pulled.through_lsn}")
     if not filtered:
         _check_dense(pulled, applied_lsn if compared_lsn is None else compared_lsn)
-    again = [part for group in groups if (part := group.between(1, applied_lsn)) is not None]
-    fresh = [part for group in groups if (part := group.after(applied_lsn)) is not None]
-    return SplitPull(again, fresh, max(applied_lsn, pulled.through_lsn))
+    repeated = [part for group in groups if (part := group.between(1, applied_lsn)) is not None]
+    new = [part for group in groups if (part := group.after(applied_lsn)) is not None]
+    return SplitPull(repeated, new, max(applied_lsn, pulled.through_lsn))
 
 
 def _check_dense(pulled: PullResponse, applied_lsn: int) -> None:
@@ -103,41 +102,41 @@ def _check_dense(pulled: PullResponse, applied_lsn: int) -> None:
         reached_lsn = group.last_lsn
     if pulled.through_lsn > reached_lsn:
         raise LogGap(
-            f"records through {pulled.through_lsn} were said to be sent, and {reached_lsn} is the "
-            "last that came"
+            f"the answer goes through LSN {pulled.through_lsn}, and {reached_lsn} is its last "
+            "record"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What is compared, and what is left to compare."""
+    """How much of a copy is left to compare with its leader's log."""
 
     after_lsn: int
-    """Nothing at or below is to be compared (any more): the next pull asks for what follows."""
+    """Records at or below need not be compared: the next pull is for what follows."""
     through_lsn: int
     """Up to here the copy may hold other records than the log."""
 
     @classmethod
     def of_copy(
-        cls, told: RegisterResponse, through_lsn: int, compare_records: int
+        cls, answer: RegisterResponse, through_lsn: int, compare_records: int
     ) -> Verification:
-        """For a copy that ends at `through_lsn` and was told this: all that nobody acknowledged to
-        such a log, and some records more, as far as the log reaches back."""
-        wanted_lsn = min(told.confirmed_lsn, told.current_lsn, through_lsn - compare_records)
-        after_lsn = max(0, told.oldest_lsn - 1, wanted_lsn)
+        """For a copy that ends at `through_lsn`: everything that it did not acknowledge to this
+        log, and `compare_records` more, as far as the log reaches back."""
+        wanted_lsn = min(answer.confirmed_lsn, answer.current_lsn, through_lsn - compare_records)
+        after_lsn = max(0, answer.oldest_lsn - 1, wanted_lsn)
         return cls(min(after_lsn, through_lsn), through_lsn)
 
     @property
     def is_done(self) -> bool:
-        """Whether the copy is a prefix of the log, as far as that can be told."""
+        """Whether the copy is a prefix of the log, as far as that can be compared."""
         return self.after_lsn >= self.through_lsn
 
-    def proven_lsn(self, lsn: int) -> int:
-        """What of everything through `lsn` is the log's."""
+    def verified_lsn(self, lsn: int) -> int:
+        """How much of everything through `lsn` was found in the log."""
         return lsn if self.is_done else min(lsn, self.after_lsn)
 
     def waits_for(self, current_lsn: int) -> str | None:
-        """What it waits for where the log ends here, in words; None if for nothing."""
+        """A description of what it waits for, if the log ends here; None if it does not wait."""
         if self.is_done or current_lsn >= self.through_lsn:
             return None
         return (
@@ -146,16 +145,16 @@ class Verification:
         )
 
     def reached(self, lsn: int) -> Verification:
-        """Everything through this one was sent, and was the same."""
+        """The verification after everything through this LSN was found to be the same."""
         return replace(self, after_lsn=max(self.after_lsn, lsn))
 
 
 UNVERIFIED = Verification(0, 1)
-"""Before the first leader was heard of."""
+"""Before the first registration."""
 
 
 class ComparedRecords(NamedTuple):
-    """What a copy knows of records that came again."""
+    """The result of comparing records that were sent again."""
 
     same: int
     unknown: int
@@ -165,7 +164,7 @@ class ComparedRecords(NamedTuple):
 
 
 async def compare_groups(target: Target, groups: Sequence[Group]) -> ComparedRecords:
-    """Records that are there already: the same, or the copy is not one."""
+    """Compare records that were sent again with those of the copy."""
     same = unknown = 0
     for run in _dense_runs(groups):
         first_lsn, last_lsn = run[0].first_lsn, run[-1].last_lsn
@@ -180,14 +179,14 @@ async def compare_groups(target: Target, groups: Sequence[Group]) -> ComparedRec
 
 
 def _dense_runs(groups: Sequence[Group]) -> Iterator[list[Group]]:
-    """The groups in runs without a gap: there is more than one where records were passed over."""
+    """The groups in runs without a gap; there are several if records were skipped."""
     before = itertools.accumulate((len(group) for group in groups), initial=0)
     placed = zip(groups, before, strict=False)
     for _, run in itertools.groupby(placed, lambda one: one[0].first_lsn - one[1]):
         yield [group for group, _ in run]
 
 
-class ReplicaMetrics:
+class ReplicaMetrics(Metrics):
     """Counts and durations of one replica, since it was opened."""
 
     def __init__(self) -> None:
@@ -197,11 +196,11 @@ class ReplicaMetrics:
         """Pulls after which the replica was where it had been."""
         self.records_applied = 0
         self.records_lost = 0
-        """LSNs that came without their records, which nobody has any more."""
+        """LSNs that were sent as lost."""
         self.records_compared = 0
-        """Records that came again, and were found to be the same."""
+        """Records that were sent again and are the same."""
         self.records_not_comparable = 0
-        """Records that came again, and of which the copy no longer knows what they were."""
+        """Records that were sent again, of which the copy no longer has hashes."""
         self.acknowledgements = 0
         self.apply_errors = 0
         self.divergences = 0
@@ -220,7 +219,7 @@ class ReplicaMetrics:
         self.reads_sent_elsewhere = 0
 
     def count_compared(self, compared: ComparedRecords) -> None:
-        """Records came again, and were not found to be others."""
+        """Count records that were compared."""
         self.records_not_comparable += compared.unknown
         self.records_compared += compared.same
 
@@ -234,7 +233,7 @@ PullFunction = Callable[[int], Coroutine[Any, Any, PullResponse]]
 
 
 class Prefetch:
-    """At most one pull that nobody waits for yet."""
+    """At most one pull ahead of its use."""
 
     def __init__(self, pull: PullFunction) -> None:
         self._pull = pull
@@ -242,13 +241,13 @@ class Prefetch:
         self._asking: asyncio.Task[PullResponse] | None = None
 
     def begin(self, pulled: PullResponse) -> None:
-        """Ask for what follows an answer, if there is more."""
+        """Pull what follows an answer, if there is more."""
         if self._asking is None and pulled.groups and pulled.through_lsn < pulled.current_lsn:
             self._since_lsn = pulled.through_lsn
             self._asking = runtime.spawn(self._pull(self._since_lsn), name="pull ahead")
 
     async def take(self, since_lsn: int) -> PullResponse | None:
-        """What was asked for, or what went wrong with it; None if that was something else."""
+        """The answer for this LSN, or its error; None if another LSN was pulled."""
         if self._asking is None or self._since_lsn != since_lsn:
             await self.drop()
             return None
@@ -256,7 +255,7 @@ class Prefetch:
         return await asking
 
     async def drop(self) -> None:
-        """Nobody needs the answer any more, nor the reason why there is none."""
+        """Cancel the pull, and ignore its answer or error."""
         asking, self._asking = self._asking, None
         if asking is not None:
             asking.cancel()
@@ -266,12 +265,12 @@ class Prefetch:
 class _Answer(Protocol):
     @property
     def term(self) -> int:
-        """Of the leader that gave it."""
+        """The term of the leader that answered."""
 
 
 AnswerT = TypeVar("AnswerT", bound=_Answer)
 _SOURCE_ERRORS: Final = (Unavailable, OutcomeUnknown, NotFound, Fenced, Refused, Conflict)
-"""What a source says to its replica."""
+"""Errors that a source raises on purpose."""
 CheckTerm = Callable[[int], Awaitable[None]]
 
 
@@ -284,35 +283,35 @@ class LeaderSession:
         self._name = name
         self._source = source
         self._config = config
-        self._heed = heed
-        self._told: RegisterResponse | None = None
+        self._check_term = heed
+        self._registration: RegisterResponse | None = None
         self._acknowledged: Acknowledgement | None = None
         self._acknowledged_s = 0.0
 
     @property
-    def told(self) -> RegisterResponse:
-        """The answer to the registration that counts."""
-        if self._told is None:
+    def registration(self) -> RegisterResponse:
+        """The answer to the current registration."""
+        if self._registration is None:
             raise Bug(f"replica {self._name!r} is not registered")
-        return self._told
+        return self._registration
 
     def reaches(self, lsn: int) -> bool:
-        """Whether the log can go on after a copy that ends here."""
-        told = self.told
-        return is_comparable(lsn, confirmed_lsn=told.confirmed_lsn, oldest_lsn=told.oldest_lsn)
+        """Whether a copy that ends here can resume from the log."""
+        answer = self.registration
+        return is_comparable(lsn, confirmed_lsn=answer.confirmed_lsn, oldest_lsn=answer.oldest_lsn)
 
     @property
     def _session(self) -> str | None:
-        return None if self._told is None else self._told.session
+        return None if self._registration is None else self._registration.session
 
     async def register(self, position_lsn: int) -> RegisterResponse:
-        """Come, or come back; what follows is said in the session that this gives."""
-        self._told = None
-        told = await self._ask(
+        """Register; the following requests use the session of the answer."""
+        self._registration = None
+        answer = await self._ask(
             self._source.register(self._name, position_lsn, region=self._config.region)
         )
-        self._told, self._acknowledged = told, None
-        return told
+        self._registration, self._acknowledged = answer, None
+        return answer
 
     async def pull(self, since_lsn: int, *, wait_s: float) -> PullResponse:
         """What follows, or nothing after `wait_s`."""
@@ -330,10 +329,7 @@ class LeaderSession:
         )
 
     async def acknowledge(self, progress: Acknowledgement) -> bool:
-        """Say how far the copy is, if that changed, and from time to time that it did not.
-
-        Whether it was said.
-        """
+        """Send the progress if it changed, and from time to time if not; whether it was sent."""
         now_s = runtime.monotonic_s()
         is_due = now_s - self._acknowledged_s >= self._config.ack_interval_s
         if progress == self._acknowledged and not is_due:
@@ -343,13 +339,13 @@ class LeaderSession:
         return True
 
     async def begin_bootstrap(self, image_lsn: int | None) -> BootstrapResponse:
-        """Have the log kept after an image, or from its beginning."""
+        """Ask for the log to be kept after an image, or from its beginning."""
         return await self._ask(
             self._source.begin_bootstrap(self._name, image_lsn=image_lsn, session=self._session)
         )
 
     async def complete_bootstrap(self, lsn: int) -> AcknowledgeResponse:
-        """Say that everything through this LSN is here, and on disk."""
+        """Report that everything through this LSN is here and on disk."""
         self._acknowledged = None
         return await self._ask(
             self._source.complete_bootstrap(self._name, lsn, session=self._session)
@@ -366,11 +362,11 @@ class LeaderSession:
             raise
         except Exception as error:
             what = str(error) if isinstance(error, HeadwaterError) else repr(error)
-            raise Unavailable(f"the source failed, and is asked again: {what}") from error
-        await self._heed(answer.term)
-        if self._told is not None and answer.term != self._told.term:
+            raise Unavailable(f"the source failed, and is tried again: {what}") from error
+        await self._check_term(answer.term)
+        if self._registration is not None and answer.term != self._registration.term:
             raise NotFound(
                 f"the leader of term {answer.term} answers to a session of term "
-                f"{self._told.term}: register again"
+                f"{self._registration.term}: register again"
             )
         return answer

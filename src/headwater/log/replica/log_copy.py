@@ -94,7 +94,7 @@ class LogCopy:
         """See `Target`. Not after every pull: each time costs a sync of the folder."""
         if runtime.monotonic_s() - self._tended_s >= LOG_TEND_EVERY_S:
             self._tended_s = runtime.monotonic_s()
-            await runtime.run_blocking(self.spool.tend_blocking)
+            await self.spool.tend()
 
     async def close(self) -> None:
         """See `Target`."""
@@ -122,7 +122,7 @@ class LogCopies:
         self._disk = disk or OsDisk()
         self._archive = archive
         self._begun_lsn = 0
-        """Through here the last copy came from the archive, unless it was found to differ."""
+        """The last copy was loaded from the archive through here, unless it was found to differ."""
         self._distrusted_until_s = -math.inf
 
     def check_filtered(self) -> None:
@@ -168,11 +168,12 @@ class LogCopies:
         await runtime.run_blocking(self._discard, path)
 
     async def distrust(self, from_lsn: int) -> None:
-        """See `Targets`. An archive of which a copy was found to differ is not used for a while,
-        also not for what comes before: where the log begins above that, nobody could compare it.
-        And no longer: it may be the leader who has other records, and is followed by another."""
+        """See `Targets`. An archive that differs from the log is not used for a while, not even
+        below the difference: where the log begins above, that could not be compared. After that it
+        is used again: the other records may be this leader's, and the next leader may not have
+        them."""
         if self._archive is not None and from_lsn <= self._begun_lsn:
-            # Once for each copy: whoever tries again and again to mend it would put that off.
+            # Once per copy: repeated attempts must not extend the time.
             self._begun_lsn = 0
             self._distrusted_until_s = runtime.monotonic_s() + REPLICA_DISTRUST_S
             _log.error(
@@ -182,16 +183,16 @@ class LogCopies:
             )
 
     async def _empty(self, path: str, first_lsn: int) -> Spool:
-        """A log without records that begins here, in place of whatever the folder holds."""
+        """An empty log that begins here, in place of what the folder holds."""
         await self.discard(path)
         spool = await runtime.run_blocking(self._open, path, first_lsn)
         if (spool.oldest_lsn(), spool.current_lsn()) != (first_lsn, first_lsn - 1):
             await spool.close()
-            raise Damaged(f"{path} was emptied, and holds a log that goes on: look after the disk")
+            raise Damaged(f"{path} was emptied, and still holds a log: check the disk")
         return spool
 
     async def drop_distrusted(self) -> None:
-        """See `Targets`. An archive stays as it is: whoever keeps it looks after it."""
+        """See `Targets`. An archive is not changed."""
 
     def _open(self, path: str, first_lsn: int | None) -> Spool:
         return Spool.open(path, first_lsn=first_lsn, config=self._config, disk=self._disk)
@@ -226,7 +227,7 @@ async def _archived(archive: LogArchive, lsns: range) -> AsyncGenerator[Group, N
             async for group in groups:
                 yield group
     except (Damaged, NotFound) as error:
-        # Of the archive, and not of the copy's own disk: that one may be mended, or go on from
+        # An error of the archive, not of the copy's own disk: it may be repaired, or go on from
         # a later log start.
         raise Unavailable(f"{archive.name} cannot be read, and is tried again: {error}") from error
 

@@ -30,6 +30,7 @@ from headwater.buffer.layout import check_group_name
 from headwater.core import limits, runtime
 from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import Fenced, HeadwaterError, Refused, Unavailable
+from headwater.core.retry import retry_pause_s
 from headwater.core.runtime import Waiters
 from headwater.log.primary import ReplicationSource
 from headwater.log.replica.contract import (
@@ -50,7 +51,7 @@ from headwater.log.replica.link import LeaderSession, ReplicaMetrics
 
 
 class Retries:
-    """How often it failed in a row."""
+    """Counts failures in a row, and pauses between tries."""
 
     def __init__(self, metrics: ReplicaMetrics, *, cap_s: float) -> None:
         self.failures = 0
@@ -58,7 +59,7 @@ class Retries:
         self._cap_s = cap_s
 
     def count(self, error: HeadwaterError) -> bool:
-        """It failed again; whether it is the first time in a row."""
+        """Count a failure; whether it is the first in a row."""
         self.failures += 1
         self._metrics.retries[type(error).__name__] += 1
         self._metrics.fenced += isinstance(error, Fenced)
@@ -66,21 +67,21 @@ class Retries:
         return self.failures == 1
 
     async def pause(self) -> None:
-        """Before the next try."""
-        longest_s = limits.REPLICA_RETRY_BASE_S * 2 ** min(self.failures - 1, 20)
-        await runtime.sleep(runtime.random().uniform(0.5, 1.0) * min(longest_s, self._cap_s))
+        """Wait before the next try; each pause is longer and jittered."""
+        base_s = limits.REPLICA_RETRY_BASE_S
+        await runtime.sleep(retry_pause_s(self.failures - 1, base_s=base_s, cap_s=self._cap_s))
 
 
 class TaskKind(StrEnum):
-    """What there is to do."""
+    """What a replica can do."""
 
     FOLLOW = "follow"
-    MAKE_ANEW = "make anew"
+    REBOOTSTRAP = "rebootstrap"
 
 
 _BUSY_REASONS: Final = {
-    TaskKind.FOLLOW: "is running: close it, open it again, and make it anew before start()",
-    TaskKind.MAKE_ANEW: "is being made anew: wait until that is done",
+    TaskKind.FOLLOW: "is running: close it, open it again, and rebootstrap it before start()",
+    TaskKind.REBOOTSTRAP: "is rebootstrapping: wait until that is done",
 }
 
 
@@ -95,13 +96,13 @@ class SingleTask:
 
     @property
     def under_way(self) -> TaskKind | None:
-        """What is being done."""
+        """What the task does; None if there is none."""
         return None if self._task is None or self._task.done() else self._work
 
     def begin(
         self, work: TaskKind, do: Callable[[], Coroutine[Any, Any, None]]
     ) -> asyncio.Task[None]:
-        """Do this beside the caller; `Refused` where that is not possible."""
+        """Start this as a task; `Refused` if the replica is busy or closed."""
         if self._is_closed:
             raise Refused(f"replica {self._name!r} is closed: open it again")
         if (busy := self.under_way) is not None:
@@ -111,7 +112,7 @@ class SingleTask:
         return self._task
 
     async def do(self, work: TaskKind, do: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do this; whoever is stopped while it waits stops it."""
+        """Do this; cancelling the caller cancels it."""
         task = self.begin(work, do)
         try:
             await task
@@ -122,7 +123,7 @@ class SingleTask:
             raise
 
     async def close(self) -> None:
-        """Begin nothing any more, and return once nothing is done."""
+        """Cancel the task, and start no other."""
         self._is_closed = True
         if self._task is not None and not self._task.done():
             self._task.cancel()
@@ -152,10 +153,10 @@ class Replica:
         self.readers = Waiters()
         self._holdings = holdings
         self._held = held
-        self._link = LeaderSession(name, source, config, self._heed)
+        self._link = LeaderSession(name, source, config, self._check_term)
         self._targets = targets
         self._follower = LogFollower(
-            name, self._link, holdings, config, self.metrics, self.readers.tell
+            name, self._link, holdings, config, self.metrics, self.readers.notify
         )
         self._bootstrapper = Bootstrapper(
             self._link, targets, config, self.metrics, self._follower.apply
@@ -203,12 +204,12 @@ class Replica:
 
     @property
     def term(self) -> int:
-        """The highest term that it has heard of, and keeps."""
+        """The highest term of any leader so far; it is stored."""
         return self._holdings.term
 
     @property
     def bookmark(self) -> Bookmark:
-        """What whoever reads here now has seen."""
+        """What a reader of the copy has seen now."""
         return self._follower.bookmark
 
     @property
@@ -218,11 +219,11 @@ class Replica:
 
     @property
     def phase(self) -> ReplicaPhase:
-        """What it is doing."""
+        """The current phase."""
         return ReplicaPhase.DIVERGED if self.is_diverged else self._phase
 
     def status(self) -> ReplicaStatus:
-        """Everything at a glance."""
+        """The status at this moment."""
         applied_lsn = self.target.applied_lsn
         return ReplicaStatus(
             self.name,
@@ -240,10 +241,10 @@ class Replica:
     async def reading(
         self, bookmark: Bookmark | None = None, *, timeout_s: float | None = None
     ) -> AsyncIterator[Target]:
-        """The copy, once it shows what the bookmark says; it stays until the block is left.
+        """The copy, once it shows the bookmark; it stays open until the block is left.
 
-        `GoElsewhere` if it does not in time, or at once if it will not for long. Without a bookmark
-        the copy is given as it is, also while a fresh one is made.
+        `GoElsewhere` if it does not in time, or at once if waiting is of no use. Without a bookmark
+        this is the copy as it is, also while a fresh one is made.
         """
         if bookmark is not None:
             await self.wait_for(bookmark, timeout_s=timeout_s)
@@ -270,7 +271,7 @@ class Replica:
         raise GoElsewhere.of(self.name, why, bookmark=bookmark, at=self.bookmark)
 
     def _why_not(self, bookmark: Bookmark) -> str | None:
-        """Why waiting is no use; None if it may be."""
+        """Why waiting is of no use; None if it may be."""
         if self.is_diverged:
             return f"and holds other records than the log from LSN {self._holdings.diverged_lsn} on"
         if self._phase is ReplicaPhase.STOPPED:
@@ -291,13 +292,13 @@ class Replica:
         await self.close()
 
     def start(self) -> None:
-        """Follow the log until `close`; one that does already goes on."""
+        """Follow the log until `close`; nothing if it does already."""
         if self._work.under_way is not TaskKind.FOLLOW:
             self._work.begin(TaskKind.FOLLOW, self._run).add_done_callback(_retrieve_exception)
             self._set_phase(ReplicaPhase.CONNECTING)
 
     async def run(self) -> None:
-        """Follow the log for ever; raises what no further try would mend, as `Diverged`."""
+        """Follow the log; raises errors that no further try would resolve, such as `Diverged`."""
         await self._work.do(TaskKind.FOLLOW, self._run)
 
     async def close(self) -> None:
@@ -309,12 +310,12 @@ class Replica:
                 await self._holdings.close()
 
     async def rebootstrap(self) -> None:
-        """Make a copy anew and put it in the place of this one, whatever is wrong with this one.
+        """Replace the copy by a fresh one, whatever is wrong with it.
 
-        For a replica that is not running: one that diverged, above all. `Refused` says why there is
-        nothing to begin from; the copy is as it was then.
+        For a replica that is not running, above all one that diverged. `Refused` if there is
+        nothing to begin from; the copy is unchanged then.
         """
-        await self._work.do(TaskKind.MAKE_ANEW, self._make_anew)
+        await self._work.do(TaskKind.REBOOTSTRAP, self._rebootstrap)
 
     async def _run(self) -> None:
         try:
@@ -331,10 +332,10 @@ class Replica:
         finally:
             self._set_phase(ReplicaPhase.STOPPED)
 
-    async def _make_anew(self) -> None:
+    async def _rebootstrap(self) -> None:
         try:
             await self._follower.register()
-            await self._bootstrap(anew=True)
+            await self._bootstrap(is_forced=True)
             self.problem = None
         finally:
             self._set_phase(ReplicaPhase.STOPPED)
@@ -345,9 +346,9 @@ class Replica:
             if await self._follower.register():
                 await self._bootstrap()
             self._set_phase(ReplicaPhase.FOLLOWING)
-            await self._follower.follow(self._went_well)
+            await self._follower.follow(self._note_round)
 
-    def _went_well(self, waits_for: str | None) -> None:
+    def _note_round(self, waits_for: str | None) -> None:
         self._retries.failures = 0
         self.problem = waits_for
 
@@ -358,22 +359,22 @@ class Replica:
         self._set_phase(ReplicaPhase.CONNECTING)
         await self._retries.pause()
 
-    # Beginning anew
+    # Bootstrapping
 
-    async def _bootstrap(self, *, anew: bool = False) -> None:
+    async def _bootstrap(self, *, is_forced: bool = False) -> None:
         self._set_phase(ReplicaPhase.BOOTSTRAPPING)
         if self._holdings.diverged_lsn is not None:
             # Before the source says where its log ends: what others write of it later is good.
             await self._targets.distrust(self._holdings.diverged_lsn)
         is_good = not self.is_diverged and self._link.reaches(self.target.applied_lsn)
-        beginning = await self._begin(self.target if is_good and not anew else None)
+        beginning = await self._begin(self.target if is_good and not is_forced else None)
         if beginning.kind == "own":
-            self._follower.begin_proof()
+            self._follower.begin_verification()
         await self._follower.complete_bootstrap()
         self.metrics.bootstraps[beginning.kind] += 1
 
     async def _begin(self, own: Target | None) -> BootstrapStart:
-        """Go on with what is there, or make a copy from the best beginning that turns out good."""
+        """Keep the present copy, or make one from the best start that turns out usable."""
         unusable: dict[Image | None, UnusableImage] = {}
         while True:
             try:
@@ -396,26 +397,25 @@ class Replica:
             return await self._bootstrapper.open(path, beginning)
 
         async def fill(fresh: Target) -> None:
-            # Whoever read here must not find less afterwards, unless that was wrong.
+            # Readers must not find less afterwards, unless what they saw was wrong.
             shown_lsn = 0 if self.is_diverged else self.target.applied_lsn
             through_lsn = max(beginning.current_lsn, shown_lsn)
             await self._bootstrapper.fill(fresh, beginning, through_lsn)
 
-        await self._holdings.replace(begin, fill, self._follower.begin_proven)
+        await self._holdings.replace(begin, fill, self._follower.mark_verified)
 
     # Inside
 
-    async def _heed(self, term: int) -> None:
-        if await self._holdings.heed(term):
-            self.readers.tell()
+    async def _check_term(self, term: int) -> None:
+        if await self._holdings.check_term(term):
+            self.readers.notify()
 
     def _set_phase(self, state: ReplicaPhase) -> None:
         self._phase = state
-        self.readers.tell()
+        self.readers.notify()
 
 
 def _retrieve_exception(task: asyncio.Task[None]) -> None:
-    # Why it stopped is logged, told by `problem`, and by whatever is asked of the leader: asyncio
-    # need not say once more that nobody has asked the task.
+    # The reason is logged and in `problem`: keep asyncio from logging that it was not retrieved.
     if not task.cancelled():
         task.exception()

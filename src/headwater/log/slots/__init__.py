@@ -1,16 +1,11 @@
 """Replication slots: what the log is kept for.
 
 Enters: positions of replicas, limits, what the log still has.
-Leaves: the LSN above which the log is kept, how a replica goes on, `slots.json` in the store.
+Leaves: the LSN above which the log is kept, how a replica resumes, `slots.json` in the store.
 
-    slot            one slot, and the words for its state
-    table           all slots as one value; how a leader's view joins what is stored
-    retention       floor, limits, status: decisions without a clock or a store
-    resume          how a replica that comes back goes on
-    lag_clock       a lag in records, told in seconds
-    slot_register   the stored table, fenced by the leader's epoch
-    book            the slots from moment to moment, over what is stored
-    keeper          writes the book, at a bounded rate
+    slot            one slot: its state, limits, and how its replica resumes
+    slot_register   all slots as one stored value, fenced by the leader's epoch
+    slot_writer     the leader's slots in memory, and writing them at a bounded rate
 
 Always holds: positions of a generation only rise; nothing that a valid slot needs is pruned, also
 if the leader dies at once; slots that cannot be read free nothing; a dead slot holds no more than
@@ -43,7 +38,7 @@ if TYPE_CHECKING:
         slot_status,
     )
     from headwater.log.slots.slot_register import SlotRegister, SlotTable
-    from headwater.log.slots.slot_writer import SlotBook, SlotKeeper
+    from headwater.log.slots.slot_writer import LeaderSlots, SlotWriter
 
 __all__ = [
     "BootstrapPlan",
@@ -51,17 +46,17 @@ __all__ = [
     "Invalidation",
     "InvalidationCause",
     "LagClock",
+    "LeaderSlots",
     "NoBootstrap",
     "PartialResync",
     "ResumeMode",
     "RetentionLimits",
     "Slot",
-    "SlotBook",
-    "SlotKeeper",
     "SlotLag",
     "SlotRegister",
     "SlotStatus",
     "SlotTable",
+    "SlotWriter",
     "exceeded_limit",
     "is_comparable",
     "plan_bootstrap",
@@ -77,6 +72,6 @@ __getattr__, __dir__ = exports(
         "PartialResync ResumeMode RetentionLimits Slot SlotLag SlotStatus exceeded_limit "
         "is_comparable plan_bootstrap plan_resume retention_floor slot_status",
         "slot_register": "SlotRegister SlotTable",
-        "slot_writer": "SlotBook SlotKeeper",
+        "slot_writer": "LeaderSlots SlotWriter",
     },
 )

@@ -28,40 +28,40 @@ from headwater.core.errors import Refused
 
 
 class InvalidationCause(StrEnum):
-    """Why a replica cannot go on from its slot."""
+    """Why a replica cannot resume from its slot."""
 
     WAL_REMOVED = "wal-removed"
     """The log no longer has what follows the position."""
     HORIZON = "horizon"
     """The slot fell further behind than its limits allow, in records, bytes or time."""
     IDLE_TIMEOUT = "idle-timeout"
-    """Nothing was heard of the replica for too long."""
+    """The replica was silent for too long."""
     NOT_BOOTSTRAPPED = "not-bootstrapped"
     """The slot keeps the log for a bootstrap that has not been completed."""
 
 
 class SlotStatus(StrEnum):
-    """What becomes of the log that a slot needs, in PostgreSQL's words (`wal_status`)."""
+    """The state of the log that a slot needs, as PostgreSQL's `wal_status`."""
 
     RESERVED = "reserved"
-    """It is kept, and would be without the slot as well."""
+    """It is kept, also without the slot."""
     EXTENDED = "extended"
-    """It is kept for the slot alone."""
+    """It is kept only for the slot."""
     UNRESERVED = "unreserved"
-    """A limit is passed: the next sweep gives the slot up, unless it catches up before."""
+    """A limit is exceeded: the next sweep invalidates the slot, unless it catches up before."""
     LOST = "lost"
     """It is no longer kept: the replica must bootstrap again."""
 
 
 class Invalidation(msgspec.Struct, frozen=True):
-    """That a slot was given up."""
+    """When and why a slot was given up."""
 
     cause: InvalidationCause
     at_ms: int
 
 
 class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is kept of one slot."""
+    """One slot, as it is stored."""
 
     name: str
     generation: int
@@ -71,7 +71,7 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     """The replica has applied everything through this one of this log, as it acknowledged."""
     created_ms: int
     last_seen_ms: int
-    """When the replica was last heard of, by the clock of the leader that heard it."""
+    """The last request of the replica, by the clock of the leader that got it."""
     bootstrapping: bool = False
     """The position is where a bootstrap under way will end: nothing can be resumed from it yet."""
     invalidation: Invalidation | None = None
@@ -85,8 +85,8 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     def floor_lsn(self) -> int:
         """The log is kept above this one.
 
-        Of a copy that nobody has compared yet the last record stays, too: without it nobody could,
-        and its replica would have to begin anew.
+        The last record of a copy that was not compared yet is kept as well: without it the copy
+        could not be compared, and the replica would have to bootstrap.
         """
         is_compared = self.bootstrapping or self.confirmed_lsn >= self.restart_lsn
         return self.restart_lsn if is_compared else self.restart_lsn - 1
@@ -94,8 +94,8 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     def advanced(self, *, applied_lsn: int, durable_lsn: int) -> Slot:
         """Moved forward by an acknowledgement.
 
-        One that was given up stays where it is, and so does one that is kept for a bootstrap: what
-        is acknowledged meanwhile may be of the copy that is to be replaced.
+        An invalid slot does not move, nor one that is kept for a bootstrap: what is acknowledged
+        meanwhile may be of the copy that is about to be replaced.
         """
         if not self.is_valid or self.bootstrapping:
             return self
@@ -106,11 +106,11 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     def seen(self, at_ms: int) -> Slot:
-        """Heard of at this time; a clock that went back changes nothing."""
+        """With this `last_seen_ms`, unless that is earlier."""
         return msgspec.structs.replace(self, last_seen_ms=max(self.last_seen_ms, at_ms))
 
     def invalidated(self, cause: InvalidationCause, at_ms: int) -> Slot:
-        """Given up; the first cause stays."""
+        """Invalid for this cause; the first cause stays."""
         if not self.is_valid:
             return self
         return msgspec.structs.replace(self, invalidation=Invalidation(cause, at_ms))
@@ -125,7 +125,11 @@ MARKS_MAX: Final = 512
 
 
 class LagClock:
-    """Marks of (time, LSN), both rising."""
+    """Samples of (time, LSN), both rising, to express a lag in records in seconds.
+
+    There are MARKS_MAX samples at most. When they are full, every second one is dropped and the
+    spacing doubles. So the result is never too high, and too low by one spacing at most.
+    """
 
     def __init__(self, *, spacing_s: float = 1.0) -> None:
         self._spacing_s = spacing_s
@@ -133,7 +137,7 @@ class LagClock:
         self._lsns: list[int] = []
 
     def note(self, now_s: float, current_lsn: int) -> None:
-        """The log is here at this time; called as often as one likes."""
+        """Sample the end of the log; may be called at any rate."""
         if self._lsns and (
             current_lsn <= self._lsns[-1] or now_s < self._times_s[-1] + self._spacing_s
         ):
@@ -145,26 +149,25 @@ class LagClock:
         self._lsns.append(current_lsn)
 
     def behind_s(self, now_s: float, lsn: int) -> float:
-        """For how long, at least, the log has had something after this LSN."""
+        """How long, at least, the log has had records after this LSN."""
         past = bisect.bisect_right(self._lsns, lsn)
         return now_s - self._times_s[past] if past < len(self._lsns) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionLimits:
-    """Beyond any of these a slot is given up. None is no limit.
+    """A slot that exceeds any of these is given up. None is no limit.
 
-    Counted is what the log keeps for the slot alone: what is archived elsewhere.
+    Only log that is kept for the slot alone counts, so only records that are archived.
     """
 
     max_lag_lsn: int | None = limits.SLOT_MAX_LAG_LSN
     """Archived records that the log keeps for one slot."""
     max_lag_bytes: int | None = limits.SLOT_MAX_LAG_BYTES
     max_lag_s: float | None = limits.SLOT_MAX_LAG_S
-    """For how long the first record that a slot still needs has been in the log, if it is kept
-    for the slot alone."""
+    """Age in the log of the first record that the slot needs, if it is kept for the slot alone."""
     idle_timeout_s: float | None = limits.SLOT_IDLE_TIMEOUT_S
-    """For how long nothing was heard of the replica. A new leader counts from its own start."""
+    """How long the replica may be silent. A new leader counts from its own start."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -176,7 +179,7 @@ class RetentionLimits:
 
 
 class SlotLag(NamedTuple):
-    """How far a slot is behind, or what of that is kept for it alone, and for how long its replica
+    """How far a slot is behind, or how much of that is kept only for it, and how long its replica
     has been silent."""
 
     lsn: int
@@ -186,7 +189,7 @@ class SlotLag(NamedTuple):
 
 
 def exceeded_limit(held: SlotLag, bounds: RetentionLimits) -> InvalidationCause | None:
-    """The cause for which a slot that holds so much is given up; None if it is within limits."""
+    """The cause for giving up a slot that holds this much; None if it is within the limits."""
     if (
         _is_above(held.lsn, bounds.max_lag_lsn)
         or _is_above(held.bytes, bounds.max_lag_bytes)
@@ -199,16 +202,16 @@ def exceeded_limit(held: SlotLag, bounds: RetentionLimits) -> InvalidationCause 
 
 
 def retention_floor(slots: Iterable[Slot]) -> int | None:
-    """The log is kept above this LSN; None where no slot asks for anything."""
+    """The log is kept above this LSN; None if no slot needs any of it."""
     return min((slot.floor_lsn for slot in slots if slot.is_valid), default=None)
 
 
 def slot_status(
     slot: Slot, held: SlotLag, bounds: RetentionLimits, *, oldest_lsn: int, archived_lsn: int
 ) -> SlotStatus:
-    """What becomes of the log that a slot needs.
+    """The state of the log that a slot needs.
 
-    `oldest_lsn` is the first that can be read, `archived_lsn` the last that nobody but slots needs.
+    `oldest_lsn` is the first LSN that can be read, `archived_lsn` the last that only slots need.
     """
     if not slot.is_valid or oldest_lsn > slot.restart_lsn + 1:
         return SlotStatus.LOST
@@ -224,15 +227,15 @@ def _is_above(measured: float, limit: float | None) -> bool:
 
 
 class PartialResync(msgspec.Struct, frozen=True, tag="partial"):
-    """The log still has what follows: go on after `resume_lsn`."""
+    """The log has the records after `resume_lsn`: resume from there."""
 
     resume_lsn: int
-    """Where the replica is, or the end of the log where that is lower: what the replica has beyond
-    it may turn out to be other records than those that come."""
+    """The replica's position, or the end of the log if that is lower: the replica may have other
+    records beyond it than those that the log will have."""
 
 
 class FullRebootstrap(msgspec.Struct, frozen=True, tag="rebootstrap"):
-    """Load a fresh copy first."""
+    """The replica has to load a fresh copy first."""
 
     cause: InvalidationCause
 
@@ -243,13 +246,13 @@ ResumeMode = PartialResync | FullRebootstrap
 def plan_resume(
     slot: Slot | None, position_lsn: int | None, *, oldest_lsn: int, current_lsn: int
 ) -> ResumeMode:
-    """Decide how a replica goes on.
+    """Decide how a replica resumes.
 
-    `position_lsn` is the last record that the replica has; None for "wherever my slot is".
-    `oldest_lsn` is the first record that can be read. An empty log has one, too: the record that
-    will come next. Were an empty log no reason to bootstrap, a replica at 500 would go on silently
-    at 1,001 after the leader lost its disk. And none is told to go on beyond `current_lsn`, the
-    end of the log: a leader that lost its last records would go on over the replica's.
+    `position_lsn` is the last record that the replica has; None for the slot's position.
+    `oldest_lsn` is the first record that can be read; in an empty log it is the next one. So a
+    replica at 500 bootstraps if the leader lost its disk and the log goes on at 1,001. No replica
+    resumes beyond `current_lsn`, the end of the log: a leader that lost its last records would
+    write others under the LSNs that the replica has.
     """
     if slot is not None and slot.invalidation is not None:
         return FullRebootstrap(slot.invalidation.cause)
@@ -265,10 +268,10 @@ def plan_resume(
 
 
 def is_comparable(lsn: int, *, confirmed_lsn: int, oldest_lsn: int) -> bool:
-    """Whether a log that begins at `oldest_lsn` can go on after a copy that ends at `lsn`.
+    """Whether a copy that ends at `lsn` can resume from a log that begins at `oldest_lsn`.
 
-    It has the copy's last record, to compare it with. Or it has the very next one, and the slot
-    knows the copy to be acknowledged that far: an earlier leader's log was compared with it then.
+    It can if the log has the copy's last record, to compare it. Also if the log has the very next
+    one and the copy was acknowledged up to `lsn`: it was compared with an earlier leader's log.
     """
     return oldest_lsn <= lsn or (oldest_lsn == lsn + 1 and confirmed_lsn >= lsn)
 
@@ -277,12 +280,12 @@ class BootstrapPlan(msgspec.Struct, frozen=True):
     """Where a bootstrap begins; the log from there on is kept until it is done."""
 
     after_lsn: int
-    """Everything through this one comes from the image, the rest from the log; 0: all of it."""
+    """Records through this LSN come from the image, the others from the log; 0: all of them."""
     current_lsn: int
 
 
 class NoBootstrap(msgspec.Struct, frozen=True):
-    """Nothing to begin from."""
+    """There is nothing to begin from."""
 
     why: str
 
@@ -303,10 +306,10 @@ def plan_bootstrap(
     if image_lsn is None:
         return NoBootstrap(
             f"the log begins at LSN {oldest_lsn}, and without an image of what came before it "
-            "nothing complete can be made"
+            "no complete copy can be made"
         )
     return NoBootstrap(
         f"the log begins at LSN {oldest_lsn}, and the image ends at {image_lsn}: records "
-        f"{image_lsn + 1} to {oldest_lsn - 1} are in neither. It is tried again: a keyed replica "
-        "that is further on writes a newer one, and a tier goes on"
+        f"{image_lsn + 1} to {oldest_lsn - 1} are in neither. It is tried again: another keyed "
+        "replica may write a newer image, and the tier may catch up"
     )

@@ -20,10 +20,10 @@ from typing import Final
 import msgspec
 
 from headwater.buffer.layout import slots_key
-from headwater.buffer.whole_number import whole_number
 from headwater.core import limits, runtime
 from headwater.core.errors import Damaged, Fenced, NotFound, NotSupported, Refused, RolledBack
 from headwater.core.limits import TERM_MAX
+from headwater.core.settings import whole_number
 from headwater.log.slots.slot import Slot
 from headwater.store import Register, Store
 
@@ -62,7 +62,7 @@ def make_table(
 
 
 def check_format(stored: SlotTable) -> SlotTable:
-    """The table itself; `NotSupported` if it is one of a later version."""
+    """The table itself; `NotSupported` if a later version wrote it."""
     if stored.slots_format not in _READABLE_FORMATS:
         raise NotSupported(
             f"these slots are of format {stored.slots_format}; this version reads formats up to "
@@ -72,9 +72,9 @@ def check_format(stored: SlotTable) -> SlotTable:
 
 
 def stamp_epoch(stored: SlotTable | None, leader_epoch: int, leader_token: str) -> SlotTable:
-    """The stored table under a new leader's epoch; `Fenced` if a newer one has been there.
+    """The stored table under a new leader's epoch; `Fenced` if it has a higher one.
 
-    `Refused` if no leader can have come so far since: each later one would be fenced by it.
+    `Refused` for an epoch that no leader can have reached: it would fence all later leaders.
     """
     before = check_format(stored or EMPTY_TABLE)
     if before.leader_epoch > leader_epoch:
@@ -82,8 +82,8 @@ def stamp_epoch(stored: SlotTable | None, leader_epoch: int, leader_token: str) 
     if before.leader_epoch and leader_epoch - before.leader_epoch > limits.EPOCH_STEP_MAX:
         raise Refused(
             f"leader_epoch is {leader_epoch}, and {before.leader_epoch} was the last before it: no "
-            f"leader is so far ahead (EPOCH_STEP_MAX is {limits.EPOCH_STEP_MAX:,}). Nobody after "
-            "it would be let in"
+            f"leader is so far ahead (EPOCH_STEP_MAX is {limits.EPOCH_STEP_MAX:,}). It would "
+            "fence every leader after it"
         )
     return make_table(
         before.slots,
@@ -94,9 +94,9 @@ def stamp_epoch(stored: SlotTable | None, leader_epoch: int, leader_token: str) 
 
 
 def with_lower_epoch(stored: SlotTable | None, leader_epoch: int) -> SlotTable:
-    """The table without an epoch that no leader has: those after `leader_epoch` are let in."""
+    """The table with a lower epoch, so that leaders after `leader_epoch` can write it."""
     if stored is None:
-        raise NotFound("no leader has kept slots here: there is no epoch to lower")
+        raise NotFound("no leader has stored slots here: there is no epoch to lower")
     before = check_format(stored)
     if leader_epoch >= before.leader_epoch:
         raise Refused(
@@ -107,22 +107,16 @@ def with_lower_epoch(stored: SlotTable | None, leader_epoch: int) -> SlotTable:
 
 
 def check_epoch(leader_epoch: int) -> int:
-    """The epoch itself; `Refused` if it is none that a record can carry as its term."""
-    epoch = whole_number("leader_epoch", leader_epoch)
-    if not 1 <= epoch <= TERM_MAX:
-        raise Refused(
-            f"leader_epoch is {epoch}: they begin at 1 and end at {TERM_MAX}, as terms do"
-        )
-    return epoch
+    """The epoch itself; `Refused` if it is not a valid term."""
+    return whole_number("leader_epoch", leader_epoch, at_least=1, at_most=TERM_MAX)
 
 
 def merge_tables(stored: SlotTable | None, mine: SlotTable) -> SlotTable:
-    """What is stored, brought up to what the leader knows.
+    """The stored table with the leader's changes.
 
-    A slot that the leader does not have was dropped by it: it began with all that was stored. One
-    that is not stored, though its generation was, was dropped by somebody else. `Fenced` if the
-    table is no longer this leader's: of two that take it for theirs, each would drop what the other
-    one added.
+    A slot that the leader does not have was dropped by it, because it began with all stored slots.
+    A slot that is not stored although its generation was, was dropped by another process. `Fenced`
+    if the table belongs to another leader: each would drop the slots that the other one added.
     """
     before = check_format(stored or EMPTY_TABLE)
     _refuse_others(before, mine)
@@ -187,45 +181,45 @@ class SlotRegister:
 
     @property
     def key(self) -> str:
-        """Where it stands."""
+        """Its key in the store."""
         return self._register.key
 
     async def read(self) -> SlotTable | None:
-        """What is stored; None if slots were never kept here."""
+        """The stored table; None if there never was one."""
         try:
             return check_format((await self._register.read()).value)
         except NotFound:
             return None
 
     async def stamp(self, leader_epoch: int, *, must_exist: bool = False) -> SlotTable:
-        """Become the one who writes, and get what was stored; `Fenced` if a later leader has.
+        """Become the writer, and return the stored table; `Fenced` if a later leader is.
 
-        `must_exist` is for whoever knows that slots were kept here: gone is then damage.
+        With `must_exist` a missing table is damage.
         """
         epoch, token = check_epoch(leader_epoch), runtime.new_token().hex()
 
         def change(stored: SlotTable | None) -> SlotTable:
             if stored is None and must_exist:
                 raise RolledBack(
-                    f"{self.key} is gone, and there may have been slots: nothing can say what "
-                    "replicas still need. Restore it, or, if there are no replicas, begin without "
-                    "slots: headwater group reset, or must_exist=False for a log that nobody has "
-                    "led before"
+                    f"{self.key} is gone, and there may have been slots: what replicas need is "
+                    "unknown. Restore it, or, if there are no replicas, begin without slots: "
+                    "headwater group reset, or must_exist=False for a log that never had a leader"
                 )
             return stamp_epoch(stored, epoch, token)
 
         return (await self._register.update(change)).value
 
     async def write(self, mine: SlotTable) -> SlotTable:
-        """Bring what is stored up to what the leader knows; returns it, as it is then.
+        """Merge the leader's table into the stored one; returns the result.
 
-        After an unknown outcome it is simply done again: nothing in it goes back. `RolledBack` if
+        After an unknown outcome, write again: nothing in it goes back. `RolledBack` if
         the table that this leader stamped is gone.
         """
         return (await self._register.update(lambda stored: merge_tables(stored, mine))).value
 
     async def drop(self, name: str) -> bool:
-        """Remove a slot, whoever leads; whether there was one. The log is no longer kept for it."""
+        """Remove a slot, from any process; whether there was one. The log is no longer kept for
+        it."""
         dropped = False
 
         def change(stored: SlotTable | None) -> SlotTable:
@@ -235,12 +229,13 @@ class SlotRegister:
             return without_slot(before, name)
 
         if await self.read() is None:
-            return False  # an update would make a table where nobody keeps slots
+            return False  # an update would create a table
         await self._register.update(change)
         return dropped
 
     async def lower_epoch(self, leader_epoch: int) -> None:
-        """Let leaders after this epoch in, where one that no leader has was stamped. Slots stay.
+        """Repair a table with an epoch that no leader has, so that leaders after `leader_epoch` can
+        write it. Slots stay.
 
         `Refused` unless it is lower than what is stored.
         """
@@ -248,9 +243,9 @@ class SlotRegister:
         await self._register.update(lambda stored: with_lower_epoch(stored, epoch))
 
     async def reset_damaged(self) -> None:
-        """Begin anew where the table cannot be read, or is gone; `Refused` if it can be read.
+        """Replace a table that is damaged or gone by an empty one; `Refused` if it can be read.
 
-        Replicas that come back are registered again. Until then the log is not kept for them.
+        Replicas register again when they come back. Until then the log is not kept for them.
         """
         if await self._is_gone():
             await self._register.update(lambda stored: stored or EMPTY_TABLE)

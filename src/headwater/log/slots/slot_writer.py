@@ -1,7 +1,7 @@
 """The leader's slots in memory, and writing them to the store at a bounded rate.
 
-    writer = await SlotKeeper.open(register, leader_epoch=7)
-    writer.book.advance("standby", applied_lsn=120, durable_lsn=100)
+    writer = await SlotWriter.open(register, leader_epoch=7)
+    writer.slots.advance("standby", applied_lsn=120, durable_lsn=100)
     await writer.settle()          # or leave it to writer.start(), which writes every few seconds
 
 Always holds:
@@ -29,7 +29,7 @@ from headwater.log.slots.slot import InvalidationCause, Slot, retention_floor
 from headwater.log.slots.slot_register import SlotRegister, SlotTable, make_table
 
 
-class SlotBook:
+class LeaderSlots:
     """Slots by name, over what was stored last."""
 
     def __init__(self, stored: SlotTable) -> None:
@@ -52,7 +52,7 @@ class SlotBook:
         """The epoch that stored tables are stamped with."""
         return self._stored.leader_epoch
 
-    def slots(self) -> list[Slot]:
+    def all(self) -> list[Slot]:
         """All slots, by name."""
         return sorted(self._slots.values(), key=lambda slot: slot.name)
 
@@ -68,15 +68,15 @@ class SlotBook:
         return slot
 
     def idle_s(self, name: str) -> float:
-        """For how long nothing was heard of a replica, counted from this leader's start at most.
+        """How long a replica has been silent, counted from this leader's start at most.
 
-        By one clock that never goes back: two leaders' wall clocks may be days apart, and the
-        second would give up every slot at once.
+        By a monotonic clock: two leaders' wall clocks may be days apart, and the second leader
+        would give up every slot at once.
         """
         return runtime.monotonic_s() - self._heard_s[name]
 
     def floor_lsn(self) -> int | None:
-        """The log must be kept above this; None where no slot asks for anything."""
+        """The log must be kept above this; None if no slot needs any of it."""
         return _lowest(
             retention_floor(self._slots.values()),
             retention_floor(self._stored.slots),
@@ -98,13 +98,13 @@ class SlotBook:
     ) -> Slot:
         """A new slot at this position; one of the same name becomes a new generation.
 
-        `confirmed_lsn` is what its replica is known to have, if that is less than the slot keeps
-        the log for; `last_seen_ms` is for one that is made anew though nobody was heard of.
+        `confirmed_lsn` is what the replica is known to have, if that is less than `at_lsn`;
+        `last_seen_ms` is for a slot that is recreated without a request of its replica.
         """
         if name not in self._slots and len(self._slots) >= limits.SLOTS_MAX:
             raise LimitExceeded(
-                f"there are {len(self._slots)} slots; SLOTS_MAX is {limits.SLOTS_MAX}. Drop those "
-                "that nobody uses: headwater group drop"
+                f"there are {len(self._slots)} slots; SLOTS_MAX is {limits.SLOTS_MAX}. Drop "
+                "unused ones: headwater group drop"
             )
         now_ms = runtime.wall_ms()
         before = self._slots.get(name)
@@ -120,13 +120,13 @@ class SlotBook:
         return slot
 
     def advance(self, name: str, *, applied_lsn: int, durable_lsn: int) -> Slot:
-        """The replica acknowledged so much."""
+        """Note an acknowledgement."""
         slot = self.get(name).advanced(applied_lsn=applied_lsn, durable_lsn=durable_lsn)
         self._put(slot)
         return self.touch(name)
 
     def touch(self, name: str) -> Slot:
-        """The replica was heard of."""
+        """Note a request of the replica."""
         slot = self.get(name)
         self._heard_s[name] = runtime.monotonic_s()
         seen = slot.seen(runtime.wall_ms())
@@ -144,7 +144,7 @@ class SlotBook:
         return slot
 
     def complete_bootstrap(self, name: str, lsn: int) -> Slot:
-        """The bootstrap that the slot was kept for is done, through this LSN."""
+        """The bootstrap of the slot's replica is complete, through this LSN."""
         self._put(self.get(name).bootstrapped(lsn))
         return self.touch(name)
 
@@ -166,14 +166,14 @@ class SlotBook:
         )
 
     def sending(self, sent: SlotTable) -> None:
-        """This is about to be written; until a write is known to have landed, it may be stored."""
+        """Note a table that is about to be written: it may be stored until a later write landed."""
         self._maybe_stored_floor = _lowest(self._maybe_stored_floor, retention_floor(sent.slots))
 
     def stored(self, sent: SlotTable, found: SlotTable) -> list[str]:
-        """`sent` was written, and gave `found`; the names that somebody else had dropped.
+        """`sent` was written, and the result is `found`; returns names that others had dropped.
 
-        Whatever was sent before it and had not landed by then never will: each names the version
-        that it replaces.
+        Earlier writes that had not landed by then never will: each names the version that it
+        replaces.
         """
         self._stored = found
         self._seen_stored_ms = _last_seen_ms(found)
@@ -206,23 +206,25 @@ def _last_seen_ms(table: SlotTable) -> dict[str, int]:
 _log: Final = logging.getLogger("headwater")
 
 
-class SlotKeeper:
+class SlotWriter:
     """The slots of one partition, in the hands of its leader."""
 
-    def __init__(self, register: SlotRegister, book: SlotBook, *, write_interval_s: float) -> None:
-        """Use `SlotKeeper.open`."""
-        self.book = book
+    def __init__(
+        self, register: SlotRegister, slots: LeaderSlots, *, write_interval_s: float
+    ) -> None:
+        """Use `SlotWriter.open`."""
+        self.slots = slots
         self.failure: HeadwaterError | None = None
-        """What ended it: a newer leader, or damage."""
+        """What ended the writer: a newer leader, or damage."""
         self.writes = 0
         self.writes_failed = 0
         """Writes that failed, or whose outcome is unknown: they are done again."""
         self.on_dropped: Callable[[list[str]], None] = lambda names: None
-        """Called with the names of slots that somebody else dropped."""
+        """Called with the names of slots that another process dropped."""
         self.on_failure: Callable[[HeadwaterError], None] = lambda failure: None
         self._register = register
         self._write_interval_s = write_interval_s
-        self._written = book.changes
+        self._written = slots.changes
         self._last_write_s = runtime.monotonic_s()
         self._attempts = 0
         self._failed: tuple[int, HeadwaterError] | None = None
@@ -238,22 +240,21 @@ class SlotKeeper:
         leader_epoch: int,
         must_exist: bool = False,
         write_interval_s: float = limits.SLOT_WRITE_INTERVAL_S,
-    ) -> SlotKeeper:
+    ) -> SlotWriter:
         """Take the slots over under this epoch; `Fenced` if a later leader has.
 
-        Slots that are there and cannot be read raise what is wrong with them. There is then nobody
-        who could let the log be pruned.
+        A table that cannot be read raises. Nothing is pruned then.
         """
         stored = await register.stamp(leader_epoch, must_exist=must_exist)
-        return cls(register, SlotBook(stored), write_interval_s=write_interval_s)
+        return cls(register, LeaderSlots(stored), write_interval_s=write_interval_s)
 
     @property
     def is_settled(self) -> bool:
         """Whether everything that is worth it is stored."""
-        return self._written >= self.book.changes
+        return self._written >= self.slots.changes
 
     def check(self) -> None:
-        """Raise what ended the keeper, if something did."""
+        """Raise what ended the writer, if something did."""
         if self.failure is not None:
             raise _copy_of_error(self.failure)
 
@@ -277,11 +278,11 @@ class SlotKeeper:
         Raises what the store says; nothing is lost by that, and a later call tries again.
         """
         self.check()
-        wanted, arrived = self.book.changes, self._attempts
+        wanted, arrived = self.slots.changes, self._attempts
         while self._written < wanted:
             async with self._writing:
                 if self._failed is not None and self._failed[0] > arrived:
-                    # Everybody who waited for that write is told of it: were each to try by itself,
+                    # Everyone who waited for that write gets its error: if each tried again,
                     # the last of many would wait for as many time-outs.
                     raise _copy_of_error(self._failed[1])
                 if self._written < wanted:
@@ -289,10 +290,9 @@ class SlotKeeper:
         self.check()
 
     async def refresh(self) -> None:
-        """Look what is stored, also if there is nothing to write.
+        """Write even if nothing changed, to learn of slots that another process dropped.
 
-        A slot that somebody dropped holds the log until the leader hears of it, and where nothing
-        moves there is no write by which it would.
+        Without it, a dropped slot would hold the log for as long as no other slot moves.
         """
         async with self._writing:
             await self._write()
@@ -303,8 +303,8 @@ class SlotKeeper:
         if wait_s > 0:
             await runtime.sleep(wait_s)
         self._attempts += 1
-        changes, sent = self.book.changes, self.book.table()
-        self.book.sending(sent)
+        changes, sent = self.slots.changes, self.slots.table()
+        self.slots.sending(sent)
         try:
             found = await self._register.write(sent)
         except HeadwaterError as error:
@@ -312,14 +312,14 @@ class SlotKeeper:
             self._failed = (self._attempts, error)
             if isinstance(error, Fenced | Damaged | Bug):
                 self.failure = error
-                _log.error("slots are not written any more, and nothing is pruned: %s", error)
+                _log.error("slots are no longer written, and nothing is pruned: %s", error)
                 self.on_failure(error)
             raise
         finally:
             self._last_write_s = runtime.monotonic_s()
         self.writes += 1
         self._written = max(self._written, changes)
-        dropped = self.book.stored(sent, found)
+        dropped = self.slots.stored(sent, found)
         if dropped:
             self.on_dropped(dropped)
 
@@ -331,7 +331,7 @@ class SlotKeeper:
                 with contextlib.suppress(HeadwaterError):
                     await (self.refresh() if self._is_old() else self.settle())
             except Exception:
-                # Were this to end, nothing would be stored any more, and so nothing pruned.
+                # If this task ended, nothing would be stored any more, and so nothing pruned.
                 self.writes_failed += 1
                 _log.exception("slots were not written, and will be")
 
@@ -340,7 +340,7 @@ class SlotKeeper:
 
 
 def _copy_of_error(error: HeadwaterError) -> HeadwaterError:
-    """An error of one's own for each who is told: a raised one gathers its raiser's frames."""
+    """A new error for each caller: a raised one collects the traceback of its raiser."""
     copy = type(error)(str(error))
     copy.__cause__ = error
     return copy

@@ -2,24 +2,21 @@
 
 Enters: record batches, in order, from one writer at a time. Leaves: groups by LSN.
 
-    spool      opens it, and is what the others are reached by
-    ownership  whether the log is still this object's
-    draft      records made ready to be appended; conform, columns that come and go
-    commit     the line in which appends wait, and share a write and its sync
-    writer     the active segment: written, synced, sealed; run, what one write takes
-    reader     groups by LSN, from memory or from segments
-    tail       the end of the log in memory
-    state      what is published, and who waits for more
-    recovery   opening: what is cut off, and what stops it; adopt, torn
-    scan       a look at every frame of a file; window, which holds a chunk of it
-    frame      RDLW, the published format; envelope, body, what Headwater puts in it; crc
-    index      where in a segment to begin; folder, which files there are
-    repair     mends a closed spool; repair_source, from where; likeness, whether that is a copy;
-               survey, what is missing
+    spool          opens the log; all other modules are used through it
+    codec          records to frames and back; columns that come and go
+    commit         the appends that wait, and what one write takes
+    writer         the active segment: written, synced, sealed
+    reader         groups by LSN, from memory or from segments
+    state          settings, metrics, segments, positions, and who waits for more
+    recovery       opening: what is cut off, and what prevents it
+    scan           checking every frame of a file; what is missing; taking over another's file
+    frame          RDLW, the published format, and what Headwater puts in it
+    folder         files, names, indexes and the lock
+    repair         repairs a closed spool; repair_source, from where
 
 Always holds: LSNs are dense and in the order of the bytes; what was acknowledged under
 `sync="always"` survives a power loss; what is read was checked; nothing that was synced is ever
-cut off, and nothing at all without a word.
+cut off, and what is cut off is reported.
 """
 
 from typing import TYPE_CHECKING

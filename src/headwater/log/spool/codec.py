@@ -57,11 +57,11 @@ _SAMPLE_ROWS: Final = 1024
 def join_schemas(
     schema: pa.Schema, given: pa.Schema, *, rows: int, nbytes: int
 ) -> pa.Schema | None:
-    """`schema` with what only `given` has, for so many records of it that have so many bytes.
+    """`schema` with the columns that only `given` has, for an append of `rows` and `nbytes`.
 
-    None if the types of a column differ, if there would be too many columns, or if it would mostly
-    be nulls that are written: more than the records, and more than a segment of their own costs.
-    And if nothing is known of the columns that the segment has.
+    None if a column has two types, if there would be too many columns, or if the append would be
+    mostly nulls: more bytes than its records, and more than a segment of its own costs. Also None
+    if the columns of the segment are not known.
     """
     both = merge_schemas(schema, given) if len(schema) else None
     if both is None or len(both) > max(TIER_MERGE_COLUMNS, len(given)):
@@ -73,7 +73,7 @@ def join_schemas(
 
 @functools.lru_cache(maxsize=1024)
 def _null_bytes(kind: pa.DataType) -> float:
-    """What a null takes in a frame: offsets and numbers stand there nevertheless."""
+    """Bytes of a null in a frame: offsets and numbers are stored nevertheless."""
     return float(pa.nulls(_SAMPLE_ROWS, kind).nbytes / _SAMPLE_ROWS)
 
 
@@ -92,16 +92,19 @@ def merge_schemas(schema: pa.Schema, other: pa.Schema) -> pa.Schema | None:
     return pa.schema([*fields, *(field.with_nullable(True) for field in others.values())])
 
 
-def filled(records: pa.RecordBatch, schema: pa.Schema, *, given: pa.Schema) -> pa.RecordBatch:
+def fill_columns(
+    records: pa.RecordBatch, schema: pa.Schema, *, own_schema: pa.Schema
+) -> pa.RecordBatch:
     """The same records with all columns of a merged schema.
 
-    `given` is what the records came with: columns beyond it are nulls, and may go again.
+    `own_schema` has the columns that the records came with: columns beyond it are nulls, and
+    are dropped again if `schema` does not have them.
     """
-    dropped = set(given.names).difference(schema.names)
+    dropped = set(own_schema.names).difference(schema.names)
     if dropped:
         raise Bug(f"columns {sorted(dropped)} would be dropped from an append")
     # Not those of `records`: nulls of another type may have been put there, for another segment.
-    there = set(given.names)
+    there = set(own_schema.names)
     # One for all columns of a type: a thousand absent columns would have their own memory each.
     nulls: dict[pa.DataType, pa.Array] = {}
     for field in schema:
@@ -115,76 +118,77 @@ def filled(records: pa.RecordBatch, schema: pa.Schema, *, given: pa.Schema) -> p
 
 @dataclass(slots=True, eq=False)
 class GroupFrame:
-    """A frame that has all but its place: room for its head, the body, room for its checksum."""
+    """A frame without LSNs and offset: room for its head, the body, room for its checksum."""
 
-    frame: bytearray
+    data: bytearray
     crc: int
     """Of the body alone."""
     kind: GroupKind
-    lsns: int
+    lsn_count: int
     records: pa.RecordBatch
-    """As whoever reads the frame gets them, in its own memory: nobody can change them afterwards,
-    and they keep nothing else alive."""
+    """Decoded from the frame: the caller cannot change them, and they keep nothing else alive."""
     lost: str | None = None
-    given: pa.Schema | None = None
-    """The columns that whoever appends it gave; those beyond are nulls. None where it is lost."""
+    own_schema: pa.Schema | None = None
+    """The columns that the caller passed; columns beyond these are nulls. None if it is lost."""
 
     @classmethod
-    def of_records(cls, records: pa.RecordBatch, *, given: pa.Schema | None = None) -> GroupFrame:
-        """The body of a group of records, which can be read: `Refused` if it could not be.
+    def of_records(
+        cls, records: pa.RecordBatch, *, own_schema: pa.Schema | None = None
+    ) -> GroupFrame:
+        """The frame of these records; `Refused` if they could not be read back.
 
-        Goes over all bytes more than once; best done outside of locks.
+        It goes over all bytes more than once: call it outside of locks.
         """
         parts = [
             part for part in arrow_stream.parts(records) if isinstance(part, bytes | memoryview)
         ]
-        body = cls._of(parts, GroupKind.RECORDS, records.num_rows, NO_RECORDS)
+        frame = cls._of(parts, GroupKind.RECORDS, records.num_rows, NO_RECORDS)
         try:
-            stream = memoryview(body.frame)[HEAD_BYTES:-CRC_BYTES]
-            body.records = arrow_stream.read_back(stream)
+            stream = memoryview(frame.data)[HEAD_BYTES:-CRC_BYTES]
+            frame.records = arrow_stream.read_back(stream)
         except Corrupt as error:
             check_valid(records)
             raise Refused(f"these records could not be read afterwards: {error}") from error
-        body.given = records.schema if given is None else given
-        return body
+        frame.own_schema = records.schema if own_schema is None else own_schema
+        return frame
 
     @classmethod
-    def of_lost(cls, lsns: int, cause: str) -> GroupFrame:
-        """The body of a range without records."""
-        return cls._of([cause.encode()], GroupKind.LOST, lsns, NO_RECORDS, cause)
+    def of_lost(cls, lsn_count: int, cause: str) -> GroupFrame:
+        """The frame of a lost range."""
+        return cls._of([cause.encode()], GroupKind.LOST, lsn_count, NO_RECORDS, cause)
 
     @classmethod
     def _of(
         cls,
         parts: list[bytes | memoryview],
         kind: GroupKind,
-        lsns: int,
+        lsn_count: int,
         records: pa.RecordBatch,
         lost: str | None = None,
     ) -> GroupFrame:
-        frame = bytearray().join((bytes(HEAD_BYTES), *parts, bytes(CRC_BYTES)))
-        check_payload_bytes(len(frame) - V3.size - CRC_BYTES)
-        crc = zlib.crc32(memoryview(frame)[HEAD_BYTES:-CRC_BYTES])
-        return cls(frame, crc, kind, lsns, records, lost)
+        data = bytearray().join((bytes(HEAD_BYTES), *parts, bytes(CRC_BYTES)))
+        check_payload_bytes(len(data) - V3.size - CRC_BYTES)
+        crc = zlib.crc32(memoryview(data)[HEAD_BYTES:-CRC_BYTES])
+        return cls(data, crc, kind, lsn_count, records, lost)
 
     def place(
         self, *, term: int, first_lsn: int, timestamp_ms: int, synced_lsn: int, offset: int
     ) -> Group:
         """Fill in head and checksum; the frame can then be written at `offset`."""
-        frame, last_lsn = self.frame, first_lsn + self.lsns - 1
-        size = len(frame) - V3.size - CRC_BYTES
-        V3.pack_into(frame, 0, MAGIC, 3, term, last_lsn, timestamp_ms, size)
+        data, last_lsn = self.data, first_lsn + self.lsn_count - 1
+        size = len(data) - V3.size - CRC_BYTES
+        V3.pack_into(data, 0, MAGIC, 3, term, last_lsn, timestamp_ms, size)
         envelope = (GROUP_MAGIC, self.kind, first_lsn, synced_lsn, offset)
-        ENVELOPE.pack_into(frame, V3.size, *envelope)
-        with memoryview(frame) as view:
+        ENVELOPE.pack_into(data, V3.size, *envelope)
+        with memoryview(data) as view:
             head = zlib.crc32(view[len(MAGIC) : HEAD_BYTES])
             crc = crc32_after(head, view[HEAD_BYTES:-CRC_BYTES], self.crc)
-        CRC.pack_into(frame, len(frame) - CRC_BYTES, crc)
+        CRC.pack_into(data, len(data) - CRC_BYTES, crc)
         return Group(term, first_lsn, last_lsn, self.records, timestamp_ms, self.lost)
 
 
 def decode_group(header: FrameHeader, payload: memoryview) -> Group:
-    """The group in a whole frame, of whichever version. Shares the memory of `payload`."""
+    """The group in a whole frame of any version. Shares the memory of `payload`."""
     envelope = read_envelope(payload)
     if envelope is None:
         return _published(header, payload)
@@ -204,12 +208,12 @@ def decode_group(header: FrameHeader, payload: memoryview) -> Group:
 
 
 def _published(header: FrameHeader, payload: memoryview) -> Group:
-    """One record a frame. The frame's LSN and term are those that count."""
+    """The record of another implementation's frame. The frame's LSN and term count."""
     try:
         change = ChangeRecord.from_json(payload)
         records = group_of([change]).records
     except (Corrupt, Refused):
-        # The format leaves payloads to whoever writes them, and has numbers beyond ours.
+        # The format does not define payloads, and its numbers may be larger than ours.
         change = ChangeRecord(header.lsn, entity_bytes=bytes(payload))
         records = group_of([change]).records
     term = change.term if header.term is None else header.term
@@ -217,24 +221,25 @@ def _published(header: FrameHeader, payload: memoryview) -> Group:
 
 
 class PreparedAppend:
-    """The frames of one append, which need only their LSNs and their place.
+    """The encoded frames of one append; only LSNs and offsets are missing.
 
-    Good for one append that lands. After an error that changed nothing (`Unavailable`, `NoSpace`,
-    `Conflict`, `Fenced`, `Refused`) it can be appended again, to this log or to another.
+    It can be appended once. After an error that changed nothing (`Unavailable`, `NoSpace`,
+    `Conflict`, `Fenced`, `Refused`) it can be appended again, to this
+    log or to another.
     """
 
     def __init__(self, bodies: list[GroupFrame]) -> None:
-        # A list with one item or none: taking it out is one step, whichever threads try.
+        # A list with one item or none: popping it is atomic between threads.
         self._free = [bodies]
 
     def take(self) -> list[GroupFrame]:
-        """The frames. They are filled in where they are, so one append at a time has them."""
+        """The frames. They are filled in in place, so one append at a time has them."""
         try:
             return self._free.pop()
         except IndexError:
             raise Refused(
-                "this draft was appended, or is being appended, or its outcome is not known: make "
-                "another"
+                "this PreparedAppend was appended, is being appended, or its outcome is not known: "
+                "prepare another"
             ) from None
 
     def give_back(self, bodies: list[GroupFrame]) -> None:
@@ -250,8 +255,8 @@ def prepare_append(
 ) -> PreparedAppend:
     """Frames of up to `group_bytes` of records each; a single record may have more.
 
-    `schema` is that of the segment which they will most likely go to: the columns that they lack
-    are given to them here, where there is time for it.
+    `schema` is that of the active segment: columns that the records lack are added here, outside
+    of the writer's lock.
     """
     if not records.num_rows:
         raise Refused("nothing to append: there are no records")
@@ -264,8 +269,8 @@ def prepare_append(
             schema, given, rows=records.num_rows, nbytes=records_size_bytes(records)
         )
         if both == schema:
-            records = filled(records, schema, given=given)
-    return PreparedAppend(frames_of(records, given=given, group_bytes=group_bytes))
+            records = fill_columns(records, schema, own_schema=given)
+    return PreparedAppend(frames_of(records, own_schema=given, group_bytes=group_bytes))
 
 
 @per_schema
@@ -277,8 +282,8 @@ def check_carried(schema: pa.Schema) -> None:
 
 
 def _without_extension_names(records: pa.RecordBatch) -> pa.RecordBatch:
-    """The same records, whose fields name no extension types: what they are read as would depend
-    on who reads them."""
+    """The same records without names of extension types in their fields: a reader with other
+    extension types would read other types."""
     bare = _bare_schema(records.schema)
     if bare is None:
         return records
@@ -290,24 +295,28 @@ def _without_extension_names(records: pa.RecordBatch) -> pa.RecordBatch:
 
 @per_schema
 def _bare_schema(schema: pa.Schema) -> pa.Schema | None:
-    """What is written instead; None if it is fine as it is."""
+    """The schema without extension names; None if it has none."""
     return without_names(schema) if has_names(schema.serialize().to_pybytes()) else None
 
 
 def prepare_lost(lsns: int, cause: str) -> PreparedAppend:
-    """A range of LSNs whose records cannot be had any more: covered, and told as lost."""
+    """A range of LSNs whose records are lost: readers get the range and the cause."""
     if lsns < 1:
         raise Refused(f"a lost range has at least one LSN, not {lsns}")
-    # A cause often quotes what was wrong, which need not be text.
+    # A cause often quotes bytes that are not valid text.
     readable = cause.encode(errors="backslashreplace").decode()
     return PreparedAppend([GroupFrame.of_lost(lsns, readable)])
 
 
-def frames_of(records: pa.RecordBatch, *, given: pa.Schema, group_bytes: int) -> list[GroupFrame]:
-    """The frames of records that came with the columns of `given`."""
+def frames_of(
+    records: pa.RecordBatch, *, own_schema: pa.Schema, group_bytes: int
+) -> list[GroupFrame]:
+    """The frames of records that came with the columns of `own_schema`."""
     schema = records.schema
     parts = _split_records(without_views(records), group_bytes)
-    return [GroupFrame.of_records(with_views(part, schema), given=given) for part in parts]
+    return [
+        GroupFrame.of_records(with_views(part, schema), own_schema=own_schema) for part in parts
+    ]
 
 
 def _split_records(records: pa.RecordBatch, group_bytes: int) -> list[pa.RecordBatch]:

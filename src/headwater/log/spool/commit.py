@@ -28,11 +28,11 @@ from headwater.core.errors import (
 )
 from headwater.core.limits import LOG_FLUSH_BYTES
 from headwater.log.record.group import Group
-from headwater.log.spool.codec import GroupFrame, filled, frames_of, join_schemas
-from headwater.log.spool.state import wake_future
+from headwater.log.spool.codec import GroupFrame, fill_columns, frames_of, join_schemas
+from headwater.log.spool.state import resolve_from_thread
 
 _CHANGED_NOTHING: Final = (Unavailable, Refused, Conflict, Fenced)
-"""What an append is refused with before any of it is written, or after that was cut off again."""
+"""Errors of an append of which nothing was written, or all of it was cut off again."""
 
 
 class Appended(NamedTuple):
@@ -43,48 +43,46 @@ class Appended(NamedTuple):
 
 
 class PendingAppend:
-    """One append on its way."""
+    """One append that waits to be written."""
 
     def __init__(
         self,
-        bodies: list[GroupFrame],
+        frames: list[GroupFrame],
         *,
         term: int,
         first_lsn: int | None,
         timestamp_ms: int,
-        give_back: Callable[[list[GroupFrame]], None] = lambda bodies: None,
+        give_back: Callable[[list[GroupFrame]], None] = lambda frames: None,
     ) -> None:
-        """`give_back` gets the frames of an append that changed nothing."""
-        self.bodies = bodies
-        self._give_back = give_back
+        """`give_back` gets the frames back if the append changed nothing."""
+        self.frames = frames
         self.term = term
         self.first_lsn = first_lsn
         self.timestamp_ms = timestamp_ms
-        self.size_bytes = sum(len(body.frame) for body in bodies)
-        self.lsns = sum(body.lsns for body in bodies)
-        records = next((body for body in bodies if body.given is not None), None)
-        self.given = None if records is None else records.given
-        """The columns that whoever appends gave; None where there are no records."""
-        self.schema = None if records is None else records.records.schema
-        """The columns that its frames have: as given, or with nulls beside them."""
+        self.size_bytes = sum(len(frame.data) for frame in frames)
+        self.lsn_count = sum(frame.lsn_count for frame in frames)
+        with_records = next((one for one in frames if one.own_schema is not None), None)
+        self.own_schema = None if with_records is None else with_records.own_schema
+        """The columns that the caller passed; None where there are no records."""
+        self.frame_schema = None if with_records is None else with_records.records.schema
+        """The columns that the frames have: the caller's, or with nulls beside them."""
         self.is_settled = False
-        self.turn: threading.Event | None = None
-        """Set, for a thread, when its append is settled or when it is to lead."""
-        self.heard: asyncio.Future[None] | None = None
-        """Resolved, for a task, when its append is settled."""
+        self.settled: asyncio.Future[None] | None = None
+        """Resolved when the append is settled."""
+        self._give_back = give_back
         self._appended: Appended | None = None
         self._error: BaseException | None = None
 
     def settle(self, appended: Appended) -> None:
-        """It is done."""
+        """The append is written."""
         self._end(appended, None)
 
     def fail(self, error: BaseException) -> None:
-        """It is refused, or nobody knows."""
+        """The append was refused, or its outcome is unknown."""
         self._end(None, error)
 
     def result(self) -> Appended:
-        """Where it landed, or why it did not."""
+        """Where the append landed; raises if it failed."""
         if self._error is not None:
             raise self._error
         assert self._appended is not None
@@ -95,15 +93,17 @@ class PendingAppend:
             return
         self._appended, self._error, self.is_settled = appended, error, True
         if isinstance(error, _CHANGED_NOTHING):
-            self._give_back(self.bodies)
-        if self.turn is not None:
-            self.turn.set()
-        if self.heard is not None:
-            wake_future(self.heard)
+            self._give_back(self.frames)
+        if self.settled is not None:
+            resolve_from_thread(self.settled)
 
 
 class GroupCommit:
-    """The line in which appends wait."""
+    """The appends that wait, and the writer that takes them batch by batch.
+
+    The writer runs on a thread as long as appends wait, and the next append after that starts
+    another one. So no thread has to be ended, and no caller writes for others.
+    """
 
     def __init__(
         self,
@@ -112,215 +112,145 @@ class GroupCommit:
         queue_bytes: int,
         on_broken: Callable[[HeadwaterError], None] = lambda error: None,
     ) -> None:
-        """`on_broken` is told of a flush that broke off in a way it never should."""
+        """`flush` settles every append that it gets; if it raises, `on_broken` gets the reason."""
         self._flush = flush
         self._queue_bytes = queue_bytes
         self._on_broken = on_broken
         self._mutex = threading.Lock()
-        self._flushing = threading.Lock()
-        """Held from taking a batch until it is written: two may lead for a moment, in order."""
+        self._writing = threading.Lock()
+        """Held by the writer."""
         self._waiting: list[PendingAppend] = []
-        self._batch: list[PendingAppend] = []
         self._waiting_bytes = 0
-        self._led = False
-        self._appointed: asyncio.AbstractEventLoop | None = None
-        """The loop that was asked for somebody who leads, until there is one."""
+        self._has_writer = False
+        self._starting_on: asyncio.AbstractEventLoop | None = None
+        """The loop that is about to start the writer."""
         self._closed: str | None = None
 
     def close(self, why: str) -> None:
-        """Take no more; returns when what waits is written."""
+        """Take no more appends, and return when those that wait are written. Blocks."""
         with self._mutex:
             self._closed = why
-        with portal.signals_deferred():
-            self._lead(None)
+        self._write()
 
-    def append_from_thread(self, ticket: PendingAppend) -> Appended:
-        """Wait until it is settled, and write for others if it comes to that.
+    def submit(self, append: PendingAppend) -> Awaitable[Appended]:
+        """Enqueue an append at once; the result waits until it is settled.
 
-        Ctrl-C ends the waiting and not the writing: the log is everybody's.
+        Cancelling ends the waiting and not the append.
         """
-        turn = ticket.turn = threading.Event()
-        try:
-            with portal.signals_deferred():
-                if self._enter(ticket):
-                    self._lead(ticket)
-            while not ticket.is_settled:
-                turn.wait()
-                with portal.signals_deferred():
-                    if not ticket.is_settled:
-                        turn.clear()
-                        self._lead(ticket)
-        except BaseException:
-            # Interrupted: nobody may appoint this thread any more, and if somebody just has, the
-            # others wait for it. It leads as long as it would have, and no longer.
-            with portal.signals_deferred():
-                with self._mutex:
-                    ticket.turn = None
-                if turn.is_set() and not ticket.is_settled:
-                    self._lead(ticket)
-            raise
-        return ticket.result()
-
-    def enter_from_task(self, ticket: PendingAppend) -> Awaitable[Appended]:
-        """Get in line at once; what is returned waits until it is settled.
-
-        To be cancelled ends the waiting, not the append.
-        """
-        heard = ticket.heard = asyncio.get_running_loop().create_future()
+        settled = append.settled = asyncio.get_running_loop().create_future()
         with portal.signals_deferred():
-            if self._enter(ticket):
-                self._lead_beside()
+            if self._enqueue(append):
+                self._start_writer()
 
-        async def settled() -> Appended:
-            await heard
-            return ticket.result()
+        async def result() -> Appended:
+            await settled
+            return append.result()
 
-        return settled()
+        return result()
 
-    def _enter(self, ticket: PendingAppend) -> bool:
-        """Get in line; True if nobody leads."""
+    def _enqueue(self, append: PendingAppend) -> bool:
+        """Whether a writer has to be started."""
         with self._mutex:
-            refusal = self._refusal(ticket)
+            refusal = self._refusal(append)
             if refusal is not None:
-                ticket.fail(refusal)
+                append.fail(refusal)
                 raise refusal
-            self._waiting.append(ticket)
-            self._waiting_bytes += ticket.size_bytes
-            # A loop that was closed will never begin what it was asked for.
-            gone = self._appointed is not None and self._appointed.is_closed()
-            leads, self._led = gone or not self._led, True
-            return leads
+            self._waiting.append(append)
+            self._waiting_bytes += append.size_bytes
+            # A loop that was closed does not start the writer any more.
+            is_gone = self._starting_on is not None and self._starting_on.is_closed()
+            is_needed, self._has_writer = is_gone or not self._has_writer, True
+            return is_needed
 
-    def _refusal(self, ticket: PendingAppend) -> HeadwaterError | None:
+    def _refusal(self, append: PendingAppend) -> HeadwaterError | None:
         if self._closed is not None:
             return Refused(self._closed)
-        if self._waiting and self._waiting_bytes + ticket.size_bytes > self._queue_bytes:
+        if self._waiting and self._waiting_bytes + append.size_bytes > self._queue_bytes:
             return Unavailable(
                 f"{self._waiting_bytes:,} bytes wait to be written to the log already "
                 f"(queue_bytes is {self._queue_bytes:,}): the disk does not keep up"
             )
         return None
 
-    def _lead_beside(self) -> None:
-        """Let a thread lead, for tasks of the loop that runs here."""
-        begun = False
+    def _start_writer(self) -> None:
+        is_started = False
 
-        def lead() -> None:
-            # The loop's own thread comes here as well, where it cannot have another.
-            nonlocal begun
-            with portal.signals_deferred():
-                begun = True
-                self._lead(None)
+        def write() -> None:
+            nonlocal is_started
+            is_started = True
+            self._write()
 
-        def lead_if_nobody_has(_: asyncio.Task[None]) -> None:
-            # Cancelled before a thread took it up, or before it even ran: those in line wait for
-            # somebody.
-            if not begun:
-                lead()
+        def write_if_not_started(_: asyncio.Task[None]) -> None:
+            # The task was cancelled before a thread began: other callers wait for this writer.
+            if not is_started:
+                write()
 
-        with portal.signals_deferred():
-            with self._mutex:
-                self._appointed = asyncio.get_running_loop()
-            flushing = runtime.spawn(runtime.run_blocking(lead), name="log flush")
-            flushing.add_done_callback(lead_if_nobody_has)
-
-    def _lead(self, own: PendingAppend | None) -> None:
         with self._mutex:
-            self._appointed = None
-        while self._flush_next(own):
-            pass
+            self._starting_on = asyncio.get_running_loop()
+        writing = runtime.spawn(runtime.run_blocking(write), name="log writer")
+        writing.add_done_callback(write_if_not_started)
 
-    def _flush_next(self, own: PendingAppend | None) -> bool:
-        """Write what waits; False once nothing does, or another leads."""
-        with self._flushing:
-            try:
-                batch = self._next_batch()
-                if batch:
-                    self._flush_whole(batch)
-                is_done = own is not None and own.is_settled
-                return bool(batch) and not (is_done and self._handed_over())
-            except BaseException as error:
-                # Before another leader takes a batch: that one would be failed in place of this
-                # one, while it is written, and this one would wait for ever.
-                self._abandon(error)
-                raise
-
-    def _flush_whole(self, batch: list[PendingAppend]) -> None:
-        try:
-            self._flush(batch)
-        except _CHANGED_NOTHING as error:
-            # It settles each append that it refuses: how far it came with the others is not known.
-            raise OutcomeUnknown(
-                f"the log broke off: {error!r}. Open it again, and look"
-            ) from error
+    def _write(self) -> None:
+        """Write batches until no append waits."""
+        with self._mutex:
+            self._starting_on = None
+        with self._writing, portal.signals_deferred():
+            while batch := self._next_batch():
+                try:
+                    self._flush(batch)
+                except BaseException as error:
+                    self._abandon(batch, error)
+                    raise
 
     def _next_batch(self) -> list[PendingAppend]:
-        """What is written next; with nothing in line nobody leads any more."""
         with self._mutex:
             size_bytes = count = 0
-            for ticket in self._waiting:
-                size_bytes += ticket.size_bytes
+            for append in self._waiting:
+                size_bytes += append.size_bytes
                 if count and size_bytes > LOG_FLUSH_BYTES:
                     break
                 count += 1
             batch, self._waiting = self._waiting[:count], self._waiting[count:]
-            self._waiting_bytes -= sum(ticket.size_bytes for ticket in batch)
-            self._batch = batch
-            self._led = bool(batch)
+            self._waiting_bytes -= sum(append.size_bytes for append in batch)
+            self._has_writer = bool(batch)
             return batch
 
-    def _handed_over(self) -> bool:
-        with self._mutex:
-            for ticket in self._waiting:
-                if ticket.turn is not None:
-                    ticket.turn.set()
-                    return True
-            loops = [ticket.heard.get_loop() for ticket in self._waiting if ticket.heard]
-            for loop in loops:
-                try:
-                    loop.call_soon_threadsafe(self._lead_beside)
-                except RuntimeError:
-                    continue  # it was closed, and nobody waits there
-                self._appointed = loop
-                return True
-        return False
-
-    def _abandon(self, error: BaseException) -> None:
-        """A flush broke off in a way it never should: nobody may wait for ever."""
-        if isinstance(error, HeadwaterError):
-            told = error
+    def _abandon(self, batch: list[PendingAppend], error: BaseException) -> None:
+        """Fail all appends after a flush that raised: how far it came is not known."""
+        if isinstance(error, HeadwaterError) and not isinstance(error, _CHANGED_NOTHING):
+            failure: HeadwaterError = error
         else:
-            # Not what interrupted this thread: that is not for those who only wait for it.
-            told = OutcomeUnknown(f"the log broke off: {error!r}. Open it again, and look")
+            failure = OutcomeUnknown(f"the log broke off: {error!r}. Open it again, and look")
+            failure.__cause__ = error
         with self._mutex:
-            left, self._waiting = [*self._batch, *self._waiting], []
-            self._waiting_bytes, self._led = 0, False
+            failed, self._waiting = [*batch, *self._waiting], []
+            self._waiting_bytes, self._has_writer = 0, False
             self._closed = f"the log broke off: {error!r}. Open it again"
-        self._on_broken(told)
-        for ticket in left:
-            ticket.fail(told)
+        self._on_broken(failure)
+        for append in failed:
+            append.fail(failure)
 
 
 class CallOrder:
-    """The order in which tasks called, for those whose records are encoded on a thread first.
+    """The order in which tasks called, for appends that are encoded on a thread first.
 
-    Without it a small append would overtake a large one that was handed in before it. Each event
-    loop has an order of its own: nothing says which of two threads called first.
+    Without it a small append would overtake a large one that was called before it. Each event
+    loop has an order of its own.
     """
 
     def __init__(self) -> None:
         self._last: dict[asyncio.AbstractEventLoop, asyncio.Future[None]] = {}
-        """By loop: the last call that has not entered yet, if there is one."""
+        """By loop: the last call that was not submitted yet, if there is one."""
 
     def is_free(self) -> bool:
-        """Whether every earlier call of this loop has entered."""
+        """Whether every earlier call of this loop was submitted."""
         return asyncio.get_running_loop() not in self._last
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-        """Holds a place behind all earlier calls; what it gives waits until they have entered.
+        """A place behind all earlier calls. The value waits until they were submitted.
 
-        Leaving the block lets the next one enter, but never before the ones in front of both: a
+        Leaving the block lets the next call submit, but never before the calls ahead of both: a
         call that is cancelled while it waits only gives up its own place.
         """
         loop = asyncio.get_running_loop()
@@ -332,12 +262,12 @@ class CallOrder:
             if self._last.get(loop) is mine:
                 del self._last[loop]
 
-        async def come() -> None:
+        async def wait_for_turn() -> None:
             if before is not None:
                 await asyncio.wait((before,))
 
         try:
-            yield come
+            yield wait_for_turn
         finally:
             if before is None or before.done():
                 leave()
@@ -346,7 +276,7 @@ class CallOrder:
 
 
 class WriteBatch:
-    """Appends that were given their LSNs and their places, and are not written yet."""
+    """Appends that have their LSNs and offsets, and are not written yet."""
 
     def __init__(
         self,
@@ -355,71 +285,71 @@ class WriteBatch:
         size_bytes: int,
         term: int,
         schema: pa.Schema | None,
-        begins: bool,
+        is_segment_empty: bool,
         synced_lsn: int,
         group_bytes: int,
     ) -> None:
-        """`schema` is the active segment's; of one that `begins`, a wish."""
+        """`schema` is the active segment's. While that is empty, an append may have another."""
         self.next_lsn = next_lsn
         self.size_bytes = size_bytes
         self.term = term
         self.schema = schema
-        self.tickets: list[tuple[PendingAppend, Appended]] = []
+        self.appends: list[tuple[PendingAppend, Appended]] = []
         self.groups: list[tuple[Group, int]] = []
         self.frames: list[bytearray] = []
-        self._begins = begins
+        self._is_segment_empty = is_segment_empty
         self._synced_lsn = synced_lsn
         self._group_bytes = group_bytes
 
     @property
     def is_first(self) -> bool:
-        """Whether nothing stands in the segment, nor will before what is taken next."""
-        return self._begins and not self.tickets
+        """Whether the segment has no frames before the next append."""
+        return self._is_segment_empty and not self.appends
 
-    def fits(self, ticket: PendingAppend) -> bool:
-        """Whether an append can go into the segment, with columns of its own or without."""
-        return self.schema is None or self.schema_with(ticket) is not None
+    def fits(self, append: PendingAppend) -> bool:
+        """Whether an append can go into the segment, perhaps with new columns."""
+        return self.schema is None or self.schema_with(append) is not None
 
-    def schema_with(self, ticket: PendingAppend) -> pa.Schema | None:
-        """What a segment has that holds this append as well; None if there should be none."""
-        given = ticket.given
-        if given is None:
+    def schema_with(self, append: PendingAppend) -> pa.Schema | None:
+        """The segment's schema with this append in it; None if it needs another segment."""
+        own = append.own_schema
+        if own is None:
             return self.schema
-        if self.schema is None or ticket.schema == self.schema:
-            return self.schema or given
-        nbytes = sum(body.records.nbytes for body in ticket.bodies)
-        return join_schemas(self.schema, given, rows=ticket.lsns, nbytes=nbytes)
+        if self.schema is None or append.frame_schema == self.schema:
+            return self.schema or own
+        nbytes = sum(frame.records.nbytes for frame in append.frames)
+        return join_schemas(self.schema, own, rows=append.lsn_count, nbytes=nbytes)
 
-    def take(self, ticket: PendingAppend) -> None:
-        """Give each frame its LSNs and its place in the file."""
-        schema = self.schema_with(ticket)
+    def add(self, append: PendingAppend) -> None:
+        """Give each frame its LSNs and its offset."""
+        schema = self.schema_with(append)
         if self.is_first:
-            schema = schema or ticket.given
+            schema = schema or append.own_schema
         elif self.schema is not None and schema is None:
-            raise Bug(f"an append of {ticket.given} was to go into a segment of {self.schema}")
-        bodies = ticket.bodies
-        if ticket.given is not None and ticket.schema != schema:
-            bodies = self._conformed(bodies, schema)
+            raise Bug(f"an append of {append.own_schema} does not fit a segment of {self.schema}")
+        frames = append.frames
+        if append.own_schema is not None and append.frame_schema != schema:
+            frames = self._conformed(frames, schema)
         first_lsn = self.next_lsn
-        for body in bodies:
-            group = body.place(
-                term=ticket.term,
+        for frame in frames:
+            group = frame.place(
+                term=append.term,
                 first_lsn=self.next_lsn,
-                timestamp_ms=ticket.timestamp_ms,
+                timestamp_ms=append.timestamp_ms,
                 synced_lsn=self._synced_lsn,
                 offset=self.size_bytes,
             )
             self.groups.append((group, self.size_bytes))
-            self.frames.append(body.frame)
-            self.size_bytes += len(body.frame)
+            self.frames.append(frame.data)
+            self.size_bytes += len(frame.data)
             self.next_lsn = group.last_lsn + 1
-        self.tickets.append((ticket, Appended(first_lsn, self.next_lsn - 1)))
-        self.term, self.schema = ticket.term, schema
+        self.appends.append((append, Appended(first_lsn, self.next_lsn - 1)))
+        self.term, self.schema = append.term, schema
 
-    def _conformed(self, bodies: list[GroupFrame], schema: pa.Schema) -> list[GroupFrame]:
+    def _conformed(self, frames: list[GroupFrame], schema: pa.Schema) -> list[GroupFrame]:
         """The same records with the columns of the segment."""
         try:
-            return [part for body in bodies for part in self._parts(body, schema)]
+            return [part for frame in frames for part in self._with_columns(frame, schema)]
         except MemoryError as error:
             raise Unavailable(
                 "there is no memory to give these records the columns of their segment: append "
@@ -430,8 +360,8 @@ class WriteBatch:
                 f"these records do not take the columns that others have appended: {error}"
             ) from error
 
-    def _parts(self, body: GroupFrame, schema: pa.Schema) -> list[GroupFrame]:
-        if body.given is None:
-            return [body]
-        records = filled(body.records, schema, given=body.given)
-        return frames_of(records, given=body.given, group_bytes=self._group_bytes)
+    def _with_columns(self, frame: GroupFrame, schema: pa.Schema) -> list[GroupFrame]:
+        if frame.own_schema is None:
+            return [frame]
+        records = fill_columns(frame.records, schema, own_schema=frame.own_schema)
+        return frames_of(records, own_schema=frame.own_schema, group_bytes=self._group_bytes)

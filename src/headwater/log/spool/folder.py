@@ -46,8 +46,8 @@ _TEMPORARY: Final = ".new"
 PUBLISHED_SUFFIX: Final = ".logical.wal"
 
 
-class Watermarks(NamedTuple):
-    """What is kept beside the segments."""
+class SpoolWatermarks(NamedTuple):
+    """Positions of a spool that are stored beside its segments."""
 
     began_lsn: int
     floor_lsn: int
@@ -56,7 +56,7 @@ class Watermarks(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the file that stands for them."""
+        """The file name that stores them."""
         return "-".join(f"{number:020d}" for number in self) + ".marks"
 
 
@@ -66,9 +66,9 @@ class SpoolListing(NamedTuple):
     segments: list[int]
     """First LSNs, rising."""
     indexes: list[int]
-    marks: Watermarks | None
-    """The highest of everything that any marks say."""
-    all_marks: list[Watermarks]
+    watermarks: SpoolWatermarks | None
+    """The highest of everything that any watermarks say."""
+    all_watermarks: list[SpoolWatermarks]
     published: list[str]
     """Names of spools of another implementation."""
     temporary: list[str]
@@ -96,7 +96,7 @@ class Folder:
     def make(self) -> None:
         """Make the folder, and those above it, so that a power loss leaves them.
 
-        Those that are there are synced as well: whoever made them may have died before it did.
+        Existing folders are synced as well: the process that made them may have died before.
         """
         above, name = [], self.path
         while posixpath.dirname(name) != name:
@@ -107,7 +107,7 @@ class Folder:
             try:
                 self.disk.sync_dir(posixpath.dirname(path))
             except Denied:
-                # A folder that may not even be read is not one that somebody made for this.
+                # A folder that cannot be read was not made for a spool.
                 if made:
                     raise
 
@@ -122,33 +122,33 @@ class Folder:
             elif match := _INDEX.fullmatch(name):
                 found.indexes.append(int(match[1]))
             elif match := _WATERMARKS.fullmatch(name):
-                found.all_marks.append(Watermarks(*map(int, match.groups())))
+                found.all_watermarks.append(SpoolWatermarks(*map(int, match.groups())))
             elif name.endswith(PUBLISHED_SUFFIX):
                 found.published.append(name)
             elif name.endswith(_TEMPORARY):
                 found.temporary.append(name)
         found.segments.sort()
-        return found._replace(marks=_highest(found.all_marks))
+        return found._replace(watermarks=_highest(found.all_watermarks))
 
-    def rename_marks(self, before: Watermarks, after: Watermarks) -> None:
-        """Replace the marks; they are safe once the folder is synced."""
+    def rename_watermarks(self, before: SpoolWatermarks, after: SpoolWatermarks) -> None:
+        """Replace the watermarks; they are safe once the folder is synced."""
         if before != after:
             self.disk.rename(self.file(before.name), self.file(after.name))
 
-    def renew_marks(self, before: list[Watermarks], after: Watermarks) -> None:
-        """Write the marks anew, and remove all others: a name whose sync once failed may be seen
-        and not be safe, and no later sync of the folder makes it so."""
+    def rewrite_watermarks(self, before: list[SpoolWatermarks], after: SpoolWatermarks) -> None:
+        """Write a new file of watermarks and remove all others. A name whose sync failed may be
+        visible and not safe, and no later sync of the folder makes it so."""
         with self.replacing(self.file(after.name)):
             pass
-        for marks in before:
-            if marks != after:
-                self.disk.unlink(self.file(marks.name))
+        for watermarks in before:
+            if watermarks != after:
+                self.disk.unlink(self.file(watermarks.name))
         self.disk.sync_dir(self.path)
 
     def clear(self) -> None:
-        """Remove the log: oldest segment first, the marks last, each safely before the next.
+        """Remove the log: oldest segment first, the watermarks last, each durably before the next.
 
-        So what a crash leaves is no log that could be gone on with: its beginning is missing.
+        So a crash leaves a log without its beginning, which cannot be opened.
         """
         listing = self.listing()
         firsts = [self.segment(first) for first in listing.segments]
@@ -157,8 +157,8 @@ class Folder:
             self.disk.sync_dir(self.path)
         for path in [*map(self.index, listing.indexes), *map(self.file, listing.temporary)]:
             self.disk.unlink(path)
-        for marks in listing.all_marks:
-            self.disk.unlink(self.file(marks.name))
+        for watermarks in listing.all_watermarks:
+            self.disk.unlink(self.file(watermarks.name))
         self.disk.sync_dir(self.path)
 
     @contextlib.contextmanager
@@ -171,16 +171,16 @@ class Folder:
         self.disk.rename(temporary, path)
 
 
-def _highest(marks: list[Watermarks]) -> Watermarks | None:
+def _highest(watermarks: list[SpoolWatermarks]) -> SpoolWatermarks | None:
     """All of them only grow. A rename that was half undone leaves the older ones as well."""
-    if not marks:
+    if not watermarks:
         return None
-    newest = max(marks, key=lambda one: one.floor_lsn)
-    return Watermarks(
+    newest = max(watermarks, key=lambda one: one.floor_lsn)
+    return SpoolWatermarks(
         newest.began_lsn,
         newest.floor_lsn,
-        max(one.synced_lsn for one in marks),
-        max(one.term for one in marks),
+        max(one.synced_lsn for one in watermarks),
+        max(one.term for one in watermarks),
     )
 
 
@@ -206,7 +206,7 @@ class SparseIndex:
         """A frame begins here."""
         far = not self._offsets or offset - self._offsets[-1] >= LOG_INDEX_BYTES
         if far or self._frames >= LOG_INDEX_FRAMES:
-            # Offsets first: a reader beside looks for an LSN and takes the offset that is there.
+            # Offsets first: a concurrent reader finds an LSN and then reads its offset.
             self._offsets.append(offset)
             self._lsns.append(first_lsn)
             self._frames = 0
@@ -218,7 +218,7 @@ class SparseIndex:
         return self._offsets[place - 1] if place else 0
 
     def encode(self, *, last_lsn: int, segment_bytes: int) -> bytes:
-        """The bytes to keep beside the segment."""
+        """The bytes of the index file."""
         head = _HEADER.pack(INDEX_MAGIC, self.first_lsn, last_lsn, segment_bytes, len(self))
         body = b"".join((head, _little(self._lsns), _little(self._offsets)))
         return body + _INDEX_CRC.pack(zlib.crc32(body))
@@ -262,7 +262,7 @@ class SpoolLock:
     """The lock of a log's folder, and whether it still means anything."""
 
     def __init__(self, folder: Folder) -> None:
-        """Waits for whoever has it."""
+        """Waits until it is free."""
         self._folder = folder
         self._path = folder.file("lock")
         self._forked = False
@@ -275,23 +275,23 @@ class SpoolLock:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is the copy that a child has."""
+        """Whether this is the copy in a forked child."""
         return self._forked
 
     @property
     def is_closed(self) -> bool:
-        """Whether whoever opened it is done with it."""
+        """Whether the spool was closed."""
         return self._closed
 
     def check_open(self) -> None:
-        """`Refused` where the log is not this object's any more."""
+        """`Refused` if the spool was closed, or is the parent's."""
         self.check_not_forked()
         if self._closed:
             raise Refused(f"{self._folder.path} is closed: open it again")
 
     def check_not_forked(self) -> None:
-        """`Refused` in a child. Takes no lock, and is asked before any is taken: a child might wait
-        for ever for one that a thread of its parent held."""
+        """`Refused` in a forked child. Call it before taking any lock: a thread of the parent may
+        have held that lock during the fork, and would never release it in the child."""
         if self._forked:
             raise Refused(
                 f"{self._folder.path} was opened before the process forked, and is its parent's: "
@@ -299,10 +299,10 @@ class SpoolLock:
             )
 
     def check_held(self) -> None:
-        """`Fenced` where the lock that is held is not the one whoever opens the log takes.
+        """`Fenced` if the lock file was removed or replaced.
 
-        Asked before and after each write: if it holds afterwards, whoever comes in later finds
-        the bytes.
+        It is checked before and after each write: if it holds afterwards, a process that opens the
+        log later finds the bytes.
         """
         try:
             held = self._folder.disk.stat(self._path).inode == self._inode
@@ -315,12 +315,12 @@ class SpoolLock:
             )
 
     def end(self) -> bool:
-        """Nothing more is done by this object; False if that was so before."""
+        """Mark the spool as closed; False if it was closed before."""
         ended, self._closed = not self._closed, True
         return ended
 
     def release(self) -> None:
-        """Let the next one in."""
+        """Let another process open the spool."""
         self._held.close()
 
     def _begin_in_child(self) -> None:

@@ -51,7 +51,7 @@ _HEADER_BYTES: Final = {1: _V1.size, 2: _V2.size, 3: V3.size}
 
 
 class FrameHeader(NamedTuple):
-    """What stands before a payload."""
+    """The header of a frame."""
 
     version: int
     term: int | None
@@ -73,7 +73,7 @@ class FrameHeader(NamedTuple):
 
 
 def read_header(data: Buffer) -> FrameHeader | None:
-    """The header at the start of `data`; None if there is none, or not all of it."""
+    """The header at the start of `data`; None if it is missing or incomplete."""
     if len(data) < 5 or data[:4] != MAGIC or len(data) < _HEADER_BYTES.get(data[4], 1 << 30):
         return None
     term, timestamp_ms = None, 0
@@ -130,14 +130,6 @@ def check_payload_bytes(size_bytes: int) -> None:
         )
 
 
-def encode_frame(payload: Buffer, *, term: int, lsn: int, timestamp_ms: int) -> bytes:
-    """A v3 frame of any payload, as other implementations write it."""
-    check_payload_bytes(len(payload))
-    header = V3.pack(MAGIC, 3, term, lsn, timestamp_ms, len(payload))
-    crc = zlib.crc32(payload, zlib.crc32(header[len(MAGIC) :]))
-    return b"".join((header, payload, _FRAME_CRC.pack(crc)))
-
-
 GROUP_MAGIC: Final = b"HWG1"
 ENVELOPE: Final = struct.Struct("<4sB2xQQQ")
 ENVELOPE_BYTES: Final = ENVELOPE.size
@@ -162,7 +154,7 @@ class Envelope(NamedTuple):
 
 
 def move_frame(frame: memoryview, *, synced_lsn: int, offset: int) -> bytearray:
-    """The same group as a frame that stands elsewhere."""
+    """The same frame for another offset."""
     moved = bytearray(frame)
     magic, kind, first_lsn, _, _ = ENVELOPE.unpack_from(moved, V3.size)
     ENVELOPE.pack_into(moved, V3.size, magic, kind, first_lsn, synced_lsn, offset)
@@ -180,9 +172,9 @@ def read_envelope(payload: bytes | memoryview) -> Envelope | None:
 
 _POLYNOMIAL: Final = 0xEDB88320
 _ONE: Final = 1 << 31
-"""The polynomial 1, as bits in CRC-32 stand the other way round."""
+"""The polynomial 1: CRC-32 has its bits in reverse order."""
 DIRECT_BYTES: Final = 8192
-"""Up to so many bytes, going over them again is cheaper."""
+"""Up to this size, computing the checksum again is cheaper."""
 
 
 def _times(a: int, b: int) -> int:
@@ -229,8 +221,8 @@ def crc32_after(first: int, body: memoryview, body_crc: int) -> int:
 
 
 _REPAIR: Final = (
-    "mend it with: headwater log repair FOLDER, from a replica or another copy (--from COPY), from "
-    "the tier (--tier URL --stream STREAM) or from the buffer (--buffer URL --stream STREAM)"
+    "repair it with: headwater log repair FOLDER, from a replica or another copy (--from COPY), "
+    "from the tier (--tier URL --stream STREAM) or from the buffer (--buffer URL --stream STREAM)"
 )
 
 
@@ -273,7 +265,7 @@ class FrameHead(NamedTuple):
 
 
 class ReadsAt(Protocol):
-    """What a window looks at: a file, or bytes that stand for one."""
+    """A file, or bytes in its place."""
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Up to `length` bytes from `offset`."""
@@ -301,7 +293,7 @@ class Window:
         return self._chunk[start : start + length]
 
     def peek(self, offset: int) -> FrameHead | None:
-        """The head of the frame at `offset`; None if there is none, or not all of it."""
+        """The head of the frame at `offset`; None if it is missing or incomplete."""
         head = self.view(offset, _PEEK_BYTES)
         header = read_header(head)
         if header is None:
@@ -342,11 +334,11 @@ def frames_after(
 ) -> Iterator[tuple[FrameHead, memoryview]]:
     """Whole frames with LSNs above `lsn`, from the frame at `offset` on.
 
-    Frames before are stepped over by their heads alone. Whatever is not as it was written, and an
-    end before `last_lsn`, is `SpoolCorrupt`: all of this was published, so it was whole.
+    Earlier frames are skipped by their heads alone. A damaged frame, or an end before `last_lsn`,
+    is `SpoolCorrupt`: all of this was published, so it was whole.
     """
     reached = -1
-    # What stands behind `last_lsn` was moved to the next segment, and is no part of this one.
+    # Frames behind `last_lsn` were moved to the next segment, and are not part of this one.
     while offset < window.end and reached < last_lsn:
         peeked = window.peek(offset)
         good = peeked is not None and _belongs(peeked, reached, lsn)
@@ -363,7 +355,7 @@ def frames_after(
 
 
 def _belongs(peeked: FrameHead, reached: int, lsn: int) -> bool:
-    """Whether a frame stands where it says, and follows the one before, or what was asked for."""
+    """Whether a frame is at its own offset, and follows the one before or the requested LSN."""
     if peeked.header.lsn <= reached:
         return False
     envelope = peeked.envelope

@@ -22,7 +22,13 @@ from headwater.core import runtime
 from headwater.core.disk import DiskFile
 from headwater.core.errors import Corrupt, NoSpace, NotFound
 from headwater.log.spool.codec import decode_group
-from headwater.log.spool.folder import Folder, SparseIndex, SpoolListing, Watermarks, decode_index
+from headwater.log.spool.folder import (
+    Folder,
+    SparseIndex,
+    SpoolListing,
+    SpoolWatermarks,
+    decode_index,
+)
 from headwater.log.spool.frame import SpoolCorrupt, Window, frames_after, move_frame
 from headwater.log.spool.scan import FileEnd, SegmentScan, adopt, is_foreign, scan
 from headwater.log.spool.state import SpoolSegment
@@ -32,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TornTail:
-    """An end that was never acknowledged, or cannot be told from one: it was cut off."""
+    """An end that was cut off: it was never acknowledged, as far as can be known."""
 
     path: str
     offset: int
@@ -40,7 +46,7 @@ class TornTail:
     first_lsn: int
     """The first LSN that was cut off; it is the next to be written."""
     last_lsn: int | None
-    """The last one that anything in the end told of; None if nothing readable did."""
+    """The last LSN that the end mentioned; None if nothing in it was readable."""
 
     def __str__(self) -> str:
         through = f" to {self.last_lsn}" if self.last_lsn else ""
@@ -75,15 +81,15 @@ def cut_torn_end(
             offset=found.valid_bytes,
             lsn=found.last_lsn + 1,
         )
-    told = [peeked.header.lsn for peeked in found.later]
+    last_lsns = [peeked.header.lsn for peeked in found.later]
     if found.said_lsn is not None:
-        told.append(found.said_lsn)
+        last_lsns.append(found.said_lsn)
     torn = TornTail(
         path,
         found.valid_bytes,
         found.size_bytes - found.valid_bytes,
         found.last_lsn + 1,
-        max(told, default=None),
+        max(last_lsns, default=None),
     )
     _log.warning("%s", torn)
     file.truncate(found.valid_bytes)
@@ -107,9 +113,7 @@ def rewrite_unsynced(
     except NoSpace as error:
         if seal:
             raise
-        _log.warning(
-            "the end of the log could not be written anew, and is used as it is: %s", error
-        )
+        _log.warning("the end of the log could not be rewritten, and is used as it is: %s", error)
         folder.disk.sync_dir(folder.path)
         return None
     folder.disk.sync_dir(folder.path)
@@ -148,10 +152,10 @@ def _copy_unsynced(
 
 @dataclass(slots=True)
 class Recovered:
-    """A spool that can go on."""
+    """An opened spool."""
 
     segments: list[SpoolSegment]
-    marks: Watermarks
+    watermarks: SpoolWatermarks
     last_lsn: int
     file: DiskFile
     """The active segment, synced."""
@@ -169,46 +173,52 @@ def recover(folder: Folder, *, first_lsn: int | None) -> Recovered:
         folder.disk.unlink(folder.file(name))
     if listing.published:
         listing = adopt(folder, listing, first_lsn=first_lsn)
-    marks = listing.marks
+    watermarks = listing.watermarks
     if not listing.segments:
-        _check_nothing_is_gone(folder, marks)
+        _check_nothing_is_gone(folder, watermarks)
         return _begin(folder, listing, 1 if first_lsn is None else first_lsn)
-    if marks is None:
-        marks = Watermarks(listing.segments[0], listing.segments[0] - 1, 0)
-    _check_first(folder, listing, marks)
-    folder.renew_marks(listing.all_marks, marks)
-    _drop_pruned(folder, listing, marks)
-    found = _open_active(folder, listing, marks)
-    if found.last_lsn < marks.floor_lsn:
+    if watermarks is None:
+        watermarks = SpoolWatermarks(listing.segments[0], listing.segments[0] - 1, 0)
+    _check_first(folder, listing, watermarks)
+    folder.rewrite_watermarks(listing.all_watermarks, watermarks)
+    _drop_pruned(folder, listing, watermarks)
+    found = _open_active(folder, listing, watermarks)
+    if found.last_lsn < watermarks.floor_lsn:
         return _begin_above_floor(folder, found)
-    if found.last_lsn < marks.began_lsn and first_lsn not in (None, marks.began_lsn):
+    if found.last_lsn < watermarks.began_lsn and first_lsn not in (None, watermarks.began_lsn):
         return _begin_elsewhere(folder, found, first_lsn or 1)
     return found
 
 
-def _check_nothing_is_gone(folder: Folder, marks: Watermarks | None) -> None:
-    if marks is not None and max(marks.floor_lsn, marks.synced_lsn) >= marks.began_lsn:
+def _check_nothing_is_gone(folder: Folder, watermarks: SpoolWatermarks | None) -> None:
+    if (
+        watermarks is not None
+        and max(watermarks.floor_lsn, watermarks.synced_lsn) >= watermarks.began_lsn
+    ):
         raise SpoolCorrupt(
             "every segment is gone",
             path=folder.path,
             offset=0,
-            lsn=marks.floor_lsn + 1,
+            lsn=watermarks.floor_lsn + 1,
         )
 
 
 def _begin(folder: Folder, listing: SpoolListing, first_lsn: int) -> Recovered:
-    """The marks first: until there is a segment, they may say any beginning."""
-    fresh = Watermarks(first_lsn, first_lsn - 1, 0, listing.marks.term if listing.marks else 0)
-    folder.renew_marks(listing.all_marks, fresh)
+    """The watermarks first: until there is a segment, they may say any beginning."""
+    fresh = SpoolWatermarks(
+        first_lsn, first_lsn - 1, 0, listing.watermarks.term if listing.watermarks else 0
+    )
+    folder.rewrite_watermarks(listing.all_watermarks, fresh)
     file = folder.disk.create(folder.segment(first_lsn))
     folder.disk.sync_dir(folder.path)
     return _at_beginning(file, fresh)
 
 
 def _begin_elsewhere(folder: Folder, found: Recovered, first_lsn: int) -> Recovered:
-    """Nothing was ever written: whoever opens it says where it begins, also if that is lower.
+    """Nothing was ever written: `first_lsn` says where the log begins, also if that is lower.
 
-    The empty segment goes first. Beside one that begins lower it would look like the next.
+    The empty segment is removed first. Beside a segment that begins lower it would look like the
+    next one.
     """
     found.file.close()
     for segment in found.segments:
@@ -218,47 +228,47 @@ def _begin_elsewhere(folder: Folder, found: Recovered, first_lsn: int) -> Recove
 
 
 def _begin_above_floor(folder: Folder, found: Recovered) -> Recovered:
-    """All that is left lies below the floor: it was about to start over, or its unsynced end is
-    gone, of which the floor says that nobody needs it here."""
+    """Everything left is below the floor: the log was about to start over, or its unsynced end is
+    gone, which was pruned."""
     found.file.close()
-    file = folder.disk.create(folder.segment(found.marks.floor_lsn + 1))
+    file = folder.disk.create(folder.segment(found.watermarks.floor_lsn + 1))
     folder.disk.sync_dir(folder.path)
     for segment in found.segments:
         folder.disk.unlink(folder.segment(segment.first_lsn))
         folder.disk.unlink(folder.index(segment.first_lsn))
-    began = _at_beginning(file, found.marks)
+    began = _at_beginning(file, found.watermarks)
     began.term, began.torn = found.term, found.torn
     return began
 
 
-def _at_beginning(file: DiskFile, marks: Watermarks) -> Recovered:
-    first_lsn = marks.floor_lsn + 1
+def _at_beginning(file: DiskFile, watermarks: SpoolWatermarks) -> Recovered:
+    first_lsn = watermarks.floor_lsn + 1
     index = SparseIndex(first_lsn)
     segment = SpoolSegment(first_lsn, first_lsn - 1, 0, index)
-    return Recovered([segment], marks, first_lsn - 1, file, index, marks.term)
+    return Recovered([segment], watermarks, first_lsn - 1, file, index, watermarks.term)
 
 
-def _check_first(folder: Folder, listing: SpoolListing, marks: Watermarks) -> None:
-    if listing.segments[0] > marks.floor_lsn + 1:
+def _check_first(folder: Folder, listing: SpoolListing, watermarks: SpoolWatermarks) -> None:
+    if listing.segments[0] > watermarks.floor_lsn + 1:
         raise SpoolCorrupt(
             f"the segment is gone; the first one left begins at LSN {listing.segments[0]}",
             path=folder.path,
             offset=0,
-            lsn=marks.floor_lsn + 1,
+            lsn=watermarks.floor_lsn + 1,
         )
 
 
-def _drop_pruned(folder: Folder, listing: SpoolListing, marks: Watermarks) -> None:
+def _drop_pruned(folder: Folder, listing: SpoolListing, watermarks: SpoolWatermarks) -> None:
     """Remove what an interrupted prune left."""
     firsts = listing.segments
-    while len(firsts) > 1 and firsts[1] - 1 <= marks.floor_lsn:
+    while len(firsts) > 1 and firsts[1] - 1 <= watermarks.floor_lsn:
         folder.disk.unlink(folder.segment(firsts.pop(0)))
     for first in listing.indexes:
         if first not in firsts:
             folder.disk.unlink(folder.index(first))
 
 
-def _open_active(folder: Folder, listing: SpoolListing, marks: Watermarks) -> Recovered:
+def _open_active(folder: Folder, listing: SpoolListing, watermarks: SpoolWatermarks) -> Recovered:
     firsts = listing.segments
     sealed = [
         _sealed(folder, first, following - 1) for first, following in itertools.pairwise(firsts)
@@ -268,10 +278,14 @@ def _open_active(folder: Folder, listing: SpoolListing, marks: Watermarks) -> Re
     try:
         window = Window(file, path, end=file.stat().size_bytes)
         foreign = is_foreign(window)
-        found = scan(window, first_lsn=firsts[-1], synced_lsn=marks.synced_lsn, native=not foreign)
-        torn = cut_torn_end(file, path, found, floor_lsn=marks.floor_lsn)
+        found = scan(
+            window, first_lsn=firsts[-1], synced_lsn=watermarks.synced_lsn, native=not foreign
+        )
+        torn = cut_torn_end(file, path, found, floor_lsn=watermarks.floor_lsn)
         file.sync()
-        recovered = Recovered(sealed, marks, found.last_lsn, file, found.index, marks.term)
+        recovered = Recovered(
+            sealed, watermarks, found.last_lsn, file, found.index, watermarks.term
+        )
         recovered.torn = torn
         _remember(recovered, window, found)
         if found.last is None and sealed:
@@ -296,7 +310,7 @@ def _open_active(folder: Folder, listing: SpoolListing, marks: Watermarks) -> Re
 
 
 def _remember(recovered: Recovered, window: Window, found: SegmentScan) -> None:
-    """Term, schema and age of the active segment, as its frames tell them."""
+    """Set term, schema and age of the active segment from its frames."""
     if found.last is not None:
         recovered.term = max(recovered.term, found.last.header.term or 0)
         recovered.age_s = max(0.0, (runtime.wall_ms() - found.first_timestamp_ms) / 1000)
@@ -306,8 +320,8 @@ def _remember(recovered: Recovered, window: Window, found: SegmentScan) -> None:
             if payload is not None:
                 recovered.schema = decode_group(found.last_records.header, payload).records.schema
         except Corrupt as error:
-            # Whoever reads it is told; the rest of the log can be had nevertheless. What is
-            # appended goes to another segment: no records have the columns of none.
+            # Reading this frame raises; the rest of the log can be read. The next append goes to
+            # another segment: no records fit an empty schema.
             recovered.schema = pa.schema([])
             _log.warning("%s: the last frame cannot be read: %s", window.path, error)
 
@@ -328,7 +342,7 @@ def _sealed(folder: Folder, first_lsn: int, last_lsn: int) -> SpoolSegment:
 
 
 def load_index(folder: Folder, segment: SpoolSegment) -> SparseIndex:
-    """The index of a sealed segment: kept beside it, or made again from its frames' heads."""
+    """The index of a sealed segment: from its file, or rebuilt from the heads of its frames."""
     kept = _stored_index(folder, segment)
     if kept is not None:
         return kept

@@ -1,10 +1,10 @@
-"""Mending a damaged spool from whoever has the records: another copy of the log, or any source.
+"""Repairing a damaged spool from sources that have the records: another copy of the log, or others.
 
-Always holds: a segment is replaced only when every LSN it should hold is there again; what was
-damaged is kept beside it, under a name that ends in `.damaged`; what cannot be mended is told, and
-left as it is, unless whoever repairs gives it up, and then the log says itself that it is lost.
-No more is in memory than one segment, and what a source hands out at a time. A source that holds
-other records than this log, where both hold some, is the copy of another: nothing is taken from it.
+Always holds: a segment is replaced only when every LSN that it should hold is there again; the
+damaged file is kept beside it, under a name that ends in `.damaged`; what cannot be repaired is
+reported and left as it is, unless it is given up, and then the log says itself that it is lost. At
+most one segment is in memory, and what a source returns at a time. Nothing is taken from a source
+that holds another record than this log under one LSN.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import Refused
-from headwater.log.spool.folder import Folder, SpoolListing, Watermarks
+from headwater.log.spool.folder import Folder, SpoolListing, SpoolWatermarks
 from headwater.log.spool.frame import FrameHead, Window, move_frame
 from headwater.log.spool.repair_source import CopyCheck, RepairSource
 from headwater.log.spool.scan import MissingRange, Survey, survey_segment
@@ -32,7 +32,7 @@ _PRUNED_CAUSE = "pruned before a repair"
 
 @dataclass(frozen=True, slots=True)
 class RepairedRange:
-    """A stretch that was missing, and where it came from."""
+    """LSNs that were missing, and the source that had them."""
 
     first_lsn: int
     last_lsn: int
@@ -44,14 +44,13 @@ class RepairReport:
     """What a repair found and did."""
 
     segments: int = 0
-    mended: list[RepairedRange] = field(default_factory=list)
+    repaired: list[RepairedRange] = field(default_factory=list)
     missing: list[MissingRange] = field(default_factory=list)
-    """What nobody had: those segments are as they were."""
-    kept: list[str] = field(default_factory=list)
-    """Damaged files, set aside."""
+    """LSNs that no source had: those segments were not changed."""
+    set_aside: list[str] = field(default_factory=list)
+    """Damaged files, under their new names."""
     uncompared: list[str] = field(default_factory=list)
-    """Sources that were used though this log has nothing by which to tell whether they are
-    copies of it."""
+    """Sources that were used although no record of theirs could be compared with this log."""
 
 
 def repair(
@@ -61,20 +60,20 @@ def repair(
     give_up: bool = False,
     disk: Disk | None = None,
 ) -> RepairReport:
-    """Look at every frame of a closed spool, and mend what can be mended.
+    """Check every frame of a closed spool, and repair what can be repaired.
 
-    With `give_up`, LSNs that nobody has are written as lost: readers are told so, and go on.
+    With `give_up`, LSNs that no source has are written as lost: readers get the cause, and go on.
     """
     folder = Folder(disk or OsDisk(), path)
     listing = folder.listing()
-    if listing.marks is None and not listing.segments:
+    if listing.watermarks is None and not listing.segments:
         raise Refused(f"there is no log in {path}: name the folder of one")
     with folder.disk.lock(folder.file("lock")):
         return _Repair(folder, sources, give_up=give_up).run(folder.listing())
 
 
 class _RepairPart(NamedTuple):
-    """LSNs that follow each other, with where they come from; without groups nobody has them."""
+    """Consecutive LSNs and the source that has them; without groups no source has them."""
 
     missing: MissingRange
     source: str
@@ -89,27 +88,27 @@ class _Repair:
         self._report = RepairReport()
         self._floor_lsn = 0
         self._term = 1
-        """The highest that was met: a lost range must not hide who may write."""
+        """The highest term of any frame: a lost range must not lower the log's term."""
         self._likeness = CopyCheck(folder)
 
     def run(self, listing: SpoolListing) -> RepairReport:
-        marks = listing.marks or Watermarks(1, 0, 0)
-        synced_lsn, next_lsn = marks.synced_lsn, marks.floor_lsn + 1
-        self._floor_lsn, self._term = marks.floor_lsn, max(self._term, marks.term)
+        watermarks = listing.watermarks or SpoolWatermarks(1, 0, 0)
+        synced_lsn, next_lsn = watermarks.synced_lsn, watermarks.floor_lsn + 1
+        self._floor_lsn, self._term = watermarks.floor_lsn, max(self._term, watermarks.term)
         firsts = self._likeness.firsts = listing.segments
         for place, first in enumerate(firsts):
-            if first > next_lsn and (listing.marks or place):
+            if first > next_lsn and (listing.watermarks or place):
                 self._restore(MissingRange(next_lsn, first - 1))
             is_last = place + 1 == len(firsts)
             last_lsn = synced_lsn if is_last else firsts[place + 1] - 1
             self._report.segments += 1
-            next_lsn = self._mend(first, last_lsn) + 1
+            next_lsn = self._repair_segment(first, last_lsn) + 1
         if next_lsn <= synced_lsn:
             self._restore(MissingRange(next_lsn, synced_lsn))
         return self._report
 
-    def _mend(self, first_lsn: int, last_lsn: int) -> int:
-        """Put a segment in order; returns the last LSN it should have."""
+    def _repair_segment(self, first_lsn: int, last_lsn: int) -> int:
+        """Repair a segment; returns the last LSN that it should have."""
         found = survey_segment(self._folder, first_lsn, last_lsn)
         self._term = max(self._term, *(one.header.term or 0 for one in found.frames), 0)
         reached = max([last_lsn, found.scan.synced_lsn, first_lsn - 1])
@@ -118,22 +117,22 @@ class _Repair:
         wanting = [part.missing for part in parts if not part.groups]
         self._report.missing += wanting
         if parts and not wanting:
-            self._report.mended += map(_repaired_range, parts)
+            self._report.repaired += map(_repaired_range, parts)
             gathered = [group for part in parts for group in part.groups]
             self._replace(first_lsn, reached, found, gathered)
         return max(reached, found.scan.last_lsn)
 
     def _restore(self, gone: MissingRange) -> None:
-        """Make segments again whose files are gone, as far as anybody has their records."""
+        """Recreate segments whose files are gone, as far as a source has their records."""
         for part in self._parts(gone):
             if part.groups:
                 self._replace(*part.missing, None, part.groups)
-                self._report.mended.append(_repaired_range(part))
+                self._report.repaired.append(_repaired_range(part))
             else:
                 self._report.missing.append(part.missing)
 
     def _parts(self, gap: MissingRange) -> Iterator[_RepairPart]:
-        """A gap, part by part: from the first source that has the next LSN, or from nobody."""
+        """A gap, part by part, each from the first source that has the next LSN."""
         lsn = gap.first_lsn
         while lsn <= gap.last_lsn:
             part = self._next_part(lsn, gap.last_lsn)
@@ -161,7 +160,7 @@ class _Repair:
         return self._unknown(MissingRange(lsn, later - 1))
 
     def _unknown(self, missing: MissingRange) -> _RepairPart:
-        """What nobody has. Below the floor nobody needs it, either: there it only fills a place."""
+        """A part that no source has. Below the floor it was pruned, and is filled as lost."""
         first_lsn, last_lsn = missing
         if first_lsn <= self._floor_lsn:
             pruned = MissingRange(first_lsn, min(last_lsn, self._floor_lsn))
@@ -176,17 +175,17 @@ class _Repair:
         return Group(self._term, *missing, NO_RECORDS, 0, cause)
 
     def _set_aside(self, path: str) -> None:
-        """Give the damaged file a second name, which nobody else's repair has taken."""
+        """Give the damaged file a second name that no earlier repair has taken."""
         for number in itertools.count(1):
             aside = path + DAMAGED_SUFFIX + (f"-{number}" if number > 1 else "")
             if self._folder.disk.link(path, aside):
-                self._report.kept.append(aside)
+                self._report.set_aside.append(aside)
                 return
 
     def _replace(
         self, first_lsn: int, last_lsn: int, found: Survey | None, gathered: list[Group]
     ) -> None:
-        """Write the segment anew, in order, and set the damaged one aside."""
+        """Rewrite the segment, in order, and keep the damaged file under another name."""
         folder, path = self._folder, self._folder.segment(first_lsn)
         pieces: list[FrameHead | Group] = [*(found.frames if found else []), *gathered]
         pieces.sort(key=lambda piece: piece.first_lsn)
@@ -204,7 +203,7 @@ class _Repair:
                     offset += len(frame)
             file.sync()
             if found is not None:
-                # Not before all of it is written: what finds no room leaves nothing behind.
+                # Only now: a rewrite that finds no room leaves nothing behind.
                 self._set_aside(path)
         folder.disk.unlink(folder.index(first_lsn))
         folder.disk.sync_dir(folder.path)
@@ -215,7 +214,7 @@ def _repaired_range(part: _RepairPart) -> RepairedRange:
 
 
 def _placed(piece: FrameHead | Group, window: Window | None, offset: int) -> bytes | bytearray:
-    """The frame of a piece, for this place of the new segment."""
+    """The frame of a piece, for this offset of the new segment."""
     if not isinstance(piece, FrameHead):
         return _new_frame(piece, offset)
     assert window is not None
@@ -229,14 +228,14 @@ def _new_frame(group: Group, offset: int) -> bytearray:
     from headwater.log.spool.codec import GroupFrame
 
     if group.lost is not None:
-        body = GroupFrame.of_lost(len(group), group.lost)
+        frame = GroupFrame.of_lost(len(group), group.lost)
     else:
-        body = GroupFrame.of_records(group.records)
-    body.place(
+        frame = GroupFrame.of_records(group.records)
+    frame.place(
         term=group.term,
         first_lsn=group.first_lsn,
         timestamp_ms=group.timestamp_ms,
         synced_lsn=group.first_lsn - 1,
         offset=offset,
     )
-    return body.frame
+    return frame.data

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from headwater.buffer.consumer.unreadable import UnreadableBatch
+from headwater.buffer.consumer.dead_letter import UnreadableBatch
 from headwater.buffer.queue.contract import Uncounted
 from headwater.buffer.stream import Stream
 from headwater.core import portal
@@ -32,17 +32,16 @@ if TYPE_CHECKING:
 
 
 class RepairSource(Protocol):
-    """Whoever may have what a damaged log has not: a replica, the tier, the buffer."""
+    """Something that may have the missing records: a replica, the tier, the buffer."""
 
     @property
     def name(self) -> str:
-        """What to call it in a report."""
+        """Its name in a report."""
 
     def read(self, first_lsn: int, last_lsn: int) -> Sequence[Group]:
-        """What it has of these LSNs, in order. Nothing only if it has none of them.
+        """The groups it has of these LSNs, in order; empty only if it has none of them.
 
-        It may be less: whoever wants more asks for what follows. A group of term 0 is one whose
-        term is not known.
+        It may return fewer: call it again for what follows. Term 0 means that the term is unknown.
         """
 
 
@@ -56,10 +55,10 @@ class SpoolSource:
             raise Refused(f"there is no log in {path}: name the folder of a copy")
 
     def read(self, first_lsn: int, last_lsn: int) -> Sequence[Group]:
-        """Whole frames of one segment, whatever else is damaged there."""
+        """Whole frames of one segment, even if others of it are damaged."""
         firsts = self._folder.listing().segments
         for place, first in enumerate(firsts):
-            # What stands behind the first LSN of the next segment is no part of the log.
+            # Frames behind the first LSN of the next segment are not part of the log.
             until = firsts[place + 1] - 1 if place + 1 < len(firsts) else last_lsn
             if first <= last_lsn and until >= first_lsn:
                 path, through = self._folder.segment(first), min(until, last_lsn)
@@ -111,14 +110,14 @@ class BufferSource:
                         found.append(Group(0, batch.first_lsn, batch.last_lsn, records))
                 sequence += 1
         except (Trimmed, Uncounted):
-            pass  # what goes meanwhile, and what has no LSNs, is not there
+            pass  # deleted meanwhile, or without LSNs: not available
         return found
 
 
 _SEGMENTS_MAX: Final = 8
-"""Of so many, spread over the log, the first and the last frame are compared."""
+"""Segments, spread over the log, whose first and last frames are compared."""
 _BESIDE_MAX: Final = 64
-"""Frames next to what is missing in one segment."""
+"""Frames next to the gaps of one segment that are compared."""
 
 
 class CopyCheck:
@@ -133,7 +132,7 @@ class CopyCheck:
         self._beside = _FingerprintCheck([])
 
     def look_beside(self, found: Survey) -> None:
-        """From now on compare what stands next to the gaps of this segment as well."""
+        """From now on also compare the frames next to the gaps of this segment."""
         ends = {one.first_lsn - 1 for one in found.missing}
         begins = {one.last_lsn + 1 for one in found.missing}
         frames = [p for p in found.frames if p.header.lsn in ends or p.first_lsn in begins]
@@ -156,7 +155,7 @@ class CopyCheck:
 
 
 class _Fingerprint(NamedTuple):
-    """What is kept of a group to compare it: its hashes, and not its records."""
+    """The hashes of a group, to compare it without its records."""
 
     first_lsn: int
     last_lsn: int
@@ -166,13 +165,13 @@ class _Fingerprint(NamedTuple):
 
 
 class _FingerprintCheck:
-    """Prints that are compared once with each source: a source goes through a segment to find what
-    it is asked for."""
+    """Fingerprints that are compared once with each source: a source scans a segment to find
+    them."""
 
     def __init__(self, prints: Iterable[_Fingerprint]) -> None:
         self._fingerprints = list(prints)
         self._known: dict[int, bool] = {}
-        """By source, whether there was anything that both hold."""
+        """By source, whether it shares any LSN with the log."""
 
     def with_source(self, source: RepairSource) -> bool:
         """Whether both hold any of these LSNs; `Refused` if they hold different records there."""
@@ -221,7 +220,7 @@ def _first_difference(ours: _Fingerprint, theirs: _Fingerprint) -> int | None:
     first, count = theirs.first_lsn - ours.first_lsn, len(theirs.hashes)
     place = _first_unequal(ours.hashes.slice(first, count), theirs.hashes)
     if place is not None and ours.is_timed != theirs.is_timed:
-        # A log that was written without ingestion times cannot be told apart by them.
+        # One log was written without ingestion times: compare the records without them.
         place = _first_unequal(ours.untimed.slice(first, count), theirs.untimed)
     return None if place is None else theirs.first_lsn + place
 

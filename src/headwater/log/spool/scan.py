@@ -65,12 +65,12 @@ class FileEnd(Enum):
 
 @dataclass(slots=True)
 class SegmentScan:
-    """What a file holds."""
+    """The result of a scan."""
 
     index: SparseIndex
     ending: FileEnd = FileEnd.CLEAN
     valid_bytes: int = 0
-    """Up to here every frame is whole."""
+    """Every frame below this offset is whole."""
     size_bytes: int = 0
     first_lsn: int = 0
     last_lsn: int = 0
@@ -78,24 +78,24 @@ class SegmentScan:
     frames: int = 0
     last: FrameHead | None = None
     last_records: FrameHead | None = None
-    """The last frame that holds records: it has the segment's schema."""
+    """The last frame with records: it has the segment's schema."""
     first_timestamp_ms: int = 0
     synced_lsn: int = 0
-    """The highest LSN that anything says was synced."""
+    """The highest LSN that is proven to be synced."""
     later: list[FrameHead] = field(default_factory=list)
-    """Whole frames after the bad place."""
+    """Whole frames after the bad one."""
     said_lsn: int | None = None
-    """The last LSN of the bad frame, as its head says, which nothing proves."""
+    """The last LSN of the bad frame according to its unproven head."""
     why: str | None = None
-    """Why this is no torn end, where it is not for what was synced."""
+    """Why the end is corrupt, if not because of what was synced."""
     gave_up: bool = False
-    """Too much looked like frames after the bad place to look at all of it."""
+    """Too many bytes after the bad frame look like frames to check all of them."""
 
 
 def scan(
     window: Window, *, first_lsn: int, synced_lsn: int = 0, native: bool = True
 ) -> SegmentScan:
-    """Check every frame. `synced_lsn` is what is known from beside the file."""
+    """Check every frame. `synced_lsn` is what the watermarks prove."""
     found = SegmentScan(SparseIndex(first_lsn), size_bytes=window.end, first_lsn=first_lsn)
     found.last_lsn, found.synced_lsn = first_lsn - 1, synced_lsn
     offset = 0
@@ -154,7 +154,7 @@ def _claimed_lsn(window: Window, offset: int, above: int) -> int | None:
 
 
 def _misplaced(window: Window, offset: int, found: SegmentScan, *, native: bool) -> str | None:
-    """What is wrong with a frame that is whole, and stands where it cannot; None if it is not."""
+    """What is wrong with a whole frame in an impossible place; None if it is not whole."""
     peeked = window.peek(offset)
     if peeked is None:
         return None
@@ -173,15 +173,15 @@ def _misplaced(window: Window, offset: int, found: SegmentScan, *, native: bool)
     if offset == 0 and peeked.envelope is not None and peeked.envelope.offset == 0:
         return (
             f"it begins, whole, with LSN {peeked.first_lsn}, and its name says "
-            f"{found.first_lsn}: it was given another's name"
+            f"{found.first_lsn}: it has the name of another segment"
         )
     return None
 
 
 def _is_followed(window: Window, peeked: FrameHead) -> bool:
-    """Whether what comes after a frame can be the next one, or the rest of a write that was cut.
+    """Whether the bytes after a frame can be the next frame, or the rest of a write that was cut.
 
-    Of version 1 nothing else says that its length is right.
+    In version 1 nothing else proves that the length is right.
     """
     if peeked.header.version != 1:
         return True
@@ -194,7 +194,7 @@ def _is_followed(window: Window, peeked: FrameHead) -> bool:
 
 
 def _out_of_order(peeked: FrameHead, above: int) -> str:
-    return f"the whole frame of LSN {peeked.header.lsn} stands behind that of LSN {above}"
+    return f"the whole frame of LSN {peeked.header.lsn} is behind that of LSN {above}"
 
 
 def _look_further(window: Window, offset: int, found: SegmentScan, *, native: bool) -> bool:
@@ -228,7 +228,7 @@ def _look_further(window: Window, offset: int, found: SegmentScan, *, native: bo
 
 
 def _magics(window: Window, offset: int) -> Iterator[int]:
-    """Every place from `offset` on where the magic stands."""
+    """Every offset from `offset` on with the magic."""
     while offset + len(MAGIC) <= window.end:
         data = bytes(window.view(offset, _SEARCH_BYTES))
         at = data.find(MAGIC)
@@ -240,11 +240,11 @@ def _magics(window: Window, offset: int) -> Iterator[int]:
 
 _RESTORE: Final = "bring the file back from a copy"
 _BEGIN_ABOVE: Final = (
-    f"{_RESTORE}, or move it away and open the log with a first_lsn above every LSN that was given"
+    f"{_RESTORE}, or move it away and open the log with a first_lsn above every LSN that was used"
 )
 _REWRITE: Final = "write its whole frames to another file in the order of their LSNs, and open that"
 _LSN_END_BYTES: Final = {1: 13, 2: 13, 3: 21}
-"""So much of a head has the LSN, by version."""
+"""By version, the end of the LSN in a header."""
 
 
 def adopt(folder: Folder, listing: SpoolListing, *, first_lsn: int | None) -> SpoolListing:
@@ -269,9 +269,9 @@ def adopt(folder: Folder, listing: SpoolListing, *, first_lsn: int | None) -> Sp
 def _first_lsn(window: Window, *, asked_lsn: int) -> int:
     """Where a published spool begins: 1 where it holds nothing.
 
-    Damage at the very beginning has to be told here. Once the file is a segment, only its first
-    frame says who wrote it; without that, whole frames behind it would count for nothing. And a
-    file that cannot be a segment is left under the name that it had.
+    Damage at the very beginning has to be found here. Once the file is a segment, only its first
+    frame says which implementation wrote it; without that, the whole frames behind it would not
+    count. A file that cannot be a segment keeps its name.
     """
     head = window.peek(0)
     whole = head is not None and window.payload(head) is not None
@@ -299,7 +299,7 @@ def _first_lsn(window: Window, *, asked_lsn: int) -> int:
         )
     if not whole and not _may_begin_at(asked_lsn, window):
         raise SpoolCorrupt(
-            "no frame of this file is whole, so that nothing says which LSNs were given",
+            "no frame of this file is whole, so that nothing says which LSNs were used",
             path=window.path,
             offset=0,
             lsn=1,
@@ -309,10 +309,10 @@ def _first_lsn(window: Window, *, asked_lsn: int) -> int:
 
 
 def _may_begin_at(first_lsn: int, window: Window) -> bool:
-    """Whether a log whose file has no whole frame can begin there without giving an LSN twice.
+    """Whether a log whose file has no whole frame can begin there without using an LSN twice.
 
-    A first write that was cut short leaves a head that says no higher LSN, or a part of a head, or
-    zeros. Of anything else only a `first_lsn` above 1, which somebody knows, says what was given.
+    A first write that was cut short leaves a head with no higher LSN, a part of a head, or zeros.
+    After anything else the log begins only at an explicit `first_lsn` above 1.
     """
     start = bytes(window.view(0, HEADER_MAX_BYTES))
     for version in (3, 2):
@@ -404,8 +404,8 @@ def _groups_of_frame(
 
 
 def _is_foreign_segment(window: Window, head: FrameHead | None) -> bool:
-    """Whether another implementation wrote a segment, of which the first frame may be damaged: it
-    may have lost the mark of a group alone, and then the frames behind it tell."""
+    """Whether another implementation wrote a segment. Its first frame may be damaged in the magic
+    of the group alone; then the frames behind it decide."""
     if head is None or head.envelope is not None:
         return False
     return is_foreign(window) or not scan(window, first_lsn=1).later

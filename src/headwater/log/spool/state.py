@@ -7,15 +7,15 @@ sync, and then they are equal; segments are dense and rising, and the last one i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from headwater.core import limits
+from headwater.core import limits, runtime
 from headwater.core.errors import HeadwaterError, Refused
-from headwater.core.metrics import Histogram
+from headwater.core.metrics import Histogram, Metrics
+from headwater.core.settings import check_above_zero
 from headwater.log.spool.folder import SparseIndex
 
 Sync = Literal["always", "none"] | float
@@ -27,30 +27,30 @@ class SpoolConfig:
 
     sync: Sync = "always"
     """`always`: an append returns when its bytes are synced. A number: it returns when they are
-    written, and they are synced by the first append, or the first look of `keep`, so many seconds
-    later. `none`: synced when a segment is sealed, and when the spool is closed."""
+    written; the first append or tick of `keep` after that many seconds syncs them. `none`: they
+    are synced when a segment is sealed and when the spool is closed."""
     segment_bytes: int = limits.LOG_SEGMENT_BYTES
-    """A segment of this size is sealed."""
+    """A segment that reaches this size is sealed."""
     segment_age_s: float = limits.LOG_SEGMENT_AGE_S
-    """A segment whose first frame is so old is sealed, also when nothing more comes."""
+    """A segment whose first frame has this age is sealed, also without further appends."""
     group_bytes: int = limits.LOG_GROUP_BYTES
-    """Records of one frame."""
+    """Bytes of records in one frame."""
     tail_bytes: int = limits.LOG_TAIL_BYTES
-    """Records that are held in memory for those who read the end."""
+    """Memory for the end of the log, shared by all readers."""
     queue_bytes: int = limits.LOG_QUEUE_BYTES
-    """What may wait to be written; beyond it appends are turned away."""
+    """Bytes that may wait to be written; further appends are `Unavailable`."""
 
     def __post_init__(self) -> None:
-        # True would be an interval of a second, which is not what anybody means by it.
+        # True would be an interval of one second.
         given: object = self.sync
         known = given in ("always", "none")
         if isinstance(given, bool) or (isinstance(given, str) and not known):
             raise Refused(f"sync is {self.sync!r}: always, none, or a number of seconds")
         if not isinstance(self.sync, str) and not self.sync > 0:
             raise Refused(f"sync is {self.sync}: an interval is above 0")
-        for name in ("segment_bytes", "segment_age_s", "group_bytes", "tail_bytes", "queue_bytes"):
-            if not getattr(self, name) > 0:
-                raise Refused(f"{name} is {getattr(self, name)}: it must be above 0")
+        check_above_zero(
+            self, "segment_bytes", "segment_age_s", "group_bytes", "tail_bytes", "queue_bytes"
+        )
 
     @property
     def sync_always(self) -> bool:
@@ -63,7 +63,7 @@ class SpoolConfig:
         return None if isinstance(self.sync, str) else self.sync
 
 
-class SpoolMetrics:
+class SpoolMetrics(Metrics):
     """Counts and durations of one spool."""
 
     def __init__(self) -> None:
@@ -89,27 +89,14 @@ class SpoolMetrics:
         self.sync_seconds = Histogram()
 
 
-def wake_future(future: asyncio.Future[None]) -> None:
-    """Resolve a future on its own loop; one whose loop is gone waits no more."""
-    loop = future.get_loop()
-    if loop is _running_loop():
-        _resolve_future(future)
-    else:
-        # Closed, perhaps in this very moment: whoever waited there was cancelled.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_resolve_future, future)
+def resolve_from_thread(future: asyncio.Future[None]) -> None:
+    """Resolve a future on its own loop, from any thread; nothing if that loop is closed."""
+    runtime.call_on(future.get_loop(), _resolve_future, future)
 
 
 def _resolve_future(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +108,7 @@ class SpoolSegment:
     """One below the first while it is empty."""
     size_bytes: int
     index: SparseIndex | None = None
-    """None until somebody asks for it."""
+    """None until it is used."""
 
     @property
     def is_empty(self) -> bool:
@@ -130,11 +117,11 @@ class SpoolSegment:
 
 
 class ReadPosition(NamedTuple):
-    """A segment to read, as it was published at one moment."""
+    """Where to read: a segment as it was published at one moment."""
 
     segment: SpoolSegment
     lsn: int
-    """Above this: what was asked for, or the floor where that is higher."""
+    """The requested LSN, or the floor if that is higher; reading begins above it."""
     end: int
     last_lsn: int
 
@@ -152,7 +139,7 @@ class SpoolState:
         self.synced_lsn = synced_lsn
         self.failure: HeadwaterError | None = None
         self._waiters: dict[asyncio.Future[None], int] = {}
-        """Who waits, and for more than which LSN."""
+        """The LSN that each waiter waits to pass."""
 
     @property
     def active(self) -> SpoolSegment:
@@ -160,12 +147,12 @@ class SpoolState:
         return self._segments[-1]
 
     def segments(self) -> list[SpoolSegment]:
-        """All of them, as they are now."""
+        """A copy of the list of segments."""
         with self.mutex:
             return list(self._segments)
 
     def after(self, lsn: int) -> ReadPosition | None:
-        """Where the first LSN above `lsn` and above the floor stands."""
+        """The position of the first LSN above `lsn` and above the floor."""
         with self.mutex:
             lsn = max(lsn, self.floor_lsn)
             if lsn >= self.current_lsn:
@@ -183,17 +170,17 @@ class SpoolState:
             return ReadPosition(found, lsn, found.size_bytes, found.last_lsn)
 
     def holds(self, segment: SpoolSegment) -> bool:
-        """Whether a segment is still among them."""
+        """Whether a segment was not removed."""
         with self.mutex:
             return segment in self._segments
 
     def publish(self, *, last_lsn: int, size_bytes: int) -> None:
-        """Frames were written: let readers see them."""
+        """Make written frames visible to readers."""
         with self.mutex:
             self.active.last_lsn = last_lsn
             self.active.size_bytes = size_bytes
             self.current_lsn = last_lsn
-        self._tell()
+        self._wake_waiters()
 
     def begin_segment(self, segment: SpoolSegment) -> None:
         """The active segment is sealed, and this one follows."""
@@ -201,7 +188,7 @@ class SpoolState:
             self._segments.append(segment)
 
     def raise_floor(self, lsn: int) -> list[SpoolSegment]:
-        """Read nothing at or below `lsn` any more; the segments that are now needless."""
+        """Raise the floor; returns the segments that are not needed any more."""
         with self.mutex:
             self.floor_lsn = max(self.floor_lsn, lsn)
             sealed = self._segments[:-1]
@@ -210,20 +197,20 @@ class SpoolState:
             return gone
 
     def restart(self, segment: SpoolSegment) -> list[SpoolSegment]:
-        """Go on with one empty segment; those that were there."""
+        """Go on with one empty segment; returns the segments before it."""
         with self.mutex:
             gone, self._segments = self._segments, [segment]
             self.floor_lsn = self.current_lsn = self.synced_lsn = segment.last_lsn
-        self._tell()
+        self._wake_waiters()
         return gone
 
     def fail(self, error: HeadwaterError) -> None:
         """Nothing more is written."""
         self.failure = error
-        self._tell()
+        self._wake_waiters()
 
     def end(self, error: HeadwaterError) -> None:
-        """Nothing more will come: tell those who wait, unless they were told why before."""
+        """Nothing more is written; an earlier failure stays."""
         if self.failure is None:
             self.fail(error)
 
@@ -237,7 +224,7 @@ class SpoolState:
                 return self.current_lsn
             self._waiters[future] = lsn
         if self.failure is not None:
-            self._tell()
+            self._wake_waiters()
         try:
             async with asyncio.timeout(timeout_s):
                 await future
@@ -250,11 +237,11 @@ class SpoolState:
             raise self.failure
         return self.current_lsn
 
-    def _tell(self) -> None:
+    def _wake_waiters(self) -> None:
         with self.mutex:
             ended, reached = self.failure is not None, self.current_lsn
             due = [one for one, lsn in self._waiters.items() if ended or lsn < reached]
             for future in due:
                 del self._waiters[future]
         for future in due:
-            wake_future(future)
+            resolve_from_thread(future)

@@ -2,7 +2,7 @@
 
 Always holds:
 
-- LSNs are given, or checked to be the next, in the order of the bytes, under one lock;
+- LSNs are assigned, or checked to be the next, in the order of the bytes, under one lock;
 - a sealed segment is synced to its end, and the name of the next one is safe before a frame of it
   is acknowledged;
 - a write that found no room leaves the log as it was; after a sync that failed nothing is written
@@ -30,9 +30,9 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.limits import KIB, LOG_TEND_EVERY_S, LSN_MAX
+from headwater.log.record.group import GroupRing
 from headwater.log.spool.commit import PendingAppend, WriteBatch
 from headwater.log.spool.folder import Folder, SparseIndex, SpoolLock
-from headwater.log.spool.reader import LogTail
 from headwater.log.spool.recovery import Recovered
 from headwater.log.spool.state import SpoolConfig, SpoolMetrics, SpoolSegment, SpoolState
 
@@ -42,7 +42,7 @@ _JOINED_MAX_BYTES = 128 * KIB
 
 
 class SegmentWriter:
-    """The one who writes."""
+    """The only writer of the active segment."""
 
     def __init__(
         self,
@@ -50,18 +50,18 @@ class SegmentWriter:
         config: SpoolConfig,
         recovered: Recovered,
         state: SpoolState,
-        tail: LogTail,
+        tail: GroupRing,
         metrics: SpoolMetrics,
-        ownership: SpoolLock,
+        lock: SpoolLock,
     ) -> None:
         self._folder = folder
         self._config = config
         self._state = state
         self._tail = tail
         self._metrics = metrics
-        self._ownership = ownership
-        self.lock = threading.Lock()
-        """Held by whoever changes the active segment."""
+        self._lock = lock
+        self._mutex = threading.Lock()
+        """Held while the active segment is changed."""
         self._file: DiskFile = recovered.file
         self._index = recovered.index
         self._size_bytes = state.active.size_bytes
@@ -70,8 +70,8 @@ class SegmentWriter:
         self._schema: pa.Schema | None = recovered.schema
         self._used: set[str] = set()
         """Columns that appends to the active segment had."""
-        self._wish: pa.Schema | None = None
-        """What the next append had best have, where the active segment is empty."""
+        self._next_schema: pa.Schema | None = None
+        """The schema with which an empty active segment should begin."""
         self._old_from_s = runtime.monotonic_s() - recovered.age_s + config.segment_age_s
         self._synced_s = runtime.monotonic_s()
         self._synced_bytes = self._size_bytes
@@ -79,39 +79,39 @@ class SegmentWriter:
 
     @property
     def schema(self) -> pa.Schema | None:
-        """What the active segment has, or begins with, as far as one can tell without the lock;
-        None where nothing says so yet."""
-        return self._wish if self._state.active.is_empty else self._schema
+        """The schema of the active segment, or with which it will begin, read without the lock;
+        None if it is not known yet."""
+        return self._next_schema if self._state.active.is_empty else self._schema
 
-    def flush(self, tickets: list[PendingAppend]) -> None:
-        """Write what waits, in order, and settle all of it."""
+    def flush(self, appends: list[PendingAppend]) -> None:
+        """Write these appends in order, and settle each of them."""
         started_s = runtime.monotonic_s()
-        with self.lock:
-            run = self._run()
-            for ticket in tickets:
+        with self._mutex:
+            batch = self._new_batch()
+            for append in appends:
                 try:
-                    self._check(ticket, run)
-                    if self._seal_reason(ticket, run) is not None:
-                        run = self._commit(run)
-                        self._check(ticket, run)
-                        run = self._sealed_for(ticket, run)
-                    run.take(ticket)
+                    self._check(append, batch)
+                    if self._seal_reason(append, batch) is not None:
+                        batch = self._commit(batch)
+                        self._check(append, batch)
+                        batch = self._sealed_for(append, batch)
+                    batch.add(append)
                 except HeadwaterError as error:
-                    ticket.fail(error)
-            self._commit(run)
+                    append.fail(error)
+            self._commit(batch)
         self._metrics.flush_seconds.observe(runtime.monotonic_s() - started_s)
 
     def seal(self, reason: str) -> None:
         """Close the active segment and begin the next, if it holds anything."""
-        with self.lock:
+        with self._mutex:
             self._check_usable()
             self._check_owned()
             if not self._state.active.is_empty:
                 self._seal(reason)
 
     def sync(self) -> None:
-        """Sync what is not, however it is synced else."""
-        with self.lock:
+        """Sync everything that was written, whatever `sync` says."""
+        with self._mutex:
             self._check_usable()
             if self._synced_bytes < self._size_bytes:
                 self._check_owned()
@@ -120,7 +120,7 @@ class SegmentWriter:
 
     def tend(self) -> None:
         """Sync and seal what is due though nothing is appended."""
-        with self.lock:
+        with self._mutex:
             self._check_usable()
             self._check_owned()
             if self._interval_over() and self._synced_bytes < self._size_bytes:
@@ -137,20 +137,19 @@ class SegmentWriter:
             _log.warning("%s is old, and was not sealed: %s", self._where, error)
 
     def restart(self, first_lsn: int) -> list[SpoolSegment]:
-        """Begin anew at another LSN; the segments that were there, which may be removed."""
-        with self.lock:
+        """Go on at another LSN; returns the segments before it, which may be removed."""
+        with self._mutex:
             self._check_usable()
             segment, file = self._create(first_lsn)
-            self._wish = None
+            self._next_schema = None
             gone = self._state.restart(segment)
             self._tail.restart(first_lsn)
             self._use(segment, file)
             return gone
 
     def close(self) -> None:
-        """Sync what is not, and give the file back. Nothing is done here any more, also by those
-        who waited for the lock meanwhile."""
-        with self.lock:
+        """Sync and close the file. Callers that waited for the lock get `Refused`."""
+        with self._mutex:
             self._closed = True
             try:
                 if self._state.failure is None and self._synced_bytes < self._size_bytes:
@@ -158,15 +157,15 @@ class SegmentWriter:
             finally:
                 self._file.close()
 
-    def _run(self) -> WriteBatch:
-        """Nothing yet, after all that is published."""
-        begins = self._state.active.is_empty
+    def _new_batch(self) -> WriteBatch:
+        """An empty batch after all that is published."""
+        is_empty = self._state.active.is_empty
         return WriteBatch(
             next_lsn=self._state.current_lsn + 1,
             size_bytes=self._size_bytes,
             term=self.term,
-            schema=self._wish if begins else self._schema,
-            begins=begins,
+            schema=self._next_schema if is_empty else self._schema,
+            is_segment_empty=is_empty,
             synced_lsn=self._state.synced_lsn,
             group_bytes=self._config.group_bytes,
         )
@@ -179,7 +178,7 @@ class SegmentWriter:
 
     def _check_owned(self) -> None:
         try:
-            self._ownership.check_held()
+            self._lock.check_held()
         except HeadwaterError as error:
             self._state.fail(error)
             _log.error("%s", error)
@@ -191,67 +190,67 @@ class SegmentWriter:
         except Fenced as error:
             raise OutcomeUnknown(f"{error}. What was just written may be in it, or not") from error
 
-    def _check(self, ticket: PendingAppend, run: WriteBatch) -> None:
+    def _check(self, append: PendingAppend, batch: WriteBatch) -> None:
         self._check_usable()
-        if ticket.term < run.term:
+        if append.term < batch.term:
             self._metrics.appends_refused["fenced"] += 1
-            raise Fenced(f"term {ticket.term} is over: term {run.term} has written to this log")
-        if ticket.first_lsn not in (None, run.next_lsn):
+            raise Fenced(f"term {append.term} is over: term {batch.term} has written to this log")
+        if append.first_lsn not in (None, batch.next_lsn):
             self._metrics.appends_refused["order"] += 1
             raise Conflict(
-                f"the next LSN is {run.next_lsn}, not {ticket.first_lsn}: the log has no gaps "
+                f"the next LSN is {batch.next_lsn}, not {append.first_lsn}: the log has no gaps "
                 "and writes nothing twice",
-                current=run.next_lsn,
+                current=batch.next_lsn,
             )
-        last_lsn = run.next_lsn + ticket.lsns - 1
+        last_lsn = batch.next_lsn + append.lsn_count - 1
         if last_lsn > LSN_MAX:
             self._metrics.appends_refused["order"] += 1
             raise LimitExceeded(f"LSN {last_lsn} is beyond the last one, {LSN_MAX}")
 
-    def _seal_reason(self, ticket: PendingAppend, run: WriteBatch) -> str | None:
-        if run.is_first:
+    def _seal_reason(self, append: PendingAppend, batch: WriteBatch) -> str | None:
+        if batch.is_first:
             return None
-        if ticket.term != run.term:
+        if append.term != batch.term:
             return "hand-over"
-        if not run.fits(ticket):
+        if not batch.fits(append):
             return "schema"
-        if run.size_bytes >= self._config.segment_bytes:
+        if batch.size_bytes >= self._config.segment_bytes:
             return "size"
         return "age" if self._is_old() else None
 
-    def _sealed_for(self, ticket: PendingAppend, run: WriteBatch) -> WriteBatch:
-        """What takes an append, once the active segment is sealed if that has to be."""
-        reason = self._seal_reason(ticket, run)
+    def _sealed_for(self, append: PendingAppend, batch: WriteBatch) -> WriteBatch:
+        """The batch that takes an append; the active segment is sealed first if it has to be."""
+        reason = self._seal_reason(append, batch)
         if reason is None:
-            return run
+            return batch
         if reason == "age":
             self._seal_by_age()
         else:
             self._seal(reason)
-        return self._run()
+        return self._new_batch()
 
     def _is_old(self) -> bool:
         return runtime.monotonic_s() >= self._old_from_s
 
-    def _commit(self, run: WriteBatch) -> WriteBatch:
-        """Write a run, sync it where that is promised, publish it, and settle its tickets."""
-        if run.tickets:
+    def _commit(self, batch: WriteBatch) -> WriteBatch:
+        """Write a batch, sync it if that is promised, publish it, and settle its appends."""
+        if batch.appends:
             try:
                 self._check_owned()
-                self._write(run)
+                self._write(batch)
                 if self._config.sync_always or self._interval_over():
-                    self._sync(through_lsn=run.next_lsn - 1)
+                    self._sync(through_lsn=batch.next_lsn - 1)
                 self._check_still_owned()
             except HeadwaterError as error:
-                for ticket, _ in run.tickets:
-                    ticket.fail(error)
+                for append, _ in batch.appends:
+                    append.fail(error)
             else:
-                self._publish(run)
-        return self._run()
+                self._publish(batch)
+        return self._new_batch()
 
-    def _write(self, run: WriteBatch) -> None:
+    def _write(self, batch: WriteBatch) -> None:
         try:
-            for data in _joined(run.frames):
+            for data in _joined(batch.frames):
                 self._file.append(data)
         except (NoSpace, LimitExceeded) as error:
             self._metrics.appends_refused["space"] += 1
@@ -259,12 +258,12 @@ class SegmentWriter:
             raise error
         except HeadwaterError as error:
             raise self._fail(error) from error
-        self._size_bytes = run.size_bytes
+        self._size_bytes = batch.size_bytes
 
     def _cut_back(self) -> None:
-        """Take away the part of a write that found room. Synced, because what was refused must
-        not come back, least of all behind what is written next. Not if the log is another's: what
-        is cut off then may be what that one has acknowledged."""
+        """Cut off the part of a write that found room. Synced, because what was refused must not
+        come back behind what is written next. Not if the lock was lost: the bytes may be frames
+        that another process has acknowledged."""
         self._check_still_owned()
         try:
             self._file.truncate(self._size_bytes)
@@ -296,10 +295,10 @@ class SegmentWriter:
         self._synced_s = runtime.monotonic_s()
 
     def _forget_unsynced(self) -> None:
-        """What the failed sync was for was promised to nobody, and may be in the page cache
-        alone: whoever opens the log next must not find it there and take it for safe."""
+        """Cut off what the failed sync was for: it was never acknowledged, and may be only in the
+        page cache, where the next process that opens the log would find it and trust it."""
         try:
-            self._ownership.check_held()
+            self._lock.check_held()
             self._file.truncate(self._synced_bytes)
         except HeadwaterError as error:
             _log.error("%s: the unsynced end could not be cut off either: %s", self._where, error)
@@ -317,36 +316,36 @@ class SegmentWriter:
     def _where(self) -> str:
         return self._folder.segment(self._state.active.first_lsn)
 
-    def _publish(self, run: WriteBatch) -> None:
-        for group, offset in run.groups:
+    def _publish(self, batch: WriteBatch) -> None:
+        for group, offset in batch.groups:
             self._index.note(group.first_lsn, offset)
         if self._state.active.is_empty:
             self._old_from_s = runtime.monotonic_s() + self._config.segment_age_s
-        self.term, self._schema = run.term, run.schema
-        for ticket, _ in run.tickets:
-            if ticket.given is not None:
-                self._used.update(ticket.given.names)
-        groups = [group for group, _ in run.groups]
+        self.term, self._schema = batch.term, batch.schema
+        for append, _ in batch.appends:
+            if append.own_schema is not None:
+                self._used.update(append.own_schema.names)
+        groups = [group for group, _ in batch.groups]
         self._tail.extend(groups)
-        self._state.publish(last_lsn=run.next_lsn - 1, size_bytes=run.size_bytes)
+        self._state.publish(last_lsn=batch.next_lsn - 1, size_bytes=batch.size_bytes)
         metrics = self._metrics
         metrics.flushes += 1
-        metrics.appends += len(run.tickets)
-        metrics.frames_written += len(run.frames)
-        metrics.bytes_written += sum(map(len, run.frames))
+        metrics.appends += len(batch.appends)
+        metrics.frames_written += len(batch.frames)
+        metrics.bytes_written += sum(map(len, batch.frames))
         metrics.records_written += sum(map(len, groups))
-        for ticket, appended in run.tickets:
-            ticket.settle(appended)
+        for append, appended in batch.appends:
+            append.settle(appended)
 
     def _seal(self, reason: str) -> None:
-        """Sync the active segment to its end, and go on in another one."""
+        """Sync the active segment to its end, and begin another one."""
         if self._synced_bytes < self._size_bytes:
             self._sync()
         sealed = self._state.active
         segment, file = self._create(sealed.last_lsn + 1)
         self._keep_index(sealed)
         # A segment that was full or old is followed by one with the columns that were in use.
-        self._wish = self._in_use() if reason in ("size", "age") else None
+        self._next_schema = self._in_use() if reason in ("size", "age") else None
         self._state.begin_segment(segment)
         self._use(segment, file)
         self._metrics.segments_sealed[reason] += 1
@@ -383,8 +382,8 @@ class SegmentWriter:
             with self._folder.replacing(self._folder.index(sealed.first_lsn)) as file:
                 file.append(data)
         except HeadwaterError as error:
-            # It is made again from the segment when it is asked for.
-            _log.warning("the index of a sealed segment was not kept: %s", error)
+            # It is rebuilt from the segment when it is needed.
+            _log.warning("the index of a sealed segment was not stored: %s", error)
 
 
 def _joined(frames: list[bytearray]) -> list[bytes | bytearray]:

@@ -12,45 +12,46 @@ from headwater.spark.options.table import (
     MAX_PARTITION_BYTES,
     SINK_BATCH_BYTES,
     SINK_TIMEOUT_MS,
+    Mode,
     parse_options,
 )
-from headwater.spark.options.values import LATEST, Mode
+from headwater.spark.options.values import LATEST
 
 
 @dataclass(frozen=True)
 class TimeBound:
-    """A bound by time."""
+    """Where a read begins or ends, by time."""
 
     option: str
-    """The one that asked for it."""
+    """The option that sets it."""
     by: TimeBy
     moment_us: int = 0
-    """Of every partition, unless there is one for each."""
+    """For every partition, unless `moments_us` has one for each."""
     moments_us: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     def of(self, stream: str, partition: int) -> int:
-        """The moment for one partition."""
+        """The time for one partition."""
         return self.moments_us[stream][partition] if self.moments_us else self.moment_us
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """The options of `spark.read` and `spark.readStream`. Cheap, and safe to send elsewhere."""
+    """The options of `spark.read` and `spark.readStream`. Small, and safe to send."""
 
     url: str
     subscribe: tuple[str, ...] = ()
     subscribe_pattern: str | None = None
     assign: Mapping[str, list[int]] = field(default_factory=dict)
     starting_offsets: Any = None
-    """An `Offsets`; None where nothing was asked for."""
+    """`Offsets`; None if the option was not given."""
     starting_time: TimeBound | None = None
-    """Goes before offsets."""
+    """Overrides the offsets."""
     starts_at_latest: bool = False
-    """Where no record is as late as that: begin at the end, and do not fail."""
+    """If no record is that late: begin at the end instead of failing."""
     ending_offsets: Any = LATEST
-    """An `Offsets`."""
+    """`Offsets`."""
     ending_time: TimeBound | None = None
-    """Goes before offsets."""
+    """Overrides the offsets."""
     group_id: str = ""
     take_over: bool = False
     max_offsets_per_trigger: int | None = None
@@ -67,19 +68,19 @@ class ReadOptions:
 
     @property
     def starting_option(self) -> str | None:
-        """The option that says where to begin, if one does."""
+        """The option that says where to begin, if any."""
         if self.starting_time is not None:
             return self.starting_time.option
         return None if self.starting_offsets is None else "startingOffsets"
 
     @classmethod
     def parse(cls, given: Mapping[str, str], mode: Mode) -> ReadOptions:
-        """From what Spark hands on; `Refused` says what to mend."""
+        """Parse what Spark passes on; `Refused` says what to change."""
         parsed = parse_options(given, mode)
         _check_source(parsed)
         if mode is Mode.READ_STREAM and parsed["groupId"] is None:
             raise Refused(
-                "groupId is missing: the name under which this query's position is kept, as in "
+                "groupId is missing: the group that keeps this query's position, as in "
                 '.option("groupId", "billing")'
             )
         _check_bad_batches(parsed["onBadBatch"], mode)
@@ -115,7 +116,7 @@ def _time_bound(parsed: Mapping[str, Any], side: str) -> TimeBound | None:
     ingested = f"{side}IngestionTimestamp"
     given = [name for name in (whole, each, ingested) if parsed.get(name) is not None]
     if ingested in given and len(given) > 1:
-        raise Refused(f"{given[0]} and {ingested} go by different times: give one of them")
+        raise Refused(f"{given[0]} and {ingested} use different times: give one of them")
     if not given:
         return None
     name = given[0]
@@ -138,14 +139,20 @@ def _check_source(parsed: Mapping[str, Any]) -> None:
 
 def _check_bad_batches(choice: str, mode: Mode) -> None:
     if choice == "skip" and mode is Mode.READ_STREAM:
-        raise Refused("onBadBatch=skip is for read; a query keeps a note: onBadBatch=deadLetter")
+        raise Refused(
+            "onBadBatch=skip is for read; for readStream use onBadBatch=deadLetter, which records "
+            "the batch"
+        )
     if choice == "deadLetter" and mode is Mode.READ:
-        raise Refused("onBadBatch=deadLetter is for readStream; a read only looks: onBadBatch=skip")
+        raise Refused(
+            "onBadBatch=deadLetter is for readStream; for read, which writes nothing, use "
+            "onBadBatch=skip"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """The options of `df.write` and `df.writeStream`. Cheap, and safe to send elsewhere."""
+    """The options of `df.write` and `df.writeStream`. Small, and safe to send."""
 
     url: str
     topic: str
@@ -153,12 +160,12 @@ class WriteOptions:
     txn_version: int | None = None
     sink_timeout_ms: int = SINK_TIMEOUT_MS
     compression: str | None = None
-    """None for the stream's own."""
+    """None for that of the stream."""
     batch_bytes: int = SINK_BATCH_BYTES
 
     @classmethod
     def parse(cls, given: Mapping[str, str], mode: Mode) -> WriteOptions:
-        """From what Spark hands on; `Refused` says what to mend."""
+        """Parse what Spark passes on; `Refused` says what to change."""
         parsed = parse_options(given, mode)
         if parsed["topic"] is None:
             raise Refused('which stream? Name it: .option("topic", "orders")')

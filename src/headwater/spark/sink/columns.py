@@ -59,63 +59,66 @@ _RAW_IGNORED: Final = frozenset(
     {"topic", "offset", "timestampType", "ingestionTimestamp", "metadata"}
 )
 _TYPED_IGNORED: Final = frozenset({f"_{name}" for name in _RAW_IGNORED})
-_WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
+_INTEGERS: Final = (ByteType, ShortType, IntegerType, LongType)
 _TEXT: Final = (BinaryType, StringType)
 _TIMES: Final = (TimestampType, TimestampNTZType)
-_WANTED: Final[dict[str, tuple[tuple[type[DataType], ...], str]]] = {
+_TYPES: Final[dict[str, tuple[tuple[type[DataType], ...], str]]] = {
     KEY: (_TEXT, "binary or string"),
     VALUE: (_TEXT, "binary or string"),
     HEADERS: ((ArrayType,), "array<struct<key: string, value: binary>>"),
     TIMESTAMP: (_TIMES, "timestamp"),
-    PARTITION: (_WHOLE, "int"),
+    PARTITION: (_INTEGERS, "int"),
 }
-"""What Spark's types may be where a reserved column takes only one kind of thing."""
+"""The Spark types that a reserved column may have."""
 
 
-class Records(NamedTuple):
-    """Some rows, as the stream carries them, and which partitions were asked for."""
+class RoutedRecords(NamedTuple):
+    """Rows as records of the stream, and the partitions that the rows name."""
 
     records: pa.RecordBatch
     partitions: pa.Array | None
-    """Null where the key decides, or nobody."""
+    """Null if the row names no partition."""
 
 
 class SinkColumns:
-    """What becomes of each column. Made from the schema alone; cheap, and safe to send."""
+    """How columns become parts of records. Made from the schema alone; small, and safe to send."""
 
     def __init__(self, schema: StructType) -> None:
         names = schema.fieldNames()
         self.is_raw = all(name in _RAW or name in _RAW_IGNORED for name in names)
-        self.kept = dict(_raw(names) if self.is_raw else _typed(names))
+        self.record_names = dict(_raw(names) if self.is_raw else _typed(names))
         """Name in the DataFrame → name in the record."""
         for field in schema.fields:
-            if field.name in self.kept:
-                _check_type(field.name, self.kept[field.name], field.dataType)
+            if field.name in self.record_names:
+                _check_type(field.name, self.record_names[field.name], field.dataType)
 
-    def settle(self, stream: Stream) -> None:
-        """See what the columns mean to this stream; `Refused` if it cannot take such rows."""
+    def resolve(self, stream: Stream) -> None:
+        """Resolve what the columns are in this stream; `Refused` if it cannot have such rows."""
         if not self.is_raw or stream.schema is None:
             return
         declared = stream.schema.names
-        if not all(name in declared for name in self.kept):
+        if not all(name in declared for name in self.record_names):
             raise Refused(
                 f"stream {stream.name!r} has the columns {', '.join(declared)}, and the DataFrame "
-                f"has only {', '.join(self.kept)}, which are opaque values: select the stream's "
-                "columns, with _key, _headers, … for what goes beside them"
+                f"has only {', '.join(self.record_names)}, which are opaque values: select the "
+                "stream's columns, with _key, _headers, … for the rest of the record"
             )
-        self.is_raw, self.kept = False, {name: name for name in self.kept}
+        self.is_raw, self.record_names = False, {name: name for name in self.record_names}
 
     def record_schema(self, schema: pa.Schema, stream: Stream) -> pa.Schema:
-        """What the records of such a DataFrame are made of; columns without a type left out."""
-        kept = pa.schema([schema.field(name).with_name(self.kept[name]) for name in self.kept])
-        empty = without_untyped(kept.empty_table(), stream.schema)
+        """The schema of the records, without columns that have no type."""
+        written = pa.schema(
+            schema.field(name).with_name(record_name)
+            for name, record_name in self.record_names.items()
+        )
+        empty = without_untyped(written.empty_table(), stream.schema)
         return record_schema(
             pa.schema([field for field in empty.schema if field.name != PARTITION])
         )
 
-    def records(self, batch: pa.RecordBatch, stream: Stream) -> Records:
-        """The rows of an Arrow batch as records that fit the stream."""
-        columns = {self.kept[name]: batch.column(name) for name in self.kept}
+    def records(self, batch: pa.RecordBatch, stream: Stream) -> RoutedRecords:
+        """The rows of an Arrow batch as records with the stream's schema."""
+        columns = {self.record_names[name]: batch.column(name) for name in self.record_names}
         partitions = columns.pop(PARTITION, None)
         if OPERATION in columns and columns[OPERATION].null_count:
             columns[OPERATION] = _insert_where_null(columns[OPERATION])
@@ -125,8 +128,8 @@ class SinkColumns:
         found = from_arrow(arranged.combine_chunks())
         fitted = stream.fit(found[0]) if found else None
         if fitted is None:
-            return Records(pa.record_batch([], schema=pa.schema([])), None)
-        return Records(fitted, None if partitions is None else partitions.cast(pa.int64()))
+            return RoutedRecords(pa.record_batch([], schema=pa.schema([])), None)
+        return RoutedRecords(fitted, None if partitions is None else partitions.cast(pa.int64()))
 
 
 def _raw(names: list[str]) -> Mapping[str, str]:
@@ -147,19 +150,19 @@ def _typed(names: list[str]) -> Mapping[str, str]:
             f"column {unknown[0]!r}: names that begin with '_' are reserved; known are "
             f"{', '.join(sorted(known - {VALUE}))}"
         )
-    kept = {name: name for name in names if name not in _TYPED_IGNORED}
-    typed = [name for name in kept if not name.startswith("_")]
-    if VALUE in kept and typed:
+    written = {name: name for name in names if name not in _TYPED_IGNORED}
+    typed = [name for name in written if not name.startswith("_")]
+    if VALUE in written and typed:
         raise Refused(f"a record has {VALUE} or typed columns ({typed[0]!r}, …), not both")
-    if not typed and VALUE not in kept and KEY not in kept:
+    if not typed and VALUE not in written and KEY not in written:
         raise Refused("the DataFrame has no column that a record could be made of")
-    return kept
+    return written
 
 
 def _check_type(name: str, target: str, kind: DataType) -> None:
-    if target not in _WANTED:
+    if target not in _TYPES:
         return
-    wanted, shown = _WANTED[target]
+    wanted, shown = _TYPES[target]
     if not isinstance(kind, wanted):
         raise Refused(
             f"column {name!r} is {kind.simpleString()}, and {shown} is needed: cast it"
@@ -183,7 +186,7 @@ def _headers(column: pa.Array) -> pa.Array:
 
 
 class Router:
-    """Spreads the records of one task."""
+    """Distributes the records of one task over the partitions."""
 
     def __init__(self, stream: Stream, task: int, batch_bytes: int) -> None:
         self._stream = stream
@@ -192,12 +195,12 @@ class Router:
         self._turn_bytes = 0
 
     def route(
-        self, records: pa.RecordBatch, asked: pa.Array | None
+        self, records: pa.RecordBatch, wanted: pa.Array | None
     ) -> list[tuple[int, pa.RecordBatch]]:
-        """The records by partition, within each in the order in which they came."""
+        """The records by partition, in their original order within each."""
         if not records.num_rows:
             return []
-        chosen = None if asked is None else self._checked(asked)
+        chosen = None if wanted is None else self._check_partitions(wanted)
         if chosen is None or chosen.null_count:
             chosen = self._by_key(records, chosen)
         if chosen is None:
@@ -207,8 +210,8 @@ class Router:
             chosen = pc.fill_null(chosen, turn)
         return _split(records, chosen)
 
-    def _checked(self, asked: pa.Array) -> pa.Array:
-        found, last = pc.min_max(asked).as_py(), self._stream.partitions - 1
+    def _check_partitions(self, wanted: pa.Array) -> pa.Array:
+        found, last = pc.min_max(wanted).as_py(), self._stream.partitions - 1
         for number in found.values():
             if number is not None and not 0 <= number <= last:
                 known = f"partitions 0 to {last}" if last else "the partition 0 alone"
@@ -216,7 +219,7 @@ class Router:
                     f"stream {self._stream.name!r} has {known}, and a row asks for {number}. Leave "
                     "the column out to let the key decide"
                 )
-        return asked.cast(pa.int32())
+        return wanted.cast(pa.int32())
 
     def _by_key(self, records: pa.RecordBatch, chosen: pa.Array | None) -> pa.Array | None:
         if KEY not in records.schema.names:
@@ -240,7 +243,7 @@ def _split(records: pa.RecordBatch, chosen: pa.Array) -> list[tuple[int, pa.Reco
     counts = {one["values"]: one["counts"] for one in pc.value_counts(chosen).to_pylist()}
     if len(counts) == 1:
         return [(next(iter(counts)), records)]
-    # A stable sort, so that the records of a partition stay in their order.
+    # A stable sort keeps the order of the records of a partition.
     ordered = records.take(pc.sort_indices(chosen))
     parts, start = [], 0
     for partition in sorted(counts):

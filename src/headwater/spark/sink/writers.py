@@ -1,9 +1,9 @@
 """What Spark calls to write a batch DataFrame or the micro-batches of a query.
 
 Spark makes a batch's writer once, and sends the same one to every task and to its commit: a token
-in the writer identifies the job. A stream's writer is made again for the tasks and for the commit
-of each micro-batch; the transaction is identified by the properties of its tasks, which reach the
-driver in their messages.
+in the writer identifies the job. For each micro-batch of a stream, Spark makes one writer for the
+tasks and another for the commit; the transaction is identified by the properties of its tasks,
+which reach the driver in their messages.
 
 Tasks on executors upload Arrow batches and return a message; the driver commits the uploads of all
 messages in one transaction.
@@ -45,13 +45,13 @@ from headwater.spark.source.streams import named_stream
 from headwater.spark.versions import arrow_schema
 from headwater.store.locations import shared_store
 
-_ready: Final[set[tuple[str, str, str]]] = set()
-"""Streams that were there, and the columns that were recorded of them. One that was deleted since
-is told by the tasks, and one that was made again has its columns recorded by them."""
+_recorded: Final[set[tuple[str, str, str]]] = set()
+"""Streams whose columns this process has recorded. If a stream is deleted later, the tasks raise
+the error; if it is created again, the tasks record its columns."""
 
 
 class TaskCommitMessage(WriterCommitMessage):
-    """What a task tells the driver."""
+    """The message of a task to the driver: what it uploaded."""
 
     def __init__(self, attempt: CommitAttempt, uploads: TaskUploads) -> None:
         self.attempt = attempt
@@ -59,10 +59,10 @@ class TaskCommitMessage(WriterCommitMessage):
 
 
 def task_context() -> TaskContext:
-    """The context of the task that is running."""
+    """The context of the running task."""
     context = TaskContext.get()
     if context is None:
-        raise Bug("a task writes, and Spark says that none is running")
+        raise Bug("a task writes, but Spark reports no running task")
     return context
 
 
@@ -73,15 +73,15 @@ def write_task(
     attempt: CommitAttempt,
     batches: Iterator[pa.RecordBatch],
 ) -> TaskCommitMessage:
-    """Upload whatever the task is given."""
+    """Upload the rows of a task."""
     portal, task = shared(), task_context().partitionId()
-    stream = portal.call(_recorded_target(options, columns, schema))
+    stream = portal.call(_open_and_record(options, columns, schema))
     uploader = portal.call(_uploader(options, stream, attempt, task))
     router = Router(stream, task, options.batch_bytes)
     try:
         for batch in batches:
-            records, asked = columns.records(batch, stream)
-            portal.call(uploader.add_all(router.route(records, asked)))
+            records, partitions = columns.records(batch, stream)
+            portal.call(uploader.add_all(router.route(records, partitions)))
         return TaskCommitMessage(attempt, portal.call(uploader.finish()))
     except BaseException:
         _cancel(portal, uploader)
@@ -89,22 +89,22 @@ def write_task(
 
 
 def prepare_target(options: WriteOptions, columns: SinkColumns, schema: StructType) -> None:
-    """Record what the stream is to carry before any task runs; a process asks once.
+    """Record the columns in the stream before any task runs; once in each process.
 
-    `Refused`, `NotFound`: it cannot carry that, or is not there.
+    `Refused`: the stream cannot have these columns. `NotFound`: there is no such stream.
     """
     key = options.url, options.topic, schema.json()
-    if key not in _ready:
-        shared().call(_recorded_target(options, columns, schema))
-        _ready.add(key)
+    if key not in _recorded:
+        shared().call(_open_and_record(options, columns, schema))
+        _recorded.add(key)
 
 
-async def _recorded_target(
+async def _open_and_record(
     options: WriteOptions, columns: SinkColumns, schema: StructType
 ) -> Stream:
-    """The stream, once it is recorded that it carries such rows. Tasks find that it is."""
+    """Open the stream and record its columns, unless that was done already."""
     stream = await open_target(options)
-    columns.settle(stream)
+    columns.resolve(stream)
     records = columns.record_schema(arrow_schema(schema), stream)
     stream = await stream.recording(records, is_fresh=True)
     stream.fit(pa.RecordBatch.from_pylist([], schema=records))
@@ -112,7 +112,7 @@ async def _recorded_target(
 
 
 async def open_target(options: WriteOptions) -> Stream:
-    """The stream that is written to."""
+    """Open the stream that is written to."""
     return await named_stream(shared_store(options.url), options.topic, writing=True)
 
 
@@ -135,23 +135,28 @@ def _cancel(portal: Portal, uploader: Uploader) -> None:
         portal.call(uploader.cancel())
 
 
+# Spark creates a writer for every commit, mostly in the same process. Opening the queue of a
+# partition takes about fifteen requests, appending to an open one takes one, so open partitions are
+# kept from one commit of a query to the next. That is only an optimization: `Appending` checks
+# whether another process committed meanwhile, and a new process opens them again.
+
 OPEN_APPENDINGS_MAX: Final = 16
-"""Queries of one process whose partitions stay open."""
+"""The most queries of one process whose partitions stay open."""
 
 
 class _OpenAppending(NamedTuple):
-    """Of one query, for one stream as it is configured."""
+    """The open partitions of one query, for one configuration of the stream."""
 
     stream: Stream
     appending: Appending
 
 
-_kept: dict[tuple[str, str, str], _OpenAppending] = {}
+_open_appendings: dict[tuple[str, str, str], _OpenAppending] = {}
 
 
 def take_appending(stream: Stream, attempt: CommitAttempt) -> Appending:
-    """The query's own, for one commit; nobody else has it meanwhile."""
-    found = _kept.pop(_key(stream, attempt), None)
+    """Take the query's open partitions for one commit, so that no other commit uses them."""
+    found = _open_appendings.pop(_appending_key(stream, attempt), None)
     # Another configuration may have more partitions.
     if found is None or found.stream.config != stream.config:
         return Appending(stream, attempt.application)
@@ -159,29 +164,29 @@ def take_appending(stream: Stream, attempt: CommitAttempt) -> Appending:
 
 
 async def keep_appending(stream: Stream, attempt: CommitAttempt, appending: Appending) -> None:
-    """Leave it for the query's next commit."""
-    _kept[_key(stream, attempt)] = _OpenAppending(stream, appending)
-    while len(_kept) > OPEN_APPENDINGS_MAX:
-        await _kept.pop(next(iter(_kept))).appending.close()
+    """Keep the partitions open for the query's next commit."""
+    _open_appendings[_appending_key(stream, attempt)] = _OpenAppending(stream, appending)
+    while len(_open_appendings) > OPEN_APPENDINGS_MAX:
+        await _open_appendings.pop(next(iter(_open_appendings))).appending.close()
 
 
 def forget_appendings() -> None:
-    """Keep nothing: as in a new process."""
-    _kept.clear()
+    """Forget all of them, as in a new process."""
+    _open_appendings.clear()
 
 
-def _key(stream: Stream, attempt: CommitAttempt) -> tuple[str, str, str]:
+def _appending_key(stream: Stream, attempt: CommitAttempt) -> tuple[str, str, str]:
     return stream.store.url, stream.id, attempt.application
 
 
-# The connections stayed with the parent.
+# The connections belong to the parent.
 os.register_at_fork(after_in_child=forget_appendings)
 
 
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
 RUN_ID: Final = "spark.jobGroup.id"
-"""What a task's properties call the query, its micro-batch, and the run of the query."""
+"""Task properties with the query's id, the number of the micro-batch, and the run of the query."""
 
 Messages = Sequence[WriterCommitMessage | None]
 
@@ -203,17 +208,17 @@ class BatchWriter(DataSourceArrowWriter):
 
     @plain_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Upload what a task is given."""
+        """Upload the rows of a task."""
         return write_task(self._options, self._columns, self._schema, self._attempt, iterator)
 
     @plain_errors
     def commit(self, messages: Messages) -> None:
-        """Make all of it visible, once every task has succeeded."""
+        """Make all rows visible after every task has succeeded."""
         shared().call(_commit(self._options, self._attempt, _uploads(messages)))
 
     @plain_errors
     def abort(self, messages: Messages) -> None:
-        """Give up what was uploaded, unless it was committed after all."""
+        """Discard the uploads, unless they were committed after all."""
         shared().call(_abort(self._options, self._attempt, _uploads(messages)))
 
 
@@ -230,23 +235,23 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     @plain_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Upload what a task is given."""
+        """Upload the rows of a task."""
         return write_task(
             self._options, self._columns, self._schema, self._task_attempt(), iterator
         )
 
     @plain_errors
     def commit(self, messages: Messages, batchId: int) -> None:
-        """Make the micro-batch visible, once every task of it has succeeded."""
+        """Make the micro-batch visible after every task of it has succeeded."""
         attempt = _attempt_of(messages, batchId)
         if attempt is not None:
             shared().call(_commit(self._options, attempt, _uploads(messages)))
 
     @plain_errors
     def abort(self, messages: Messages, batchId: int) -> None:
-        """Give up what was uploaded, unless it was committed after all."""
+        """Discard the uploads, unless they were committed after all."""
         attempt = _attempt_of(messages, batchId)
-        # Where no task has told anything, what was uploaded is collected when nobody renews it.
+        # Without a message from any task, the uploads are collected after their timeout.
         if attempt is not None:
             shared().call(_abort(self._options, attempt, _uploads(messages)))
 
@@ -293,11 +298,11 @@ def _attempt_of(messages: Messages, batch_id: int) -> CommitAttempt | None:
 
 
 def _check(options: WriteOptions, *, overwrite: bool) -> None:
-    """Refuse what cannot work before any task runs."""
+    """Check the options before any task runs."""
     check_timeout_ms(options.sink_timeout_ms)
     check_batch_bytes(options.batch_bytes)
     if overwrite:
         raise Refused(
-            "a stream is appended to and never overwritten: use mode('append'), or "
+            "a stream can only be appended to: use mode('append'), or "
             "outputMode('append') or 'update'"
         )

@@ -1,18 +1,22 @@
-"""Reading streams: where a query stands, what comes next, and rows as Arrow on the executors.
+"""The source: plans reads on the driver, and makes rows on executors.
 
 Enters: options, and offsets from Spark. Leaves: offsets, input partitions, Arrow batches.
 
-    batch_reader, stream_reader   what Spark calls; refused_reader, if there can be none
-    micro_batches                 a streaming query: where it begins, what is next, what is done
-    feed, buffer_feed             one partition, whatever holds it: the seam for other sources
-    offset, known, limits, plan   positions, batches not read yet, how many of them, for whom
-    shape, rows, slice_reading    columns, and how executors make them
+    streams         which streams and partitions are read, and their columns
+    bounds          where a read begins and ends by its options; errors for records that are gone
+    offset          a query's positions, as Spark stores them in its checkpoint
+    feed            one partition: its bounds, its batches, the position of a group
+    slices          rows of batches; the limits of a micro-batch; how slices become tasks
+    micro_batches   a streaming query on the driver: start, next micro-batch, plan, commit
+    checkpoint      which query owns a group's position
+    executor        fetches the batches of a task and makes rows of them
+    readers         what Spark calls
 
 Always holds:
 
-- an offset has one spelling, and says everything that it takes to read on from there;
-- where a group begins is resolved once and kept, whoever asks and how often;
-- planning reads no batch; what executors get is small and names no credential.
+- an offset has one JSON text and contains everything that a query needs to continue from it;
+- where a group begins is resolved once and stored;
+- planning reads no batch; what is sent to executors is small and contains no credential.
 """
 
 from headwater.spark.source.readers import BatchReader, RefusedReader, StreamReader

@@ -14,14 +14,14 @@ from headwater.buffer.stream.config import UNLIMITED
 from headwater.core.errors import Refused, RolledBack, Trimmed
 from headwater.spark.options import ReadOptions, TimeBound
 from headwater.spark.options.values import EARLIEST, LATEST, NEWEST_OFFSET, OLDEST_OFFSET
-from headwater.spark.source.feed import Bounds, Feed
+from headwater.spark.source.feed import Bounds, PartitionFeed
 from headwater.spark.source.offset import StreamPartition
 
 LOG: Final = logging.getLogger("headwater.spark")
 
 
-def check_named(options: ReadOptions, parts: Iterable[StreamPartition]) -> None:
-    """Bounds for each partition, if any: those of all that are read, and of no other."""
+def check_partitions_named(options: ReadOptions, parts: Iterable[StreamPartition]) -> None:
+    """Check that bounds by partition name exactly the partitions that are read."""
     named: dict[str, Any] = {
         "startingOffsets": options.starting_offsets,
         "endingOffsets": options.ending_offsets,
@@ -30,10 +30,10 @@ def check_named(options: ReadOptions, parts: Iterable[StreamPartition]) -> None:
         if bound is not None and bound.moments_us:
             named[bound.option] = bound.moments_us
     for name, bounds in named.items():
-        _check_named(name, bounds, parts)
+        _check_partitions(name, bounds, parts)
 
 
-def _check_named(name: str, offsets: Any, parts: Iterable[StreamPartition]) -> None:
+def _check_partitions(name: str, offsets: Any, parts: Iterable[StreamPartition]) -> None:
     if not isinstance(offsets, Mapping):
         return
     wanted = set(parts)
@@ -42,24 +42,25 @@ def _check_named(name: str, offsets: Any, parts: Iterable[StreamPartition]) -> N
     }
     for missing in sorted(wanted - given):
         cure = "" if name.endswith("ByTimestamp") else ", with -2 for the earliest"
-        raise Refused(f"{name} says nothing of {missing}: name all{cure}")
+        raise Refused(f"{name} does not name {missing}: name all partitions{cure}")
     for other in sorted(given - wanted):
         raise Refused(f"{name} names {other}, which is not read here")
 
 
-async def starting_place(feed: Feed, options: ReadOptions, default: str) -> QueuePosition:
-    """Where a reading begins that begins anew."""
+async def starting_position(
+    feed: PartitionFeed, options: ReadOptions, default: str
+) -> QueuePosition:
     bounds = await feed.bounds()
     if options.starting_time is not None:
         found = await _at_time(feed, options.starting_time, options)
         if found is None and not options.starts_at_latest:
-            raise _nothing_so_late(feed, options.starting_time)
+            raise _no_record_so_late(feed, options.starting_time)
         return bounds.latest if found is None else found
-    asked = options.starting_offsets
+    offsets = options.starting_offsets
     try:
-        return await _place(feed, bounds, default if asked is None else asked)
+        return await _resolve_offset(feed, bounds, default if offsets is None else offsets)
     except Trimmed:
-        wanted = QueuePosition(-1, asked[feed.part.stream][feed.part.partition])
+        wanted = QueuePosition(-1, offsets[feed.part.stream][feed.part.partition])
         loss = data_loss_before(feed.part, wanted, bounds.oldest, options.url)
         if options.fail_on_data_loss:
             raise loss from None
@@ -67,29 +68,30 @@ async def starting_place(feed: Feed, options: ReadOptions, default: str) -> Queu
         return bounds.oldest
 
 
-async def ending_place(feed: Feed, options: ReadOptions) -> QueuePosition:
-    """Where a batch read ends."""
+async def ending_position(feed: PartitionFeed, options: ReadOptions) -> QueuePosition:
     bounds = await feed.bounds()
     if options.ending_time is not None:
         found = await _at_time(feed, options.ending_time, options)
         return bounds.latest if found is None else found
     try:
-        return await _place(feed, bounds, options.ending_offsets)
+        return await _resolve_offset(feed, bounds, options.ending_offsets)
     except Trimmed:
-        return bounds.oldest  # everything that was asked for is gone; the start says so
+        return bounds.oldest  # all wanted records are gone; `starting_position` raises or warns
 
 
-async def _at_time(feed: Feed, bound: TimeBound, options: ReadOptions) -> QueuePosition | None:
+async def _at_time(
+    feed: PartitionFeed, bound: TimeBound, options: ReadOptions
+) -> QueuePosition | None:
     try:
         return await feed.at_time(bound.of(*feed.part), bound.by)
     except UnreadableBatch as error:
         if options.on_bad_batch == "fail":
             raise
-        # It is passed over when its turn comes, or noted; here it is no obstacle.
+        # The read skips or records it later; its position is all that matters here.
         return QueuePosition(error.descriptor.sequence, error.descriptor.first_lsn)
 
 
-def _nothing_so_late(feed: Feed, bound: TimeBound) -> Refused:
+def _no_record_so_late(feed: PartitionFeed, bound: TimeBound) -> Refused:
     late = "was ingested" if bound.by == "ingestion" else "has a timestamp"
     return Refused(
         f"{bound.option}: no retained record of {feed.part} {late} at "
@@ -98,7 +100,7 @@ def _nothing_so_late(feed: Feed, bound: TimeBound) -> Refused:
     )
 
 
-async def _place(feed: Feed, bounds: Bounds, offsets: Any) -> QueuePosition:
+async def _resolve_offset(feed: PartitionFeed, bounds: Bounds, offsets: Any) -> QueuePosition:
     if offsets == EARLIEST:
         return bounds.oldest
     if offsets == LATEST:
@@ -112,25 +114,25 @@ async def _place(feed: Feed, bounds: Bounds, offsets: Any) -> QueuePosition:
 def data_loss_before(
     part: StreamPartition, wanted: QueuePosition, oldest: QueuePosition, url: str
 ) -> Trimmed:
-    """A query wants to go on at a place that is gone."""
+    """The error of a query that wants to continue at a position that was deleted."""
     gone = oldest.lsn - wanted.lsn
     return Trimmed(
         f"{part}: data loss. Wanted from offset {wanted.lsn} on, and the oldest retained record is "
-        f"{oldest.lsn}: {gone:,} records were acknowledged by the owner of the stream, and went "
-        "with its retention, or were truncated, before this query read them. "
-        + _cure(url, part.stream),
+        f"{oldest.lsn}: {gone:,} records were acknowledged by the owner of the stream and deleted "
+        "by retention, or were truncated, before this query read them. "
+        + _advice(url, part.stream),
         floor=oldest.lsn,
     )
 
 
 def data_loss_while_reading(stream: Stream, partition: int, lost: Descriptor) -> Trimmed:
-    """A batch went while a task was about to read it."""
-    kept_ms = stream.config.retention_ms
-    kept = "for ever" if kept_ms == UNLIMITED else f"for {kept_ms / 3_600_000:,.1f} h"
+    """The error of a task whose batch was deleted before it could read it."""
+    retention_ms = stream.config.retention_ms
+    retention = "forever" if retention_ms == UNLIMITED else f"for {retention_ms / 3_600_000:,.1f} h"
     return Trimmed(
         f"{StreamPartition(stream.name, partition)}: data loss. Wanted offsets {lost.first_lsn} to "
-        f"{lost.last_lsn}, which went with the retention (the stream keeps what is acknowledged "
-        f"{kept}) while they were to be read. " + _cure(stream.store.url, stream.name),
+        f"{lost.last_lsn}, which were deleted by retention (the stream keeps acknowledged records "
+        f"{retention}) before they were read. " + _advice(stream.store.url, stream.name),
         floor=lost.last_lsn + 1,
     )
 
@@ -138,7 +140,7 @@ def data_loss_while_reading(stream: Stream, partition: int, lost: Descriptor) ->
 def beyond_the_end(
     part: StreamPartition, wanted: QueuePosition, end: QueuePosition, whose: str
 ) -> RolledBack:
-    """A query wants to go on at a place that the stream has not come to."""
+    """The error of a query that wants to continue beyond the end of the stream."""
     return RolledBack(
         f"{part}: {whose} is at offset {wanted.lsn}, and the next record of the stream will be "
         f"{end.lsn}: the stream was restored to an earlier state, or records that were accepted "
@@ -147,8 +149,8 @@ def beyond_the_end(
     )
 
 
-def _cure(url: str, stream: str) -> str:
+def _advice(url: str, stream: str) -> str:
     return (
-        "To go on with what is left: failOnDataLoss=false. To keep more from here on: headwater "
-        f"stream alter {shlex.quote(url)} {stream} --set retention=30d"
+        "To continue with what is left: failOnDataLoss=false. To keep records for longer: "
+        f"headwater stream alter {shlex.quote(url)} {stream} --set retention=30d"
     )

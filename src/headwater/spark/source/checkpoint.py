@@ -24,11 +24,11 @@ from headwater.buffer.consumer import QueuePosition, TakenOver
 from headwater.buffer.consumer.group import OtherQuery, QueryStep
 from headwater.core import runtime
 from headwater.core.errors import Fenced, Refused, Trimmed
-from headwater.spark.source.feed import Feed, PositionClaim
+from headwater.spark.source.feed import PartitionFeed, PositionClaim
 from headwater.spark.source.offset import Offset, StreamPartition
 
 CONCURRENT_REQUESTS_MAX: Final = 16
-"""Partitions that are asked at the same time."""
+"""The most requests at the same time."""
 
 
 class Membership:
@@ -45,13 +45,16 @@ class Membership:
         return self._owns.get(stream, False)
 
     async def join(
-        self, feeds: Iterable[Feed], start: Mapping[StreamPartition, QueuePosition], query: str
+        self,
+        feeds: Iterable[PartitionFeed],
+        start: Mapping[StreamPartition, QueuePosition],
+        query: str,
     ) -> None:
         """Own or follow what was not joined before.
 
-        `OtherQuery` if the group goes on with another checkpoint than that of this query.
+        `OtherQuery` if the group continues with the checkpoint of another query.
         """
-        by_stream: dict[str, list[Feed]] = {}
+        by_stream: dict[str, list[PartitionFeed]] = {}
         for feed in feeds:
             if feed.part not in self._joined:
                 by_stream.setdefault(feed.part.stream, []).append(feed)
@@ -62,23 +65,23 @@ class Membership:
                 self._owns[stream] = await self._own(several, start, query)
             self._joined |= {feed.part for feed in several}
 
-    async def check(self, feeds: Iterable[Feed]) -> None:
+    async def check(self, feeds: Iterable[PartitionFeed]) -> None:
         """Raise `Fenced` if the ownership is gone, and say what to do."""
         try:
             await gather_limited(feed.check() for feed in feeds if self.owns(feed.part.stream))
         except Fenced as error:
-            raise self._explained(error) from error
+            raise self._with_advice(error) from error
 
     async def commit(
-        self, feed: Feed, place: QueuePosition, *, query: str, step: QueryStep
+        self, feed: PartitionFeed, position: QueuePosition, *, query: str, step: QueryStep
     ) -> None:
         """Acknowledge, or keep the position."""
         try:
-            await feed.commit(self._group, place, query=query, step=step)
+            await feed.commit(self._group, position, query=query, step=step)
         except Fenced as error:
-            raise self._explained(error) from error
+            raise self._with_advice(error) from error
 
-    async def _may_own(self, feeds: list[Feed]) -> bool:
+    async def _may_own(self, feeds: list[PartitionFeed]) -> bool:
         owners = await gather_limited(feed.owner() for feed in feeds)
         others = sorted({owner.group for owner in owners} - {"", self._group})
         if not others or self._take_over:
@@ -92,7 +95,7 @@ class Membership:
         return False
 
     async def _own(
-        self, feeds: list[Feed], start: Mapping[StreamPartition, QueuePosition], query: str
+        self, feeds: list[PartitionFeed], start: Mapping[StreamPartition, QueuePosition], query: str
     ) -> bool:
         """Open the consumers: the first one alone, because it decides between two that race."""
         first, *rest = sorted(feeds, key=lambda feed: feed.part)
@@ -106,22 +109,22 @@ class Membership:
         await gather_limited(self._own_one(feed, start[feed.part], query) for feed in rest)
         return True
 
-    async def _own_one(self, feed: Feed, start: QueuePosition, query: str) -> None:
+    async def _own_one(self, feed: PartitionFeed, start: QueuePosition, query: str) -> None:
         try:
             await feed.own(self._group, start, query=query, take_over=self._take_over)
         except OtherQuery:
             raise
         except (Fenced, Trimmed) as error:
             # Another one was opened; or it acknowledged what follows the start, which has expired.
-            raise self._raced(feed) from error
+            raise self._lost_race(feed) from error
 
-    def _raced(self, feed: Feed) -> Fenced:
+    def _lost_race(self, feed: PartitionFeed) -> Fenced:
         return Fenced(
             f"{feed.part}: another query opened the consumer at the same moment. Start this "
             "query again, unless both are of one group: then stop one of them"
         )
 
-    def _explained(self, error: Fenced) -> Fenced:
+    def _with_advice(self, error: Fenced) -> Fenced:
         if not isinstance(error, TakenOver):
             return error
         if error.by == self._group:
@@ -142,29 +145,29 @@ class Membership:
         return TakenOver(f"{error}. {cure}.", group=error.group, by=error.by)
 
 
-async def gather_limited(questions: Iterable[Awaitable[Any]]) -> list[Any]:
-    """The answers in order, asking a few at a time.
+async def gather_limited(awaitables: Iterable[Awaitable[Any]]) -> list[Any]:
+    """Await all of them, a few at a time; returns the results in order.
 
-    Where one fails the others come to their end before that is told: what went on by itself would
-    meet whoever asks again, an opening that comes late its own successor.
+    If one fails, the others finish before its error is raised. Otherwise a caller that tries again
+    would run beside them: a late opening would fence its own successor.
     """
     gate = asyncio.Semaphore(CONCURRENT_REQUESTS_MAX)
 
-    async def one(question: Awaitable[Any]) -> Any:
+    async def one(awaitable: Awaitable[Any]) -> Any:
         async with gate:
-            return await question
+            return await awaitable
 
-    answers = await asyncio.gather(*map(one, questions), return_exceptions=True)
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
-    return answers
+    results = await asyncio.gather(*map(one, awaitables), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
 
 
 BEFORE_ALL: Final = QueryStep(0, closed=True)
-CURE: Final = (
-    "To go on where the group stands, give the query a new checkpoint; to read again, a new "
-    "checkpoint, a groupId of its own and startingOffsets"
+ADVICE: Final = (
+    "To continue from the group's position, give the query a new checkpoint; to read again, a "
+    "new checkpoint, a groupId of its own and startingOffsets"
 )
 
 NOT_READ: Final = "deleted, or not in the options any more"
@@ -180,16 +183,16 @@ class CheckpointGuard:
         self._counted = ("", 0)
 
     def token(self) -> str:
-        """The token of this process, for a checkpoint that begins with it."""
+        """The token of this process, for a checkpoint that is new."""
         if not self._own:
             self._own = runtime.new_token().hex()
         return self._own
 
-    async def stored(self, feeds: Mapping[StreamPartition, Feed]) -> PositionClaim:
-        """The checkpoint that was started last, and how far it has come; this one if none was.
+    async def stored(self, feeds: Mapping[StreamPartition, PartitionFeed]) -> PositionClaim:
+        """The newest checkpoint and its last micro-batch; this process's own if there is none.
 
-        For Spark 4.1, which does not say where a micro-batch begins: what it goes on with is the
-        group's. The offset that it comes with later says whether that was right.
+        For Spark 4.1, which does not say where a micro-batch begins, so that the group's position
+        has to be used. The offset that Spark passes later shows whether that was right.
         """
         claims = await self._claims(feeds)
         first = claims[min(claims)].query if claims else ""
@@ -199,124 +202,125 @@ class CheckpointGuard:
         step = max(one.step for one in claims.values() if one.query == first)
         return PositionClaim(first, step if step.number else BEFORE_ALL)
 
-    async def enter(self, start: Offset, feeds: Mapping[StreamPartition, Feed]) -> None:
-        """Before the first micro-batch from here on: claim what is new, check what was kept."""
+    async def enter(self, start: Offset, feeds: Mapping[StreamPartition, PartitionFeed]) -> None:
+        """Before the first micro-batch: claim a new checkpoint, check an old one."""
         if start.query == self._entered:
             return
         if start.query != self._own:
             await self.check(start, feeds)
             return
-        here = {part: place for part, place in start.places.items() if part in feeds}
+        here = {part: position for part, position in start.positions.items() if part in feeds}
         await gather_limited(self.claim(feeds[part], start) for part in sorted(here))
         self._entered = start.query
 
-    async def claim(self, feed: Feed, offset: Offset) -> None:
-        """Claim a partition at its place in this offset: one that is new to the checkpoint."""
-        place = offset.places[feed.part]
+    async def claim(self, feed: PartitionFeed, offset: Offset) -> None:
+        """Claim a partition that is new to the checkpoint, at its position in this offset."""
+        position = offset.positions[feed.part]
         try:
-            await feed.claim(self._group, place, offset.query)
+            await feed.claim(self._group, position, offset.query)
         except OtherQuery as error:
             raise Fenced(
                 f"{feed.part}: another query of group {self._group!r} has gone on from offset "
-                f"{place.lsn:,} while this one was starting, and nothing was read. Start it again "
-                "to go on where the group stands; if both are to run, give one a groupId of its own"
+                f"{position.lsn:,} while this one was starting, and nothing was read. Start it "
+                "again to continue from there; if both are to run, give one a groupId of its own"
             ) from error
 
-    async def check(self, offset: Offset, feeds: Mapping[StreamPartition, Feed]) -> None:
+    async def check(self, offset: Offset, feeds: Mapping[StreamPartition, PartitionFeed]) -> None:
         """Refuse the offset of another checkpoint, or of an older copy of this one, once."""
         if offset.query != self._entered:
             await self.check_again(offset, feeds)
             self._entered = offset.query
 
-    async def check_again(self, offset: Offset, feeds: Mapping[StreamPartition, Feed]) -> None:
-        """The same, whatever was found before: another query may have started since."""
+    async def check_again(
+        self, offset: Offset, feeds: Mapping[StreamPartition, PartitionFeed]
+    ) -> None:
+        """As `check`, but every time: another query may have started meanwhile."""
         claims = await self._claims(feeds)
         for part, claim in claims.items():
-            if part in offset.places and claim.query != offset.query:
-                raise Refused(self._by_another(part))
+            if part in offset.positions and claim.query != offset.query:
+                raise Refused(self._claimed_by_another(part))
         for part, claim in claims.items():
             if claim.query == offset.query and claim.step.number > offset.step:
-                raise self._older(part)
-        known = [feed for part, feed in feeds.items() if part in offset.places]
-        stood = await gather_limited(feed.place_of(self._group) for feed in known)
-        for feed, place in zip(known, stood, strict=True):
-            if place is not None and place > offset.places[feed.part]:
-                raise self._older(feed.part)
+                raise self._older_copy(part)
+        known = [feed for part, feed in feeds.items() if part in offset.positions]
+        positions = await gather_limited(feed.position_of(self._group) for feed in known)
+        for feed, position in zip(known, positions, strict=True):
+            if position is not None and position > offset.positions[feed.part]:
+                raise self._older_copy(feed.part)
 
     def check_follows(self, start: Offset, end: Offset) -> None:
-        """Refuse a micro-batch whose two ends do not belong together.
+        """Refuse a micro-batch whose start and end do not belong together.
 
-        They do if one step lies between them, or if they are one place. Without a checkpoint the
-        start is this process's own, whatever process the end is of: Spark asks again where the
-        first micro-batch begins.
+        They do if they are equal or one step apart. For the first micro-batch, the start may be
+        from this process and the end from an earlier one, because Spark asks again for the start.
         """
         if start == end or (start.query == end.query and end.step == start.step + 1):
             return
         is_same_step = (start.query, start.step) == (end.query, end.step)
-        if is_same_step and start.places.keys() != end.places.keys():
+        if is_same_step and start.positions.keys() != end.positions.keys():
             return  # Spark 4.1, where partitions were added or removed while the query was away
         if start.query == end.query:
-            if start.places and min(start.places) not in end.places:
-                raise self._gone(start, end)  # the partition that counted the micro-batches
-            raise self._older(min(end.places, default=None))
+            if start.positions and min(start.positions) not in end.positions:
+                raise self._streams_gone(start, end)  # the partition that counted the micro-batches
+            raise self._older_copy(min(end.positions, default=None))
         if start.query != self._own:
-            if not start.places.keys() & end.places.keys():
-                raise self._gone(start, end)
-            raise Refused(self._by_another(min(end.places, default=None)))
+            if not start.positions.keys() & end.positions.keys():
+                raise self._streams_gone(start, end)
+            raise Refused(self._claimed_by_another(min(end.positions, default=None)))
 
-    async def count(self, end: Offset, feeds: Mapping[StreamPartition, Feed]) -> None:
-        """A micro-batch is in the checkpoint, and is about to be read."""
-        counting = self.counting(end, feeds)
-        if counting is None or (end.query, end.step) == self._counted:
+    async def count(self, end: Offset, feeds: Mapping[StreamPartition, PartitionFeed]) -> None:
+        """Count a micro-batch that is in the checkpoint and about to be read."""
+        counting_part = self.counting_part(end, feeds)
+        if counting_part is None or (end.query, end.step) == self._counted:
             return
         try:
-            await feeds[counting].count(self._group, end.query, end.last_step)
+            await feeds[counting_part].count(self._group, end.query, end.last_step)
         except OtherQuery as error:
             if error.found is not None and error.found.query == end.query:
-                raise self._older(counting) from error
-            raise self.fenced(counting) from error
-        self.counted(end)
+                raise self._older_copy(counting_part) from error
+            raise self.fenced(counting_part) from error
+        self.note_count(end)
 
-    def counting(
-        self, offset: Offset, feeds: Mapping[StreamPartition, Feed]
+    def counting_part(
+        self, offset: Offset, feeds: Mapping[StreamPartition, PartitionFeed]
     ) -> StreamPartition | None:
-        """The partition that counts: the first one of the offset."""
-        return min((part for part in offset.places if part in feeds), default=None)
+        """The partition that counts the micro-batches: the first one of the offset."""
+        return min((part for part in offset.positions if part in feeds), default=None)
 
-    def counted(self, offset: Offset) -> None:
-        """The count of this offset is kept."""
+    def note_count(self, offset: Offset) -> None:
+        """The count of this offset is stored."""
         self._counted = offset.query, offset.step
 
     def fenced(self, part: StreamPartition) -> Fenced:
         """The error of a query whose position another one has claimed."""
-        return Fenced(self._by_another(part))
+        return Fenced(self._claimed_by_another(part))
 
     async def _claims(
-        self, feeds: Mapping[StreamPartition, Feed]
+        self, feeds: Mapping[StreamPartition, PartitionFeed]
     ) -> dict[StreamPartition, PositionClaim]:
         found = await gather_limited(feed.claim_of(self._group) for feed in feeds.values())
         return dict(zip(feeds, found, strict=True))
 
-    def _by_another(self, part: StreamPartition | None) -> str:
+    def _claimed_by_another(self, part: StreamPartition | None) -> str:
         return (
-            f"{part or 'no stream yet'}: group {self._group!r} goes on with another checkpoint, "
-            f"which was started after this one, or with a consumer in Python. {CURE}. If one query "
-            "reads the stream twice, give the second read a groupId of its own"
+            f"{part or 'no stream yet'}: group {self._group!r} continues with another checkpoint, "
+            f"which was started after this one, or with a consumer in Python. {ADVICE}. If one "
+            "query reads the stream twice, give the second read a groupId of its own"
         )
 
-    def _gone(self, start: Offset, end: Offset) -> Refused:
-        """Spark 4.1 alone comes here: later ones say first where a micro-batch begins."""
+    def _streams_gone(self, start: Offset, end: Offset) -> Refused:
+        """Only on Spark 4.1: later versions pass the start of a micro-batch first."""
         gone = sorted(start.ids.keys() - end.ids.keys())
         streams = ", ".join(map(repr, gone)) or "no stream"
         return Refused(
             f"the checkpoint has {streams}, and the query reads none of it now: {NOT_READ}. On "
-            f"Spark 4.1 it cannot go on with other streams. {CURE}"
+            f"Spark 4.1 it cannot continue with other streams. {ADVICE}"
         )
 
-    def _older(self, part: StreamPartition | None) -> Refused:
+    def _older_copy(self, part: StreamPartition | None) -> Refused:
         return Refused(
             f"{part or 'no stream yet'}: group {self._group!r} has come further than the "
             "checkpoint, which is an older copy. From it, micro-batches would get other rows under "
             "the same numbers, and sinks that know them by their numbers would take those rows for "
-            f"written. {CURE}"
+            f"written. {ADVICE}"
         )

@@ -2,8 +2,8 @@
 
 Batches are fetched and decoded ahead in the background, in the event loop of the process and its
 threads, while Spark takes the rows that are ready. Rows have exactly the columns and types that
-Spark expects, and are made without a loop: columns that a batch carries are taken as they are;
-those that follow from a record's position (topic, partition, offset) are made once for many
+Spark expects, and are built without a loop: columns that a batch carries are taken as they are;
+those that follow from a record's position (topic, partition, offset) are built once for many
 batches.
 """
 
@@ -41,11 +41,12 @@ from headwater.store import Store
 from headwater.store.locations import shared_store
 
 ROWS: Final = 32_768
-"""Rows of an Arrow batch for Spark: below 10,000 and above 50,000 it is slower."""
+"""Rows of an Arrow batch; Spark is slower below 10,000 and above 50,000."""
 BATCH_BYTES: Final = 16 * MIB
+LOG: Final = logging.getLogger("headwater.spark")
 _PRODUCERS_TIME: Final = 0
 _INGESTION_TIME: Final = 1
-_CARRIED: Final = ("key", "value", "timestamp", *EXTRA)
+_STORED: Final = ("key", "value", "timestamp", *EXTRA)
 
 
 class BatchSlice(NamedTuple):
@@ -57,7 +58,7 @@ class BatchSlice(NamedTuple):
 
 
 class RowBuilder:
-    """One fixed set of columns of one partition, and how pieces of batches become them."""
+    """Makes the rows of one partition with a fixed set of columns."""
 
     def __init__(
         self,
@@ -69,87 +70,89 @@ class RowBuilder:
         shows_all: bool,
         version: int,
     ) -> None:
-        """`shows_all`: no value may be missing from these columns, but those of a later `version`
-        of the stream's schema."""
+        """`shows_all`: the schema has all columns, so other columns in a batch are an error,
+        except those of a later `version` of the stream's schema."""
         self._schema = schema
         self._stream = stream
         self._partition = partition
-        self._mark = "_" if is_typed else ""
-        own = {f"{self._mark}{name}" for name in (*KAFKA, *EXTRA)} | set(ON_REQUEST)
+        self._prefix = "_" if is_typed else ""
+        own = {f"{self._prefix}{name}" for name in (*KAFKA, *EXTRA)} | set(ON_REQUEST)
         typed = pa.schema([field for field in schema if field.name not in own])
-        self._carried_names = [
-            name for field in schema if (name := self._carried_as(field.name)) is not None
+        self._stored_names = [
+            name for field in schema if (name := self._stored_name(field.name)) is not None
         ]
-        self._carried = None
-        if self._carried_names or shows_all:
-            self._carried = ReaderColumns(
+        self._stored = None
+        if self._stored_names or shows_all:
+            self._stored = ReaderColumns(
                 typed if len(typed) else None,
-                self._carried_names or [TIMESTAMP],
+                self._stored_names or [TIMESTAMP],
                 version=version,
                 shows_all=shows_all,
             )
 
-    def of(self, pieces: Sequence[BatchSlice]) -> Iterator[pa.RecordBatch]:
-        """Arrow batches of a size that Spark likes."""
-        made = self._made(pieces)
-        if not made.num_rows:
+    def build(self, slices: Sequence[BatchSlice]) -> Iterator[pa.RecordBatch]:
+        """Build Arrow batches of a size that is fast in Spark."""
+        batch = self._build_one(slices)
+        if not batch.num_rows:
             return
-        step = min(ROWS, max(1, BATCH_BYTES * made.num_rows // max(1, made.nbytes)))
-        if made.num_rows <= step + step // 2:
-            yield made
+        step = min(ROWS, max(1, BATCH_BYTES * batch.num_rows // max(1, batch.nbytes)))
+        if batch.num_rows <= step + step // 2:
+            yield batch
             return
-        for first in range(0, made.num_rows, step):
-            yield made.slice(first, step)
+        for first in range(0, batch.num_rows, step):
+            yield batch.slice(first, step)
 
-    def _made(self, pieces: Sequence[BatchSlice]) -> pa.RecordBatch:
-        carried = self._all_carried(pieces)
-        rows = sum(piece.take for piece in pieces)
+    def _build_one(self, slices: Sequence[BatchSlice]) -> pa.RecordBatch:
+        stored = self._stored_columns(slices)
+        rows = sum(one.take for one in slices)
         columns = []
         for field in self._schema:
-            name = self._carried_as(field.name)
+            name = self._stored_name(field.name)
             if name is None:
-                column = self._placed(field.name.removeprefix(self._mark), pieces, rows)
+                column = self._derived_column(field.name.removeprefix(self._prefix), slices, rows)
             else:
-                assert carried is not None
-                column = carried.column(name)
+                assert stored is not None
+                column = stored.column(name)
                 if field.name == "_operation":
                     column = operation_names(column)
-            columns.append(_shown_as(column, field))
+            columns.append(_cast(column, field))
         return pa.record_batch(columns, schema=self._schema)
 
-    def _all_carried(self, pieces: Sequence[BatchSlice]) -> pa.RecordBatch | None:
-        if self._carried is None:
+    def _stored_columns(self, slices: Sequence[BatchSlice]) -> pa.RecordBatch | None:
+        if self._stored is None:
             return None
-        parts = [self._carried.of(batch).slice(skip, take) for batch, skip, take in pieces]
+        parts = [self._stored.of(batch).slice(skip, take) for batch, skip, take in slices]
         return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 
-    def _carried_as(self, name: str) -> str | None:
-        """What the batch calls a column; None for one that is not in the batch."""
-        plain = name.removeprefix(self._mark)
-        if self._mark and not name.startswith(self._mark):
+    def _stored_name(self, name: str) -> str | None:
+        """The name of a column in the batch; None if it is derived from the position."""
+        name_in_kafka = name.removeprefix(self._prefix)
+        if self._prefix and not name.startswith(self._prefix):
             return name
         if name in ON_REQUEST:
             return name
-        if plain == "ingestionTimestamp":
+        if name_in_kafka == "ingestionTimestamp":
             return INGESTED
-        if plain in _CARRIED:
-            return f"_{plain}"
+        if name_in_kafka in _STORED:
+            return f"_{name_in_kafka}"
         return None
 
-    def _placed(self, plain: str, pieces: Sequence[BatchSlice], rows: int) -> pa.Array:
-        if plain == "topic":
+    def _derived_column(
+        self, name_in_kafka: str, slices: Sequence[BatchSlice], rows: int
+    ) -> pa.Array:
+        if name_in_kafka == "topic":
             return pa.repeat(pa.scalar(self._stream), rows)
-        if plain == "partition":
+        if name_in_kafka == "partition":
             return pa.repeat(pa.scalar(self._partition, pa.int32()), rows)
-        if plain == "offset":
-            runs = [pa.arange(first, end) for first, end in _runs(pieces)]
+        if name_in_kafka == "offset":
+            runs = [pa.arange(first, end) for first, end in _runs(slices)]
             return runs[0] if len(runs) == 1 else pa.concat_arrays(runs)
-        kinds = [_timestamp_types(piece) for piece in pieces]
+        kinds = [_timestamp_types(one) for one in slices]
         return kinds[0] if len(kinds) == 1 else pa.concat_arrays(kinds)
 
 
-def _shown_as(column: pa.Array, field: pa.Field) -> pa.Array:
-    """A column in the type that a schema given by hand has for it; `Refused` if values change."""
+def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
+    """Cast a column to the type in the user's schema; `Refused` if a value would change."""
     if column.type == field.type:
         return column
     try:
@@ -163,10 +166,10 @@ def _shown_as(column: pa.Array, field: pa.Field) -> pa.Array:
         ) from error
 
 
-def _runs(pieces: Sequence[BatchSlice]) -> list[tuple[int, int]]:
-    """The LSNs of pieces as few ranges: where nothing is missing between them, one."""
+def _runs(slices: Sequence[BatchSlice]) -> list[tuple[int, int]]:
+    """The LSNs of slices as ranges; adjacent ranges are merged."""
     runs: list[tuple[int, int]] = []
-    for batch, skip, take in pieces:
+    for batch, skip, take in slices:
         first = batch.first_lsn + skip
         if runs and runs[-1][1] == first:
             runs[-1] = (runs[-1][0], first + take)
@@ -175,27 +178,24 @@ def _runs(pieces: Sequence[BatchSlice]) -> list[tuple[int, int]]:
     return runs or [(0, 0)]
 
 
-def _timestamp_types(piece: BatchSlice) -> pa.Array:
-    """0 where the producer gave a time, 1 where it is that of the ingestion.
+def _timestamp_types(one: BatchSlice) -> pa.Array:
+    """0 if the producer set the timestamp, 1 if it is the ingestion time.
 
-    A batch in which some records have a time has the ingestion time for the others.
+    In a batch where some records have a timestamp, the others have their ingestion time.
     """
-    batch = piece.batch
+    batch = one.batch
     if TIMESTAMP not in batch.records.schema.names:
-        return pa.repeat(pa.scalar(_INGESTION_TIME, pa.int32()), piece.take)
+        return pa.repeat(pa.scalar(_INGESTION_TIME, pa.int32()), one.take)
     ingested, _ = batch.calls.per_record(len(batch))
     is_given = pc.not_equal(batch.records.column(TIMESTAMP), ingested).fill_null(False)
     kinds = pc.if_else(
         is_given, pa.scalar(_PRODUCERS_TIME, pa.int32()), pa.scalar(_INGESTION_TIME, pa.int32())
     )
-    return kinds.slice(piece.skip, piece.take)
-
-
-LOG: Final = logging.getLogger("headwater.spark")
+    return kinds.slice(one.skip, one.take)
 
 
 class SliceFetcher:
-    """The slices of one task."""
+    """Fetches the batches of one task ahead, in order."""
 
     def __init__(
         self,
@@ -214,25 +214,24 @@ class SliceFetcher:
         handle = FetchHandle.of(stream, partition)
         self._ahead = ReadAhead(handle.fetch)
         self._done = 0
-        self._begun = False
+        self._started = False
 
-    async def next_pieces(self) -> list[BatchSlice]:
-        """Pieces for one Arrow batch or a few; none at the end."""
-        if not self._begun:
-            self._begun = True
+    async def next_slices(self) -> list[BatchSlice]:
+        """The next rows, for one Arrow batch or a few; empty at the end."""
+        if not self._started:
+            self._started = True
             self._ahead.add(one.descriptor for one in self._slices)
-        pieces: list[BatchSlice] = []
+        slices: list[BatchSlice] = []
         rows = size_bytes = 0
         while self._done < len(self._slices) and rows < ROWS and size_bytes < BATCH_BYTES:
-            piece = await self._next()
-            if piece is not None:
-                pieces.append(piece)
-                rows += piece.take
-                size_bytes += int(piece.batch.records.nbytes) * piece.take // len(piece.batch)
-        return pieces
+            one = await self._next()
+            if one is not None:
+                slices.append(one)
+                rows += one.take
+                size_bytes += int(one.batch.records.nbytes) * one.take // len(one.batch)
+        return slices
 
     async def close(self) -> None:
-        """Stop fetching."""
         await self._ahead.close()
 
     async def _next(self) -> BatchSlice | None:
@@ -242,15 +241,15 @@ class SliceFetcher:
             if not isinstance(found, ConsumedBatch):
                 if not isinstance(found, UnreadableBatch):
                     raise found
-                await self._bad(found)
+                await self._handle_unreadable(found)
         self._ahead.pop()
         self._done += 1
         if not isinstance(found, ConsumedBatch):
             return None
         return BatchSlice(found, wanted.skip, wanted.take)
 
-    async def _bad(self, error: UnreadableBatch) -> None:
-        """Raises, unless it was asked to go on without such a batch."""
+    async def _handle_unreadable(self, error: UnreadableBatch) -> None:
+        """Raise the error, unless the options say to continue without the batch."""
         lost: Descriptor = error.descriptor
         try:
             await check_retained(self._stream, self._partition, error)
@@ -265,37 +264,38 @@ class SliceFetcher:
             raise error
         if self._on_bad_batch == "deadLetter":
             await write_dead_letter(self._stream, self._partition, lost, error.cause)
-        LOG.warning("passed over as asked: %s", error)
+        LOG.warning("skipped, as onBadBatch says: %s", error)
 
 
 class SliceReader:
     """Reads slices into Arrow batches of one schema."""
 
     def __init__(
-        self, options: ReadOptions, schema: StructType, shape: SourceSchema | None
+        self, options: ReadOptions, schema: StructType, source_schema: SourceSchema | None
     ) -> None:
-        """Without a `shape` (the schema was given by hand), the stream tells it, or if that carried
-        nothing yet, the names of the columns."""
+        """`source_schema` is None if the user gave a schema. The stream then says whether rows are
+        typed, or the names of the columns if the stream has no records yet."""
         self._options = options
         self._schema = schema
-        self._is_typed = None if shape is None else bool(shape.typed)
-        self._shows_all = shape is not None and options.columns is None
-        self._versions = {} if shape is None else dict(shape.versions)
+        self._is_typed = None if source_schema is None else bool(source_schema.typed)
+        self._shows_all = source_schema is not None and options.columns is None
+        self._versions = {} if source_schema is None else dict(source_schema.versions)
 
     @plain_errors
     def read(self, partition: SlicePartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
-        reading, rows = self.open(partition, shared_store(self._options.url))
-        outside = portal.shared()
+        fetcher, rows = self.open(partition, shared_store(self._options.url))
+        event_loop = portal.shared()
         try:
-            while pieces := outside.call(reading.next_pieces()):
-                yield from rows.of(pieces)
+            while slices := event_loop.call(fetcher.next_slices()):
+                yield from rows.build(slices)
         finally:
-            outside.call(reading.close())
+            event_loop.call(fetcher.close())
 
     def open(self, partition: SlicePartition, store: Store) -> tuple[SliceFetcher, RowBuilder]:
-        """What fetches the batches of one task, and what makes rows of them."""
-        config = decode_config(partition.stream, msgspec.Raw(partition.origin), writing=False)
+        """The fetcher and the row builder of one task."""
+        config = decode_config(
+            partition.stream, msgspec.Raw(partition.stream_config), writing=False
+        )
         stream = Stream(store, config)
         rows = RowBuilder(
             arrow_schema(self._schema),
@@ -305,21 +305,21 @@ class SliceReader:
             shows_all=self._shows_all,
             version=self._versions.get(partition.stream, 0),
         )
-        reading = SliceFetcher(
+        fetcher = SliceFetcher(
             stream,
             partition.partition,
             partition.slices,
             on_bad_batch=self._options.on_bad_batch,
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
-        return reading, rows
+        return fetcher, rows
 
     def _is_typed_in(self, stream: Stream) -> bool:
         if self._is_typed is not None:
             return self._is_typed
         names = self._schema.fieldNames()
-        # It may carry something since. What one of several streams lacks is null in its rows; of
-        # one that has none of the columns, all would be.
+        # The stream may have got columns meanwhile. A column that only this stream lacks is null,
+        # but if it has none of the columns, all of them would be null.
         if stream.schema is None or not {*stream.schema.names} & {*names}:
             check_user_schema([stream], names, self._options)
         if stream.is_opaque or stream.schema is not None:

@@ -1,6 +1,6 @@
 """One partition as a query sees it: its bounds, its batches, and the position of a group.
 
-`BufferFeed` reads them from the queue and the group registers of the buffer. `PendingBatches` holds
+`PartitionFeed` gets them from the queue and the group registers of the buffer. `PendingBatches` has
 the batches that a query has listed and not read yet.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from headwater.buffer.consumer import (
     GroupRegister,
@@ -33,110 +33,43 @@ class Bounds(NamedTuple):
 
     oldest: QueuePosition
     latest: QueuePosition
-    """The place after the last record."""
+    """The position after the last record."""
 
 
 class QueueOwner(NamedTuple):
-    """Who acknowledges, and how far that is."""
+    """The group that acknowledges a queue, and how far."""
 
     group: str
-    """Empty if nobody ever did."""
+    """Empty if no group ever did."""
     acked: QueuePosition
 
 
 class PositionClaim(NamedTuple):
-    """Whose a group's position is."""
+    """The query that holds a group's position."""
 
     query: str
-    """The token of the checkpoint that was started last; empty if there is none."""
+    """The token of the newest checkpoint; empty if there is none."""
     step: QueryStep
-    """The last micro-batch that it has planned, if this partition counts them."""
+    """The last micro-batch that the query planned, if this partition counts them."""
 
 
-class Feed(Protocol):
-    """One partition of one stream."""
+class PartitionFeed:
+    """One partition of a stream, read from the buffer's queue and group registers."""
 
-    part: StreamPartition
-    stream_id: str
-    origin: bytes
-    """What whoever reads the slices has to know of it."""
-
-    async def bounds(self) -> Bounds:
-        """The oldest and the latest place."""
-
-    async def at_lsn(self, lsn: int) -> QueuePosition:
-        """The place before a record that is retained, or after the last one."""
-
-    async def at_time(self, time_us: int, by: TimeBy) -> QueuePosition | None:
-        """The place before the first record of a time or a later one; None if there is none."""
-
-    async def more(self, sequence: int, limit: int) -> list[Slice]:
-        """Up to so many batches from a sequence on; fewer if there are no more.
-
-        `Trimmed` if that one is not retained any more.
-        """
-
-    async def owner(self) -> QueueOwner:
-        """Who owns the partition. Opens nothing."""
-
-    async def place_of(self, group: str) -> QueuePosition | None:
-        """How far a group has come; None if it is not known."""
-
-    @property
-    def key(self) -> str:
-        """What no other partition is called, also none of a stream that has the name later."""
-
-    async def begin(
-        self,
-        group: str,
-        place: QueuePosition,
-        *,
-        together: Mapping[str, QueuePosition] | None = None,
-    ) -> QueuePosition:
-        """Where a group begins: here, unless it has begun; and in all partitions it begins with."""
-
-    async def begun_together(self, group: str) -> Mapping[str, QueuePosition]:
-        """Where a group begins in the partitions it began with, as far as this one was told."""
-
-    async def own(self, group: str, start: QueuePosition, *, query: str, take_over: bool) -> None:
-        """Become the owner; everything before `start` is processed."""
-
-    async def check(self) -> None:
-        """Raise `Fenced` if this was the owner and is not any more."""
-
-    async def claim_of(self, group: str) -> PositionClaim:
-        """Whose the group's position is."""
-
-    async def claim(self, group: str, place: QueuePosition, query: str) -> None:
-        """The group's position is this query's from here on; `OtherQuery` if it has moved on."""
-
-    async def count(self, group: str, query: str, step: QueryStep) -> None:
-        """The query has so many micro-batches in its checkpoint, and is about to read the last."""
-
-    async def commit(
-        self, group: str, place: QueuePosition, *, query: str, step: QueryStep
-    ) -> None:
-        """Everything before this place is processed, by a query that has planned so many."""
-
-
-class BufferFeed:
-    """One partition of a stream in the buffer."""
-
-    def __init__(self, stream: Stream, partition: int, *, gives_up: bool = False) -> None:
-        """`gives_up`: the owner goes on without a batch that nobody can count (published v1)."""
+    def __init__(self, stream: Stream, partition: int, *, skips_uncounted: bool = False) -> None:
+        """`skips_uncounted`: continue without batches that cannot be counted (published v1)."""
         self.part = StreamPartition(stream.name, partition)
-        self.stream_id = stream.id
-        self.origin = bytes(encode_config(stream.config))
+        self.stream_config = bytes(encode_config(stream.config))
         self._stream = stream
         self._partition = partition
-        self._gives_up = gives_up
+        self._gives_up = skips_uncounted
         self._looker = stream.looker(partition)
         self._ownership: Ownership | None = None
         self._catching_up: QueuePosition | None = None
-        """What another group acknowledged beyond where this one stands, while it owns the queue."""
+        """How far another group had acknowledged, while our position is before that."""
 
     async def bounds(self) -> Bounds:
-        """What is retained at this moment."""
+        """What is retained."""
         state = await self._state()
         return Bounds(
             QueuePosition(state.floor_sequence, state.floor_lsn),
@@ -144,10 +77,13 @@ class BufferFeed:
         )
 
     async def at_lsn(self, lsn: int) -> QueuePosition:
-        """`Trimmed`, with the oldest LSN as its floor, or `Refused` if it lies ahead."""
+        """The position before a retained record, or after the last one.
+
+        `Trimmed`, with the oldest LSN as its floor; `Refused` if it is beyond the end.
+        """
         state = await self._state()
         if lsn < state.floor_lsn:
-            raise Trimmed(f"{self.part}: LSN {lsn} is not retained any more", floor=state.floor_lsn)
+            raise Trimmed(f"{self.part}: LSN {lsn} is no longer retained", floor=state.floor_lsn)
         if lsn > state.next_lsn:
             raise Refused(
                 f"{self.part}: offset {lsn} lies ahead; the next record will be {state.next_lsn}"
@@ -159,76 +95,86 @@ class BufferFeed:
         return QueuePosition(state.next_sequence if sequence is None else sequence, lsn)
 
     async def at_time(self, time_us: int, by: TimeBy) -> QueuePosition | None:
-        """Reads one batch at most."""
+        """The position before the first record at or after a time; None if there is none.
+
+        Reads one batch at most.
+        """
         async with explain_deletion(self._stream):
             return await position_at_time(self._stream, self._partition, time_us, by)
 
-    async def more(self, sequence: int, limit: int) -> list[Slice]:
-        """Descriptors from the queue, without the batches that ride in it."""
+    async def list_batches(self, sequence: int, limit: int) -> list[Slice]:
+        """List up to `limit` batches from a sequence on; fewer at the end of the queue.
+
+        `Trimmed` if the first one is no longer retained.
+        """
         found = await self._after(sequence - 1, limit)
         return [Slice.whole(compact_descriptor(descriptor)) for descriptor in found]
 
     async def owner(self) -> QueueOwner:
-        """As the queue says."""
+        """The owner of the partition. Opens no consumer."""
         state = await self._state()
         return QueueOwner(state.group, QueuePosition(state.acked_sequence, state.acked_lsn))
 
-    async def place_of(self, group: str) -> QueuePosition | None:
-        """The register's, or the queue's own if the group owns it: whichever is ahead.
+    async def position_of(self, group: str) -> QueuePosition | None:
+        """The position of a group; None if the group is not known.
 
-        Where a truncation put the queue's position and nothing was acknowledged since, the
-        register's counts: the group lost what is between, and its checkpoint is no older copy.
+        It is the later of the register's position and, if the group owns the queue, the queue's.
+        If a truncation moved the queue's position and nothing was acknowledged after it, the
+        register's counts: the group lost the records between, and its checkpoint is no older copy.
         """
-        kept = await self._register(group).read()
+        stored = await self._register(group).read()
         state = await self._state()
         acked = (
             QueuePosition(state.acked_sequence, state.acked_lsn) if state.group == group else None
         )
-        if kept is None:
+        if stored is None:
             return acked
-        place = await self._placed(kept)
+        position = await self._with_lsn(stored)
         is_truncated = 0 < state.truncated_sequence == state.acked_sequence
-        return place if acked is None or kept.behind or is_truncated else max(place, acked)
+        return position if acked is None or stored.behind or is_truncated else max(position, acked)
 
     @property
     def key(self) -> str:
-        """By the stream's id, which no later one of its name has."""
-        return f"{self.stream_id}/{self._partition}"
+        """A name that no other partition has, not even of a later stream of the same name."""
+        return f"{self._stream.id}/{self._partition}"
 
     async def begin(
         self,
         group: str,
-        place: QueuePosition,
+        position: QueuePosition,
         *,
         together: Mapping[str, QueuePosition] | None = None,
     ) -> QueuePosition:
-        """Kept in the group's register, once."""
-        return await self._placed(await self._register(group).begin(place, together=together))
+        """Record that a group begins here, unless it has begun; returns where it did.
 
-    async def begun_together(self, group: str) -> Mapping[str, QueuePosition]:
-        """From the group's register."""
-        kept = await self._register(group).read()
+        `together`: where it begins in all partitions, by their keys.
+        """
+        return await self._with_lsn(await self._register(group).begin(position, together=together))
+
+    async def starting_positions(self, group: str) -> Mapping[str, QueuePosition]:
+        """Where a group began in all partitions, as recorded in this one."""
+        stored = await self._register(group).read()
         return (
             {}
-            if kept is None
-            else {key: QueuePosition(*found) for key, found in kept.together.items()}
+            if stored is None
+            else {key: QueuePosition(*found) for key, found in stored.together.items()}
         )
 
     async def own(self, group: str, start: QueuePosition, *, query: str, take_over: bool) -> None:
-        """Open the queue's consumer."""
+        """Become the owner; everything before `start` is processed."""
         owner = await self.owner()
         register = self._register(group)
         if owner.group != group:
             if owner.group and take_over:
-                # The queue forgets whom it served; that group may go on as a follower.
+                # The queue forgets its last owner; that group may continue as a follower.
                 await self._register(owner.group).owned_until(owner.acked)
             await register.owns_from(owner.acked)
         ahead = start.sequence > owner.acked.sequence
         if ahead:
             # The opening acknowledges what the checkpoint has processed. The register comes first:
             # it refuses the checkpoint if another one was started since.
-            kept = await register.read()
-            behind = kept is not None and kept.behind
+            stored = await register.read()
+            behind = stored is not None and stored.behind
             await register.advance(start, behind=behind, query=query)
         self._ownership = await Ownership.open(
             self._stream,
@@ -237,51 +183,53 @@ class BufferFeed:
             take_over=take_over,
             acked_through=start.sequence - 1 if ahead else None,
         )
-        kept = await register.read()
+        stored = await register.read()
         # What the owner before acknowledged is known for certain only after the opening.
         acked = (await self.owner()).acked
-        self._catching_up = acked if kept is not None and kept.behind else None
+        self._catching_up = acked if stored is not None and stored.behind else None
 
     async def check(self) -> None:
-        """Ask the queue, where this is the owner."""
+        """Raise `Fenced` if this was the owner and is not any more."""
         if self._ownership is not None:
             await self._ownership.check()
 
     async def claim_of(self, group: str) -> PositionClaim:
-        """From the group's register."""
-        kept = await self._register(group).read()
+        """The query that holds the group's position."""
+        stored = await self._register(group).read()
         return (
             PositionClaim("", NO_STEP)
-            if kept is None
-            else PositionClaim(kept.query, QueryStep(kept.step, kept.closed))
+            if stored is None
+            else PositionClaim(stored.query, QueryStep(stored.step, stored.closed))
         )
 
-    async def claim(self, group: str, place: QueuePosition, query: str) -> None:
-        """In the group's register, an owner's too."""
+    async def claim(self, group: str, position: QueuePosition, query: str) -> None:
+        """Claim the group's position for a query; `OtherQuery` if it has moved on."""
         async with explain_deletion(self._stream):
-            await self._register(group).claim(place, query)
+            await self._register(group).claim(position, query)
 
     async def count(self, group: str, query: str, step: QueryStep) -> None:
-        """In the group's register, an owner's too."""
+        """Record that the query has planned so many micro-batches and is about to read the last."""
         async with explain_deletion(self._stream):
             await self._register(group).count(query, step)
 
     async def commit(
-        self, group: str, place: QueuePosition, *, query: str, step: QueryStep
+        self, group: str, position: QueuePosition, *, query: str, step: QueryStep
     ) -> None:
-        """An owner acknowledges whole batches; what goes beyond them stands in the register.
+        """Record that everything before a position is processed.
 
-        The register comes before the queue: whichever is ahead counts, so nothing is read twice
-        after a crash.
+        An owner acknowledges whole batches; the exact position is in the register.
+
+        The register is written before the queue. The later of the two counts, so nothing is read
+        twice after a crash.
         """
-        caught_up = self._catching_up is None or place >= self._catching_up
+        caught_up = self._catching_up is None or position >= self._catching_up
         register = self._register(group)
         async with explain_deletion(self._stream):
-            await register.advance(place, behind=not caught_up, query=query, step=step)
+            await register.advance(position, behind=not caught_up, query=query, step=step)
         if caught_up:
             self._catching_up = None
-        if self._ownership is not None and place.sequence:
-            await self._ownership.acknowledge(place.sequence - 1)
+        if self._ownership is not None and position.sequence:
+            await self._ownership.acknowledge(position.sequence - 1)
 
     async def _after(self, sequence: int, limit: int) -> list[Descriptor]:
         while True:
@@ -297,17 +245,17 @@ class BufferFeed:
         async with explain_deletion(self._stream):
             return await self._looker.state()
 
-    async def _placed(self, kept: GroupPosition) -> QueuePosition:
-        """A kept position with its LSN, which followers without a query leave out."""
-        if kept.lsn is not None:
-            return QueuePosition(kept.next_sequence, kept.lsn)
+    async def _with_lsn(self, stored: GroupPosition) -> QueuePosition:
+        """A stored position with its LSN, which groups without a query do not store."""
+        if stored.lsn is not None:
+            return QueuePosition(stored.next_sequence, stored.lsn)
         state = await self._state()
-        if kept.next_sequence >= state.next_sequence:
-            return QueuePosition(kept.next_sequence, state.next_lsn)
-        if kept.next_sequence < state.floor_sequence:
-            # Which record it was nobody knows any more; that it is gone is all that matters.
-            return QueuePosition(kept.next_sequence, 1)
-        (found,) = await self._after(kept.next_sequence - 1, 1)
+        if stored.next_sequence >= state.next_sequence:
+            return QueuePosition(stored.next_sequence, state.next_lsn)
+        if stored.next_sequence < state.floor_sequence:
+            # It is unknown which record it was, but it is gone, and only that matters.
+            return QueuePosition(stored.next_sequence, 1)
+        (found,) = await self._after(stored.next_sequence - 1, 1)
         return QueuePosition(found.sequence, found.first_lsn)
 
     def _register(self, group: str) -> GroupRegister:
@@ -315,45 +263,45 @@ class BufferFeed:
 
 
 PENDING_BATCHES_MAX: Final = 65_536
-"""As many are planned into one micro-batch; what follows is for the next."""
+"""The most batches of one partition in one micro-batch; the rest is for the next."""
 
 
 class PendingBatches:
-    """Slices from a place on, without a gap."""
+    """The batches of a partition that are listed and not read yet, without a gap."""
 
-    def __init__(self, feed: Feed, start: QueuePosition) -> None:
+    def __init__(self, feed: PartitionFeed, start: QueuePosition) -> None:
         self.feed = feed
         self._start = start
-        self._asked = start
+        self._wanted = start
         self._slices: deque[Slice] = deque()
         self.end = start
-        """The place after all that is known."""
-        self.is_all = False
-        """Whether the last look found nothing beyond."""
+        """The position after the last listed batch."""
+        self.is_at_end = False
+        """Whether there was no more batch when it last looked."""
 
     @property
     def rows(self) -> int:
-        """How many rows are known beyond the start."""
+        """The number of listed rows after the start."""
         return self.end.lsn - self._start.lsn
 
     @property
     def size_bytes(self) -> int:
-        """About how many stored bytes they are."""
+        """About how many stored bytes they have."""
         return sum(one.size_bytes for one in self._slices)
 
-    def begins_at(self, start: QueuePosition) -> bool:
-        """Whether everything from here on is known, as far as anything is."""
-        return self._asked == start
+    def starts_at(self, start: QueuePosition) -> bool:
+        """Whether the listed batches begin at a position."""
+        return self._wanted == start
 
-    def begin_at(self, start: QueuePosition, *, instead_of: QueuePosition | None = None) -> None:
-        """What lies before is done; a start elsewhere is looked for anew.
+    def restart_at(self, start: QueuePosition, *, instead_of: QueuePosition | None = None) -> None:
+        """Drop the batches before a position; if it is not among them, list again from there.
 
-        `instead_of` is the place that was asked for, where what follows it is lost.
+        `instead_of`: the position that was wanted, if the records after it are lost.
         """
-        asked = start if instead_of is None else instead_of
-        if asked == self._asked and instead_of is None:
+        wanted = start if instead_of is None else instead_of
+        if wanted == self._wanted and instead_of is None:
             return
-        self._asked = asked
+        self._wanted = wanted
         while self._slices and self._slices[0].sequence < start.sequence:
             self._slices.popleft()
         self._start = start
@@ -362,24 +310,24 @@ class PendingBatches:
             self._slices[0] = Slice.whole(first.descriptor).cut(start.lsn, first.end_lsn)
         elif first is not None or self.end != start:
             self._slices.clear()
-            self.end, self.is_all = start, False
+            self.end, self.is_at_end = start, False
 
-    async def learn(self, *, rows: int | None, size_bytes: int | None) -> bool:
-        """Look for more, until there is enough for these limits. Says whether there was more."""
+    async def fetch(self, *, rows: int | None, size_bytes: int | None) -> bool:
+        """List batches until there are enough for these limits; returns whether there were more."""
         found_any = False
-        while len(self._slices) < PENDING_BATCHES_MAX and not self._has(rows, size_bytes):
-            found = await self.feed.more(self.end.sequence, LOOK_BATCHES)
+        while len(self._slices) < PENDING_BATCHES_MAX and not self._is_enough(rows, size_bytes):
+            found = await self.feed.list_batches(self.end.sequence, LOOK_BATCHES)
             self._add(found)
             found_any = found_any or bool(found)
-            self.is_all = len(found) < LOOK_BATCHES
-            if self.is_all:
+            self.is_at_end = len(found) < LOOK_BATCHES
+            if self.is_at_end:
                 break
         return found_any
 
-    async def all_until(self, end: QueuePosition) -> list[Slice]:
-        """The slices up to a place that was there once, learned of where they are not known."""
+    async def fetch_until(self, end: QueuePosition) -> list[Slice]:
+        """The slices up to a position that existed before; lists the batches that are missing."""
         while self.end < end:
-            found = await self.feed.more(self.end.sequence, LOOK_BATCHES)
+            found = await self.feed.list_batches(self.end.sequence, LOOK_BATCHES)
             if not found:
                 raise RolledBack(
                     f"{self.feed.part}: the checkpoint has records up to offset {end.lsn - 1}, and "
@@ -387,10 +335,10 @@ class PendingBatches:
                     "or the checkpoint is that of another stream"
                 )
             self._add(found)
-        return self.until(end)
+        return self.up_to(end)
 
-    def until(self, end: QueuePosition | None) -> list[Slice]:
-        """The slices up to a place."""
+    def up_to(self, end: QueuePosition | None) -> list[Slice]:
+        """The listed slices up to a position."""
         return list(self._slices) if end is None else slices_until(self._slices, end)
 
     def _add(self, found: list[Slice]) -> None:
@@ -399,7 +347,7 @@ class PendingBatches:
         if found:
             self.end = QueuePosition(found[-1].sequence + 1, found[-1].end_lsn)
 
-    def _has(self, rows: int | None, size_bytes: int | None) -> bool:
+    def _is_enough(self, rows: int | None, size_bytes: int | None) -> bool:
         if rows is not None and self.rows >= rows:
             return True
         return size_bytes is not None and self.size_bytes >= size_bytes

@@ -1,12 +1,12 @@
-"""A streaming query's reading: where it begins, what the next micro-batch is, what is done.
+"""Plans the micro-batches of a streaming query.
 
 Always holds:
 
-- nothing is opened before `latest` is asked, which only a started query does;
-- where the group begins is kept in the store before it is told: it is told the same every time;
-- a micro-batch's end is told once and kept by Spark; `plan` gives the same rows for the same two
-  offsets, today and after a restart, for as long as they are retained;
-- `commit` acknowledges what Spark has written down as done, and nothing else;
+- no consumer is opened before `latest` is called, which only a started query does;
+- where the group begins is stored before it is returned, so every call returns the same;
+- the end of a micro-batch is returned once and kept by Spark; `plan` gives the same rows for the
+  same two offsets, also after a restart, for as long as they are retained;
+- `commit` acknowledges only what Spark has recorded as done;
 - a checkpoint that is not the newest one of its group is refused (`checkpoint.py`).
 """
 
@@ -21,18 +21,23 @@ from headwater.buffer.consumer.group import NO_STEP, OtherQuery
 from headwater.core import runtime
 from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import FOLLOW_POLL_BASE_S, FOLLOW_POLL_CAP_S
+from headwater.core.retry import PollBackoff
 from headwater.spark.options import ReadOptions
 from headwater.spark.options.values import LATEST
-from headwater.spark.source import bounds
-from headwater.spark.source.bounds import beyond_the_end, data_loss_before
+from headwater.spark.source.bounds import (
+    beyond_the_end,
+    check_partitions_named,
+    data_loss_before,
+    starting_position,
+)
 from headwater.spark.source.checkpoint import (
-    CURE,
+    ADVICE,
     NOT_READ,
     CheckpointGuard,
     Membership,
     gather_limited,
 )
-from headwater.spark.source.feed import BufferFeed, Feed, PendingBatches
+from headwater.spark.source.feed import PartitionFeed, PendingBatches
 from headwater.spark.source.offset import Offset, StreamPartition
 from headwater.spark.source.slices import (
     Limits,
@@ -46,75 +51,83 @@ from headwater.store import Store
 
 LOG: Final = logging.getLogger("headwater.spark")
 REFRESH_S: Final = 60.0
-"""How often streams and partitions that came since are looked for."""
+"""How often new streams and partitions are looked for."""
 CLOSE_AFTER_S: Final = 1.0
-"""So long after the last record a query that goes on has its last micro-batch acknowledged."""
+"""So long after the last record, an empty micro-batch makes Spark commit the last one."""
 REPORT_S: Final = 5.0
-"""How old a reported end may be where less than all is known."""
+"""How old a reported end may be while not all batches are listed."""
+LOCAL_POLL_BASE_S: Final = 0.01
+LOCAL_POLL_CAP_S: Final = 0.5
 
 
 class MicroBatches:
-    """The reading half of one query. Lives where Spark keeps the query's source."""
+    """The source of one query, in the process where Spark runs the query's source."""
 
     def __init__(self, store: Store, options: ReadOptions) -> None:
         self._store = store
         self._options = options
         self._membership = Membership(options.group_id, take_over=options.take_over)
-        self._polling = Polling(is_local=store.is_local)
-        self._feeds: dict[StreamPartition, Feed] = {}
-        self._known: dict[StreamPartition, PendingBatches] = {}
+        # Spark asks every 10 ms, and a store charges for each request.
+        self._poll_backoff = (
+            PollBackoff(LOCAL_POLL_BASE_S, LOCAL_POLL_CAP_S)
+            if store.is_local
+            else PollBackoff(FOLLOW_POLL_BASE_S, FOLLOW_POLL_CAP_S)
+        )
+        self._poll_due_s = runtime.monotonic_s()
+        self._feeds: dict[StreamPartition, PartitionFeed] = {}
+        self._pending: dict[StreamPartition, PendingBatches] = {}
         self._ids: dict[str, str] = {}
         self._refreshed_s: float | None = None
         self._initial: Offset | None = None
-        self._fixed: dict[StreamPartition, QueuePosition] | None = None
+        self._final: dict[StreamPartition, QueuePosition] | None = None
         self._committed: dict[StreamPartition, QueuePosition] = {}
         self._guard = CheckpointGuard(options.group_id)
-        self._told: Offset | None = None
+        self._last_end: Offset | None = None
         self._planned: Offset | None = None
         self._quiet_since_s = runtime.monotonic_s()
         self._ends: tuple[float, dict[StreamPartition, QueuePosition]] | None = None
         self._turn = 0
 
     async def initial(self) -> Offset:
-        """Where the group stands, or begins if it is not known. Asked twice, told the same."""
+        """The position of the group, or where a new group begins. Every call returns the same."""
         if self._initial is None:
             await self._refresh()
-            places = await self._begin(list(self._feeds.values()))
-            self._initial = Offset(places, dict(self._ids), True, self._guard.token())
+            positions = await self._begin(list(self._feeds.values()))
+            self._initial = Offset(positions, dict(self._ids), True, self._guard.token())
         return self._initial
 
     async def fix_end(self) -> None:
-        """From here on nothing counts that is appended later (AvailableNow)."""
+        """End the query at the present end of the streams (AvailableNow)."""
         await self._refresh()
-        self._fixed = await self._latest_places()
+        self._final = await self._latest_positions()
 
     async def latest(self, start: Offset, limits: Limits) -> Offset:
         """The end of the micro-batch that begins at `start`; `start` itself if there is none."""
-        self._told = await self._next(start, limits)
-        return self._told
+        self._last_end = await self._next(start, limits)
+        return self._last_end
 
-    async def latest_unasked(self) -> Offset:
-        """For Spark 4.1, which does not say where the micro-batch begins, nor how much it holds.
+    async def latest_without_start(self) -> Offset:
+        """`latest` for Spark 4.1, which passes neither the start of the micro-batch nor a limit.
 
-        It begins where the last one ended, or where the group stands: what lies between that and
-        the checkpoint is nothing new.
+        It begins where the last one ended, or at the position of the group: the records between
+        that and the checkpoint's offset are in the micro-batch that Spark runs again.
         """
         if self._planned is None and self._initial is None:
             await self._refresh()
-            # A new checkpoint asks for the initial offset first: this one is gone on with.
-            places = await self._begin(list(self._feeds.values()), is_new=False)
+            # A new checkpoint asks for the initial offset first, so this is an old one.
+            positions = await self._begin(list(self._feeds.values()), is_new=False)
             claim = await self._guard.stored(self._feeds)
             self._initial = Offset(
-                places, dict(self._ids), claim.step.closed, claim.query, claim.step.number
+                positions, dict(self._ids), claim.step.closed, claim.query, claim.step.number
             )
         return await self.latest(self._planned or await self.initial(), Limits())
 
     async def _next(self, start: Offset, limits: Limits) -> Offset:
         await self._refresh()
         self._check_ids(start)
-        here = {part: start.places[part] for part in self._feeds if part in start.places}
-        added = [feed for part, feed in self._feeds.items() if part not in start.places]
-        is_new = not here.keys() <= self._known.keys()
+        here = {part: start.positions[part] for part in self._feeds if part in start.positions}
+        added = [feed for part, feed in self._feeds.items() if part not in start.positions]
+        is_new = not here.keys() <= self._pending.keys()
         if is_new:
             await self._check_ends(here, "the checkpoint")
         await self._guard.enter(start, self._feeds)
@@ -122,21 +135,21 @@ class MicroBatches:
             await self._membership.join([self._feeds[part] for part in here], here, start.query)
         except OtherQuery as error:
             raise self._guard.fenced(min(here)) from error
-        if is_new or self._fixed is not None or self._polling.is_due:
-            await self._look(start, here, limits)
+        if is_new or self._final is not None or runtime.monotonic_s() >= self._poll_due_s:
+            await self._poll(start, here, limits)
         ends = self._ends_of(here, limits)
         for feed in added:
-            # Said where it begins before anything of it is read: the next micro-batch begins there.
+            # Recorded where it begins before any of it is read; the next micro-batch reads it.
             ends[feed.part] = await self._begin_added(feed)
         if ends:
             self._quiet_since_s = runtime.monotonic_s()
-            found = start.moved(ends, self._ids)
-            await gather_limited(self._guard.claim(feed, found) for feed in added)
-            return found
-        quiet = runtime.monotonic_s() - self._quiet_since_s >= CLOSE_AFTER_S
-        if start.closed or not (quiet or self._fixed is not None):
+            end = start.next(ends, self._ids)
+            await gather_limited(self._guard.claim(feed, end) for feed in added)
+            return end
+        is_quiet = runtime.monotonic_s() - self._quiet_since_s >= CLOSE_AFTER_S
+        if start.closed or not (is_quiet or self._final is not None):
             return start
-        return start.marked()
+        return start.closed_next()
 
     async def plan(self, start: Offset, end: Offset) -> list[SlicePartition]:
         """The tasks that read everything from `start` to `end`."""
@@ -146,73 +159,78 @@ class MicroBatches:
         self._check_order(start, end)
         self._guard.check_follows(start, end)
         await self._guard.check(end, self._feeds)
-        planned: list[tuple[Feed, list[Slice]]] = []
-        for part, until in sorted(end.places.items()):
-            since = start.places.get(part)
+        planned: list[tuple[PartitionFeed, list[Slice]]] = []
+        for part, until in sorted(end.positions.items()):
+            since = start.positions.get(part)
             if since is None and part in self._feeds:
-                # Added since. It begins at its end, but on Spark 4.1: there the end was found
-                # without knowing that the checkpoint lacks it, and the group's place is the start.
-                since = await self._feeds[part].place_of(self._options.group_id)
+                # A new partition. It begins at its end, except on Spark 4.1: there `latest` did not
+                # know that the checkpoint lacks it, so it begins at the group's position.
+                since = await self._feeds[part].position_of(self._options.group_id)
             if since is None or since >= until:
                 continue
             if part not in self._feeds:
                 raise Refused(
                     f"{part}: the checkpoint has a micro-batch with records of it that is to be "
-                    f"run again, and the query does not read it now: {NOT_READ}. {CURE}"
+                    f"run again, and the query does not read it now: {NOT_READ}. {ADVICE}"
                 )
             planned.append((self._feeds[part], await self._slices(end, part, since)))
         await self._guard.count(end, self._feeds)
         self._planned = end
-        return pack(planned, self._options)
+        return to_tasks(planned, self._options)
 
     async def commit(self, end: Offset) -> None:
-        """Everything before `end` is processed. Spark has the next micro-batch written down."""
+        """Everything before `end` is processed: Spark has recorded the next micro-batch."""
         await self._refresh()
         self._check_ids(end)
-        # Told and written down by now: counted with the same write.
-        told = end if self._told is None or self._told.query != end.query else self._told
-        counting = self._guard.counting(end, self._feeds)
+        # The next micro-batch is recorded too, so the same write counts it.
+        last = self._last_end
+        recorded = end if last is None or last.query != end.query else last
+        counting_part = self._guard.counting_part(end, self._feeds)
 
-        async def one(part: StreamPartition, place: QueuePosition) -> None:
-            if self._committed.get(part) == place:
+        async def one(part: StreamPartition, position: QueuePosition) -> None:
+            if self._committed.get(part) == position:
                 return
-            step = told.last_step if part == counting else NO_STEP
+            step = recorded.last_step if part == counting_part else NO_STEP
             try:
-                await self._membership.commit(self._feeds[part], place, query=end.query, step=step)
+                await self._membership.commit(
+                    self._feeds[part], position, query=end.query, step=step
+                )
             except OtherQuery as error:
                 raise self._guard.fenced(part) from error
-            self._committed[part] = place
-            if part == counting:
-                self._guard.counted(told)
+            self._committed[part] = position
+            if part == counting_part:
+                self._guard.note_count(recorded)
 
         await gather_limited(
-            one(part, place) for part, place in end.places.items() if part in self._feeds
+            one(part, position) for part, position in end.positions.items() if part in self._feeds
         )
 
     async def report(self) -> Offset:
-        """The end of everything, for the query's progress: from memory, or nearly."""
-        if all(known.is_all for known in self._known.values()):
-            places = {part: known.end for part, known in self._known.items()}
-            return Offset(places, self._ids)
+        """The end of the streams for the query's progress. Mostly sends no request."""
+        if all(pending.is_at_end for pending in self._pending.values()):
+            positions = {part: pending.end for part, pending in self._pending.items()}
+            return Offset(positions, self._ids)
         now_s = runtime.monotonic_s()
         if self._ends is None or now_s - self._ends[0] >= REPORT_S:
-            self._ends = (now_s, await self._latest_places())
+            self._ends = (now_s, await self._latest_positions())
         return Offset(self._ends[1], self._ids)
 
-    # What there is to read
+    # Streams, partitions and their positions
 
     async def _refresh(self) -> None:
-        """Look for streams and partitions, now and then."""
+        """Look for new streams and partitions from time to time."""
         now_s = runtime.monotonic_s()
         if self._refreshed_s is not None and (
-            self._fixed is not None or now_s - self._refreshed_s < REFRESH_S
+            self._final is not None or now_s - self._refreshed_s < REFRESH_S
         ):
             return
         streams = await subscribed_streams(self._store, self._options)
         for stream, part in parts_of(streams, self._options):
             if part not in self._feeds:
-                gives_up = self._options.on_bad_batch == "deadLetter"
-                self._feeds[part] = BufferFeed(stream, part.partition, gives_up=gives_up)
+                skips_uncounted = self._options.on_bad_batch == "deadLetter"
+                self._feeds[part] = PartitionFeed(
+                    stream, part.partition, skips_uncounted=skips_uncounted
+                )
                 self._ids[part.stream] = stream.id
         self._refreshed_s = now_s
 
@@ -220,14 +238,14 @@ class MicroBatches:
         for stream, known in self._ids.items():
             if offset.ids.get(stream, known) != known:
                 raise Refused(
-                    f"stream {stream!r} was deleted and made again since the checkpoint was "
+                    f"stream {stream!r} was deleted and created again after the checkpoint was "
                     "written, and has other records at the same offsets: give the query a new "
                     "checkpoint"
                 )
 
     def _check_order(self, start: Offset, end: Offset) -> None:
-        for part, until in sorted(end.places.items()):
-            since = start.places.get(part, until)
+        for part, until in sorted(end.positions.items()):
+            since = start.positions.get(part, until)
             if since > until:
                 raise Refused(
                     f"{part}: the micro-batch would begin at offset {since.lsn} and end at "
@@ -237,115 +255,127 @@ class MicroBatches:
                 )
 
     async def _check_ends(
-        self, places: Mapping[StreamPartition, QueuePosition], whose: str
+        self, positions: Mapping[StreamPartition, QueuePosition], whose: str
     ) -> None:
-        """Refuse places beyond the end, before anything is changed by them."""
-        parts = sorted(places)
+        """Refuse positions beyond the end, before they change anything."""
+        parts = sorted(positions)
         bounds = await gather_limited(self._feeds[part].bounds() for part in parts)
         for part, found in zip(parts, bounds, strict=True):
-            if places[part] > found.latest:
-                raise beyond_the_end(part, places[part], found.latest, whose)
+            if positions[part] > found.latest:
+                raise beyond_the_end(part, positions[part], found.latest, whose)
 
     async def _begin(
-        self, feeds: list[Feed], *, is_new: bool = True
+        self, feeds: list[PartitionFeed], *, is_new: bool = True
     ) -> dict[StreamPartition, QueuePosition]:
-        """Where the group stands in each partition; a partition that came later: its oldest."""
+        """The group's position in each partition; the oldest record of a partition added later."""
         group = self._options.group_id
-        kept = await gather_limited(feed.place_of(group) for feed in feeds)
-        places = {feed.part: place for feed, place in zip(feeds, kept, strict=True) if place}
-        await self._check_ends(places, f"group {group!r}")
-        missing = [feed for feed in feeds if feed.part not in places]
-        if is_new and places and self._options.starting_option is not None:
+        known = await gather_limited(feed.position_of(group) for feed in feeds)
+        positions = {
+            feed.part: position for feed, position in zip(feeds, known, strict=True) if position
+        }
+        await self._check_ends(positions, f"group {group!r}")
+        missing = [feed for feed in feeds if feed.part not in positions]
+        if is_new and positions and self._options.starting_option is not None:
             LOG.warning(
-                "%s is ignored: group %r is known, and goes on where it stands (%s). To read from "
-                "elsewhere, give the query a groupId of its own",
+                "%s is ignored: group %r is known and continues from its position (%s). To read "
+                "from elsewhere, give the query a groupId of its own",
                 self._options.starting_option,
                 group,
-                "; ".join(f"{part}: offset {place.lsn}" for part, place in sorted(places.items())),
+                "; ".join(
+                    f"{part}: offset {position.lsn}" for part, position in sorted(positions.items())
+                ),
             )
         if missing:
-            resolved = await self._resolve([one for one in feeds if one.part in places], missing)
+            resolved = await self._resolve_start(
+                [one for one in feeds if one.part in positions], missing
+            )
             for feed in missing:
                 first = resolved.get(feed.key) or (await feed.bounds()).oldest
-                places[feed.part] = await feed.begin(group, first)
-        return places
+                positions[feed.part] = await feed.begin(group, first)
+        return positions
 
-    async def _resolve(self, known: list[Feed], missing: list[Feed]) -> dict[str, QueuePosition]:
-        """Where the group begins in the partitions that it began with; nothing of later ones.
+    async def _resolve_start(
+        self, known: list[PartitionFeed], missing: list[PartitionFeed]
+    ) -> dict[str, QueuePosition]:
+        """Where the group begins in the partitions of its first start; none for later partitions.
 
-        All of it is kept in the first register that is written. Whoever dies before the others are
-        would else be followed by one that takes them for partitions that came later.
+        The first register that is written stores all of them. Otherwise, if the query died before
+        it wrote the others, the next run would take those for partitions that were added later.
         """
         group = self._options.group_id
         if not known:
-            bounds.check_named(self._options, self._feeds)
-            found = await gather_limited(self._first_place(feed) for feed in missing)
-            together = {feed.key: place for feed, place in zip(missing, found, strict=True)}
+            check_partitions_named(self._options, self._feeds)
+            found = await gather_limited(self._first_position(feed) for feed in missing)
+            together = {feed.key: position for feed, position in zip(missing, found, strict=True)}
             await missing[0].begin(group, found[0], together=together)
             known = missing[:1]
         resolved: dict[str, QueuePosition] = {}
-        for told in await gather_limited(feed.begun_together(group) for feed in known):
-            resolved |= told
+        for positions in await gather_limited(feed.starting_positions(group) for feed in known):
+            resolved |= positions
         return resolved
 
-    async def _first_place(self, feed: Feed) -> QueuePosition:
+    async def _first_position(self, feed: PartitionFeed) -> QueuePosition:
         options = self._options
         if options.take_over and options.starting_option is None:
             owner = await feed.owner()
             if owner.group:
-                return owner.acked  # to take over is to go on where the other one stood
-        return await bounds.starting_place(feed, options, LATEST)
+                return owner.acked  # continue where the other group was
+        return await starting_position(feed, options, LATEST)
 
-    async def _begin_added(self, feed: Feed) -> QueuePosition:
-        kept = await feed.place_of(self._options.group_id)
-        if kept is not None:
-            return kept
+    async def _begin_added(self, feed: PartitionFeed) -> QueuePosition:
+        position = await feed.position_of(self._options.group_id)
+        if position is not None:
+            return position
         return await feed.begin(self._options.group_id, (await feed.bounds()).oldest)
 
-    async def _latest_places(self) -> dict[StreamPartition, QueuePosition]:
+    async def _latest_positions(self) -> dict[StreamPartition, QueuePosition]:
         feeds = list(self._feeds.values())
         bounds = await gather_limited(feed.bounds() for feed in feeds)
         return {feed.part: found.latest for feed, found in zip(feeds, bounds, strict=True)}
 
-    # What comes next
+    # The next micro-batch
 
-    async def _look(
+    async def _poll(
         self, start: Offset, here: dict[StreamPartition, QueuePosition], limits: Limits
     ) -> None:
-        """Ask the queues for more, and whether this is still their owner."""
+        """List new batches, and check that the ownership is still ours."""
         await self._membership.check(self._feeds[part] for part in here)
-        found = await gather_limited(self._learn(start, part, limits) for part in here)
-        self._polling.found(any(found))
+        found = await gather_limited(self._fetch_part(start, part, limits) for part in here)
+        if any(found):
+            self._poll_backoff.reset()
+            self._poll_due_s = runtime.monotonic_s()
+        else:
+            self._poll_due_s = runtime.monotonic_s() + self._poll_backoff.next_s()
 
-    async def _learn(self, start: Offset, part: StreamPartition, limits: Limits) -> bool:
-        place = start.places[part]
-        known = self._known.get(part)
-        if known is None:
-            known = self._known[part] = PendingBatches(self._feeds[part], place)
-        known.begin_at(place)
-        if self._fixed is not None and known.end >= self._fixed.get(part, place):
+    async def _fetch_part(self, start: Offset, part: StreamPartition, limits: Limits) -> bool:
+        position = start.positions[part]
+        pending = self._pending.get(part)
+        if pending is None:
+            pending = self._pending[part] = PendingBatches(self._feeds[part], position)
+        pending.restart_at(position)
+        if self._final is not None and pending.end >= self._final.get(part, position):
             return False
         while True:
             try:
-                return await known.learn(rows=limits.rows, size_bytes=limits.size_bytes)
+                return await pending.fetch(rows=limits.rows, size_bytes=limits.size_bytes)
             except Trimmed as trimmed:
-                # Once more, if more of it goes meanwhile.
-                oldest = await self._after_loss(start, part, place, trimmed)
-                known.begin_at(oldest, instead_of=place)
+                # Again, in case more was deleted meanwhile.
+                oldest = await self._after_loss(start, part, position, trimmed)
+                pending.restart_at(oldest, instead_of=position)
 
     def _ends_of(
-        self, here: dict[StreamPartition, QueuePosition], asked_for: Limits
+        self, here: dict[StreamPartition, QueuePosition], limits: Limits
     ) -> dict[StreamPartition, QueuePosition]:
-        """Where each partition's part of the next micro-batch ends, if it has one."""
-        parts = [part for part in here if part in self._known]
+        """Where the next micro-batch ends in each partition that has records for it."""
+        parts = [part for part in here if part in self._pending]
         waiting = []
         for part in parts:
-            known = self._known[part]
-            known.begin_at(here[part])
-            until = None if self._fixed is None else self._fixed.get(part, here[part])
-            waiting.append(known.until(until))
+            pending = self._pending[part]
+            pending.restart_at(here[part])
+            until = None if self._final is None else self._final.get(part, here[part])
+            waiting.append(pending.up_to(until))
         self._turn += 1
-        found = micro_batch_ends(waiting, asked_for, turn=self._turn)
+        found = micro_batch_ends(waiting, limits, turn=self._turn)
         return {
             part: end
             for part, end in zip(parts, found, strict=True)
@@ -355,23 +385,23 @@ class MicroBatches:
     async def _slices(
         self, end: Offset, part: StreamPartition, since: QueuePosition
     ) -> list[Slice]:
-        until = end.places[part]
-        known = self._known.get(part)
-        if known is None or not known.begins_at(since):
-            known = PendingBatches(self._feeds[part], since)
+        until = end.positions[part]
+        pending = self._pending.get(part)
+        if pending is None or not pending.starts_at(since):
+            pending = PendingBatches(self._feeds[part], since)
         while True:
             try:
-                return await known.all_until(until)
+                return await pending.fetch_until(until)
             except Trimmed as trimmed:
-                # Once more, if more of it goes meanwhile.
+                # Again, in case more was deleted meanwhile.
                 oldest = await self._after_loss(end, part, since, trimmed)
-                known = PendingBatches(self._feeds[part], oldest)
+                pending = PendingBatches(self._feeds[part], oldest)
 
     async def _after_loss(
         self, offset: Offset, part: StreamPartition, wanted: QueuePosition, trimmed: Trimmed
     ) -> QueuePosition:
-        """The oldest place, where it may be gone on with."""
-        # What another query of this group has read and let expire is not lost.
+        """The oldest position, if the query may continue there."""
+        # Records that another query of this group has read are not lost.
         await self._guard.check_again(offset, self._feeds)
         oldest = (await self._feeds[part].bounds()).oldest
         loss = data_loss_before(part, wanted, oldest, self._store.url)
@@ -381,47 +411,18 @@ class MicroBatches:
         return oldest
 
 
-def pack(planned: Iterable[tuple[Feed, list[Slice]]], options: ReadOptions) -> list[SlicePartition]:
-    """Tasks for slices, by their size."""
-    several = list(planned)
+def to_tasks(
+    planned: Iterable[tuple[PartitionFeed, list[Slice]]], options: ReadOptions
+) -> list[SlicePartition]:
+    """Divide slices into tasks by their size."""
+    by_feed = list(planned)
     found = plan_tasks(
-        [slices for _, slices in several],
+        [slices for _, slices in by_feed],
         target_bytes=options.max_partition_bytes,
         min_tasks=options.min_partitions,
     )
     return [
-        SlicePartition(feed.part, feed.origin, slices)
-        for (feed, _), of_part in zip(several, found, strict=True)
+        SlicePartition(feed.part, feed.stream_config, slices)
+        for (feed, _), of_part in zip(by_feed, found, strict=True)
         for slices in of_part
     ]
-
-
-# When to ask the store again: Spark asks every 10 ms, and a store charges for each question.
-
-
-LOCAL_BASE_S: Final = 0.01
-LOCAL_CAP_S: Final = 0.5
-
-
-class Polling:
-    """Ever longer waits while nothing comes, none when something did."""
-
-    def __init__(self, *, is_local: bool) -> None:
-        self._base_s = LOCAL_BASE_S if is_local else FOLLOW_POLL_BASE_S
-        self._cap_s = LOCAL_CAP_S if is_local else FOLLOW_POLL_CAP_S
-        self._wait_s = self._base_s
-        self._due_s = runtime.monotonic_s()
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it is time."""
-        return runtime.monotonic_s() >= self._due_s
-
-    def found(self, anything: bool) -> None:
-        """What the last question brought."""
-        if anything:
-            self._wait_s = self._base_s
-            self._due_s = runtime.monotonic_s()
-            return
-        self._due_s = runtime.monotonic_s() + self._wait_s
-        self._wait_s = min(2 * self._wait_s, self._cap_s)

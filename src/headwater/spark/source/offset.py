@@ -1,18 +1,18 @@
-"""Where a query stands in all partitions it reads: what Spark keeps in its checkpoint.
+"""Offsets: a query's positions in all its partitions, as Spark stores them in the checkpoint.
 
     {"closed": 1, "format": 2, "query": "9c41…", "step": 7,
      "streams": {"orders": {"id": "6f1b…", "partitions": {"0": {"lsn": 101, "sequence": 3}}}}}
 
-Always holds: keys are sorted on every level, because Spark compares offsets as text, and the same
-place spelled in another order is a micro-batch with nothing in it, for ever.
+Always holds: keys are sorted on every level, because Spark compares offsets as text: with another
+order of keys, the same position would cause empty micro-batches without end.
 
-`closed` says that everything before the place was processed and acknowledged. Spark acknowledges a
-micro-batch when the next one begins; where nothing follows, one that differs by this mark alone
-makes it acknowledge the last.
+`closed` says that everything before the positions was processed and acknowledged. Spark commits a
+micro-batch when the next one begins. If no records follow, an offset that differs only by this mark
+makes Spark commit the last one.
 
-`query` and `step` say whose offset it is, because Spark tells a source neither the query's id nor
-the number of a micro-batch: a token that is drawn once for each checkpoint, and how many
-micro-batches it has come to since (`checkpoint.py`).
+`query` and `step` identify the checkpoint, because Spark passes a source neither the query's id nor
+the number of a micro-batch: a token that is drawn once for each checkpoint, and the number of
+micro-batches since (`checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ FORMAT: Final = 2
 
 
 class StreamPartition(NamedTuple):
-    """One partition of one stream."""
-
     stream: str
     partition: int
 
@@ -40,72 +38,72 @@ class StreamPartition(NamedTuple):
 
 
 class Offset(msgspec.Struct, frozen=True):
-    """A place in each partition."""
+    """A position in each partition."""
 
-    places: Mapping[StreamPartition, QueuePosition]
+    positions: Mapping[StreamPartition, QueuePosition]
     ids: Mapping[str, str]
-    """The id of each stream: another of the same name has other records at the same places."""
+    """The id of each stream: a later stream of the same name has other records."""
     closed: bool = False
     query: str = ""
-    """The token of the checkpoint; empty in what is only reported."""
+    """The token of the checkpoint; empty if the offset is only reported."""
     step: int = 0
-    """How many micro-batches led here."""
+    """The number of micro-batches before this offset."""
 
     @property
     def last_step(self) -> QueryStep:
-        """The micro-batch that led here."""
+        """The micro-batch that ends here."""
         return QueryStep(self.step, self.closed)
 
     def to_json(self) -> dict[str, Any]:
-        """What Spark is given: always in the same order."""
+        """The JSON for Spark, with keys in a fixed order."""
         streams: dict[str, Any] = {}
-        for part in sorted(self.places, key=lambda part: (part.stream, str(part.partition))):
+        for part in sorted(self.positions, key=lambda part: (part.stream, str(part.partition))):
             stream = streams.setdefault(
                 part.stream, {"id": self.ids[part.stream], "partitions": {}}
             )
-            place = self.places[part]
+            position = self.positions[part]
             stream["partitions"][str(part.partition)] = {
-                "lsn": place.lsn,
-                "sequence": place.sequence,
+                "lsn": position.lsn,
+                "sequence": position.sequence,
             }
         mark = {"closed": 1} if self.closed else {}
         whose = {"query": self.query, "step": self.step}
         return {**mark, "format": FORMAT, **whose, "streams": streams}
 
     @classmethod
-    def from_json(cls, given: object) -> Offset:
-        """What Spark kept; `Refused` if it is not ours."""
-        _check_format(given)
+    def from_json(cls, stored: object) -> Offset:
+        """Parse what Spark stored; `Refused` if it is not ours."""
+        _check_format(stored)
         try:
-            kept = msgspec.convert(given, _StoredOffset, str_keys=True)
+            offset = msgspec.convert(stored, _StoredOffset, str_keys=True)
         except msgspec.ValidationError as error:
             raise Refused(
                 f"the checkpoint has an offset that is not of this source ({error}): give the "
                 "query a checkpoint of its own"
             ) from error
-        places = {
-            StreamPartition(name, partition): QueuePosition(place.sequence, place.lsn)
-            for name, stream in kept.streams.items()
-            for partition, place in stream.partitions.items()
+        positions = {
+            StreamPartition(name, partition): QueuePosition(position.sequence, position.lsn)
+            for name, stream in offset.streams.items()
+            for partition, position in stream.partitions.items()
         }
-        ids = {name: stream.id for name, stream in kept.streams.items()}
-        return cls(places, ids, bool(kept.closed), kept.query, kept.step)
+        ids = {name: stream.id for name, stream in offset.streams.items()}
+        return cls(positions, ids, bool(offset.closed), offset.query, offset.step)
 
-    def moved(
-        self, places: Mapping[StreamPartition, QueuePosition], ids: Mapping[str, str]
+    def next(
+        self, positions: Mapping[StreamPartition, QueuePosition], ids: Mapping[str, str]
     ) -> Offset:
-        """One micro-batch further, with these places instead or in addition."""
+        """The offset one micro-batch later, with these positions changed or added."""
         return Offset(
-            {**self.places, **places}, {**self.ids, **ids}, False, self.query, self.step + 1
+            {**self.positions, **positions}, {**self.ids, **ids}, False, self.query, self.step + 1
         )
 
-    def marked(self) -> Offset:
-        """One micro-batch further, which has no rows: the same place, closed."""
-        return Offset(self.places, self.ids, True, self.query, self.step + 1)
+    def closed_next(self) -> Offset:
+        """The offset after an empty micro-batch: the same positions, closed."""
+        return Offset(self.positions, self.ids, True, self.query, self.step + 1)
 
 
-def _check_format(given: object) -> None:
-    found = given.get("format") if isinstance(given, Mapping) else None
+def _check_format(stored: object) -> None:
+    found = stored.get("format") if isinstance(stored, Mapping) else None
     if isinstance(found, int) and found > FORMAT:
         raise Refused(
             f"the checkpoint has offsets of format {found}, and this version reads format "
@@ -114,18 +112,18 @@ def _check_format(given: object) -> None:
     if isinstance(found, int) and found < FORMAT:
         raise Refused(
             f"the checkpoint has offsets of format {found}, and this version reads format "
-            f"{FORMAT}: give the query a new checkpoint; it goes on where its group stands"
+            f"{FORMAT}: give the query a new checkpoint; it continues from its group's position"
         )
 
 
-class _StoredPlace(msgspec.Struct, frozen=True):
+class _StoredPosition(msgspec.Struct, frozen=True):
     lsn: int
     sequence: int
 
 
 class _StoredStream(msgspec.Struct, frozen=True):
     id: str
-    partitions: dict[int, _StoredPlace]
+    partitions: dict[int, _StoredPosition]
 
 
 class _StoredOffset(msgspec.Struct, frozen=True):

@@ -24,8 +24,8 @@ from headwater.spark.source import bounds
 from headwater.spark.source.bounds import data_loss_before
 from headwater.spark.source.checkpoint import gather_limited
 from headwater.spark.source.executor import SliceReader
-from headwater.spark.source.feed import BufferFeed, Feed, PendingBatches
-from headwater.spark.source.micro_batches import MicroBatches, pack
+from headwater.spark.source.feed import PartitionFeed, PendingBatches
+from headwater.spark.source.micro_batches import MicroBatches, to_tasks
 from headwater.spark.source.offset import Offset
 from headwater.spark.source.slices import Limits, Slice, SlicePartition
 from headwater.spark.source.streams import SourceSchema, parts_of, subscribed_streams
@@ -39,42 +39,40 @@ LOG: Final = logging.getLogger("headwater.spark")
 
 
 class BatchReader(DataSourceReader):
-    """One bounded read."""
+    """The reader of one batch query."""
 
     def __init__(
-        self, options: ReadOptions, schema: StructType, shape: SourceSchema | None
+        self, options: ReadOptions, schema: StructType, source_schema: SourceSchema | None
     ) -> None:
-        """Opens nothing, asks nobody."""
         self._options = options
-        self._executor = SliceReader(options, schema, shape)
+        self._executor = SliceReader(options, schema, source_schema)
 
     @plain_errors
     def partitions(self) -> list[InputPartition]:
-        """The tasks; never none, because Spark then makes up one of its own."""
-        found: list[InputPartition] = list(portal.shared().call(plan_batch(self._options)))
-        return found or [InputPartition(None)]
+        """The tasks; never empty, because Spark would then create a task of its own."""
+        tasks: list[InputPartition] = list(portal.shared().call(plan_batch(self._options)))
+        return tasks or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task, on an executor."""
         if not isinstance(partition, SlicePartition):
             return iter(())
         return self._executor.read(partition)
 
 
 async def plan_batch(options: ReadOptions) -> list[SlicePartition]:
-    """The tasks that read what was asked for, as it is retained at this moment."""
+    """The tasks that read the wanted records, as they are retained now."""
     store = shared_store(options.url)
     streams = await subscribed_streams(store, options)
-    feeds = [BufferFeed(stream, part.partition) for stream, part in parts_of(streams, options)]
+    feeds = [PartitionFeed(stream, part.partition) for stream, part in parts_of(streams, options)]
     parts = [feed.part for feed in feeds]
-    bounds.check_named(options, parts)
+    bounds.check_partitions_named(options, parts)
     found = await gather_limited(_slices(feed, options) for feed in feeds)
-    return pack(zip(feeds, found, strict=True), options)
+    return to_tasks(zip(feeds, found, strict=True), options)
 
 
-async def _slices(feed: Feed, options: ReadOptions) -> list[Slice]:
-    start = await bounds.starting_place(feed, options, EARLIEST)
-    end = await bounds.ending_place(feed, options)
+async def _slices(feed: PartitionFeed, options: ReadOptions) -> list[Slice]:
+    start = await bounds.starting_position(feed, options, EARLIEST)
+    end = await bounds.ending_position(feed, options)
     if start >= end:
         if start > end and isinstance(options.starting_offsets, Mapping):
             raise Refused(
@@ -82,27 +80,26 @@ async def _slices(feed: Feed, options: ReadOptions) -> list[Slice]:
             )
         return []
     try:
-        return await PendingBatches(feed, start).all_until(end)
+        return await PendingBatches(feed, start).fetch_until(end)
     except Trimmed as trimmed:
         oldest = (await feed.bounds()).oldest
-        # Whoever asked for whatever is retained gets that; whoever named records is told.
+        # Only a read that names offsets misses records; others read what is retained.
         if isinstance(options.starting_offsets, Mapping):
             loss = data_loss_before(feed.part, start, oldest, options.url)
             if options.fail_on_data_loss:
                 raise loss from trimmed
             LOG.warning("%s", loss)
-        return await PendingBatches(feed, oldest).all_until(end)
+        return await PendingBatches(feed, oldest).fetch_until(end)
 
 
 class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow):  # type: ignore[misc]
     """The source of one streaming query."""
 
     def __init__(
-        self, options: ReadOptions, schema: StructType, shape: SourceSchema | None
+        self, options: ReadOptions, schema: StructType, source_schema: SourceSchema | None
     ) -> None:
-        """Opens nothing, asks nobody."""
         self._options = options
-        self._executor = SliceReader(options, schema, shape)
+        self._executor = SliceReader(options, schema, source_schema)
         self._live: MicroBatches | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -110,11 +107,10 @@ class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow)
 
     @plain_errors
     def initialOffset(self) -> dict[str, Any]:
-        """Where a query without a checkpoint begins."""
+        """Where a query with a new checkpoint begins."""
         return portal.shared().call(self._batches().initial()).to_json()
 
     def getDefaultReadLimit(self) -> Any:
-        """The limit that the options ask for."""
         options = self._options
         return versions.default_limit(
             options.max_offsets_per_trigger, options.max_bytes_per_trigger
@@ -122,38 +118,37 @@ class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow)
 
     @plain_errors
     def prepareForTriggerAvailableNow(self) -> None:
-        """Read up to where the streams end at this moment, and no further."""
+        """Read up to the present end of the streams, and no further."""
         portal.shared().call(self._batches().fix_end())
 
     @plain_errors
     def latestOffset(
         self, start: dict[str, Any] | None = None, limit: object = None
     ) -> dict[str, Any]:
-        """The end of the next micro-batch. Spark 4.1 does not say where it begins."""
+        """The end of the next micro-batch. Spark 4.1 does not pass its start."""
         if start is None:
-            return portal.shared().call(self._batches().latest_unasked()).to_json()
+            return portal.shared().call(self._batches().latest_without_start()).to_json()
         return self._latest(Offset.from_json(start), limit).to_json()
 
     @plain_errors
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The end of the streams: with the end of a micro-batch, its lag."""
+        """The end of the streams, from which Spark computes the lag."""
         if self._live is None:
             return None
         return portal.shared().call(self._live.report()).to_json()
 
     @plain_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of a micro-batch, also of one that is run again."""
+        """The tasks of a micro-batch, also if it is run again."""
         since, until = Offset.from_json(start), Offset.from_json(end)
         return portal.shared().call(self._batches().plan(since, until))
 
     @plain_errors
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark has written down that everything before `end` is done."""
+        """Spark has recorded that everything before `end` is done."""
         portal.shared().call(self._batches().commit(Offset.from_json(end)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task, on an executor."""
         assert isinstance(partition, SlicePartition)
         return self._executor.read(partition)
 
@@ -177,27 +172,21 @@ class RefusedReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow
         self._error = error
 
     def initialOffset(self) -> dict[str, Any]:
-        """Never."""
         self._refuse()
 
     def getDefaultReadLimit(self) -> Any:
-        """Never."""
         self._refuse()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Never."""
         self._refuse()
 
     def latestOffset(self, start: object = None, limit: object = None) -> dict[str, Any]:
-        """Never."""
         self._refuse()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Never."""
         self._refuse()
 
     def read(self, partition: InputPartition) -> Any:
-        """Never."""
         self._refuse()
 
     @plain_errors

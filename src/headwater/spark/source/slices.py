@@ -23,68 +23,66 @@ from headwater.buffer.consumer import QueuePosition
 from headwater.buffer.queue import Descriptor
 from headwater.spark.source.offset import StreamPartition
 
-BATCH: Final = "batch"
 _FAST: Final = 1
-"""Slices repeat each other nearly word by word: the least effort makes them a tenth."""
+"""Slices are very similar: the fastest level makes them a tenth."""
 
 
 class Slice(msgspec.Struct, frozen=True, array_like=True):
-    """Some rows of one batch."""
-
     descriptor: Descriptor
     skip: int
     take: int
-    kind: str = BATCH
 
     @classmethod
     def whole(cls, descriptor: Descriptor) -> Slice:
-        """All rows of a batch."""
+        """A slice of all rows of a batch."""
         return cls(descriptor, 0, descriptor.rows)
 
     @property
     def sequence(self) -> int:
-        """The batch's place in its queue."""
+        """The batch's sequence in its queue."""
         return self.descriptor.sequence
 
     @property
     def first_lsn(self) -> int:
-        """The LSN of the first row that is meant."""
+        """The LSN of the first row."""
         return self.descriptor.first_lsn + self.skip
 
     @property
     def end_lsn(self) -> int:
-        """The LSN after the last row that is meant."""
+        """The LSN after the last row."""
         return self.first_lsn + self.take
 
     @property
     def size_bytes(self) -> int:
-        """About how many stored bytes the rows are."""
+        """About how many stored bytes the rows have."""
         rows = self.descriptor.rows
         return self.descriptor.size_bytes * self.take // rows if rows else 0
 
-    def place_at(self, lsn: int) -> QueuePosition:
-        """The place before a record of this batch, or after its last one: in the next batch."""
+    def position_at(self, lsn: int) -> QueuePosition:
+        """The position before a record of this batch; after its last one, in the next batch."""
         is_over = lsn > self.descriptor.last_lsn
         return QueuePosition(self.sequence + 1 if is_over else self.sequence, lsn)
 
     def cut(self, first_lsn: int, end_lsn: int) -> Slice:
-        """The rows of this slice that lie between two LSNs."""
+        """The rows of this slice between two LSNs."""
         first = max(self.first_lsn, first_lsn)
         end = min(self.end_lsn, end_lsn)
         if (first, end) == (self.first_lsn, self.end_lsn):
             return self
         skip = first - self.descriptor.first_lsn
-        return Slice(self.descriptor, skip, max(0, end - first), self.kind)
+        return Slice(self.descriptor, skip, max(0, end - first))
 
 
 class SlicePartition(InputPartition):
     """One task: slices of one partition of a stream, in order."""
 
-    def __init__(self, part: StreamPartition, origin: bytes, slices: Sequence[Slice]) -> None:
+    def __init__(
+        self, part: StreamPartition, stream_config: bytes, slices: Sequence[Slice]
+    ) -> None:
         self.stream = part.stream
         self.partition = part.partition
-        self.origin = origin
-        """What the feed wants whoever reads its slices to know of it."""
+        self.stream_config = stream_config
+        """What executors need to read the slices: the stream's configuration."""
         self._packed = zlib.compress(msgspec.msgpack.encode(list(slices)), _FAST)
 
     def __repr__(self) -> str:
@@ -92,22 +90,19 @@ class SlicePartition(InputPartition):
 
     @property
     def slices(self) -> list[Slice]:
-        """What is to be read."""
         return msgspec.msgpack.decode(zlib.decompress(self._packed), type=list[Slice])
 
 
 class Limits(NamedTuple):
-    """How much a micro-batch may hold."""
-
     rows: int | None = None
     size_bytes: int | None = None
 
 
 def share_limit(limit: int, waiting: Sequence[int], *, turn: int = 0) -> list[int]:
-    """The limit shared out in proportion, but one at least to each in which anything waits.
+    """Divide a limit in proportion, with at least one for each that has anything waiting.
 
-    Where there is not even that, and among equal remainders, `turn` decides, so that not always
-    the same ones go without.
+    If there is not even one for each, and among equal remainders, `turn` decides, so that it is
+    not always the same ones that get nothing.
     """
     bounded = [min(limit, amount) for amount in waiting]
     if sum(bounded) <= limit:
@@ -115,47 +110,47 @@ def share_limit(limit: int, waiting: Sequence[int], *, turn: int = 0) -> list[in
     count = len(bounded)
     order = sorted(range(count), key=lambda index: (index - turn) % count)
     firsts = [index for index in order if bounded[index]][:limit]
-    given = [int(index in firsts) for index in range(count)]
+    taken = [int(index in firsts) for index in range(count)]
     rest, left = [max(0, amount - 1) for amount in bounded], limit - len(firsts)
     if not left:
-        return given
+        return taken
     total = sum(rest)
     for index in firsts:
-        given[index] += left * rest[index] // total
-    order = [index for index in order if given[index] < bounded[index]]
+        taken[index] += left * rest[index] // total
+    order = [index for index in order if taken[index] < bounded[index]]
     order.sort(key=lambda index: -(left * rest[index] % total))
-    for index in order[: limit - sum(given)]:
-        given[index] += 1
-    return given
+    for index in order[: limit - sum(taken)]:
+        taken[index] += 1
+    return taken
 
 
 def end_by_rows(slices: Sequence[Slice], rows: int) -> QueuePosition | None:
-    """The place after so many rows; None if that is before the first."""
+    """The position after so many rows; None if that is before the first one."""
     end: QueuePosition | None = None
     for one in slices:
         if one.take > rows:
-            return one.place_at(one.first_lsn + rows) if rows else end
+            return one.position_at(one.first_lsn + rows) if rows else end
         rows -= one.take
-        end = one.place_at(one.end_lsn)
+        end = one.position_at(one.end_lsn)
     return end
 
 
 def ends_by_bytes(
     waiting: Sequence[Sequence[Slice]], size_bytes: int, *, turn: int = 0
 ) -> list[QueuePosition | None]:
-    """The places after whole batches that fit; within one, if it alone is more than that.
+    """The positions after the whole batches that fit; inside a batch only if it exceeds the limit.
 
-    Batches stay whole because each micro-batch that has a part of one fetches all of it.
+    Batches stay whole because every micro-batch that has a part of a batch fetches all of it.
     """
     sizes = [sum(one.size_bytes for one in slices) for slices in waiting]
-    given = share_limit(size_bytes, sizes, turn=turn)
-    counts = [_that_fit(slices, share) for slices, share in zip(waiting, given, strict=True)]
+    taken = share_limit(size_bytes, sizes, turn=turn)
+    counts = [_count_fitting(slices, share) for slices, share in zip(waiting, taken, strict=True)]
     left = size_bytes - sum(
         one.size_bytes for s, count in zip(waiting, counts, strict=True) for one in s[:count]
     )
     order = sorted(range(len(waiting)), key=lambda index: (index - turn) % len(waiting))
     for index in order:
-        more = _that_fit(waiting[index][counts[index] :], left)
+        more = _count_fitting(waiting[index][counts[index] :], left)
         left -= sum(one.size_bytes for one in waiting[index][counts[index] :][:more])
         counts[index] += more
     found = [_after(slices[:count]) for slices, count in zip(waiting, counts, strict=True)]
@@ -164,13 +159,13 @@ def ends_by_bytes(
             if counts[index] < len(waiting[index]):
                 one = waiting[index][counts[index]]
                 rows = max(1, one.take * size_bytes // max(1, one.size_bytes))
-                found[index] = one.place_at(one.first_lsn + rows)
+                found[index] = one.position_at(one.first_lsn + rows)
                 break
     return found
 
 
-def _that_fit(slices: Sequence[Slice], size_bytes: int) -> int:
-    """How many of the first slices have so many bytes together."""
+def _count_fitting(slices: Sequence[Slice], size_bytes: int) -> int:
+    """How many of the first slices fit into so many bytes."""
     for count, one in enumerate(slices):
         size_bytes -= one.size_bytes
         if size_bytes < 0:
@@ -179,19 +174,19 @@ def _that_fit(slices: Sequence[Slice], size_bytes: int) -> int:
 
 
 def _after(slices: Sequence[Slice]) -> QueuePosition | None:
-    return slices[-1].place_at(slices[-1].end_lsn) if slices else None
+    return slices[-1].position_at(slices[-1].end_lsn) if slices else None
 
 
 def micro_batch_ends(
     waiting: Sequence[Sequence[Slice]], limits: Limits, *, turn: int = 0
 ) -> list[QueuePosition | None]:
-    """Where each partition's part of a micro-batch ends; None where nothing is taken."""
+    """Where a micro-batch ends in each partition; None if it has nothing of it."""
     if limits.rows is not None:
         rows = share_limit(limits.rows, [sum(one.take for one in s) for s in waiting], turn=turn)
         by_rows = [end_by_rows(s, share) for s, share in zip(waiting, rows, strict=True)]
         if limits.size_bytes is None:
             return by_rows
-        # One after the other, and not the lesser of both: that may be nothing in each partition.
+        # Both in turn, not the smaller of the two, which may be nothing in every partition.
         waiting = [slices_until(s, end) for s, end in zip(waiting, by_rows, strict=True)]
     if limits.size_bytes is not None:
         return ends_by_bytes(waiting, limits.size_bytes, turn=turn)
@@ -199,7 +194,7 @@ def micro_batch_ends(
 
 
 def slices_until(slices: Iterable[Slice], end: QueuePosition | None) -> list[Slice]:
-    """The slices up to a place; none up to None."""
+    """The slices up to a position; none if it is None."""
     if end is None:
         return []
     before = takewhile(lambda one: (one.sequence, one.first_lsn) < end, slices)
@@ -209,10 +204,10 @@ def slices_until(slices: Iterable[Slice], end: QueuePosition | None) -> list[Sli
 def plan_tasks(
     waiting: Sequence[Sequence[Slice]], *, target_bytes: int, min_tasks: int | None = None
 ) -> list[list[list[Slice]]]:
-    """For each partition the slices of each of its tasks, in order.
+    """For each partition, the slices of each of its tasks, in order.
 
-    Batches stay whole, unless it takes their parts to come to `min_tasks`: a batch in two tasks
-    is fetched twice.
+    Batches stay whole, because a batch in two tasks is fetched twice, unless they must be divided
+    to get `min_tasks`.
     """
     rows = [sum(one.take for one in slices) for slices in waiting]
     sizes = [sum(one.size_bytes for one in slices) for slices in waiting]
@@ -231,7 +226,7 @@ def plan_tasks(
 
 
 def _by_bytes(slices: Sequence[Slice], count: int) -> list[list[Slice]]:
-    """Whole slices, each to the task in whose share its middle lies."""
+    """Whole slices; each goes to the task whose share contains its middle."""
     total = max(1, sum(one.size_bytes for one in slices))
     found: list[list[Slice]] = [[] for _ in range(count)]
     before = 0
@@ -243,7 +238,7 @@ def _by_bytes(slices: Sequence[Slice], count: int) -> list[list[Slice]]:
 
 
 def _by_rows(slices: Sequence[Slice], count: int) -> list[list[Slice]]:
-    """As many rows for each task, cutting batches where that falls within them."""
+    """The same number of rows for each task; batches are cut."""
     total = sum(one.take for one in slices)
     found: list[list[Slice]] = []
     for number in range(count):

@@ -28,7 +28,7 @@ from headwater.store import Store
 
 
 async def named_stream(store: Store, name: str, *, writing: bool = False) -> Stream:
-    """The stream; opens no consumer."""
+    """Open a stream; the error for a missing one lists those that exist."""
     try:
         return await open_stream(store, name, writing=writing)
     except NotFound as error:
@@ -39,14 +39,18 @@ async def named_stream(store: Store, name: str, *, writing: bool = False) -> Str
         ) from error
 
 
-PLACED: Final[dict[str, pa.DataType]] = {
+POSITION_COLUMNS: Final[dict[str, pa.DataType]] = {
     "topic": pa.string(),
     "partition": pa.int32(),
     "offset": pa.int64(),
     "timestamp": pa.timestamp("us", "UTC"),
     "timestampType": pa.int32(),
 }
-KAFKA: Final[dict[str, pa.DataType]] = {"key": pa.binary(), "value": pa.binary(), **PLACED}
+KAFKA: Final[dict[str, pa.DataType]] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    **POSITION_COLUMNS,
+}
 EXTRA: Final[dict[str, pa.DataType]] = {
     "headers": HEADERS_TYPE,
     "ingestionTimestamp": pa.timestamp("us", "UTC"),
@@ -62,17 +66,17 @@ ON_REQUEST: Final[dict[str, pa.DataType]] = {
 
 
 class SourceSchema(msgspec.Struct, frozen=True):
-    """What the rows of a stream are made of."""
+    """The columns that the rows of streams can have."""
 
     typed: tuple[tuple[str, object], ...] = ()
-    """Names and Arrow types of the columns; none if values are opaque."""
+    """Names and Arrow types of the columns; empty if values are opaque."""
     versions: tuple[tuple[str, int], ...] = ()
-    """Of each stream, the version of its schema: it may grow while it is read."""
+    """The version of each stream's schema, which may grow while it is read."""
     is_known: bool = True
-    """Whether anything tells: a stream that carries nothing yet may get any columns."""
+    """False for a stream without records, which may still get any columns."""
 
     def columns(self, options: ReadOptions) -> pa.Schema:
-        """The columns that were asked for, in their order."""
+        """The columns that the options select, in their order."""
         shown, offered = self._offered(options)
         names = list(shown) if options.columns is None else options.columns
         unknown = [name for name in names if name not in offered]
@@ -81,8 +85,8 @@ class SourceSchema(msgspec.Struct, frozen=True):
         return pa.schema([pa.field(name, offered[name]) for name in names])
 
     def _offered(self, options: ReadOptions) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What is shown without being named, and what may be named."""
-        placed = {"key": pa.binary(), **PLACED} if self.typed else KAFKA
+        """The columns by default, and all that can be selected."""
+        placed = {"key": pa.binary(), **POSITION_COLUMNS} if self.typed else KAFKA
         mark = "_" if self.typed else ""
         shown = dict(self.typed) | {f"{mark}{name}": kind for name, kind in placed.items()}
         extra = {f"{mark}{name}": kind for name, kind in EXTRA.items()}
@@ -97,21 +101,21 @@ class SourceSchema(msgspec.Struct, frozen=True):
         return shown, shown | extra | ON_REQUEST
 
     def names(self, options: ReadOptions) -> list[str]:
-        """Every column that may be asked for."""
+        """Every column that can be selected."""
         return list(self._offered(options)[1])
 
 
 def source_schema(streams: Sequence[Stream], options: ReadOptions) -> SourceSchema:
-    """The one shape that all streams of a query have."""
-    shapes = {stream.name: _shape_of_one(stream, options) for stream in streams}
-    if not shapes:
+    """The columns that all streams of a query have in common."""
+    schemas = {stream.name: _schema_of(stream, options) for stream in streams}
+    if not schemas:
         return SourceSchema()
-    (first_name, first), *others = shapes.items()
-    for name, shape in others:
-        if shape.typed != first.typed:
+    (first_name, first), *others = schemas.items()
+    for name, schema in others:
+        if schema.typed != first.typed:
             raise Refused(
-                f"streams {first_name!r} and {name!r} have different columns ({_words(first)}; "
-                f"{_words(shape)}): read them in two DataFrames, and union what they share"
+                f"streams {first_name!r} and {name!r} have different columns ({_describe(first)}; "
+                f"{_describe(schema)}): read them in two DataFrames, and union what they share"
             )
     return msgspec.structs.replace(
         first, versions=tuple((stream.name, stream.schema_version) for stream in streams)
@@ -119,33 +123,33 @@ def source_schema(streams: Sequence[Stream], options: ReadOptions) -> SourceSche
 
 
 def check_user_schema(streams: Sequence[Stream], names: list[str], options: ReadOptions) -> None:
-    """Refuse a schema given by hand that has a column which no stream has: it would be null."""
+    """Refuse a user's schema with a column that no stream has, which would always be null."""
     known: dict[str, None] = {}
     for stream in streams:
-        shape = _shape_of_one(stream, options)
-        if not shape.is_known:
+        schema = _schema_of(stream, options)
+        if not schema.is_known:
             return
-        known |= dict.fromkeys(shape.names(options))
+        known |= dict.fromkeys(schema.names(options))
     unknown = [name for name in names if name not in known]
     if streams and unknown:
         first = streams[0]
         raise Refused(
             f"the schema has a column {unknown[0]!r}, and there are {', '.join(known)}. Leave the "
-            "schema out, and Spark is told it; if later records have the column, declare it: "
+            "schema out to get these; if later records have the column, declare it: "
             f"{first.alter_command}"
         )
 
 
-def _shape_of_one(stream: Stream, options: ReadOptions) -> SourceSchema:
-    asked = options.value_format
+def _schema_of(stream: Stream, options: ReadOptions) -> SourceSchema:
+    value_format = options.value_format
     if stream.schema is not None:
-        if asked == "raw":
+        if value_format == "raw":
             raise Refused(
                 f"valueFormat=raw: stream {stream.name!r} carries columns and has no opaque "
                 "values: leave the option out"
             )
         return SourceSchema(_typed(stream.schema))
-    if asked == "arrow":
+    if value_format == "arrow":
         why = (
             "is in the published v1 format, which carries opaque values alone"
             if stream.config.format == "v1"
@@ -161,12 +165,12 @@ def _typed(schema: pa.Schema) -> tuple[tuple[str, object], ...]:
     return tuple((field.name, field.type) for field in schema)
 
 
-def _words(shape: SourceSchema) -> str:
-    return ", ".join(f"{name} {kind}" for name, kind in shape.typed) or "opaque values"
+def _describe(schema: SourceSchema) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in schema.typed) or "opaque values"
 
 
 async def subscribed_streams(store: Store, options: ReadOptions) -> list[Stream]:
-    """The streams, by name. Opens no consumer."""
+    """Open the streams that the options name. Opens no consumer."""
     if options.subscribe_pattern is not None:
         return await _matching(store, re.compile(options.subscribe_pattern))
     return [await named_stream(store, name) for name in sorted(options.subscribe or options.assign)]
@@ -175,7 +179,7 @@ async def subscribed_streams(store: Store, options: ReadOptions) -> list[Stream]
 def parts_of(
     streams: Sequence[Stream], options: ReadOptions
 ) -> list[tuple[Stream, StreamPartition]]:
-    """Their partitions: those that were assigned, or all."""
+    """The partitions of the streams: those that are assigned, or all."""
     found: list[tuple[Stream, StreamPartition]] = []
     for stream in streams:
         numbers = options.assign.get(stream.name) or range(stream.partitions)

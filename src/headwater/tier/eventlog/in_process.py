@@ -1,7 +1,7 @@
 """A log of metadata events in memory, for one process: managers that share it see each other.
 
-A subscription keeps no copies: it has an offset for every partition that it follows and reads the
-log itself. So there is nothing that could overflow, and no seam between backlog and live events.
+A subscription keeps no copies: it has an offset for each partition that it follows, and reads the
+log itself. So nothing can overflow, and backlog and live events need no hand-over.
 """
 
 from __future__ import annotations
@@ -12,9 +12,13 @@ from dataclasses import dataclass
 
 from headwater.core import runtime
 from headwater.core.errors import RolledBack
-from headwater.tier.eventlog.items import EventDelivered, Item, PartitionFailed
-from headwater.tier.eventlog.partitioned import PartitionedLog
-from headwater.tier.eventlog.turns import TurnTaking
+from headwater.tier.eventlog.contract import (
+    EventDelivered,
+    LogItem,
+    PartitionedLog,
+    PartitionFailed,
+    RoundRobinSubscription,
+)
 
 
 class InProcessEventLog(PartitionedLog["InProcessSubscription"]):
@@ -54,7 +58,7 @@ class InProcessEventLog(PartitionedLog["InProcessSubscription"]):
 
     async def high_water_marks(self, partitions: Iterable[int] | None = None) -> dict[int, int]:
         """One past the last offset of each partition."""
-        return {partition: len(self._events[partition]) for partition in self.asked(partitions)}
+        return {partition: len(self._events[partition]) for partition in self.requested(partitions)}
 
     def events_of(self, partition: int) -> list[EventDelivered]:
         """The events themselves, which a subscription reads."""
@@ -66,7 +70,7 @@ class _Position:
     next_offset: int
 
 
-class InProcessSubscription(TurnTaking[_Position]):
+class InProcessSubscription(RoundRobinSubscription[_Position]):
     """Offsets into an in-process log."""
 
     def __init__(self, log: InProcessEventLog) -> None:
@@ -87,7 +91,7 @@ class InProcessSubscription(TurnTaking[_Position]):
     def _leave(self, followed: _Position) -> None:
         """It holds nothing."""
 
-    def _next_of(self, partition: int, followed: _Position) -> Item | None:
+    def _next_of(self, partition: int, followed: _Position) -> LogItem | None:
         offset, events = followed.next_offset, self._log.events_of(partition)
         if offset == len(events):
             return None

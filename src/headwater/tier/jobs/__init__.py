@@ -1,33 +1,23 @@
-"""What a leader does with its partition's tier: copies, expires, merges, cleans up, checks.
+"""The jobs of a leader: copy, merge, expire and remove segments, check and repair the tier.
 
-Enters: the local log, sealed part by part. Leaves: remote segments, and events that tell of them.
+    tier_manager     runs the jobs of one led partition
+    led_partition    the state that they share: what is remote, what is local
+    leader_publisher publishes the leader's events
+    copying          compares the local log with the tier, and copies it
+    merging          merges small segments
+    retention        expires and removes segments, deletes a partition
+    scrub, repairing checks the tier, and repairs it
+    stream_deletion  publishes the deletion of a stream's partitions
+    log_start        the oldest LSN that can be read
+    parquet_segments the segment storage
+    config, throttle settings and metrics; limits of bytes per second and in memory
 
-    contract        what the jobs ask of others
-    config          how long segments stay
-    log_start       the oldest LSN that can be read
-    leader_voice    a leader's events, each with a known outcome before the next
-    managed_partition, parquet_segments
-                    metadata by a manager, segments in a store
-    led_partition   what the jobs of one leader share
-    byte_rate       so many bytes a second
-    byte_budget     so many bytes in memory
-    setbacks        what goes wrong with single items of a job
-    comparing       whether the local log has what is remote
-    copying         from the local log to the tier
-    removal         objects whose segments are unlisted
-    retention       what is let go, remote and local
-    merging         small segments into larger ones
-    deletion        all that the tier has of a partition
-    stream_watch    whether there is a stream to lead
-    stream_deletion events about the partitions of a stream that is deleted
-    stopping        tiering that is given up
-    scrub           whether the tier has what it says
-    repairing       what a scrub found
-    metrics         what was done
-    tier_manager    one job after the other
+Each job takes the `LedPartition`, does a bounded part of its work and returns; an error of one job
+does not affect the others.
 
-Always holds: a segment is told to be there when it is; it is unlisted before its object goes, and
-the log start moves before that; of a leader whose epoch is over nothing changes what readers see.
+Always holds: the event that a segment finished comes after its object; a segment is unlisted before
+its object is removed, and the log start moves before that; events of a fenced leader change nothing
+for readers.
 """
 
 from typing import TYPE_CHECKING
@@ -36,20 +26,12 @@ from headwater.front import exports
 
 if TYPE_CHECKING:
     from headwater.tier.jobs.config import TierConfig, Tiering, TierMetrics
-    from headwater.tier.jobs.deletion import publish_deletion
-    from headwater.tier.jobs.interfaces import LocalLog, PartitionMetadata, SegmentStorage
-    from headwater.tier.jobs.led_partition import Leader, LedPartition
+    from headwater.tier.jobs.led_partition import Leader, LedPartition, LocalLog
     from headwater.tier.jobs.log_start import LogStart, LogStartRegister
-    from headwater.tier.jobs.managed_partition import ManagedPartition
-    from headwater.tier.jobs.parquet_segments import ParquetSegments
-    from headwater.tier.jobs.scrub import (
-        Flaw,
-        ScrubFinding,
-        ScrubResult,
-        remove_orphans,
-        repair,
-        scrub_partition,
-    )
+    from headwater.tier.jobs.parquet_segments import ParquetSegments, SegmentStorage
+    from headwater.tier.jobs.repairing import remove_orphans, repair_findings
+    from headwater.tier.jobs.scrub import Flaw, ScrubFinding, ScrubResult, scrub_partition
+    from headwater.tier.jobs.stream_deletion import publish_deletion
     from headwater.tier.jobs.tier_manager import TierManager
 
 __all__ = [
@@ -59,9 +41,7 @@ __all__ = [
     "LocalLog",
     "LogStart",
     "LogStartRegister",
-    "ManagedPartition",
     "ParquetSegments",
-    "PartitionMetadata",
     "ScrubFinding",
     "ScrubResult",
     "SegmentStorage",
@@ -71,7 +51,7 @@ __all__ = [
     "Tiering",
     "publish_deletion",
     "remove_orphans",
-    "repair",
+    "repair_findings",
     "scrub_partition",
 ]
 
@@ -79,13 +59,12 @@ __getattr__, __dir__ = exports(
     __name__,
     {
         "config": "TierConfig TierMetrics Tiering",
-        "deletion": "publish_deletion",
-        "interfaces": "LocalLog PartitionMetadata SegmentStorage",
-        "led_partition": "Leader LedPartition",
+        "led_partition": "Leader LedPartition LocalLog",
         "log_start": "LogStart LogStartRegister",
-        "managed_partition": "ManagedPartition",
-        "parquet_segments": "ParquetSegments",
-        "scrub": "Flaw ScrubFinding ScrubResult remove_orphans repair scrub_partition",
+        "parquet_segments": "ParquetSegments SegmentStorage",
+        "repairing": "remove_orphans repair_findings",
+        "scrub": "Flaw ScrubFinding ScrubResult scrub_partition",
+        "stream_deletion": "publish_deletion",
         "tier_manager": "TierManager",
     },
 )

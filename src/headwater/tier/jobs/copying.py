@@ -5,10 +5,10 @@ count as copies of this log only if both have the same records. If a log was sta
 LSN, or belongs to another stream, its records would otherwise be dropped as remote and be lost.
 
 Always holds: the event that a copy starts comes before its object, and the event that it finished
-after; a copy that was started and did not finish is unlisted before its object is removed; LSNs
-are dropped locally only if they were copied from this log or compared with their copy; only a log
-that was compared with every readable remote segment is copied. LSNs that the local log cannot
-read do not keep others from being copied.
+after; a copy that was started and did not finish is unlisted before its object is removed; LSNs are
+dropped locally only if they were copied from this log or compared with their copy; only a log that
+was compared with every readable remote segment is copied. LSNs that the local log cannot read do
+not keep others from being copied.
 """
 
 from __future__ import annotations
@@ -25,48 +25,55 @@ from headwater.log.record.group import Group
 from headwater.log.record.hashes import hash_groups
 from headwater.tier.errors import LastCopy, LocalLogDamaged, NotOneSegment, OtherRecords
 from headwater.tier.events import SegmentMetadata
-from headwater.tier.jobs.led_partition import LedPartition
-from headwater.tier.jobs.removal import abandon_copy
+from headwater.tier.jobs.led_partition import LedPartition, newest_ms_of
+from headwater.tier.jobs.retention import abandon_copy
 from headwater.tier.segment_cover import CoverPiece, epoch_at, gaps, share_bytes, walk_cover
 
+_log: Final = logging.getLogger("headwater")
 PIECES_AT_ONCE = 64
-"""So many are compared in a round; each takes a request or two where one leader wrote both."""
+"""How many pieces are compared in a round; where one leader wrote both, each takes a request or
+two."""
+COPIES_A_ROUND: Final = 8
+"""Then the other jobs get their turn: copying alone does not free a full disk."""
+
+
+# Comparing
 
 
 async def compare(led: LedPartition) -> None:
-    """Compare each remote piece with the local log, from where it is known to be the same.
+    """Compare each remote piece with the local log, from where they are known to be the same.
 
-    A piece that cannot be read keeps the local log from there on, and no copy from being made:
-    those after it are compared all the same.
+    A piece that cannot be read keeps the local log from there on, but does not prevent copies: the
+    pieces after it are compared all the same.
     """
-    doubt = None
+    failure = None
     for piece in led.remote_after(led.same_lsn, PIECES_AT_ONCE):
-        if (doubt := await _doubt(led, piece)) is not None:
+        if (failure := await _try_compare(led, piece)) is not None:
             break
         led.same_lsn = piece.lsns.stop - 1
     led.compared_lsn = max(led.compared_lsn, led.same_lsn)
-    if doubt is not None:
+    if failure is not None:
         for piece in led.remote_after(led.compared_lsn, PIECES_AT_ONCE):
-            await _doubt(led, piece)
+            await _try_compare(led, piece)
             led.compared_lsn = piece.lsns.stop - 1
-    # The one that was found to differ comes first in a look: it is not remote any more, or agrees.
+    # A piece that differed comes first in a round: here it is gone, or the same.
     led.differs_at = None
-    led.is_behind = led.is_behind or not led.is_compared()
-    if doubt is not None:
-        raise doubt
+    led.has_more_work = led.has_more_work or not led.is_compared()
+    if failure is not None:
+        raise failure
 
 
 async def compare_all(led: LedPartition) -> None:
-    """Know that the log is the one that is remote, for whoever copies from it out of turn."""
+    """Compare all remote pieces, for a caller that copies outside the rounds."""
     while not led.is_compared():
         try:
             await compare(led)
         except (Corrupt, NotFound, LastCopy):
-            continue  # the job tells that; here it counts that nothing was found to differ
+            continue  # the job reports it; here it only counts that no difference was found
 
 
-async def _doubt(led: LedPartition, piece: CoverPiece) -> HeadwaterError | None:
-    """Why it is not known that a piece may be dropped locally, if it is not."""
+async def _try_compare(led: LedPartition, piece: CoverPiece) -> HeadwaterError | None:
+    """Compare a piece; returns why it must not be dropped locally, if it must not."""
     try:
         await _compare_piece(led, piece)
     except (Corrupt, NotFound, LastCopy) as error:
@@ -86,17 +93,17 @@ async def _compare_piece(led: LedPartition, piece: CoverPiece) -> None:
         raise OtherRecords(
             f"LSNs {lsns.start} to {lsns.stop - 1} of {led.leader.partition}: the local log has "
             f"other records than the tier, which goes through LSN {led.tiered_lsn()}. This leader "
-            "copies, merges and drops nothing until they agree. A log that was begun anew begins "
-            "above what is remote, or with the same records: begin it again there"
+            "copies, merges and drops nothing until they are the same. A recreated log must begin "
+            "above what is remote, or have the same records: create it again there"
         )
-    await _keep_what_was_lost(led, piece, lost)
+    await _keep_lost_remotely(led, piece, lost)
 
 
 async def _has_one_writer(led: LedPartition, piece: CoverPiece) -> bool:
-    """Whether the local records of a piece are of the one term that it is of.
+    """Whether the local records of a piece and the piece itself have one and the same term.
 
-    The leader of that term wrote both then, and the last record tells whether it is that log. What
-    another one derived again from the queue may be unlike in any record.
+    Then the leader of that term wrote both, and the last record is enough to compare. Records that
+    another leader read from the queue again may differ anywhere.
     """
     epoch = epoch_at(piece, piece.lsns[0])
     for lsn in (piece.lsns[0], piece.lsns[-1]):  # terms never fall
@@ -112,14 +119,13 @@ async def _has_one_writer(led: LedPartition, piece: CoverPiece) -> bool:
 async def _is_same(
     led: LedPartition, piece: CoverPiece, lsns: range, lost: Sequence[range]
 ) -> bool:
-    """Whether both have the same records; LSNs that are lost on a side, or that the local log
-    cannot hand out, tell nothing."""
+    """Whether both have the same records, without LSNs that either side lost or cannot read."""
     both: list[range] = []
     skipped: list[range] = []
     here = led.readable_groups(lsns.start, lsns.stop - 1, skipped)
     local = await hash_groups(_parts_outside(here, lost, both))
     if skipped:
-        # Nothing is known of these: what they are dropped for must be good.
+        # These are not compared, so the segment that they are dropped for must be readable.
         await led.storage.verify(piece.segment)
     if not both:
         return True
@@ -130,11 +136,11 @@ async def _is_same(
 async def _parts_outside(
     groups: AsyncIterator[Group], lost: Sequence[range], both: list[range]
 ) -> AsyncIterator[Group]:
-    """The groups without what is lost; `both` gets the ranges that are handed out."""
+    """The groups without lost LSNs; adds the ranges that it yields to `both`."""
     async for group in groups:
         if group.lost is not None:
             continue
-        for part in _outside(range(group.first_lsn, group.last_lsn + 1), lost):
+        for part in _subtract(range(group.first_lsn, group.last_lsn + 1), lost):
             yield _cut(group, part)
             if both and both[-1].stop == part.start:
                 part = range(both.pop().start, part.stop)
@@ -149,7 +155,7 @@ async def _within(groups: AsyncIterator[Group], wanted: Sequence[range]) -> Asyn
                     yield _cut(group, lsns)
 
 
-def _outside(lsns: range, lost: Sequence[range]) -> list[range]:
+def _subtract(lsns: range, lost: Sequence[range]) -> list[range]:
     parts, at = [], lsns.start
     for one in lost:
         if one.stop <= at or one.start >= lsns.stop:
@@ -167,38 +173,34 @@ def _cut(group: Group, lsns: range) -> Group:
     return part
 
 
-async def _keep_what_was_lost(led: LedPartition, piece: CoverPiece, lost: Sequence[range]) -> None:
-    """Raise `LastCopy` for what only the local log has, and have it copied if the cover would take
-    that."""
-    kept: list[Group] = []
+async def _keep_lost_remotely(led: LedPartition, piece: CoverPiece, lost: Sequence[range]) -> None:
+    """Raise `LastCopy` for records that only the local log has, and schedule a copy of them if it
+    would be in the cover."""
+    local: list[Group] = []
     for lsns in lost:
         here = led.readable_groups(lsns.start, lsns.stop - 1, [])
-        kept += [group async for group in here if group.lost is None]
-    for group in kept:
+        local += [group async for group in here if group.lost is None]
+    for group in local:
         lsns = range(group.first_lsn, group.last_lsn + 1)
         if group.term >= epoch_at(piece, lsns.start) and lsns not in led.lost_remotely:
             led.lost_remotely.append(lsns)
-    if kept:
+    if local:
         raise LastCopy(
-            f"LSNs {kept[0].first_lsn} to {kept[-1].last_lsn} of {led.leader.partition} are lost "
+            f"LSNs {local[0].first_lsn} to {local[-1].last_lsn} of {led.leader.partition} are lost "
             f"in {piece.segment.segment_id}, at least some of them, and the local log has them, "
-            f"under term {kept[0].term}: it is kept from there on until they were copied again, "
-            "which its leader does if that term is no older than the segment's"
+            f"under term {local[0].term}: it is kept from there on until they are copied again, "
+            "which its leader does if that term is not older than the segment's"
         )
 
 
-_log: Final = logging.getLogger("headwater")
-
-
-COPIES_A_ROUND: Final = 8
-"""Then the other jobs have their turn: a disk that is full is not freed by copying alone."""
+# Copying
 
 
 async def copy_sealed(led: LedPartition) -> None:
-    """Copy what is sealed, committed and not remote yet, some of it at a time.
+    """Copy parts that are sealed, committed and not remote yet.
 
-    Nothing while it is not known that this is the log that is remote: what is copied from a wrong
-    one stays, and the right one differs from it then.
+    Nothing is copied before the log was compared: copies from a wrong log would stay, and the right
+    log would differ from them.
     """
     if not led.is_compared():
         return
@@ -212,17 +214,14 @@ async def copy_sealed(led: LedPartition) -> None:
         try:
             await copy_local(led, due)
         except LocalLogDamaged as error:
-            # What comes before and after it is copied. The next round tries all of it again.
+            # What comes before and after it is copied. The next round retries all of it.
             led.unreadable.append(error.lsns)
             led.damage = led.damage or error
-    led.is_behind = led.is_behind or _next_due(led) is not None
+    led.has_more_work = led.has_more_work or _next_due(led) is not None
 
 
 async def copy_local(led: LedPartition, lsns: range) -> None:
-    """Copy what the local log has of these LSNs.
-
-    As one segment, or as many as it takes: records that cannot stand in one hold up nothing.
-    """
+    """Copy these LSNs from the local log, as one segment, or as several if they do not fit."""
     todo = [lsns]
     while todo:
         part = todo.pop()
@@ -242,7 +241,7 @@ async def copy_local(led: LedPartition, lsns: range) -> None:
             _log.info("LSNs %d to %d become two segments: %s", part.start, part.stop - 1, error)
             todo += [range(cut, part.stop), range(part.start, cut)]
         else:
-            led.was_copied(part)
+            led.copied_from_local(part)
             led.metrics.copied_segments += 1
             led.metrics.copied_bytes += copied_bytes
 
@@ -256,16 +255,16 @@ async def copy_range(
     merged_from: Sequence[SegmentMetadata] = (),
     columns: pa.Schema | None = None,
 ) -> int:
-    """Make one remote segment of these groups, of about so many bytes; how many it has."""
-    await led.rate.take(0)  # before it is in memory
+    """Make one remote segment of these groups, of about `about_bytes`; returns its size."""
+    await led.rate.take(0)  # before the segment is in memory
     async with led.memory.hold(about_bytes):
         prepared = await led.storage.prepare(
             lsns.start, lsns.stop - 1, groups, merged_from=merged_from, columns=columns
         )
         led.rate.spend(prepared.size_bytes)
-        # Records without a time are as old as their first copy: merging makes none younger.
+        # Records without a time are as old as their first copy: merging does not make them newer.
         newest_ms = max(map(newest_ms_of, merged_from), default=0)
-        await led.voice.started(prepared, newest_ms=newest_ms)
+        await led.publisher.copy_started(prepared, newest_ms=newest_ms)
         try:
             await led.storage.copy(prepared)
         except HeadwaterError as failed:
@@ -274,43 +273,34 @@ async def copy_range(
             except Fenced:
                 raise
             except HeadwaterError as later:
-                _log.info("%s is left for later: %s", prepared.segment_id, later)
+                _log.info("%s is removed later: %s", prepared.segment_id, later)
             raise failed
-        led.will_be_read(lsns)
-        await led.voice.finished(prepared)
+        led.copy_finishes(lsns)
+        await led.publisher.copy_finished(prepared)
         return prepared.size_bytes
 
 
-def newest_ms_of(segment: SegmentMetadata) -> int:
-    """How old the newest record of a segment is; without a time, it is as old as its copy."""
-    return segment.max_timestamp_ms or segment.event_timestamp_ms
-
-
-def has_missing(led: LedPartition) -> bool:
-    """Whether LSNs above what is remote without a gap are not in the local log either."""
-    return led.tiered_lsn() + 1 < led.local.oldest_lsn()
-
-
 async def missing_ranges(led: LedPartition) -> list[range]:
-    """The LSNs that are neither remote, beyond a gap, nor in the local log: they are lost."""
-    if not has_missing(led):
+    """The lost LSNs: below the local log, and in no remote segment."""
+    if not led.has_missing():
         return []
     first_lsn, end_lsn = led.tiered_lsn() + 1, led.local.oldest_lsn()
-    async with aclosing(walk_cover(led.metadata, first_lsn, end_lsn)) as pieces:
+    async with aclosing(walk_cover(led.metadata.state, first_lsn, end_lsn)) as pieces:
         return gaps([piece async for piece in pieces], first_lsn, end_lsn)
 
 
 def _next_due(led: LedPartition) -> range | None:
     tiered_lsn, committed_lsn = led.tiered_lsn(), led.leader.committed_lsn()
-    # Where something is lost, what comes after it is saved all the same, and only once.
-    is_cut = bool(led.unreadable) or has_missing(led)
+    # After lost or unreadable LSNs, what follows is copied all the same, and only once.
+    has_gap = bool(led.unreadable) or led.has_missing()
     from_lsn = max(led.local.oldest_lsn(), tiered_lsn + 1)
-    beyond = led.metadata.cover(from_lsn, committed_lsn + 1) if is_cut else ()
+    beyond = led.metadata.state().cover(from_lsn, committed_lsn + 1) if has_gap else ()
+    skipped = sorted([*(piece.lsns for piece in beyond), *led.unreadable], key=lambda r: r.start)
     for sealed in led.local.sealed():
         if sealed.last_lsn > committed_lsn:
             break
         due = range(max(sealed.first_lsn, from_lsn), sealed.last_lsn + 1)
-        for lsns in sorted([*(piece.lsns for piece in beyond), *led.unreadable], key=_start):
+        for lsns in skipped:
             if lsns.start <= due.start < lsns.stop:
                 due = range(lsns.stop, due.stop)
             elif due.start < lsns.start < due.stop and lsns in led.unreadable:
@@ -318,7 +308,3 @@ def _next_due(led: LedPartition) -> range | None:
         if due:
             return due
     return None
-
-
-def _start(lsns: range) -> int:
-    return lsns.start

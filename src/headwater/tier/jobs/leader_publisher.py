@@ -1,8 +1,8 @@
 """Publishes a leader's events, one after the other.
 
-Always holds: no event is published before the outcome of the previous one is known, because a
-late event would overtake decisions that assumed it was lost; after a newer epoch was seen,
-nothing more is published.
+Always holds: no event is published before the outcome of the previous one is known, because a late
+event would overtake decisions that assumed it was lost; after a newer epoch was seen, nothing more
+is published.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headwater.tier.events import (
     stamp,
     unstamp,
 )
-from headwater.tier.jobs.interfaces import PartitionMetadata
+from headwater.tier.manager.partition import PartitionMetadata
 from headwater.tier.segments import PreparedSegment
 
 
@@ -43,9 +43,9 @@ class LeaderPublisher:
     ) -> None:
         self.partition = partition
         self.epoch = epoch
-        self.is_over = False
-        """Whether a newer leader was heard of."""
-        self.said = 0
+        self.is_fenced = False
+        """Whether a newer leader was seen."""
+        self.published = 0
         """How many events were published, or may have been."""
         self._metadata = metadata
         self._broker_id = broker_id
@@ -53,34 +53,34 @@ class LeaderPublisher:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is known what became of every event so far."""
+        """Whether the outcome of every event so far is known."""
         return self._unsettled is None
 
     async def begin(self) -> None:
-        """Say that this epoch has begun: from here on, what older ones publish changes nothing.
+        """Publish the first event of this epoch: events of older leaders are ignored from here on.
 
-        Only knowing what they published is not enough: they may go on between the looking and the
-        first event of this epoch, and take back what was counted on. The event is about a segment
-        that never was, so it changes nothing else, for Kafka's readers either.
+        Reading their events is not enough: they may publish more between that and the first event
+        of this epoch, and undo what this leader relies on. The event is about a segment that never
+        existed, so it changes nothing else, for Kafka's readers either.
         """
-        nobody = SegmentId(self.partition, uuid.UUID(bytes=runtime.new_token()))
-        await self._publish(self._update(nobody, SegmentState.DELETE_FINISHED, b""))
+        no_segment = SegmentId(self.partition, uuid.UUID(bytes=runtime.new_token()))
+        await self._publish(self._update(no_segment, SegmentState.DELETE_FINISHED, b""))
 
     async def settle(self) -> None:
-        """Find out what became of an event whose outcome is not known, by publishing it again."""
+        """Learn the outcome of an event whose outcome is unknown, by publishing it again."""
         event = self._unsettled
         if event is None:
             return
         try:
-            await self._say(event)
+            await self._send(event)
         except (Unavailable, Refused):
-            self._unsettled = event  # this time it has not landed; before, nobody knows
+            self._unsettled = event  # this attempt was not appended; the earlier one may be
             raise
         except EventRejected:
-            pass  # what follows from it is there already, and with it the answer
+            pass  # the state has what follows from it already, so it was appended
 
-    async def started(self, prepared: PreparedSegment, *, newest_ms: int = 0) -> None:
-        """That a copy begins, of records that are at least as new as that."""
+    async def copy_started(self, prepared: PreparedSegment, *, newest_ms: int = 0) -> None:
+        """Publish that a copy starts, of records at least as new as `newest_ms`."""
         event = prepared.started(
             broker_id=self._broker_id,
             event_timestamp_ms=runtime.wall_ms(),
@@ -89,8 +89,8 @@ class LeaderPublisher:
         newest_ms = max(newest_ms, event.max_timestamp_ms)
         await self._publish(msgspec.structs.replace(event, max_timestamp_ms=newest_ms))
 
-    async def finished(self, prepared: PreparedSegment) -> None:
-        """That a copy is there."""
+    async def copy_finished(self, prepared: PreparedSegment) -> None:
+        """Publish that a copy is complete."""
         await self._publish(
             prepared.finished(
                 broker_id=self._broker_id,
@@ -100,41 +100,41 @@ class LeaderPublisher:
         )
 
     async def unlist(self, segment: SegmentMetadata) -> None:
-        """That a segment is to be read no longer; its object is still there."""
-        said = unstamp(segment.custom_metadata)[1]
-        await self._publish(self._update(segment.segment_id, SegmentState.DELETE_STARTED, said))
+        """Publish that a segment is no longer read; its object still exists."""
+        payload = unstamp(segment.custom_metadata)[1]
+        await self._publish(self._update(segment.segment_id, SegmentState.DELETE_STARTED, payload))
 
     async def unlist_copy(self, segment_id: SegmentId) -> None:
-        """That a copy never came to its end."""
+        """Publish that a copy was not completed."""
         await self._publish(self._update(segment_id, SegmentState.DELETE_STARTED, b""))
 
-    async def deleted(self, segment_id: SegmentId) -> None:
-        """That the object of an unlisted segment is gone."""
+    async def object_removed(self, segment_id: SegmentId) -> None:
+        """Publish that the object of an unlisted segment is removed."""
         await self._publish(self._update(segment_id, SegmentState.DELETE_FINISHED, b""))
 
     async def partition_deletion(self, state: PartitionDeleteState) -> None:
-        """How far the deletion of the whole partition has come."""
+        """Publish the state of the deletion of the whole partition."""
         now_ms = runtime.wall_ms()
         await self._publish(PartitionDelete(self.partition, self._broker_id, now_ms, state))
 
-    def _update(self, segment_id: SegmentId, state: SegmentState, said: bytes) -> SegmentUpdate:
-        custom = stamp(self.epoch, said)
+    def _update(self, segment_id: SegmentId, state: SegmentState, payload: bytes) -> SegmentUpdate:
+        custom = stamp(self.epoch, payload)
         return SegmentUpdate(segment_id, self._broker_id, runtime.wall_ms(), state, custom)
 
     async def _publish(self, event: MetadataEvent) -> None:
         await self.settle()
-        await self._say(event)
+        await self._send(event)
 
-    async def _say(self, event: MetadataEvent) -> None:
-        if self.is_over:
+    async def _send(self, event: MetadataEvent) -> None:
+        if self.is_fenced:
             raise Fenced(f"a leader after epoch {self.epoch} leads {self.partition}")
-        # Before the question: whoever is cancelled while it is asked knows nothing either.
+        # Set before the call: after a cancellation the outcome is unknown, too.
         self._unsettled = event
-        self.said += 1
+        self.published += 1
         try:
             await self._metadata.publish(event, publisher_epoch=self.epoch)
         except Fenced:
-            self.is_over = True
+            self.is_fenced = True
             raise
         except (Unavailable, Refused, EventRejected):
             self._unsettled = None

@@ -28,48 +28,48 @@ LEADERS_KEPT: Final = 32
 
 
 class LogStart(msgspec.Struct, frozen=True):
-    """The oldest LSN that can be read, and who said so."""
+    """The oldest LSN that can be read, and the leader that set it."""
 
     log_start_format: int
     leader_epoch: int
     first_lsn: int
-    """What lies below was given up."""
+    """LSNs below are deleted."""
     leaders: tuple[tuple[int, int], ...] = ()
-    """Epochs of the last leaders, and when each began by the clock of the store, oldest first."""
+    """The last leaders' epochs, and when each began by the store's clock, oldest first."""
 
     def ended_ms(self, epoch: int) -> int | None:
-        """When it was over for an epoch, or later; None if no newer one is known."""
+        """When an epoch was over, or a later time; None if no newer epoch is known."""
         return next((began_ms for later, began_ms in self.leaders if later > epoch), None)
 
 
 class LogStartRegister:
-    """Where the log start of one partition is kept."""
+    """The register of the log start of one partition."""
 
     def __init__(self, store: Store, partition: TopicIdPartition) -> None:
         key = log_start_key(partition.name, partition.partition, str(partition.topic_id))
-        self.stream = StreamWatch(store, partition)
-        """Whether there is anything left to lead."""
+        self.stream = StreamCheck(store, partition)
+        """Checks whether the stream still exists."""
         self._register = Register(store, key, LogStart)
 
     @property
     def key(self) -> str:
-        """Where it stands."""
+        """The key of the register."""
         return self._register.key
 
     async def read(self) -> LogStart | None:
-        """What is stored; None if nobody ever led this partition with a tier."""
+        """The stored log start; None if this partition never had a leader with a tier."""
         try:
             return _checked((await self._register.read()).value)
         except NotFound:
             return None
 
     async def first_lsn(self) -> int | None:
-        """The oldest LSN that can be read; None if nobody ever led this partition with a tier."""
+        """The oldest LSN that can be read; None if no leader ever tiered this partition."""
         stored = await self.read()
         return None if stored is None else stored.first_lsn
 
-    async def stamp(self, epoch: int, *, began_ms: int, oldest_lsn: int) -> LogStart:
-        """Become the one who moves it. Where there is none, it begins at `oldest_lsn`."""
+    async def begin_epoch(self, epoch: int, *, began_ms: int, oldest_lsn: int) -> LogStart:
+        """Become the leader that moves it. A new log start is `oldest_lsn`."""
 
         def change(stored: LogStart | None) -> LogStart:
             if stored is None:
@@ -84,15 +84,15 @@ class LogStartRegister:
     async def move(
         self, epoch: int, first_lsn: int, *, at_most: Callable[[], int] | None = None
     ) -> LogStart:
-        """Raise it; what it is then. It never goes down.
+        """Raise it; returns the result. It never goes down.
 
-        `at_most` is asked right before each attempt to write: what is needed may have become more
-        since somebody decided to move it.
+        `at_most` is called before each attempt to write, because slots may need more LSNs than
+        when the caller decided to move it.
         """
 
         def change(stored: LogStart | None) -> LogStart:
             if stored is None:
-                raise RolledBack(f"{self.key} is gone: nothing says where the log begins")
+                raise RolledBack(f"{self.key} is missing: nothing says where the log begins")
             self._refuse_newer(stored, epoch)
             wanted = first_lsn if at_most is None else min(first_lsn, at_most())
             return msgspec.structs.replace(stored, first_lsn=max(stored.first_lsn, wanted))
@@ -100,10 +100,10 @@ class LogStartRegister:
         return (await self._register.update(change)).value
 
     async def lower(self, epoch_max: int) -> bool:
-        """Take back an epoch that no leader reaches, of a partition that nobody leads now.
+        """Remove epochs that no leader can reach, while no leader runs; returns whether there were.
 
-        Whether there was one. Where the log begins stays as it is. Of epochs above it, it is known
-        no longer when they began: what they unlisted goes later for it, never earlier.
+        The log start stays. The times at which those epochs began are removed too: segments that
+        they unlisted are removed later for it, never earlier.
         """
         stored = await self.read()
         if stored is None or stored.leader_epoch <= epoch_max:
@@ -111,7 +111,7 @@ class LogStartRegister:
 
         def change(stored: LogStart | None) -> LogStart:
             if stored is None:
-                raise RolledBack(f"{self.key} is gone: nothing says where the log begins")
+                raise RolledBack(f"{self.key} is missing: nothing says where the log begins")
             leaders = tuple(one for one in _checked(stored).leaders if one[0] <= epoch_max)
             epoch = min(stored.leader_epoch, epoch_max)
             return msgspec.structs.replace(stored, leader_epoch=epoch, leaders=leaders)
@@ -134,15 +134,20 @@ def _checked(stored: LogStart) -> LogStart:
     return stored
 
 
-class StreamWatch:
-    """Looks at the register of one stream."""
+class StreamCheck:
+    """Checks whether a stream still exists.
+
+    After a deletion, a leader would copy under an id that nobody reads, and drop its local log. The
+    register of a stream is never removed, only marked as deleted. A store without that register
+    never had the stream: its tier is used without streams.
+    """
 
     def __init__(self, store: Store, partition: TopicIdPartition) -> None:
         self._store = store
         self._partition = partition
 
     async def check(self) -> None:
-        """Raise `StreamGone` if the stream was deleted; one request."""
+        """Raise `StreamGone` if the stream was deleted. One request."""
         name, topic_id = self._partition.name, str(self._partition.topic_id)
         try:
             now = await StreamRegister(self._store, name).read(writing=False)
@@ -152,13 +157,13 @@ class StreamWatch:
             return
         if now.id == topic_id:
             how = "was deleted"
-            left = f"headwater stream delete URL {name} removes when it is called once more"
+            rest = f"headwater stream delete URL {name} removes when it is run once more"
         else:
-            # No advice to delete by name: that would be the other one.
-            how = f"is another one by now ({now.id})"
-            left = f"stands in folders of that id, which nobody reads: {topic_id}"
+            # No advice to delete by name: that would delete the other stream.
+            how = f"is now another stream ({now.id})"
+            rest = f"is in folders of that id, which nobody reads: {topic_id}"
         raise StreamGone(
             f"stream {name!r} ({topic_id}) {how}: nothing more of partition "
             f"{self._partition.partition} is copied. Stop its leader; what that copied in the "
-            f"meantime {left}"
+            f"meantime {rest}"
         )

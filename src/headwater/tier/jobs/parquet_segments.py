@@ -1,8 +1,9 @@
-"""The segments of one partition as Parquet objects in a store, for the jobs."""
+"""The segment storage of the jobs, and its implementation: Parquet objects in a store."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -16,6 +17,7 @@ from headwater.tier.events import SegmentId, SegmentMetadata, TopicIdPartition
 from headwater.tier.segments import (
     EncodedSegment,
     ObjectStorage,
+    PreparedSegment,
     SegmentConfig,
     SegmentPlan,
     encode_segment,
@@ -29,8 +31,56 @@ from headwater.tier.segments.reading import lost_groups, open_index
 Sequences = tuple[int, int]
 
 
+class SegmentStorage(Protocol):
+    """Stores the segments of one partition."""
+
+    async def prepare(
+        self,
+        first_lsn: int,
+        last_lsn: int,
+        groups: AsyncIterator[Group],
+        *,
+        merged_from: Sequence[SegmentMetadata] = (),
+        columns: pa.Schema | None = None,
+    ) -> PreparedSegment:
+        """Encode these groups as one segment; `Refused` if they cannot be in one.
+
+        Nothing is stored yet. `merged_from` are the segments that the groups come from. All groups
+        get these `columns`; missing ones are null.
+        """
+
+    async def copy(self, prepared: PreparedSegment) -> None:
+        """Store it. After any error, the next attempt uses another id, and this one is removed."""
+
+    def fetch(self, segment: SegmentMetadata, first_lsn: int, end_lsn: int) -> AsyncIterator[Group]:
+        """The groups of [first_lsn, end_lsn) in a segment, in order and without gaps."""
+
+    def schema_version(self, segment: SegmentMetadata) -> int:
+        """The schema version of a segment's records; only segments of one version are merged."""
+
+    async def lost_in(self, segment: SegmentMetadata, lsns: range) -> list[range]:
+        """The LSNs of these whose records are lost in a segment, in order."""
+
+    async def verify(self, segment: SegmentMetadata) -> object:
+        """Read all of it; `NotFound` if there is no object, `Corrupt` if it was changed."""
+
+    async def delete(self, segment_id: SegmentId) -> None:
+        """Remove the object of a segment, if there is one."""
+
+    def objects(self) -> AsyncIterator[tuple[SegmentId | None, ObjectMeta]]:
+        """All objects of the partition with their segments, whatever the events say.
+
+        None: an object of no segment."""
+
+    async def lsns_of(self, segment_id: SegmentId) -> range:
+        """The LSNs in an object by its own description; `Corrupt` if that cannot be read."""
+
+    async def now_ms(self) -> int:
+        """The time of the clock that gives objects their times; reading it may take a write."""
+
+
 class ParquetSegments(ObjectStorage):
-    """`SegmentStorage` in a store: those of one partition, and how they are made."""
+    """`SegmentStorage` in a store."""
 
     def __init__(
         self,
@@ -41,8 +91,8 @@ class ParquetSegments(ObjectStorage):
         sequences: Callable[[int, int], Sequences | None] = lambda first_lsn, last_lsn: None,
         config: SegmentConfig | None = None,
     ) -> None:
-        """`declared`: every version of the stream's schema. `sequences`: the entries of the queue
-        that the records from one LSN to another come from."""
+        """`declared` returns all versions of the stream's schema, `sequences` the queue entries of
+        the records from one LSN to another."""
         super().__init__(store)
         self._partition = partition
         self._declared = declared
@@ -66,10 +116,8 @@ class ParquetSegments(ObjectStorage):
             schemas=await self._schemas(merged_from),
             columns=columns,
             declared=self._declared(),
-            sequences=(
-                _joined(merged_from) if merged_from else self._sequences(first_lsn, last_lsn)
-            ),
-            # As old as their first copy: merging makes none younger.
+            sequences=(_join(merged_from) if merged_from else self._sequences(first_lsn, last_lsn)),
+            # As old as their first copy: merging does not make records newer.
             undated_ms=max(
                 (one.max_timestamp_ms for one in merged_from), default=runtime.wall_ms()
             ),
@@ -82,7 +130,7 @@ class ParquetSegments(ObjectStorage):
         return 0 if receipt is None else receipt.schema_version
 
     async def lost_in(self, segment: SegmentMetadata, lsns: range) -> list[range]:
-        """See `SegmentStorage`; where its events count as many records as LSNs, none is asked."""
+        """See `SegmentStorage`; no request if the receipt has as many records as LSNs."""
         receipt = receipt_of(segment)
         if receipt is not None and receipt.rows == segment.end_offset - segment.start_offset + 1:
             return []
@@ -100,14 +148,14 @@ class ParquetSegments(ObjectStorage):
         return range(index.description.first_lsn, index.description.last_lsn + 1)
 
     async def now_ms(self) -> int:
-        """See `SegmentStorage`: the time of an object that is written for it."""
-        place = self._partition
-        folder = segments_prefix(place.name, place.partition, str(place.topic_id))
+        """See `SegmentStorage`: the time of an object that this writes."""
+        partition = self._partition
+        folder = segments_prefix(partition.name, partition.partition, str(partition.topic_id))
         await self._store.put(f"{folder}/{CLOCK}", b"")
         return await self._store.now_ms(f"{folder}/{CLOCK}")
 
     async def _schemas(self, segments: Sequence[SegmentMetadata]) -> list[pa.Schema]:
-        """All that records of these segments have; they stand in their footers."""
+        """All schemas of the records of these segments, from their footers."""
         schemas: dict[str, pa.Schema] = {}
         union = ColumnUnion()
         for segment in segments:
@@ -117,14 +165,13 @@ class ParquetSegments(ObjectStorage):
                 raise
             except HeadwaterError as error:
                 raise SourceUnreadable(str(error), segment_id=segment.segment_id) from error
-            said = zip(index.description.schemas, index.schemas, strict=True)
-            new = {text: schema for text, schema in said if text not in schemas}
+            stored = zip(index.description.schemas, index.schemas, strict=True)
+            new = {text: schema for text, schema in stored if text not in schemas}
             try:
                 await runtime.run_blocking(_add, union, new.values(), bool(schemas))
             except Refused as error:
                 raise NotOneSegment(
-                    f"the columns of {segment.segment_id} do not go together with those before "
-                    f"it: {error}",
+                    f"the columns of {segment.segment_id} do not fit those before it: {error}",
                     at_lsn=segment.start_offset,
                 ) from error
             schemas |= new
@@ -135,21 +182,21 @@ def _add(union: ColumnUnion, schemas: Iterable[pa.Schema], is_merged: bool) -> N
     before = len(union.kinds)
     for schema in schemas:
         union.add(schema)
-    # Every record has a place in each column: different ones side by side cost far more than two
-    # objects do. What has the same columns is merged however many they are.
+    # Every record takes space in each column, so merging different columns costs far more than two
+    # objects. Segments with the same columns are merged however many columns they have.
     if is_merged and before < len(union.kinds) > limits.TIER_MERGE_COLUMNS:
         raise NotOneSegment(
             f"{len(union.kinds):,} columns in all, and at most {limits.TIER_MERGE_COLUMNS:,} are "
-            "put together by merging (TIER_MERGE_COLUMNS)"
+            "merged (TIER_MERGE_COLUMNS)"
         )
 
 
-def _joined(segments: Sequence[SegmentMetadata]) -> Sequences | None:
-    """The entries that all of these come from; None if one does not say."""
-    found: list[Sequences] = []
+def _join(segments: Sequence[SegmentMetadata]) -> Sequences | None:
+    """The queue entries that all of these come from; None if one is unknown."""
+    ranges: list[Sequences] = []
     for segment in segments:
         receipt = receipt_of(segment)
         if receipt is None or receipt.sequences is None:
             return None
-        found.append(receipt.sequences)
-    return min(first for first, _ in found), max(last for _, last in found)
+        ranges.append(receipt.sequences)
+    return min(first for first, _ in ranges), max(last for _, last in ranges)

@@ -1,20 +1,14 @@
-"""Scrub: checks that the tier has what its events say, and repairs it from other copies.
+"""Scrub: checks that the tier has what its events say.
 
-Always holds of a scrub: objects are listed before the events are read, so an object that no event
-names belongs to no running copy; a segment that was merged, abandoned, expired or deleted
-meanwhile is not damage; what cannot be checked is reported as unknown, and the scrub goes on.
-
-Always holds of a repair: a damaged segment stays listed until other segments have all of its
-LSNs, so that a loss is reported and not skipped; an object that no event names is removed last,
-and only as an orphan.
+Always holds: objects are listed before the events are read, so an object that no event names
+belongs to no running copy; a segment that was merged, abandoned, expired or deleted meanwhile is
+not damage; what cannot be checked is reported as unknown, and the scrub goes on.
 """
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
+from collections.abc import Sequence
 from enum import StrEnum
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -23,81 +17,79 @@ from headwater.core import runtime
 from headwater.core.errors import Bug, Corrupt, Fenced, HeadwaterError, NotFound
 from headwater.store import ObjectMeta
 from headwater.tier.errors import NotReady
-from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState, TopicIdPartition
-from headwater.tier.jobs.copying import compare_all, copy_local, copy_range
-from headwater.tier.jobs.interfaces import SegmentStorage
-from headwater.tier.jobs.led_partition import ItemFailures, LedPartition
+from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState
+from headwater.tier.in_order import in_order
 from headwater.tier.jobs.log_start import LogStartRegister
 from headwater.tier.jobs.throttle import NO_RATE, ByteRate
-from headwater.tier.reader import in_order
 from headwater.tier.segment_cover import (
     END_LSN,
-    cover,
     gaps,
+    overlap,
     walk_cover,
     walk_segments,
     with_pauses,
 )
 
 if TYPE_CHECKING:
-    from headwater.tier.jobs.interfaces import PartitionMetadata
+    from headwater.tier.jobs.parquet_segments import SegmentStorage
+    from headwater.tier.manager.partition import PartitionMetadata
 
 
 SEGMENTS_AT_ONCE: Final = 4
 
 
 class Flaw(StrEnum):
-    """What a scrub finds."""
+    """The kinds of findings of a scrub."""
 
     MISSING = "missing"
     """A finished segment has no object."""
     CORRUPT = "corrupt"
-    """The object of a finished segment is not what was written."""
+    """The object of a finished segment was changed."""
     GAP = "gap"
-    """LSNs between remote ones that are in no segment."""
+    """LSNs between remote LSNs are in no segment."""
     NO_START = "no log start"
-    """Segments are there, and the register that says where the log begins is not."""
+    """There are segments, but no log start register."""
     UNKNOWN = "unknown"
-    """A segment or an object that could not be looked at: whether it is sound is not known."""
+    """A segment or an object could not be checked."""
     ORPHAN = "orphan"
-    """An object that no event names, and of which all is held elsewhere."""
+    """An object that no event names, and whose LSNs are all elsewhere."""
     UNCLAIMED = "unclaimed"
     """An object that no event names, with LSNs that nothing else has: it is never removed."""
 
 
 class ScrubFinding(msgspec.Struct, frozen=True):
-    """One thing that is wrong."""
+    """One finding of a scrub."""
 
     kind: Flaw
     first_lsn: int
     last_lsn: int
     segment_id: str | None = None
     detail: str = ""
-    mended: bool = False
-    """Whether all of it was: LSNs are read from sound segments, objects are removed."""
+    repaired: bool = False
+    """Whether it is repaired: its LSNs can be read from segments, or its object is removed."""
 
     @property
     def lsns(self) -> range:
-        """The LSNs it is about."""
+        """The LSNs of the finding."""
         return range(self.first_lsn, self.last_lsn + 1)
 
 
 class ScrubResult(msgspec.Struct, frozen=True):
-    """What a scrub came to."""
+    """The result of a scrub."""
 
     segments: int
-    """Finished ones that were to be read from end to end."""
+    """Finished segments that were to be read in full."""
     size_bytes: int
     objects: int
-    """Objects of segments that were found, whatever the events say of them."""
+    """All objects of segments, whatever the events say."""
     findings: tuple[ScrubFinding, ...]
     foreign: tuple[str, ...] = ()
-    """Keys of objects that stand among them and are of no segment: nothing touches them."""
+    """Keys of objects in the same folder that belong to no segment: they are never changed."""
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing is wrong, or nothing any more."""
-        return all(finding.mended for finding in self.findings)
+        """Whether there are no findings, or all are repaired."""
+        return all(finding.repaired for finding in self.findings)
 
 
 async def scrub_partition(
@@ -107,12 +99,13 @@ async def scrub_partition(
     *,
     orphan_grace_ms: int,
     rate: ByteRate = NO_RATE,
-    mend: bool = False,
+    repair: bool = False,
 ) -> ScrubResult:
     """Compare events and objects from the log start on. Changes no event and no segment.
 
-    How old an object is goes by the store's clock where it may be removed for it (`mend`), and by
-    this process's otherwise: to ask the store takes a write, which whoever only looks may not do.
+    With `repair`, the age of an object is measured by the store's clock, because the object may be
+    removed for it; else by this process's clock: reading the store's clock takes a write, which a
+    check must not do.
     """
     first_lsn = await log_start.first_lsn()
     objects: list[tuple[SegmentId, ObjectMeta]] = []
@@ -123,73 +116,74 @@ async def scrub_partition(
         else:
             objects.append((segment_id, meta))
     await metadata.refresh()
-    strays = await _unlisted(metadata, objects)
-    finished, size_bytes = await _finished(metadata, first_lsn or 0)
-    findings = await _damaged(metadata, storage, finished, rate)
+    strays = await _find_strays(metadata, objects)
+    finished, size_bytes = await _list_finished(metadata, first_lsn or 0)
+    findings = await _check_segments(metadata, storage, finished, rate)
     try:
-        findings = await _compared(metadata, log_start, first_lsn, findings)
-        if strays and metadata.delete_state() is None:
+        findings = await _check_cover(metadata, log_start, first_lsn, findings)
+        if strays and metadata.state().delete_state is None:
             first_lsn = await log_start.first_lsn()
-            now_ms = await storage.now_ms() if mend else runtime.wall_ms()
+            now_ms = await storage.now_ms() if repair else runtime.wall_ms()
             old_ms = now_ms - orphan_grace_ms
-            old = [found for found in strays if found[1].modified_ms <= old_ms]
-            findings += await _strays(metadata, storage, old, first_lsn or 0, findings)
+            old = [stray for stray in strays if stray[1].modified_ms <= old_ms]
+            findings += await _check_strays(metadata, storage, old, first_lsn or 0, findings)
     except (Bug, Fenced):
         raise
     except HeadwaterError as error:
-        # What was found before, perhaps in hours, is told all the same.
+        # Earlier findings, perhaps of hours, are returned all the same.
         findings.append(ScrubFinding(Flaw.UNKNOWN, 0, -1, None, f"{type(error).__name__}: {error}"))
     return ScrubResult(len(finished), size_bytes, len(objects), tuple(findings), tuple(foreign))
 
 
-async def _unlisted(
+async def _find_strays(
     metadata: PartitionMetadata, objects: Sequence[tuple[SegmentId, ObjectMeta]]
 ) -> list[tuple[SegmentId, ObjectMeta]]:
-    """Those that no event names; one that is forgotten meanwhile has no object any more."""
+    """The objects that no event names."""
     strays = []
-    async for found in with_pauses(objects):
-        if metadata.find(found[0]) is None:
-            strays.append(found)
+    async for segment_id, meta in with_pauses(objects):
+        if metadata.state().find(segment_id) is None:
+            strays.append((segment_id, meta))
     return strays
 
 
-async def _finished(metadata: PartitionMetadata, first_lsn: int) -> tuple[list[SegmentId], int]:
-    """The finished segments from an LSN on, and their bytes.
+async def _list_finished(
+    metadata: PartitionMetadata, first_lsn: int
+) -> tuple[list[SegmentId], int]:
+    """The ids of the finished segments from an LSN on, and their bytes.
 
-    Only which they are: all that is known of a million would take hundreds of megabytes for as long
-    as they are read.
+    Only the ids: the metadata of a million segments would take hundreds of megabytes.
     """
     finished, size_bytes = [], 0
-    async for segment in walk_segments(metadata):
+    async for segment in walk_segments(metadata.state):
         if segment.state is SegmentState.COPY_FINISHED and segment.end_offset >= first_lsn:
             finished.append(segment.segment_id)
             size_bytes += segment.size_bytes
     return finished, size_bytes
 
 
-async def _compared(
+async def _check_cover(
     metadata: PartitionMetadata,
     log_start: LogStartRegister,
     first_lsn: int | None,
     damage: list[ScrubFinding],
 ) -> list[ScrubFinding]:
-    """Damage and gaps, without what was given up while segments were read.
+    """Damage and gaps, without LSNs that were deleted while segments were read.
 
-    The log start moves before anything below it is unlisted, so it is asked for after the cover.
-    Where there is none, the log begins with what is there.
+    The log start moves before anything below it is unlisted, so it is read after the cover. Without
+    a log start, the log begins with the first segment.
     """
-    held = [piece async for piece in walk_cover(metadata, first_lsn or 0, END_LSN)]
-    if metadata.delete_state() is not None:
-        return []  # all of it goes, bit by bit, and nobody is to read it
+    pieces = [piece async for piece in walk_cover(metadata.state, first_lsn or 0, END_LSN)]
+    if metadata.state().delete_state is not None:
+        return []  # everything is being deleted, and nobody reads it
     if first_lsn is None:
-        first_lsn = held[0].lsns.start if held else 0
-    missing = gaps(held, first_lsn, held[-1].lsns.stop) if held else []
+        first_lsn = pieces[0].lsns.start if pieces else 0
+    missing = gaps(pieces, first_lsn, pieces[-1].lsns.stop) if pieces else []
     now = await log_start.first_lsn()
-    is_lost = bool(held) and now is None
+    is_lost = bool(pieces) and now is None
     first_lsn = first_lsn if now is None else now
     return [
         *([ScrubFinding(Flaw.NO_START, 0, -1, None, log_start.key)] if is_lost else []),
-        *(found for found in damage if found.last_lsn >= first_lsn),
+        *(finding for finding in damage if finding.last_lsn >= first_lsn),
         *(
             ScrubFinding(Flaw.GAP, max(gap.start, first_lsn), gap.stop - 1)
             for gap in missing
@@ -198,31 +192,27 @@ async def _compared(
     ]
 
 
-async def _damaged(
+async def _check_segments(
     metadata: PartitionMetadata,
     storage: SegmentStorage,
     segments: Sequence[SegmentId],
     rate: ByteRate,
 ) -> list[ScrubFinding]:
-    async def each() -> AsyncIterator[SegmentId]:
-        for segment_id in segments:
-            yield segment_id
-
-    async def damage(segment_id: SegmentId) -> ScrubFinding | None:
+    async def check(segment_id: SegmentId) -> ScrubFinding | None:
         try:
-            segment = metadata.find(segment_id)
+            segment = metadata.state().find(segment_id)
         except NotReady as error:
             return ScrubFinding(Flaw.UNKNOWN, 0, -1, str(segment_id.id), f"NotReady: {error}")
         if segment is None or segment.state is not SegmentState.COPY_FINISHED:
-            return None  # it was unlisted since
+            return None  # it was unlisted meanwhile
         await rate.take(segment.size_bytes)
-        return await _damage(metadata, storage, segment)
+        return await _check_segment(metadata, storage, segment)
 
-    looked_at = in_order(each(), damage, parallel=SEGMENTS_AT_ONCE, name="scrub")
-    return [found async for found in looked_at if found is not None]
+    checked = in_order(segments, check, parallel=SEGMENTS_AT_ONCE, name="scrub")
+    return [finding async for finding in checked if finding is not None]
 
 
-async def _damage(
+async def _check_segment(
     metadata: PartitionMetadata, storage: SegmentStorage, segment: SegmentMetadata
 ) -> ScrubFinding | None:
     try:
@@ -232,10 +222,10 @@ async def _damage(
         raise
     except HeadwaterError as error:
         kind, detail = _kind_of(error), f"{type(error).__name__}: {error}"
-    # It may have been unlisted and removed while this scrub went on.
+    # It may have been unlisted and removed meanwhile.
     try:
         await metadata.refresh()
-        now = metadata.find(segment.segment_id)
+        now = metadata.state().find(segment.segment_id)
         if now is None or now.state is not SegmentState.COPY_FINISHED:
             return None
     except (Bug, Fenced):
@@ -252,17 +242,17 @@ def _kind_of(error: HeadwaterError) -> Flaw:
     return Flaw.CORRUPT if isinstance(error, Corrupt) else Flaw.UNKNOWN
 
 
-async def _strays(
+async def _check_strays(
     metadata: PartitionMetadata,
     storage: SegmentStorage,
     strays: Sequence[tuple[SegmentId, ObjectMeta]],
     first_lsn: int,
     damage: Sequence[ScrubFinding],
 ) -> list[ScrubFinding]:
-    """Objects that no event names, and that have been there for long enough.
+    """Findings about objects that no event names.
 
-    One with LSNs that are damaged in the tier may be the last good copy of them: it stays, and so
-    does, where anything is damaged, one that does not say what it holds.
+    An object with LSNs that are damaged in the tier may be their last good copy: it stays. So does,
+    if anything is damaged, an object that cannot be read.
     """
     findings = []
     for segment_id, meta in strays:
@@ -283,137 +273,10 @@ async def _strays(
             )
             continue
         wanted = range(max(lsns.start, first_lsn), lsns.stop)
-        # Were events lost, or is this the wrong log of them, objects would look like orphans that
-        # are all there is: those are told, and stay.
-        alone = gaps(metadata.cover(wanted.start, wanted.stop), wanted.start, wanted.stop)
-        doubtful = any(_meet(wanted, found.lsns) for found in damage)
+        # If events were lost, or this is the wrong log of them, objects look like orphans that are
+        # the only copies: those are reported, and stay.
+        alone = gaps(metadata.state().cover(wanted.start, wanted.stop), wanted.start, wanted.stop)
+        doubtful = any(overlap(wanted, one.lsns) for one in damage)
         kind = Flaw.UNCLAIMED if wanted and (alone or doubtful) else Flaw.ORPHAN
         findings.append(ScrubFinding(kind, lsns.start, lsns.stop - 1, name, meta.key))
     return findings
-
-
-def _meet(one: range, other: range) -> bool:
-    return max(one.start, other.start) < min(one.stop, other.stop)
-
-
-DAMAGE: Final = frozenset({Flaw.MISSING, Flaw.CORRUPT})
-
-
-async def remove_orphans(
-    storage: SegmentStorage, partition: TopicIdPartition, seen: ScrubResult
-) -> ScrubResult:
-    """Remove the objects that no event names. Needs no leader: there is no event about them."""
-
-    async def mend(finding: ScrubFinding) -> bool:
-        if finding.kind is not Flaw.ORPHAN:
-            return finding.mended
-        await storage.delete(_id_of(partition, finding))
-        return True
-
-    return await _each(seen, mend)
-
-
-async def repair(led: LedPartition, seen: ScrubResult) -> ScrubResult:
-    """Mend all that can be mended; what cannot says why, and keeps nothing else from it."""
-    if led.metadata.delete_state() is not None:
-        return msgspec.structs.replace(seen, findings=())  # nothing of it is wanted any more
-    partition = led.leader.partition
-    damaged = {_id_of(partition, one) for one in seen.findings if one.kind in DAMAGE}
-
-    async def mend(finding: ScrubFinding) -> bool:
-        if finding.kind is not Flaw.GAP and finding.kind not in DAMAGE:
-            return finding.mended
-        setbacks = ItemFailures()
-        with setbacks.kept():
-            await _copy_local_parts(led, _lacking(led, finding.lsns, damaged))
-        for lsns in _lacking(led, finding.lsns, damaged):
-            await _copy_unlisted(led, lsns, damaged)
-        if _lacking(led, finding.lsns, damaged):
-            setbacks.tell()
-            return False
-        if finding.kind in DAMAGE:
-            segment = led.metadata.find(_id_of(partition, finding))
-            if segment is not None and segment.state is SegmentState.COPY_FINISHED:
-                await led.unlist(segment)
-        return True
-
-    return await remove_orphans(led.storage, partition, await _each(seen, mend))
-
-
-async def _each(seen: ScrubResult, mend: Callable[[ScrubFinding], Awaitable[bool]]) -> ScrubResult:
-    findings = []
-    for finding in seen.findings:
-        try:
-            finding = msgspec.structs.replace(finding, mended=await mend(finding))
-        except (Bug, Fenced):
-            raise
-        except HeadwaterError as error:
-            why = f"{finding.detail} (not mended: {type(error).__name__}: {error})".lstrip()
-            finding = msgspec.structs.replace(finding, detail=why)
-        findings.append(finding)
-    return msgspec.structs.replace(seen, findings=tuple(findings))
-
-
-async def _copy_local_parts(led: LedPartition, lacking: Sequence[range]) -> None:
-    """Copy what the local log has, if it has the records that are remote everywhere else."""
-    for lsns in lacking:
-        for part in _local_parts(led, lsns):
-            await compare_all(led)
-            await copy_local(led, part)
-
-
-async def _copy_unlisted(led: LedPartition, lsns: range, damaged: Set[SegmentId]) -> None:
-    """Copy what segments still have that were unlisted and are not removed yet."""
-    for segment in led.metadata.segments_in(lsns.start, lsns.stop):
-        if segment.state is not SegmentState.DELETE_STARTED:
-            continue
-        part = range(max(lsns.start, segment.start_offset), min(lsns.stop, segment.end_offset + 1))
-        wanted = _lacking(led, part, damaged)
-        if not wanted or not await _is_sound(led, segment):
-            continue
-        for gap in wanted:
-            await copy_range(
-                led,
-                gap,
-                led.storage.fetch(segment, gap.start, gap.stop),
-                about_bytes=segment.size_bytes,
-                merged_from=[segment],
-            )
-
-
-async def _is_sound(led: LedPartition, segment: SegmentMetadata) -> bool:
-    try:
-        await led.storage.verify(segment)
-    except (Corrupt, NotFound):
-        return False
-    return True
-
-
-def _lacking(led: LedPartition, lsns: range, damaged: Set[SegmentId]) -> list[range]:
-    """The LSNs that no sound segment has, of whatever epoch: records do not depend on it.
-
-    Going by the cover instead, a damaged segment of a newer epoch would hide sound ones of older.
-    """
-    first_lsn, end_lsn = max(lsns.start, led.first_lsn), lsns.stop
-    sound = [
-        one
-        for one in led.metadata.segments_in(first_lsn, end_lsn)
-        if one.state is SegmentState.COPY_FINISHED and one.segment_id not in damaged
-    ]
-    return gaps(cover(sound, first_lsn, end_lsn), first_lsn, end_lsn)
-
-
-def _local_parts(led: LedPartition, lsns: range) -> list[range]:
-    """What the local log has of these LSNs, cut where its sealed parts end."""
-    local = led.local
-    first_lsn = max(lsns.start, local.oldest_lsn())
-    end_lsn = min(lsns.stop, local.current_lsn() + 1)
-    if first_lsn >= end_lsn:
-        return []
-    ends = (one.last_lsn + 1 for one in local.sealed())
-    cuts = [first_lsn, *(lsn for lsn in ends if first_lsn < lsn < end_lsn), end_lsn]
-    return [range(low, high) for low, high in pairwise(cuts)]
-
-
-def _id_of(partition: TopicIdPartition, finding: ScrubFinding) -> SegmentId:
-    return SegmentId(partition, uuid.UUID(finding.segment_id))

@@ -13,27 +13,27 @@ from headwater.core import limits, runtime
 
 
 class ByteRate:
-    """Lets whoever moves bytes wait for what was moved before; -1 lets everybody through."""
+    """Limits the average number of bytes per second; -1 means no limit."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
         self._free_at_s = 0.0
 
     def change(self, bytes_per_s: int) -> None:
-        """Let so many through from now on, also for whoever is in the middle of something."""
+        """Set another limit, also for a job that is running."""
         self._bytes_per_s = bytes_per_s
         self._free_at_s = min(self._free_at_s, runtime.monotonic_s())
 
     async def take(self, size_bytes: int) -> None:
-        """Wait until so many may be moved: an object larger than a second's worth holds up what
-        comes after it, not itself."""
+        """Wait for the bytes before these. An object larger than a second's worth delays the next
+        one, not itself."""
         wait_s = self._free_at_s - runtime.monotonic_s()
         self.spend(size_bytes)
         if wait_s > 0:
             await runtime.sleep(wait_s)
 
     def spend(self, size_bytes: int) -> None:
-        """So many are moved: whoever comes next waits for them."""
+        """Count bytes without waiting: the next `take` waits for them."""
         if self._bytes_per_s > 0:
             begins_s = max(runtime.monotonic_s(), self._free_at_s)
             self._free_at_s = begins_s + size_bytes / self._bytes_per_s
@@ -43,38 +43,38 @@ NO_RATE: Final = ByteRate(-1)
 
 
 class ByteReservation:
-    """Somebody who waits, on an event loop of its own."""
+    """One waiter for a share of a budget, on its own event loop."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
-        self.has_come = False
+        self.is_granted = False
         self._loop = asyncio.get_running_loop()
-        self._told: asyncio.Future[None] = self._loop.create_future()
+        self._granted: asyncio.Future[None] = self._loop.create_future()
 
     async def wait(self) -> None:
-        """Until it has come."""
-        await self._told
+        """Wait until it is granted."""
+        await self._granted
 
-    def tell(self) -> bool:
-        """Say that it has come; whether anybody is there to hear it."""
+    def grant(self) -> bool:
+        """Wake the waiter; returns whether its event loop still runs."""
         if self._loop is asyncio.get_running_loop():
-            self._hear()
+            self._wake()
             return True
         try:
-            self._loop.call_soon_threadsafe(self._hear)
+            self._loop.call_soon_threadsafe(self._wake)
         except RuntimeError:
-            return False  # its loop was closed under it
+            return False  # its loop was closed
         return True
 
-    def _hear(self) -> None:
-        if not self._told.done():
-            self._told.set_result(None)
+    def _wake(self) -> None:
+        if not self._granted.done():
+            self._granted.set_result(None)
 
 
 class ByteBudget:
-    """Lets those wait for whom there is no room, in the order in which they came.
+    """Limits the bytes that are held at once. Waiters are served in order.
 
-    For any number of event loops: a process may have one in each of several threads.
+    Works over any number of event loops: a process may have one in each of several threads.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -82,37 +82,37 @@ class ByteBudget:
         self._held_bytes = 0
         self._waiting: deque[ByteReservation] = deque()
         self._lock = threading.Lock()
-        """Held for moments, and never while somebody waits."""
+        """Held briefly, and never during a wait."""
 
     @asynccontextmanager
     async def hold(self, size_bytes: int) -> AsyncIterator[None]:
-        """Hold so many; who asks for more than there are gets all of them, and is alone."""
-        turn = ByteReservation(min(size_bytes, self._size_bytes))
+        """Hold so many bytes; a request above the budget gets all of it, alone."""
+        reservation = ByteReservation(min(size_bytes, self._size_bytes))
         with self._lock:
-            self._waiting.append(turn)
+            self._waiting.append(reservation)
             self._serve()
         try:
-            await turn.wait()
+            await reservation.wait()
             yield
         finally:
-            self._leave(turn)
+            self._release(reservation)
 
-    def _leave(self, turn: ByteReservation) -> None:
-        """Done, or cancelled: perhaps while it waited, perhaps just when its turn had come."""
+    def _release(self, reservation: ByteReservation) -> None:
+        """After use, or after a cancellation: before or just when it was granted."""
         with self._lock:
-            if turn.has_come:
-                self._held_bytes -= turn.size_bytes
+            if reservation.is_granted:
+                self._held_bytes -= reservation.size_bytes
             else:
-                self._waiting.remove(turn)
+                self._waiting.remove(reservation)
             self._serve()
 
     def _serve(self) -> None:
         while self._waiting and self._held_bytes + self._waiting[0].size_bytes <= self._size_bytes:
-            turn = self._waiting.popleft()
-            turn.has_come = turn.tell()
-            if turn.has_come:
-                self._held_bytes += turn.size_bytes
+            reservation = self._waiting.popleft()
+            reservation.is_granted = reservation.grant()
+            if reservation.is_granted:
+                self._held_bytes += reservation.size_bytes
 
 
 COPY_MEMORY: Final = ByteBudget(limits.TIER_COPY_BYTES)
-"""Of all copies of this process."""
+"""For all copies of this process."""

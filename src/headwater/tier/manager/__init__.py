@@ -1,22 +1,18 @@
-"""The manager: knows what the metadata events of the tier come to, and says new ones.
+"""The manager: keeps the state of the tier's metadata events, and publishes new ones.
 
-Enters: a log of events, and which of its partitions to follow. Leaves: what the cache knows, once
-that is all; events that were published, with what became of them.
+    manager     assignment, state and publishing
+    partition   one partition of a stream, for jobs and readers
+    following   the subscription, and the state of each metadata partition
+    publishing  publishes an event and waits until it is applied
+    snapshots   snapshots on disk
+    status      settings, status and metrics
 
-    manager     the manager itself
-    followed    one metadata partition: what was applied, and whether that is all
-    pump        from the log to the partitions, again after whatever fails
-    publishing  an event, and waiting for what becomes of it
-    saving      snapshots of the partitions
-    config      times
-    metrics     what it did
-    status      how it is
-
-Always holds: every question is answered by all events or not at all; an event that cannot be read
-is not passed; nobody waits without a deadline.
+Always holds: a query is answered from all events or not at all; an unreadable event is never
+skipped; every wait has a deadline.
 """
 
 from headwater.tier.manager.manager import TopicMetadataManager
+from headwater.tier.manager.partition import ManagedPartition, PartitionMetadata, RefreshedCover
 from headwater.tier.manager.status import (
     ManagerConfig,
     ManagerMetrics,
@@ -25,9 +21,12 @@ from headwater.tier.manager.status import (
 )
 
 __all__ = [
+    "ManagedPartition",
     "ManagerConfig",
     "ManagerMetrics",
     "ManagerStatus",
+    "PartitionMetadata",
     "PartitionStatus",
+    "RefreshedCover",
     "TopicMetadataManager",
 ]

@@ -36,7 +36,7 @@ from headwater.tier.event_codec import decode_event, metadata_partition_for
 from headwater.tier.eventlog import (
     EventDelivered,
     EventUnreadable,
-    Item,
+    LogItem,
     MetadataEventLog,
     PartitionFailed,
     PositionReached,
@@ -53,16 +53,16 @@ EventResult = EventOutcome | EventRejected
 
 
 class PendingEvent:
-    """An event that somebody publishes, and what became of it wherever it was found."""
+    """An event that is being published, and its results by offset."""
 
     def __init__(self) -> None:
         self.publishers = 0
-        self.verdicts: dict[int, EventResult] = {}
-        """By offset: the same event may have been published before."""
+        self.results: dict[int, EventResult] = {}
+        """By offset: an equal event may have been published before."""
 
 
 class FollowedPartition:
-    """State of one metadata partition; it stays while the partition is not assigned."""
+    """The state of one metadata partition; it is kept while the partition is not assigned."""
 
     def __init__(
         self, partition: int, partition_count: int, metrics: ManagerMetrics, waiters: Waiters
@@ -71,34 +71,34 @@ class FollowedPartition:
         self.cache = TierCache()
         self.next_offset = 0
         self.saved_offset = 0
-        """All below it is in a snapshot that was written."""
+        """The events below are in a snapshot on disk."""
         self.committed_offset = NOTHING
-        """Through where the snapshot went that was found at the start."""
+        """The last offset in the snapshot that was loaded at the start."""
         self.first_offset = 0
         self.is_assigned = False
         self.assignments = 0
         self.high_water_mark: int | None = None
-        """As of the assignment; None while it is not known."""
+        """At the time of the assignment; None while it is unknown."""
         self.stopped: Damaged | LogRenewed | None = None
         self.retry_at_s: float | None = None
-        """When to ask the log again for a partition that it could not go on with."""
+        """When to ask the log again for a partition that failed."""
         self.failures = 0
         self.problem: str | None = None
         self._partition_count = partition_count
         self._metrics = metrics
         self._waiters = waiters
-        self._expected: dict[bytes, PendingEvent] = {}
+        self._pending: dict[bytes, PendingEvent] = {}
 
-    # What is known
+    # State
 
     @property
     def is_stopped(self) -> bool:
-        """Whether something was met that it must not pass."""
+        """Whether it stopped at an error that it must not skip."""
         return self.stopped is not None
 
     @property
     def is_ready(self) -> bool:
-        """Whether all was applied that was there at the assignment."""
+        """Whether all events are applied that existed at the assignment."""
         return (
             self.is_assigned
             and self.stopped is None
@@ -107,7 +107,7 @@ class FollowedPartition:
         )
 
     def check_ready(self) -> None:
-        """Raise why an answer would not be all that there is to know."""
+        """Raise the reason if the state is not complete."""
         self.check_followed()
         if self.high_water_mark is None:
             raise NotReady(
@@ -123,13 +123,13 @@ class FollowedPartition:
             )
 
     def check_followed(self) -> None:
-        """Raise why it is followed no further, if it is not."""
+        """Raise the error that stopped it, if there is one."""
         if self.stopped is not None:
-            raise _again(self.stopped)
+            raise _copy_of(self.stopped)
 
     def status(self) -> PartitionStatus:
-        """Everything at a glance."""
-        caches = map(self.cache.partition, self.cache.partitions())
+        """The status of this partition."""
+        states = map(self.cache.partition, self.cache.partitions())
         return PartitionStatus(
             partition=self.partition,
             is_assigned=self.is_assigned,
@@ -138,52 +138,52 @@ class FollowedPartition:
             next_offset=self.next_offset,
             high_water_mark=self.high_water_mark,
             saved_offset=self.saved_offset,
-            segments=sum(cache.segment_count for cache in caches if cache is not None),
+            segments=sum(state.segment_count for state in states),
             problem=str(self.stopped) if self.stopped else self.problem,
         )
 
-    # Beginning and ending
+    # Assignment
 
-    def resume(self, snapshot: Snapshot, cache: TierCache) -> None:
-        """Go on from a snapshot, and from the cache that has its value."""
+    def restore(self, snapshot: Snapshot, cache: TierCache) -> None:
+        """Continue after a snapshot, whose state is `cache`."""
         self.cache = cache
         self.committed_offset = snapshot.through_offset
         self.first_offset = snapshot.first_offset
         self.next_offset = self.saved_offset = snapshot.through_offset + 1
 
     def assign(self) -> None:
-        """Be followed from what was applied on."""
+        """Start to follow it after the last applied event."""
         self.is_assigned = True
         self.assignments += 1
         self.problem = self.retry_at_s = None
         self.failures = 0
 
     def unassign(self) -> None:
-        """Be followed no longer; what stopped it is tried again by who follows it next."""
+        """Stop following it; the next assignment retries the event that stopped it."""
         self.is_assigned = False
         self.high_water_mark = self.retry_at_s = None
         if self.stopped is not None:
             self.stopped = None
             self._metrics.partitions_stopped -= 1
-        self._waiters.tell()
+        self._waiters.notify()
 
-    def reaches_to(self, high_water_mark: int, since_offset: int) -> None:
-        """Know how far the log goes; `since_offset` was applied when that was asked."""
+    def set_high_water_mark(self, high_water_mark: int, since_offset: int) -> None:
+        """Set how far the log goes; events below `since_offset` were applied before the query."""
         if high_water_mark < since_offset:
             self._stop(
                 RolledBack(
                     f"metadata partition {self.partition} ends at {high_water_mark}, and events "
-                    f"below {since_offset} were applied: this is not the log that they are from. "
-                    "Find the log, or remove the snapshots and begin anew"
+                    f"below {since_offset} were applied: they are from another log. Open that log, "
+                    "or remove the snapshots to start again"
                 )
             )
         elif self.high_water_mark is None:
             self.high_water_mark = high_water_mark
             self.problem = None
-        self._waiters.tell()
+        self._waiters.notify()
 
     def snapshot(self, log_id: uuid.UUID) -> Snapshot:
-        """All that is known at this moment, as a value: a copy, whatever is applied afterwards."""
+        """A copy of the state, which later events do not change."""
         return Snapshot(
             log_id=log_id,
             partition_count=self._partition_count,
@@ -193,55 +193,55 @@ class FollowedPartition:
             first_offset=self.first_offset,
         )
 
-    # Following
+    # Applying items
 
-    def take(self, item: Item) -> bool:
-        """Follow what the log delivered; whether there is anything to go on with."""
+    def apply_item(self, item: LogItem) -> bool:
+        """Apply an item of the log; returns whether to continue."""
         if isinstance(item, EventDelivered):
             if item.offset >= self.next_offset:
-                self._take_event(item)
+                self._apply_event(item)
         elif isinstance(item, EventUnreadable):
             if item.offset >= self.next_offset:
                 self._stop(self._undecodable(item.offset, item.error))
         elif isinstance(item, SnapshotDelivered):
-            self._take_snapshot(item)
+            self._apply_snapshot(item)
         elif isinstance(item, PositionReached):
             self._move_to(item.next_offset)
         else:
-            self._take_failure(item)
-        self._waiters.tell()
+            self._apply_failure(item)
+        self._waiters.notify()
         return not self.is_stopped
 
-    def _take_event(self, item: EventDelivered) -> None:
+    def _apply_event(self, item: EventDelivered) -> None:
         try:
             event = decode_event(item.payload)
-            verdict = self._apply(event, item.publisher_epoch)
+            result = self._apply(event, item.publisher_epoch)
         except (Corrupt, NotSupported, LimitExceeded) as error:
             self._stop(self._undecodable(item.offset, error))
             return
-        expected = self._expected.get(item.payload)
-        if expected is not None:
-            expected.verdicts[item.offset] = verdict
+        pending = self._pending.get(item.payload)
+        if pending is not None:
+            pending.results[item.offset] = result
         self._move_to(item.offset + 1)
 
-    def _apply(self, event: MetadataEvent, beside: int | None) -> EventResult:
+    def _apply(self, event: MetadataEvent, publisher_epoch: int | None) -> EventResult:
         partition = partition_of(event)
         if metadata_partition_for(partition, self._partition_count) != self.partition:
             self._metrics.events_misplaced += 1
-        verdict = self.cache.follow(event, beside)
-        if isinstance(verdict, EventOutcome):
-            self._metrics.events[verdict.value] += 1
-            return verdict
+        result = self.cache.follow(event, publisher_epoch)
+        if isinstance(result, EventOutcome):
+            self._metrics.events[result.value] += 1
+            return result
         self._metrics.events["rejected"] += 1
-        if isinstance(event, SegmentUpdate) and verdict.current is None:
+        if isinstance(event, SegmentUpdate) and result.current is None:
             self._metrics.events_of_unknown_segments += 1
-        return verdict
+        return result
 
-    def _take_snapshot(self, item: SnapshotDelivered) -> None:
+    def _apply_snapshot(self, item: SnapshotDelivered) -> None:
         if item.through_offset < self.next_offset:
             return
         self.cache = item.cache
-        # It is by all events, also where the log once began later than it was asked for.
+        # A snapshot has all events, even if this partition started after the first of them.
         self.first_offset = 0
         self._metrics.snapshots_followed += 1
         self._move_to(item.through_offset + 1)
@@ -253,32 +253,32 @@ class FollowedPartition:
             if self.high_water_mark is not None:
                 self.problem = None
 
-    def _take_failure(self, item: PartitionFailed) -> None:
+    def _apply_failure(self, item: PartitionFailed) -> None:
         error = item.error
         self._metrics.partition_failures[type(error).__name__] += 1
         if isinstance(error, Trimmed) and self.next_offset < error.floor:
-            self._begin_later(error)
+            self._start_at_floor(error)
         elif isinstance(error, Damaged | LogRenewed):
             self._stop(error)
-        # Everything else may mend itself: the pump asks for the partition again.
+        # Other errors may pass: the pump asks for the partition again.
 
-    def _begin_later(self, trimmed: Trimmed) -> None:
+    def _start_at_floor(self, trimmed: Trimmed) -> None:
         if self.next_offset == 0:
-            # Nothing was applied, so nothing is missing in between: the log begins here.
+            # Nothing was applied, so there is no gap: the log begins here.
             self.first_offset = self.next_offset = self.saved_offset = trimmed.floor
             return
         self._stop(
             Damaged(
                 f"metadata partition {self.partition} begins at {trimmed.floor}, and only events "
-                f"below {self.next_offset} were applied: those in between are gone. Remove the "
-                "snapshots to begin with what there is"
+                f"below {self.next_offset} were applied: those in between are deleted. Remove the "
+                "snapshots to start at the first event that is left"
             )
         )
 
     def _undecodable(self, offset: int, error: HeadwaterError) -> EventUndecodable:
         return EventUndecodable(
             f"metadata partition {self.partition} is followed up to offset {offset}, whose event "
-            f"cannot be read: {error}. Nothing after it is known here",
+            f"cannot be read: {error}. No later event is applied here",
             partition=self.partition,
             offset=offset,
         )
@@ -287,26 +287,26 @@ class FollowedPartition:
         if self.stopped is None:
             self._metrics.partitions_stopped += 1
         self.stopped = error
-        self.retry_at_s = None  # asking the log again does not help
+        self.retry_at_s = None  # a retry does not help
         _log.error("metadata partition %d stopped: %s", self.partition, error)
 
     # Publishing
 
     @contextlib.contextmanager
-    def expecting(self, payload: bytes) -> Iterator[dict[int, EventResult]]:
-        """Keep what becomes of this event, by offset, while somebody publishes it."""
-        expected = self._expected.setdefault(payload, PendingEvent())
-        expected.publishers += 1
+    def awaiting(self, payload: bytes) -> Iterator[dict[int, EventResult]]:
+        """Collect the results of this event, by offset, while it is being published."""
+        pending = self._pending.setdefault(payload, PendingEvent())
+        pending.publishers += 1
         try:
-            yield expected.verdicts
+            yield pending.results
         finally:
-            expected.publishers -= 1
-            if not expected.publishers:
-                del self._expected[payload]
+            pending.publishers -= 1
+            if not pending.publishers:
+                del self._pending[payload]
 
 
-def _again(error: Damaged | LogRenewed) -> Damaged | LogRenewed:
-    """The same error for another caller: one that was raised carries its traceback with it."""
+def _copy_of(error: Damaged | LogRenewed) -> Damaged | LogRenewed:
+    """An equal error to raise: raising the same object again would extend its traceback."""
     if isinstance(error, EventUndecodable):
         return EventUndecodable(str(error), partition=error.partition, offset=error.offset)
     for kind in (LogRenewed, RolledBack, Corrupt):
@@ -316,7 +316,7 @@ def _again(error: Damaged | LogRenewed) -> Damaged | LogRenewed:
 
 
 class EventPump:
-    """One subscription at a time."""
+    """Delivers items to partitions, by one subscription at a time."""
 
     def __init__(
         self,
@@ -326,7 +326,7 @@ class EventPump:
         metrics: ManagerMetrics,
     ) -> None:
         self.problem: str | None = None
-        """Why there is no subscription at this moment."""
+        """Why there is no subscription now."""
         self._log = log
         self._followed = followed
         self._config = config
@@ -335,7 +335,7 @@ class EventPump:
         self._failures = 0
 
     async def run(self) -> None:
-        """Pump for ever; raises only what is a bug."""
+        """Run until cancelled; raises only bugs."""
         while True:
             try:
                 await self._pump()
@@ -343,29 +343,28 @@ class EventPump:
                 self.problem = str(error)
                 self._metrics.subscription_failures[type(error).__name__] += 1
                 if self._failures == 0:
-                    _log.warning("metadata events are subscribed to again: %s", error)
+                    _log.warning("subscribing to metadata events again: %s", error)
             await runtime.sleep(self._config.pause_s(self._failures))
             self._failures += 1
 
     def follow(self, followed: FollowedPartition) -> None:
-        """Have a partition delivered from what it has applied on; later, if nothing is now."""
+        """Deliver a partition after its last applied event, now or by the next subscription."""
         followed.retry_at_s = None
         if self._subscription is None:
             return
         if followed.high_water_mark is not None:
-            followed.problem = (
-                None  # a log that has nothing to deliver does not say that it is well
-            )
+            # If the log has nothing to deliver, no item will clear the problem.
+            followed.problem = None
         assignment = self._subscription.assignment
         try:
-            # Removed first: where it is still assigned, adding it would leave it where it is.
+            # Removed first: adding an assigned partition would not change its position.
             assignment.remove(followed.partition)
             assignment.add(followed.partition, followed.next_offset)
         except HeadwaterError as error:
             self._retry_later(followed, error)
 
     def leave(self, partition: int) -> None:
-        """Have a partition delivered no longer."""
+        """Stop delivering a partition."""
         if self._subscription is not None:
             self._subscription.assignment.remove(partition)
 
@@ -374,7 +373,7 @@ class EventPump:
         self._subscription = subscription
         self._metrics.subscriptions += 1
         try:
-            # Nothing was awaited since: whoever is assigned later is added by `follow`.
+            # There was no await since: partitions that are assigned later are added by `follow`.
             for followed in self._followed.values():
                 if followed.is_assigned and not followed.is_stopped:
                     self.follow(followed)
@@ -399,11 +398,11 @@ class EventPump:
         except TimeoutError:
             raise Unavailable(f"the log made no subscription within {timeout_s:.1f} s") from None
 
-    def _deliver(self, item: Item) -> None:
+    def _deliver(self, item: LogItem) -> None:
         followed = self._followed[item.partition]
         if not followed.is_assigned or followed.is_stopped:
             return
-        if not followed.take(item):
+        if not followed.apply_item(item):
             self.leave(followed.partition)
         elif isinstance(item, PartitionFailed):
             self._retry_later(followed, item.error)

@@ -33,7 +33,7 @@ _NAME: Final = re.compile(r"(\d{10})\.snapshot")
 
 @dataclass(frozen=True, slots=True)
 class StoredSnapshots:
-    """What a folder holds."""
+    """The snapshots of a folder, and the errors of damaged ones."""
 
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
     damaged: list[Corrupt] = field(default_factory=list)
@@ -44,25 +44,25 @@ class SnapshotFolder:
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._folder = Folder(disk, path)
-        self._held = contextlib.ExitStack()
+        self._lock = contextlib.ExitStack()
 
     @property
     def path(self) -> str:
-        """Where the folder is."""
+        """The path of the folder."""
         return self._folder.path
 
     def open(self) -> None:
-        """Make the folder if it is not there, and hold it alone."""
+        """Create the folder if necessary, and lock it."""
         self._folder.make()
-        self._held.enter_context(self._folder.disk.lock(self._folder.file("lock")))
+        self._lock.enter_context(self._folder.disk.lock(self._folder.file("lock")))
 
     def close(self) -> None:
-        """Let others have it."""
-        self._held.close()
+        """Unlock the folder."""
+        self._lock.close()
 
     def read_all(self, log_id: uuid.UUID, partition_count: int) -> StoredSnapshots:
-        """Every snapshot that can be read. `Refused` if one is of another log than this."""
-        found = StoredSnapshots()
+        """Read all snapshots. `Refused` if one is of another log."""
+        stored = StoredSnapshots()
         for name, is_dir in sorted(self._folder.disk.list_dir(self.path)):
             match = _NAME.fullmatch(name)
             if is_dir or match is None:
@@ -70,14 +70,14 @@ class SnapshotFolder:
             try:
                 snapshot = self._read(name, int(match[1]))
             except Corrupt as error:
-                found.damaged.append(error)
+                stored.damaged.append(error)
                 continue
             self._check(snapshot, log_id, partition_count)
-            found.snapshots[snapshot.partition] = snapshot
-        return found
+            stored.snapshots[snapshot.partition] = snapshot
+        return stored
 
     def write(self, snapshot: Snapshot) -> None:
-        """Replace the snapshot of a partition; a crash leaves the old one or the new one."""
+        """Replace the snapshot of a partition; after a crash, it is the old or the new one."""
         with self._folder.replacing(self._file(snapshot.partition)) as file:
             file.append(encode_snapshot(snapshot))
             file.sync()
@@ -98,13 +98,13 @@ class SnapshotFolder:
         if snapshot.log_id != log_id:
             raise Refused(
                 f"{self.path} has snapshots of the log {snapshot.log_id}, not of {log_id}: give "
-                "each log a folder of its own, or remove this one if its log was made anew"
+                "each log its own folder, or remove this one if its log was recreated"
             )
         if snapshot.partition_count != partition_count:
             raise Refused(
                 f"{self.path} has snapshots of a log with {snapshot.partition_count} partitions, "
-                f"and now it has {partition_count}: streams are looked for in other partitions "
-                "than they were written to. Bring the number back, or begin a log anew"
+                f"and now it has {partition_count}: events of streams would be looked for in other "
+                "partitions than they are in. Restore the number, or create a new log"
             )
 
 
@@ -112,7 +112,7 @@ _log: Final = logging.getLogger("headwater")
 
 
 class SnapshotSaver:
-    """Snapshots of the partitions that are followed. Without a folder nothing is kept."""
+    """Loads and writes the snapshots of followed partitions. Without a folder it does nothing."""
 
     def __init__(
         self,
@@ -129,37 +129,36 @@ class SnapshotSaver:
         self._writing: asyncio.Task[None] | None = None
 
     async def load(self) -> None:
-        """Let every partition go on from its snapshot, and hold the folder."""
+        """Lock the folder and restore every partition from its snapshot."""
         if self._folder is None:
             return
         folder = self._folder
         opening = runtime.spawn(runtime.run_blocking(folder.open), name="tier-metadata-folder")
         try:
             await asyncio.shield(opening)
-            await self._resume(folder)
+            await self._restore(folder)
         except BaseException:
-            # Also if it was cancelled while a thread opens it, which goes on: what nobody uses must
-            # not stay locked.
+            # A thread may still be opening the folder after a cancellation: unlock it then.
             opening.add_done_callback(lambda opened: _close_if(folder, opened))
             raise
 
-    async def _resume(self, folder: SnapshotFolder) -> None:
-        found = await runtime.run_blocking(folder.read_all, self._log_id, len(self._followed))
-        for damaged in found.damaged:
-            self._leave_out(damaged)
-        for partition, snapshot in found.snapshots.items():
+    async def _restore(self, folder: SnapshotFolder) -> None:
+        stored = await runtime.run_blocking(folder.read_all, self._log_id, len(self._followed))
+        for damaged in stored.damaged:
+            self._skip(damaged)
+        for partition, snapshot in stored.snapshots.items():
             try:
                 cache = await runtime.run_blocking(restore_all, snapshot.dumps)
             except Corrupt as error:
-                self._leave_out(error)
+                self._skip(error)
                 continue
-            self._followed[partition].resume(snapshot, cache)
+            self._followed[partition].restore(snapshot, cache)
 
     async def save(self) -> list[HeadwaterError]:
-        """Write each partition that has moved since it was written last; what went wrong.
+        """Write the snapshot of each partition that has changed; returns the errors.
 
-        Each is compared with its own last snapshot: one partition that moves far would otherwise
-        hide the others, whose progress were never kept.
+        Each partition is compared with its own last snapshot, so that a busy partition does not
+        keep the others from being saved.
         """
         failed: list[HeadwaterError] = []
         for followed in self._followed.values():
@@ -181,18 +180,18 @@ class SnapshotSaver:
         return failed
 
     async def _write(self, folder: SnapshotFolder, snapshot: Snapshot) -> None:
-        # A caller that is cancelled leaves a thread behind that goes on writing: the next write
-        # waits for it, or the two would take each other's half-written file for their own.
+        # If the caller is cancelled, the thread goes on writing. The next write waits for it: two
+        # writers would mix their halves of one file.
         if self._writing is not None:
             await asyncio.wait((self._writing,))
         writing = runtime.run_blocking(folder.write, snapshot)
         self._writing = runtime.spawn(writing, name="tier-metadata-snapshot")
-        self._writing.add_done_callback(_hear)
+        self._writing.add_done_callback(_retrieve_error)
         await asyncio.wait((self._writing,))
         self._writing.result()
 
     async def close(self, *, save: bool) -> None:
-        """Write what has moved, and let the folder go; raises what could not be written."""
+        """Write changed partitions and unlock the folder; raises the first error."""
         if self._folder is None:
             return
         folder = self._folder
@@ -204,9 +203,9 @@ class SnapshotSaver:
         if failed:
             raise failed[0]
 
-    def _leave_out(self, damaged: Corrupt) -> None:
+    def _skip(self, damaged: Corrupt) -> None:
         self._metrics.snapshots_damaged += 1
-        self.problem = f"{damaged}: it is left out, and its partition read from the log"
+        self.problem = f"{damaged}: it is ignored, and its partition is read from the log"
         _log.warning("%s", self.problem)
 
 
@@ -215,7 +214,7 @@ def _close_if(folder: SnapshotFolder, opened: asyncio.Task[None]) -> None:
         folder.close()
 
 
-def _hear(writing: asyncio.Task[None]) -> None:
-    """Take note of what a write came to that nobody waits for any more: it is done again."""
+def _retrieve_error(writing: asyncio.Task[None]) -> None:
+    """Retrieve the error of a write whose caller was cancelled; the next save writes again."""
     if not writing.cancelled():
         writing.exception()

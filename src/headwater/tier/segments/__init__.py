@@ -1,25 +1,15 @@
-"""Remote segments: ranges of the log, each as one Parquet object.
+"""Remote segments: ranges of the log, each stored as one Parquet object.
 
-Enters: groups of the log. Leaves: the same groups, by LSN, from object storage.
+    parquet_writer  the plan of a segment, settings, and the Parquet writer
+    columns         the columns of a segment, their types and Iceberg's field ids
+    encoder         encodes groups as a segment
+    footer          the description and the index of a segment
+    seal            the seal of an object, and its receipt in the events
+    reading         reads parts of objects and decodes them
+    object_storage  stores segments in a store
 
-    plan            what is to be copied into one segment
-    field_ids       the ids that Iceberg knows columns by
-    columns         the columns of a segment, and which types they may have
-    encoder         groups to bytes
-    sink            where Parquet writes to
-    from_log        from a log, and off the event loop
-    description     what a segment says of itself
-    seal            what tells an unchanged object from any other
-    receipt         what the metadata events say of it
-    index           where the records of a segment stand
-    decoder         bytes to groups
-    storage         what the tier asks of a storage
-    object_storage  the one in a store
-    object_ranges   reads parts of an object
-    object_cache    keeps parts that were read
-
-Always holds: a record comes back as it was, in every column and with its term, or `Corrupt` is
-raised; an object is written once, under an id that no other attempt has.
+Always holds: a record is read as it was written, in every column and with its term, or `Corrupt` is
+raised; an object is written once, under an id that no other attempt uses.
 """
 
 from typing import TYPE_CHECKING
@@ -27,20 +17,14 @@ from typing import TYPE_CHECKING
 from headwater.front import exports
 
 if TYPE_CHECKING:
-    from headwater.tier.segments.columns import FieldIds, can_share
+    from headwater.tier.segments.columns import FieldIds
     from headwater.tier.segments.encoder import (
         EncodedSegment,
         SegmentEncoder,
         encode_segment,
         log_range,
     )
-    from headwater.tier.segments.footer import (
-        Description,
-        Receipt,
-        SegmentIndex,
-        read_index,
-        receipt_of,
-    )
+    from headwater.tier.segments.footer import Description, SegmentIndex, read_index
     from headwater.tier.segments.object_storage import (
         ObjectStorage,
         PreparedSegment,
@@ -49,6 +33,7 @@ if TYPE_CHECKING:
     )
     from headwater.tier.segments.parquet_writer import SegmentConfig, SegmentPlan, new_segment_id
     from headwater.tier.segments.reading import ObjectCache
+    from headwater.tier.segments.seal import Receipt, receipt_of
 
 __all__ = [
     "Description",
@@ -63,7 +48,6 @@ __all__ = [
     "SegmentEncoder",
     "SegmentIndex",
     "SegmentPlan",
-    "can_share",
     "encode_segment",
     "log_range",
     "new_segment_id",
@@ -75,11 +59,12 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "columns": "FieldIds can_share",
+        "columns": "FieldIds",
         "encoder": "EncodedSegment SegmentEncoder encode_segment log_range",
-        "footer": "Description Receipt SegmentIndex read_index receipt_of",
+        "footer": "Description SegmentIndex read_index",
         "object_storage": "ObjectStorage PreparedSegment RemoteStorage segment_key",
         "parquet_writer": "SegmentConfig SegmentPlan new_segment_id",
         "reading": "ObjectCache",
+        "seal": "Receipt receipt_of",
     },
 )

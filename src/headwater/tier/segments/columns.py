@@ -37,7 +37,7 @@ PLACE_FIELDS: Final = (
     pa.field(LSN, pa.int64(), nullable=False),
     pa.field(TERM, pa.int64(), nullable=False),
 )
-"""What a segment knows of every record beyond the columns of the log."""
+"""The columns that a segment adds to the columns of the log."""
 EVERY_RECORD: Final = pa.schema(
     [*PLACE_FIELDS, *(pa.field(name, kind) for name, kind in LOG_COLUMNS.items())]
 )
@@ -46,10 +46,10 @@ Path: TypeAlias = tuple[str, ...]
 
 
 class FieldIds:
-    """The ids of a stream's columns."""
+    """The field ids of a stream's columns."""
 
     def __init__(self, declared: Sequence[pa.Schema] = ()) -> None:
-        """`declared`: every version of the stream's schema, the first one first."""
+        """`declared`: all versions of the stream's schema, oldest first."""
         self._ids: dict[Path, int] = {}
         self._numbers = itertools.count(1)
         self._fresh_struct((), EVERY_RECORD)
@@ -57,15 +57,15 @@ class FieldIds:
             self._add((), version)
 
     def of(self, schema: pa.Schema) -> pa.Schema:
-        """The same columns, each with its id in its metadata, and in no other metadata.
+        """The same columns, each with its id as its only metadata.
 
-        Columns that no version declares have the ids that come next.
+        Columns that no version declares get the next ids.
         """
         self._add((), schema)
         return pa.schema([self._numbered((), field) for field in schema])
 
     def _add(self, above: Path, fields: Iterable[pa.Field]) -> None:
-        """As Iceberg does: what is missing deeper down first, then what is missing here."""
+        """As Iceberg does: first the fields missing in nested types, then those missing here."""
         fields = list(fields)
         for field in fields:
             if (*above, field.name) in self._ids:
@@ -81,7 +81,7 @@ class FieldIds:
             self._add(path, kind)
         else:
             for field in children(kind):
-                # One that has another type here than it had is a list or a map for the first time.
+                # If the type is another one here, it is a list or a map for the first time.
                 if (*path, field.name) not in self._ids:
                     self._fresh(path, kind)
                     return
@@ -91,7 +91,7 @@ class FieldIds:
         self._fresh_struct(path, children(kind))
 
     def _fresh_struct(self, above: Path, fields: Iterable[pa.Field]) -> None:
-        """Those of one level first, then those within each."""
+        """First the fields of this level, then those nested in each."""
         fields = list(fields)
         for field in fields:
             self._ids[(*above, field.name)] = next(self._numbers)
@@ -112,7 +112,7 @@ class FieldIds:
 
 
 def children(kind: pa.DataType) -> list[pa.Field]:
-    """The fields within a type, by the names that Iceberg and Parquet have for them."""
+    """The fields nested in a type, with Iceberg's and Parquet's names."""
     if pa.types.is_struct(kind):
         return list(kind)
     if pa.types.is_list(kind):
@@ -126,17 +126,17 @@ _PLACES: Final = len(PLACE_FIELDS)
 
 
 class ColumnUnion:
-    """The columns of schemas that can stand in one segment. To add one costs what it has itself."""
+    """The columns of schemas that fit into one segment. Adding a schema takes O(its columns)."""
 
     def __init__(self) -> None:
         self.kinds: dict[str, pa.DataType] = {}
-        """Of the records as they are."""
+        """The original types of the records."""
         self._fields: dict[str, pa.Field] = {}
         self._seen: Counter[str] = Counter()
         self._schemas = 0
 
     def add(self, schema: pa.Schema) -> None:
-        """Take the columns of one more; `Refused` if they do not go together with the others."""
+        """Add the columns of a schema; `Refused` if they do not fit the others."""
         check_columns(schema)
         for field in schema:
             _check_same(field, self.kinds.setdefault(field.name, field.type))
@@ -147,7 +147,7 @@ class ColumnUnion:
         self._schemas += 1
 
     def columns(self) -> list[pa.Field]:
-        """All of them; one that some schema has not may be null."""
+        """All columns; one that is missing in some schema is nullable."""
         reserved = [self._fields[name] for name in LOG_COLUMNS if name in self._fields]
         typed = [field for name, field in self._fields.items() if name not in LOG_COLUMNS]
         return [
@@ -157,22 +157,22 @@ class ColumnUnion:
 
 
 class SegmentColumns:
-    """The columns that one segment is written with."""
+    """The columns of one segment."""
 
     def __init__(self, schemas: Iterable[pa.Schema], declared: Sequence[pa.Schema] = ()) -> None:
-        """`schemas`: every one that its records have. `declared`: as in `FieldIds`."""
+        """`schemas`: all schemas of its records. `declared`: as in `FieldIds`."""
         union = ColumnUnion()
         for schema in schemas:
             union.add(schema)
         self._kinds = union.kinds
         columns = union.columns()
         self.schema = FieldIds(declared).of(pa.schema([*PLACE_FIELDS, *columns]))
-        """As it stands in the file, with Iceberg's ids."""
+        """The schema of the file, with Iceberg's ids."""
         self._plain = pa.schema([*PLACE_FIELDS, *columns])
         self._names = self.schema.names[_PLACES:]
         self._fitting: pa.Schema | None = None
 
-    def of(self, group: Group) -> pa.RecordBatch:
+    def rows_of(self, group: Group) -> pa.RecordBatch:
         """The records of a group as rows of the segment."""
         records = group.records
         self._check_fitting(records.schema)
@@ -198,37 +198,28 @@ class SegmentColumns:
         for field in schema:
             if field.name not in self._kinds:
                 raise NotOneSegment(
-                    f"column {field.name!r} is not among those that the segment was begun with "
-                    f"({', '.join(self._names)}): begin another segment, or name all schemas first"
+                    f"column {field.name!r} is not in the schema that the segment was started with "
+                    f"({', '.join(self._names)}): start another segment, or give all schemas first"
                 )
             known = self._plain.field(field.name)
             _check_same(field, self._kinds[field.name])
             if field.nullable and not known.nullable:
                 raise NotOneSegment(
-                    f"column {field.name!r} may be null here: begin another segment"
+                    f"column {field.name!r} may be null here: start another segment"
                 )
         names = set(schema.names)
         if any(
             not field.nullable and field.name not in names for field in list(self._plain)[_PLACES:]
         ):
             raise NotOneSegment(
-                "a column that may not be null is missing here: begin another segment"
+                "a column that may not be null is missing here: start another segment"
             )
         self._fitting = schema
 
 
-def can_share(schemas: Iterable[pa.Schema]) -> bool:
-    """Whether records of these schemas can stand in one segment."""
-    try:
-        SegmentColumns(schemas)
-    except Refused:
-        return False
-    return True
-
-
-def restored(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows of a segment as the records that they were."""
-    if not schema.names:  # of arrays that are none, there would be no rows
+def restore_records(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The original records of rows of a segment."""
+    if not schema.names:  # a batch made of no arrays would have no rows
         return rows.select([]).replace_schema_metadata(schema.metadata)
     columns = [from_parquet_column(rows.column(field.name), field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -238,7 +229,7 @@ def _check_same(field: pa.Field, kind: pa.DataType) -> None:
     if field.type != kind:
         raise NotOneSegment(
             f"column {field.name!r} is {kind} in some records and {field.type} in others: "
-            "they stand in two segments"
+            "put them into two segments"
         )
 
 
@@ -247,8 +238,8 @@ def _has_decimals(kind: pa.DataType) -> bool:
 
 
 def _check_digits(name: str, column: pa.Array) -> None:
-    """Parquet cuts off what is beyond the precision, where Arrow hands it on."""
+    """Refuse values beyond the precision: Arrow keeps them, and Parquet would truncate them."""
     try:
         column.validate(full=True)
     except pa.ArrowException as error:
-        raise Refused(f"column {name!r} holds what its type does not: {error}") from error
+        raise Refused(f"column {name!r} has values that its type excludes: {error}") from error

@@ -20,23 +20,19 @@ from headwater.core import limits, runtime
 from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import TERM_MAX
 from headwater.log.record.group import COMMIT_TIMESTAMP, Group
-from headwater.log.spool.codec import filled, merge_schemas
+from headwater.log.spool.codec import fill_columns, merge_schemas
 from headwater.log.wal import Wal
 from headwater.tier.errors import NotOneSegment
 from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState, SegmentUpdate
 from headwater.tier.segments.columns import LSN, SegmentColumns
 from headwater.tier.segments.footer import (
-    FOOTER_END_BYTES,
     FORMAT,
     METADATA_KEY,
     Description,
-    Receipt,
     RowGroup,
     SegmentRun,
     encode_description,
-    footer_bytes,
     schema_text,
-    seal,
 )
 from headwater.tier.segments.parquet_writer import (
     HashingSink,
@@ -44,60 +40,61 @@ from headwater.tier.segments.parquet_writer import (
     SegmentPlan,
     open_writer,
 )
+from headwater.tier.segments.seal import FOOTER_END_BYTES, Receipt, encode_seal, footer_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedSegment:
-    """A segment that is ready to be stored, and what is said of it."""
+    """An encoded segment, with its description and receipt."""
 
     description: Description
     receipt: Receipt
     data: bytearray = field(repr=False)
-    """Not shown: whoever logs or debugs what holds a segment would spend a second on each."""
+    """Not in the repr, which would take a second."""
 
     @property
     def segment_id(self) -> SegmentId:
-        """Which."""
+        """The id of the segment."""
         return self.description.identity
 
     @property
     def size_bytes(self) -> int:
-        """Of the object."""
+        """The size of the object."""
         return self.receipt.size_bytes
 
     def started(
         self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
     ) -> SegmentMetadata:
-        """The event that its copy begins."""
-        said = self.description
+        """The event that its copy starts."""
+        description = self.description
         return SegmentMetadata(
-            segment_id=said.identity,
-            start_offset=said.first_lsn,
-            end_offset=said.last_lsn,
+            segment_id=description.identity,
+            start_offset=description.first_lsn,
+            end_offset=description.last_lsn,
             broker_id=broker_id,
-            max_timestamp_ms=said.max_timestamp_ms,
+            max_timestamp_ms=description.max_timestamp_ms,
             event_timestamp_ms=event_timestamp_ms,
-            epochs=said.epochs,
+            epochs=description.epochs,
             size_bytes=self.receipt.size_bytes,
-            custom_metadata=self.receipt.stamped(publisher_epoch),
+            custom_metadata=self.receipt.custom_metadata(publisher_epoch),
             txn_index_empty=True,
         )
 
     def finished(
         self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
     ) -> SegmentUpdate:
-        """The event that its copy is there."""
+        """The event that its copy finished."""
         return SegmentUpdate(
             segment_id=self.description.identity,
             broker_id=broker_id,
             event_timestamp_ms=event_timestamp_ms,
             state=SegmentState.COPY_FINISHED,
-            custom_metadata=self.receipt.stamped(publisher_epoch),
+            custom_metadata=self.receipt.custom_metadata(publisher_epoch),
         )
 
 
 class SegmentEncoder:
-    """Takes the groups of a plan, in order."""
+    """Encodes the groups of a plan, in order."""
 
     def __init__(self, plan: SegmentPlan, config: SegmentConfig | None = None) -> None:
         self._plan = plan
@@ -109,16 +106,16 @@ class SegmentEncoder:
         self._runs: list[SegmentRun] = []
         self._row_groups: list[RowGroup] = []
         self._schemas: list[pa.Schema] = []
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_bytes = 0
-        self._waiting_rows = 0
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_bytes = 0
+        self._pending_rows = 0
 
     def add(self, group: Group) -> None:
-        """The next records of the log."""
+        """Add the next group of the log."""
         if group.first_lsn != self._next_lsn or group.last_lsn > self._plan.last_lsn:
             raise Refused(
-                f"LSNs {group.first_lsn} to {group.last_lsn} where {self._next_lsn} to "
-                f"{self._plan.last_lsn} are to come"
+                f"LSNs {group.first_lsn} to {group.last_lsn}, but {self._next_lsn} to "
+                f"{self._plan.last_lsn} are next"
             )
         if not 0 <= group.term <= TERM_MAX:
             raise Refused(f"term {group.term}: epochs of segments have 31 bits")
@@ -129,24 +126,24 @@ class SegmentEncoder:
         self._next_lsn = group.last_lsn + 1
 
     def finish(self) -> EncodedSegment:
-        """The segment, when all groups were taken."""
+        """Return the segment, after all groups."""
         if self._next_lsn <= self._plan.last_lsn:
             raise Refused(f"LSNs {self._next_lsn} to {self._plan.last_lsn} are missing")
-        if self._waiting:
-            self._write()
+        if self._pending:
+            self._write_row_group()
         description = self._describe()
         writer = self._writer
         if writer is None:
-            # All of it is lost: there is nothing but what the segment says of itself.
-            nothing = (self._columns or SegmentColumns([])).schema.empty_table()
-            writer = open_writer(self._sink, nothing.schema, nothing, self._config)
+            # All records are lost: the segment has only its description.
+            empty = (self._columns or SegmentColumns([])).schema.empty_table()
+            writer = open_writer(self._sink, empty.schema, empty, self._config)
         writer.add_key_value_metadata({METADATA_KEY: encode_description(description)})
         writer.close()
         data = self._sink.data
         footer = bytes(data[-footer_bytes(bytes(data[-FOOTER_END_BYTES:])) :])
         del data[-len(footer) :]
         whole = xxhash.xxh3_128(data)
-        sealed = seal(description.segment_id, footer, bytes(whole.digest()))
+        sealed = encode_seal(description.segment_id, footer, bytes(whole.digest()))
         data += sealed + footer
         whole.update(sealed + footer)
         _check_size(len(data))
@@ -161,21 +158,21 @@ class SegmentEncoder:
         return EncodedSegment(description, receipt, data)
 
     def _widened(self, group: Group) -> Group:
-        """The group with the columns that the plan gives to all, if it has no others."""
-        columns, given = self._plan.columns, group.records.schema
-        if columns is None or group.lost is not None or given == columns:
+        """The group with the plan's columns added, if it has no other columns."""
+        columns, own = self._plan.columns, group.records.schema
+        if columns is None or group.lost is not None or own == columns:
             return group
-        if merge_schemas(columns, given) != columns:
+        if merge_schemas(columns, own) != columns:
             return group
-        return replace(group, records=filled(group.records, columns, given=given))
+        return replace(group, records=fill_columns(group.records, columns, own_schema=own))
 
     def _add(self, group: Group) -> None:
         if group.lost is None:
             if self._columns is None:
                 self._columns = SegmentColumns([group.records.schema], self._plan.declared)
             for part in self._parts(group):
-                self._wait(self._columns.of(part))
-        self._note(group)
+                self._add_rows(self._columns.rows_of(part))
+        self._add_run(group)
 
     def _describe(self) -> Description:
         plan, partition = self._plan, self._plan.segment_id.partition
@@ -197,7 +194,7 @@ class SegmentEncoder:
         )
 
     def _parts(self, group: Group) -> list[Group]:
-        """The group, or parts of it that are not much larger than a row group."""
+        """The group, cut into parts that are not much larger than a row group."""
         pieces = max(
             group.nbytes // self._config.row_group_bytes,
             -(-len(group) // self._config.row_group_rows),
@@ -209,19 +206,19 @@ class SegmentEncoder:
         parts = (group.between(low, high - 1) for low, high in itertools.pairwise(steps))
         return [part for part in parts if part is not None]
 
-    def _wait(self, rows: pa.RecordBatch) -> None:
-        if self._waiting_rows + rows.num_rows > self._config.row_group_rows and self._waiting:
-            self._write()
-        self._waiting.append(rows)
-        self._waiting_rows += rows.num_rows
-        self._waiting_bytes += rows.nbytes
-        if self._waiting_bytes >= self._config.row_group_bytes:
-            self._write()
+    def _add_rows(self, rows: pa.RecordBatch) -> None:
+        if self._pending_rows + rows.num_rows > self._config.row_group_rows and self._pending:
+            self._write_row_group()
+        self._pending.append(rows)
+        self._pending_rows += rows.num_rows
+        self._pending_bytes += rows.nbytes
+        if self._pending_bytes >= self._config.row_group_bytes:
+            self._write_row_group()
 
-    def _write(self) -> None:
-        """What waits becomes a row group."""
-        table = pa.Table.from_batches(self._waiting)
-        self._waiting, self._waiting_bytes, self._waiting_rows = [], 0, 0
+    def _write_row_group(self) -> None:
+        """Write the pending rows as one row group."""
+        table = pa.Table.from_batches(self._pending)
+        self._pending, self._pending_bytes, self._pending_rows = [], 0, 0
         if self._writer is None and self._columns is not None:
             schema = self._columns.schema
             self._writer = open_writer(self._sink, schema, table, self._config)
@@ -244,7 +241,7 @@ class SegmentEncoder:
             )
         )
 
-    def _note(self, group: Group) -> None:
+    def _add_run(self, group: Group) -> None:
         schema = None if group.lost is not None else self._schema_number(group.records.schema)
         last = self._runs[-1] if self._runs else None
         if last is not None and group.term < last.term:
@@ -301,7 +298,7 @@ async def log_range(wal: Wal, first_lsn: int, last_lsn: int) -> AsyncIterator[Gr
         groups = await wal.read_since(
             at, max_records=last_lsn - at, max_bytes=limits.LOG_READ_BYTES
         )
-        # A log that was pruned to its end has nothing to hand out, and is not one that ends there.
+        # A log that was pruned to its end returns nothing, but its LSNs are written.
         if (groups[0].first_lsn if groups else wal.oldest_lsn()) > at + 1:
             raise Trimmed(
                 f"LSN {at + 1} is no longer in the log, which begins at {wal.oldest_lsn()}",
@@ -317,17 +314,17 @@ async def log_range(wal: Wal, first_lsn: int, last_lsn: int) -> AsyncIterator[Gr
 async def encode_segment(
     plan: SegmentPlan, groups: AsyncIterable[Group], config: SegmentConfig | None = None
 ) -> EncodedSegment:
-    """The segment of these groups, which are those of the plan's LSNs in order."""
+    """Encode the groups of a plan, in order, on a thread."""
     encoder = await runtime.run_blocking(SegmentEncoder, plan, config)
-    waiting: list[Group] = []
-    waiting_bytes = 0
+    pending: list[Group] = []
+    pending_bytes = 0
     async for group in groups:
-        waiting.append(group)
-        waiting_bytes += group.nbytes
-        if waiting_bytes >= limits.TIER_ROW_GROUP_BYTES:
-            await runtime.run_blocking(_add, encoder, waiting)
-            waiting, waiting_bytes = [], 0
-    await runtime.run_blocking(_add, encoder, waiting)
+        pending.append(group)
+        pending_bytes += group.nbytes
+        if pending_bytes >= limits.TIER_ROW_GROUP_BYTES:
+            await runtime.run_blocking(_add, encoder, pending)
+            pending, pending_bytes = [], 0
+    await runtime.run_blocking(_add, encoder, pending)
     return await runtime.run_blocking(encoder.finish)
 
 

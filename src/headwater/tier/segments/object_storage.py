@@ -22,7 +22,7 @@ from headwater.log.record.group import Group
 from headwater.store import ObjectMeta, Store
 from headwater.store.objects import Buffer
 from headwater.tier.events import SegmentId, SegmentMetadata, SegmentUpdate, TopicIdPartition
-from headwater.tier.segments.footer import UNKNOWN_XXH3, Receipt, SegmentIndex, receipt_of
+from headwater.tier.segments.footer import SegmentIndex
 from headwater.tier.segments.reading import (
     ObjectCache,
     ObjectRanges,
@@ -32,65 +32,66 @@ from headwater.tier.segments.reading import (
     open_index,
     row_group_bytes,
 )
+from headwater.tier.segments.seal import UNKNOWN_XXH3, Receipt, receipt_of
 
 
 class PreparedSegment(Protocol):
-    """A segment that is ready to be stored, under an id that no other attempt has."""
+    """An encoded segment, under an id that no other attempt uses."""
 
     @property
     def segment_id(self) -> SegmentId:
-        """Which."""
+        """The id of the segment."""
 
     @property
     def size_bytes(self) -> int:
-        """Of the object."""
+        """The size of the object."""
 
     @property
     def data(self) -> Buffer:
-        """The object."""
+        """The bytes of the object."""
 
     def started(
         self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
     ) -> SegmentMetadata:
-        """The event that its copy begins."""
+        """The event that its copy starts."""
 
     def finished(
         self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
     ) -> SegmentUpdate:
-        """The event that its copy is there."""
+        """The event that its copy finished."""
 
 
 class RemoteStorage(Protocol):
-    """Stores segments. Every attempt to copy has a segment id of its own."""
+    """Stores segments. Every attempt to copy uses a new segment id."""
 
     async def copy(self, segment: PreparedSegment) -> None:
         """Store a segment under its id.
 
-        `OutcomeUnknown`: it may be there or come yet; `Unavailable`, `Refused`: it is not. In each
-        case the next attempt takes another id, and this one is deleted. `AlreadyExists`: the id was
-        used before.
+        `OutcomeUnknown`: it may be stored, now or later; `Unavailable`, `Refused`: it is not. In
+        each case the next attempt uses another id, and this one is deleted. `AlreadyExists`: the id
+        was used before.
         """
 
     def fetch(self, segment: SegmentMetadata, first_lsn: int, end_lsn: int) -> AsyncIterator[Group]:
-        """The groups of [first_lsn, end_lsn) that a segment holds, in order and without gaps.
+        """The groups of [first_lsn, end_lsn) in a segment, in order and without gaps.
 
-        A range of which it holds nothing gives nothing. Memory is bounded by a few row groups.
+        Nothing if it has none of these LSNs. Uses memory for a few row groups.
         """
 
     async def fetch_index(self, segment: SegmentMetadata) -> SegmentIndex:
-        """Where the records of a segment stand, its terms, its schemas and what is lost in it."""
+        """The index of a segment: positions, terms, schemas, lost LSNs."""
 
     async def delete(self, segment_id: SegmentId) -> None:
-        """Remove a segment; removing one that is not there succeeds."""
+        """Delete a segment, if it exists."""
 
 
 CLOCK: Final = "clock"
-"""Written to learn the time by the clock that the objects' times come from."""
+"""Written to read the clock that gives objects their times."""
 _NAME: Final = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.parquet")
 
 
 def segment_key(segment_id: SegmentId) -> str:
-    """Where the object of a segment stands."""
+    """The key of a segment's object."""
     return f"{_prefix(segment_id.partition)}/{segment_id.id}.parquet"
 
 
@@ -98,14 +99,14 @@ class ObjectStorage:
     """`RemoteStorage` in a store."""
 
     def __init__(self, store: Store, cache: ObjectCache | None = None) -> None:
-        """`cache` keeps what was read, for whoever reads it again."""
+        """`cache` keeps parts that were read."""
         self._store = store
         self._cache = cache
 
     async def copy(self, segment: PreparedSegment) -> None:
         """See `RemoteStorage`."""
         identity = segment.segment_id
-        # The id in the seal is nobody else's: an answer that was lost is settled by looking.
+        # No other object has the id in the seal: it settles a lost response.
         await self._store.put_if_absent(
             segment_key(identity), segment.data, token=identity.id.bytes
         )
@@ -136,13 +137,13 @@ class ObjectStorage:
         await self._store.delete(segment_key(segment_id))
 
     async def verify(self, segment: SegmentMetadata) -> SegmentIndex:
-        """Read all of a segment, compare every byte with what was said of it, and decode the rows.
+        """Read all of a segment, check every checksum, and decode the rows.
 
-        Bytes that are what was written may still be records that nobody can read.
+        Unchanged bytes may still contain records that cannot be decoded.
         """
         key = segment_key(segment.segment_id)
         receipt = receipt_of(segment)
-        # Not from the cache: what is asked is whether it is there.
+        # Not from the cache: the object must exist.
         _, index = await open_index(self._store, key, receipt)
         _check_identity(segment, index, receipt)
         whole, body, left = xxhash.xxh3_128(), xxhash.xxh3_128(), index.seal.body_bytes
@@ -154,18 +155,18 @@ class ObjectStorage:
             for number, data in parts.take(chunk):
                 await self._decoded(index, number, data, segment.start_offset, end_lsn)
         if body.digest() != index.seal.body_xxh3:
-            raise Corrupt(f"{key} is not what was written: the checksum of its body is another")
-        said = UNKNOWN_XXH3 if receipt is None else receipt.xxh3
-        if said not in (UNKNOWN_XXH3, whole.digest()):
-            raise Corrupt(f"{key} is not what its events say: its checksum is another")
+            raise Corrupt(f"{key} was changed: the checksum of its body is different")
+        expected = UNKNOWN_XXH3 if receipt is None else receipt.xxh3
+        if expected not in (UNKNOWN_XXH3, whole.digest()):
+            raise Corrupt(f"{key} is not what its events say: its checksum is different")
         return index
 
     async def list(
         self, partition: TopicIdPartition
     ) -> AsyncIterator[tuple[SegmentId | None, ObjectMeta]]:
-        """The objects of a partition with the segments that they are of, whatever the events say.
+        """The objects of a partition with their segments, whatever the events say.
 
-        None: one of no segment, by its name or for the folder that it stands in.
+        None: the object belongs to no segment, by its name or folder.
         """
         folder = f"{_prefix(partition)}/"
         async for meta in self._store.list(_prefix(partition)):
@@ -185,13 +186,13 @@ class ObjectStorage:
                 return decode_row_group(*arguments)
             return await runtime.run_blocking(decode_row_group, *arguments)
         except Corrupt:
-            # Perhaps only what arrived was damaged: the next one who asks looks at the object.
+            # Perhaps only the response was damaged: the next caller reads the object again.
             if self._cache is not None:
-                self._cache.forget(self._place(segment_key(index.description.identity)))
+                self._cache.forget(self._cache_key(segment_key(index.description.identity)))
             raise
 
-    def _place(self, key: str) -> tuple[str, str]:
-        """How what is kept of an object begins."""
+    def _cache_key(self, key: str) -> tuple[str, str]:
+        """The beginning of the cache keys of an object."""
         return self._store.url, key
 
     async def _open(self, segment: SegmentMetadata) -> tuple[ObjectRanges, SegmentIndex]:
@@ -203,13 +204,13 @@ class ObjectStorage:
         if self._cache is None:
             ranges, index = await load()
         else:
-            ranges, index = await self._cache.get(self._place(key), load, _size_of)
+            ranges, index = await self._cache.get(self._cache_key(key), load, _size_of)
         _check_identity(segment, index, receipt)
         return ranges, index
 
 
 def _size_of(opened: tuple[ObjectRanges, SegmentIndex]) -> int:
-    """Parsed, a footer takes a few times what it has in bytes."""
+    """A decoded footer takes a few times its size in memory."""
     ranges, index = opened
     return ranges.held_bytes + 4 * len(index.seal.footer)
 
@@ -220,15 +221,16 @@ def _prefix(partition: TopicIdPartition) -> str:
 
 
 def _check_identity(segment: SegmentMetadata, index: SegmentIndex, receipt: Receipt | None) -> None:
-    said = index.description
-    if said.identity != segment.segment_id:
-        raise Corrupt(f"the object of {segment.segment_id} holds {said.identity}")
-    if (said.first_lsn, said.last_lsn) != (segment.start_offset, segment.end_offset):
+    description = index.description
+    if description.identity != segment.segment_id:
+        raise Corrupt(f"the object of {segment.segment_id} contains {description.identity}")
+    if (description.first_lsn, description.last_lsn) != (segment.start_offset, segment.end_offset):
         raise Corrupt(
-            f"{segment.segment_id} holds LSNs {said.first_lsn} to {said.last_lsn}, and its events "
-            f"say {segment.start_offset} to {segment.end_offset}"
+            f"{segment.segment_id} has LSNs {description.first_lsn} to {description.last_lsn}, and "
+            f"its events say {segment.start_offset} to {segment.end_offset}"
         )
-    if receipt is not None and said.rows != receipt.rows:
+    if receipt is not None and description.rows != receipt.rows:
         raise Corrupt(
-            f"{segment.segment_id} holds {said.rows} records, and its events say {receipt.rows}"
+            f"{segment.segment_id} has {description.rows} records, and its events say "
+            f"{receipt.rows}"
         )

@@ -29,33 +29,33 @@ from headwater.tier.segments.columns import LSN, children
 
 @dataclass(frozen=True, slots=True)
 class SegmentPlan:
-    """The LSNs of a segment, and what is known of them beforehand."""
+    """The LSNs of a segment, and what is known about them in advance."""
 
     segment_id: SegmentId
     first_lsn: int
     last_lsn: int
     schemas: Sequence[pa.Schema] = ()
-    """Every schema that the records have; without any, that of the first ones is the only one."""
+    """All schemas of the records; if empty, all have the schema of the first."""
     declared: Sequence[pa.Schema] = ()
-    """Every version of the schema that the stream declares, the first one first."""
+    """All versions of the stream's declared schema, oldest first."""
     sequences: tuple[int, int] | None = None
-    """The first and the last entry of the queue that the records come from."""
+    """The first and last queue entry of the records."""
     undated_ms: int = 0
-    """What records without a time count as; 0 if nothing is known of that."""
+    """The time of records without a timestamp; 0 if unknown."""
     columns: pa.Schema | None = None
-    """What all records are given: the columns that they lack are nulls, which means the same.
-    Records that have another column, or one of another type, stay as they are."""
+    """Columns that all records get: missing ones are null, which means the same. Records with other
+    columns or types stay as they are."""
 
     def __post_init__(self) -> None:
         if not 0 < self.first_lsn <= self.last_lsn:
-            raise Refused(f"LSNs {self.first_lsn} to {self.last_lsn} are no range of a segment")
+            raise Refused(f"LSNs {self.first_lsn} to {self.last_lsn} are not a range of a segment")
         if self.sequences is not None and not 0 <= self.sequences[0] <= self.sequences[1]:
-            raise Refused(f"{self.sequences} is no range of sequences")
+            raise Refused(f"{self.sequences} is not a range of sequences")
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentConfig:
-    """How segments are written."""
+    """Settings for writing segments."""
 
     row_group_bytes: int = limits.TIER_ROW_GROUP_BYTES
     row_group_rows: int = limits.TIER_ROW_GROUP_ROWS
@@ -68,7 +68,7 @@ class SegmentConfig:
 
 
 def new_segment_id(partition: TopicIdPartition) -> SegmentId:
-    """One for a single attempt to copy. Later ones sort behind earlier ones (UUID, version 7)."""
+    """A new id for one attempt to copy. Ids sort by time (UUID version 7)."""
     number = decode_ulid(runtime.new_ulid())
     number = number & ~(0xF << 76) | 7 << 76
     number = number & ~(3 << 62) | 2 << 62
@@ -76,37 +76,37 @@ def new_segment_id(partition: TopicIdPartition) -> SegmentId:
 
 
 class HashingSink:
-    """A file to write to, as Arrow wants one."""
+    """A file object in memory for Arrow, with checksums of parts."""
 
     def __init__(self) -> None:
         self.closed = False
         self.data = bytearray()
-        """All that was written: it grows in place, so that it is in memory once."""
+        """Everything written. It grows in place, so that it is in memory once."""
         self._hasher = xxhash.xxh3_64()
 
     def write(self, data: bytes | pa.Buffer) -> None:
-        """Keep it."""
+        """Append data."""
         self.data += memoryview(data)
         self._hasher.update(data)
 
     def tell(self) -> int:
-        """How much was written."""
+        """The number of bytes written."""
         return len(self.data)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing is buffered."""
 
     def close(self) -> None:
-        """Nothing more is written."""
+        """End writing."""
         self.closed = True
 
     def begin_part(self) -> int:
-        """Begin a stretch here, and say where that is."""
+        """Begin a part here; returns its offset."""
         self._hasher.reset()
         return len(self.data)
 
     def part_xxh3(self) -> str:
-        """The checksum of what was written since."""
+        """The checksum of the current part."""
         return str(self._hasher.hexdigest())
 
 
@@ -114,13 +114,13 @@ KEY_FALSE_POSITIVES: Final = 0.01
 SAMPLE_ROWS: Final = 8192
 BY_DIFFERENCES: Final = "DELTA_BINARY_PACKED"
 OPAQUE: Final = frozenset({VALUE, HEADERS, METADATA, REFRESH_RECORDS})
-"""Nobody asks for these by less and more, and their smallest and largest may be long."""
+"""No statistics for these: nobody filters by their range, and their bounds may be long."""
 
 
 def open_writer(
     sink: HashingSink, schema: pa.Schema, first: pa.Table, config: SegmentConfig
 ) -> pq.ParquetWriter:
-    """A writer of row groups that are much like the first one."""
+    """A writer of row groups, tuned for data like the first table."""
     blooms = None
     if KEY in schema.names:
         blooms = {KEY: {"ndv": max(1, first.num_rows), "fpp": KEY_FALSE_POSITIVES}}
@@ -160,7 +160,7 @@ def _with_dictionaries(schema: pa.Schema, sample: pa.Table) -> Iterator[str]:
 
 
 def _by_differences(sample: pa.Table, dictionaries: list[str]) -> Iterator[str]:
-    # LSNs are all different, and their differences all the same.
+    # LSNs are all different, and their differences are all equal.
     yield LSN
     for field in sample.schema:
         is_number = pa.types.is_integer(field.type) or pa.types.is_timestamp(field.type)
@@ -168,13 +168,13 @@ def _by_differences(sample: pa.Table, dictionaries: list[str]) -> Iterator[str]:
             continue
         bounds = pc.min_max(sample.column(field.name).cast(pa.int64()))
         least, most = bounds["min"].as_py(), bounds["max"].as_py()
-        # Numbers that take more than half of their bits would only take longer to write and read.
+        # For numbers that use more than half of their bits, it would only cost time.
         if least is not None and (most - least) >> field.type.bit_width // 2 == 0:
             yield field.name
 
 
 def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
-    """The columns that Parquet makes of one, by its own names."""
+    """The Parquet columns of a column, by Parquet's names."""
     if not pa.types.is_nested(kind):
         yield path
         return

@@ -21,28 +21,21 @@ from headwater.core.errors import Corrupt, Refused
 from headwater.log.record.group import NO_RECORDS, Group
 from headwater.store import ByteRange, Store
 from headwater.store.objects import Buffer
-from headwater.tier.segments.columns import LSN, restored
-from headwater.tier.segments.footer import (
-    SEAL_BYTES,
-    Receipt,
-    RowGroup,
-    SegmentIndex,
-    SegmentRun,
-    footer_bytes,
-    read_index,
-)
+from headwater.tier.segments.columns import LSN, restore_records
+from headwater.tier.segments.footer import RowGroup, SegmentIndex, SegmentRun, read_index
+from headwater.tier.segments.seal import SEAL_BYTES, Receipt, footer_bytes
 
 T = TypeVar("T")
 CacheKey: TypeAlias = tuple[str | int, ...]
-"""What something is kept under: the object first, then which part of it."""
+"""The object, then the part of it."""
 
 
 class ObjectCache:
-    """What was used last stays."""
+    """An LRU cache for parts of objects."""
 
     def __init__(self, max_bytes: int = limits.TIER_CACHE_BYTES) -> None:
         if max_bytes < 0:
-            raise Refused(f"a cache of {max_bytes} bytes")
+            raise Refused(f"max_bytes is {max_bytes}: it must be 0 or more")
         self.max_bytes = max_bytes
         self.held_bytes = 0
         self.hits = 0
@@ -53,27 +46,27 @@ class ObjectCache:
     async def get(
         self, key: CacheKey, load: Callable[[], Awaitable[T]], size_of: Callable[[T], int]
     ) -> T:
-        """What is kept under the key, or what loading gives. What failed is not kept."""
+        """The cached value, or the result of `load`. Errors are not cached."""
         if key in self._held:
             self.hits += 1
             self._held.move_to_end(key)
-            found: T = self._held[key][0]
-            return found
+            held: T = self._held[key][0]
+            return held
         task = self._loading.get(key)
         if task is None:
             self.misses += 1
             task = runtime.spawn(self._load(key, load, size_of), name=f"load {key}")
-            # Those who asked may all have left when it fails: that is nobody's error then.
-            task.add_done_callback(_looked_at)
+            # If all callers were cancelled, nobody else retrieves its error.
+            task.add_done_callback(_retrieve_error)
             self._loading[key] = task
         else:
             self.hits += 1
-        # One that gives up must not take it away from the others.
+        # A cancelled caller must not cancel it for the others.
         loaded: T = await asyncio.shield(task)
         return loaded
 
     def forget(self, beginning: CacheKey) -> None:
-        """Keep nothing any more whose place begins so."""
+        """Remove everything whose key begins so."""
         for key in [key for key in self._held if key[: len(beginning)] == beginning]:
             _, freed_bytes = self._held.pop(key)
             self.held_bytes -= freed_bytes
@@ -82,29 +75,29 @@ class ObjectCache:
         self, key: CacheKey, load: Callable[[], Awaitable[T]], size_of: Callable[[T], int]
     ) -> T:
         try:
-            found = await load()
+            loaded = await load()
         finally:
             del self._loading[key]
-        self._keep(key, found, size_of(found))
-        return found
+        self._add(key, loaded, size_of(loaded))
+        return loaded
 
-    def _keep(self, key: CacheKey, found: Any, size_bytes: int) -> None:
+    def _add(self, key: CacheKey, value: Any, size_bytes: int) -> None:
         if size_bytes > self.max_bytes:
             return
-        self._held[key] = (found, size_bytes)
+        self._held[key] = (value, size_bytes)
         self.held_bytes += size_bytes
         while self.held_bytes > self.max_bytes:
             _, (_, freed_bytes) = self._held.popitem(last=False)
             self.held_bytes -= freed_bytes
 
 
-def _looked_at(task: asyncio.Task[Any]) -> None:
+def _retrieve_error(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
         task.exception()
 
 
 class ObjectRanges:
-    """An object, of which the end is at hand."""
+    """Reads ranges of an object whose end is in memory."""
 
     def __init__(
         self, store: Store, key: str, size_bytes: int, end: memoryview, cache: ObjectCache | None
@@ -117,7 +110,7 @@ class ObjectRanges:
 
     @property
     def held_bytes(self) -> int:
-        """How much of it is at hand."""
+        """How much of it is in memory."""
         return len(self._end)
 
     async def read(self, start: int, end: int) -> memoryview:
@@ -127,8 +120,8 @@ class ObjectRanges:
             return self._end[start - held_from : end - held_from]
         if self._cache is None:
             return await self._get(start, end)
-        place = (self._store.url, self.key, start, end)
-        return await self._cache.get(place, lambda: self._get(start, end), len)
+        key = (self._store.url, self.key, start, end)
+        return await self._cache.get(key, lambda: self._get(start, end), len)
 
     async def _get(self, start: int, end: int) -> memoryview:
         found = await self._store.get(self.key, ByteRange(start, end))
@@ -138,7 +131,7 @@ class ObjectRanges:
 
 
 class RowGroupSplitter:
-    """Cuts an object that comes in chunks into the bytes of its row groups."""
+    """Splits an object that is read in chunks into the bytes of its row groups."""
 
     def __init__(self, row_groups: Sequence[RowGroup]) -> None:
         self._left = deque(enumerate(row_groups))
@@ -146,7 +139,7 @@ class RowGroupSplitter:
         self._at = 0
 
     def take(self, chunk: Buffer) -> Iterator[tuple[int, memoryview]]:
-        """The row groups that end in the next chunk, each with its number."""
+        """The row groups that end in the next chunk, each with its index."""
         begin, view = self._at, memoryview(chunk)
         self._at += len(view)
         while self._left:
@@ -163,7 +156,7 @@ class RowGroupSplitter:
 async def open_index(
     store: Store, key: str, receipt: Receipt | None, cache: ObjectCache | None = None
 ) -> tuple[ObjectRanges, SegmentIndex]:
-    """Read the end of a segment's object, and with it all of a small one."""
+    """Read the end of a segment's object, or all of a small one."""
     wanted = limits.TIER_FOOTER_GUESS_BYTES
     if receipt is not None:
         small = receipt.size_bytes <= limits.TIER_WHOLE_BYTES
@@ -185,8 +178,8 @@ async def open_index(
 async def row_group_bytes(
     ranges: ObjectRanges, index: SegmentIndex, numbers: Sequence[int]
 ) -> AsyncGenerator[tuple[int, memoryview], None]:
-    """The bytes of these row groups in order, the next request under way meanwhile."""
-    batches = index.side_by_side(numbers)
+    """The bytes of these row groups in order; the next request runs meanwhile."""
+    batches = index.batches(numbers)
     if not batches:
         return
     following = runtime.spawn(_read(ranges, index, batches[0]), name=f"fetch {ranges.key}")
@@ -220,8 +213,8 @@ def decode_row_group(
     if len(data) != stored.size_bytes or xxhash.xxh3_64_hexdigest(data) != stored.xxh3:
         raise Corrupt(
             f"row group {number} of {index.description.identity}, LSNs {stored.first_lsn} to "
-            f"{stored.last_lsn} at offset {stored.offset}, is not what was written: its checksum "
-            "is another"
+            f"{stored.last_lsn} at offset {stored.offset}, was changed: its checksum is "
+            "different"
         )
     rows = _rows(index, number, stored, data)
     begins = index.first_row(number)
@@ -234,7 +227,7 @@ def decode_row_group(
 
 
 def lost_groups(index: SegmentIndex, first_lsn: int, end_lsn: int) -> Iterator[Group]:
-    """The LSNs of [first_lsn, end_lsn) that have no records, with the cause."""
+    """The lost LSNs of [first_lsn, end_lsn), with the reason."""
     for run, _ in index.runs(first_lsn, end_lsn):
         if run.schema is None:
             whole = Group(run.term, run.first_lsn, run.last_lsn, NO_RECORDS, lost=run.lost or "")
@@ -246,13 +239,13 @@ def lost_groups(index: SegmentIndex, first_lsn: int, end_lsn: int) -> Iterator[G
 def _group(
     index: SegmentIndex, run: SegmentRun, rows: pa.RecordBatch, run_row: int, lsns: range
 ) -> Group:
-    """The part of a run in these LSNs; its first record would stand at `run_row` of `rows`."""
+    """The part of a run in these LSNs; the run starts at row `run_row` of `rows`."""
     first, last = max(run.first_lsn, lsns.start), min(run.last_lsn, lsns.stop - 1)
     part = rows.slice(run_row + first - run.first_lsn, last - first + 1)
     if _ends(part) != (first, last) or part.num_rows != last - first + 1:
         raise Corrupt(f"{index.description.identity} has no records of LSNs {first} to {last}")
     schema = index.schemas[run.schema or 0]
-    return Group(run.term, first, last, restored(part, schema))
+    return Group(run.term, first, last, restore_records(part, schema))
 
 
 def _rows(index: SegmentIndex, number: int, stored: RowGroup, data: memoryview) -> pa.RecordBatch:
@@ -264,18 +257,18 @@ def _rows(index: SegmentIndex, number: int, stored: RowGroup, data: memoryview) 
         raise Corrupt(f"row group {number} cannot be read: {error}") from error
     [rows] = table.to_batches()
     if _ends(rows) != (stored.first_lsn, stored.last_lsn):
-        raise Corrupt(f"row group {number} holds other LSNs than the segment says")
+        raise Corrupt(f"row group {number} has other LSNs than the description")
     return rows
 
 
 def _ends(rows: pa.RecordBatch) -> tuple[int, int] | None:
-    """The first and the last LSN of rows; None if there are none."""
+    """The first and last LSN of rows; None if there are none."""
     lsns = rows.column(LSN)
     return (lsns[0].as_py(), lsns[-1].as_py()) if len(lsns) else None
 
 
 class _Window:
-    """A file of which only one stretch is there; Parquet asks for nothing else of a row group."""
+    """A file object with only the bytes of a row group: Parquet reads nothing else for it."""
 
     closed = False
 
@@ -293,10 +286,10 @@ class _Window:
         return self._at
 
     def read_buffer(self, size: int) -> pa.Buffer:
-        """A part of what is there, without a copy."""
+        """Read without copying."""
         begin = self._at - self._offset
         if begin < 0 or begin + size > len(self._data):
-            raise OSError(f"bytes {self._at} to {self._at + size} are not those of the row group")
+            raise OSError(f"bytes {self._at} to {self._at + size} are not in the row group")
         self._at += size
         return self._data.slice(begin, size)
 

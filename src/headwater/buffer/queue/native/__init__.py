@@ -2,25 +2,29 @@
 
 Enters: batches and their counts, from appenders. Leaves: descriptors with sequences and LSNs.
 
-    queue.json      floors: what is dead
+    queue.json      floors: what is no longer kept
     end.json        how far the queue has come at least
-    chunks/<n>      entries; the last chunk may be open, and then whoever appends adds to it
-    batches/<ULID>  the batches, but for small ones, which ride in their entries
+    chunks/<n>      entries; appenders add to the last chunk while it is open
+    batches/<ULID>  the batches, except small ones, which are stored in their entries
     producers/…     marks: each producer's last accepted batch
     consumer.json   the owner, its epoch, what is acknowledged
     gc.json         how far the collector has looked
 
 In files:
 
-    chunk, chunks, records      one chunk's bytes; all of them, with floors; the registers
-    tail, turns, ends           the end of the queue: written to, whose turn it is, noted down
-    appender, marks             a producer's door, and its record
-    reading, taker, looker      reading on; the owning consumer's door, everybody's
-    collector                   the collector's door: expiring, orphans (referenced), forgetting
+    chunk       the bytes of one chunk
+    chunk_log   all chunks, with floors, and `end.json`
+    registers   the contents of the registers
+    tail        writing to the end of the queue, and whose turn it is
+    appender    appending for one producer id
+    producers   the record of a producer id, and how silent producers are forgotten
+    reading     from a sequence, or a time, to descriptors
+    clients     the owning consumer, and readers that own nothing
+    collector   the passes of the collector: retention, orphans, producers
 
 Always holds:
 
-- a chunk is created on a closed one, so sequences and LSNs are dense and never given twice;
+- a chunk is created on a closed one, so sequences and LSNs are dense and never assigned twice;
 - floors rise before anything is deleted, and marks are folded before floors rise;
 - what an append, a poll or a dequeue moves does not depend on how much is pending.
 """
@@ -31,19 +35,18 @@ from headwater.front import exports
 
 if TYPE_CHECKING:
     from headwater.buffer.queue.native.appender import NativeAppender
-    from headwater.buffer.queue.native.chunks import Chunks, create_native_queue
+    from headwater.buffer.queue.native.chunk_log import ChunkLog, create_native_queue
+    from headwater.buffer.queue.native.clients import NativeConsumer, NativeReader
     from headwater.buffer.queue.native.collector import NativeCollector
-    from headwater.buffer.queue.native.looker import NativeLooker
-    from headwater.buffer.queue.native.tail import Tail, raise_schema_floor
-    from headwater.buffer.queue.native.taker import NativeTaker
+    from headwater.buffer.queue.native.tail import QueueTail, raise_schema_floor
 
 __all__ = [
-    "Chunks",
+    "ChunkLog",
     "NativeAppender",
     "NativeCollector",
-    "NativeLooker",
-    "NativeTaker",
-    "Tail",
+    "NativeConsumer",
+    "NativeReader",
+    "QueueTail",
     "create_native_queue",
     "raise_schema_floor",
 ]
@@ -52,10 +55,9 @@ __getattr__, __dir__ = exports(
     __name__,
     {
         "appender": "NativeAppender",
-        "chunks": "Chunks create_native_queue",
+        "chunk_log": "ChunkLog create_native_queue",
+        "clients": "NativeConsumer NativeReader",
         "collector": "NativeCollector",
-        "looker": "NativeLooker",
-        "tail": "Tail raise_schema_floor",
-        "taker": "NativeTaker",
+        "tail": "QueueTail raise_schema_floor",
     },
 )

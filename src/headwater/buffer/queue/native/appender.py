@@ -1,15 +1,15 @@
-"""A producer's door to a native queue: every batch is appended exactly once.
+"""Appending to a native queue for one producer id: every batch exactly once.
 
-What makes it so: a batch's producer sequence, and three places that tell what became of it. While
-its chunk is there, the chunk tells. Once the chunk is deleted, the producer's mark tells, because
-the collector folds marks before it raises the floor. Once the mark is dropped, the producer is
-refused. Re-appending on a conflict, or looking for one's own entry in the queue alone, doubles a
-batch that the consumer was quick to take.
+Each batch has a producer sequence, and one of three places shows whether it was appended: its chunk
+while that exists; then the producer's mark, because the collector folds marks before it raises the
+floor; and once the mark is dropped, the producer is refused. The obvious alternatives, to append
+again after a conflict or to look for the entry in the queue alone, append a batch twice that the
+consumer was quick to take.
 
 A successor under the same id fences: it writes its incarnation into the mark's record, *then* its
-opening into the last chunk, and then sees that the record still names it. An append is conditional
-on the content it was made from, and every content tells the openings before it: whoever could
-still append after the opening has seen it, and asks the record.
+opening into the last chunk, and then checks that the record still names it. An append is
+conditional on the content that it was made from, and every content lists the openings before it: a
+producer that could still append after the opening has seen the opening, and reads the record.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from headwater.buffer.queue.contract import (
     OlderSchema,
     ProducerState,
 )
-from headwater.buffer.queue.native.chunk import Chunk, check_group, entry_bytes
-from headwater.buffer.queue.native.chunks import Chunks, Held
-from headwater.buffer.queue.native.marks import Marks
-from headwater.buffer.queue.native.records import Mark, consumer_register, read_consumer
-from headwater.buffer.queue.native.tail import Dead, LostRace, Tail, write_note
+from headwater.buffer.queue.native.chunk import Chunk, check_producer_sequences, entry_bytes
+from headwater.buffer.queue.native.chunk_log import ChunkLog, StoredChunk
+from headwater.buffer.queue.native.producers import ProducerRegistration
+from headwater.buffer.queue.native.registers import Mark, consumer_register, read_consumer
+from headwater.buffer.queue.native.tail import DeadNumber, LostRace, QueueTail, write_note
 from headwater.core import limits, runtime
 from headwater.core.errors import (
     Bug,
@@ -54,14 +54,14 @@ from headwater.store import Parts, Store, Version
 # A mark is renewed after so many appends or so long, so that a successor need not search further.
 REFRESH_APPENDS: Final = 4096
 REFRESH_S: Final = 600.0
-# How often in the time after which it would be forgotten an open producer says that it lives.
-STAY_KNOWN: Final = 7
+# How often an open producer renews its record within the time after which it would be forgotten.
+RENEWALS_PER_EXPIRY: Final = 7
 # After so many lost races a writer waits for its turn again.
 LOST_BEFORE_LOOKING: Final = 2
 
 
-class Doubt(NamedTuple):
-    """An attempt whose outcome is not known: of which chunk, and on top of which content."""
+class UnknownAttempt(NamedTuple):
+    """An attempt whose outcome is unknown: of which chunk, and on top of which content."""
 
     number: int
     base: Version | None
@@ -79,14 +79,14 @@ class NativeAppender(Appender):
     ) -> None:
         """`pace_s` is the least time between two writes of one object, where a store has one."""
         self.counters = Counters()
-        self._chunks = Chunks(store, prefix, queue_id)
-        self._tail = Tail(self._chunks, self.counters, producer_id)
-        self._marks = Marks(store, prefix, producer_id)
+        self._chunks = ChunkLog(store, prefix, queue_id)
+        self._tail = QueueTail(self._chunks, self.counters, producer_id)
+        self._marks = ProducerRegistration(store, prefix, producer_id)
         self._pace_s = pace_s
         self._policy = RetryPolicy()
         self._landed = 0
         self._places: dict[int, AppendedBatch] = {}
-        self._doubt: Doubt | None = None
+        self._unsettled: UnknownAttempt | None = None
         self._openings = 0
         self._last: Mark | None = None
         self._written_s = -1e9
@@ -108,7 +108,7 @@ class NativeAppender(Appender):
     async def open(self) -> ProducerState:
         resumed = await self._open()
         self._is_open = True
-        self._keeping = runtime.spawn(_stay_known(weakref.ref(self)), name="headwater-known")
+        self._keeping = runtime.spawn(_renew_while_open(weakref.ref(self)), name="headwater-known")
         return resumed
 
     async def _open(self) -> ProducerState:
@@ -118,15 +118,15 @@ class NativeAppender(Appender):
         consumer = await read_consumer(consumer_register(self._chunks.store, self._chunks.prefix))
         if consumer.sequence > (await self._tail.find()).next_sequence:
             # Unless what was found is dead, and not the end.
-            last = (await self._chunks.end(self._tail.chunk.number)).chunk
+            last = (await self._chunks.last_alive(self._tail.chunk.number)).chunk
             if consumer.sequence > last.next_sequence:
                 raise RolledBack(
                     f"{self._chunks.prefix}: {consumer.sequence} batches are acknowledged and "
                     f"there are only {last.next_sequence}: the queue went back"
                 )
         if end.number > (await self._chunks.ends.read()).chunk:
-            # Whoever created it did not come to say so.
-            self._chunks.ends.created(end, self.counters)
+            # The process that created it ended before it noted that.
+            self._chunks.ends.note_created(end, self.counters)
         before = await self._marks.open(end.number)
         self._refreshed_s = runtime.monotonic_s()
         if before.is_first:
@@ -144,7 +144,7 @@ class NativeAppender(Appender):
             await self._marks.read()  # perhaps a successor's, whom the record then names
             raise RolledBack(
                 f"{self._chunks.prefix} ends at batch {opening.next_sequence}, and "
-                f"{self._marks.producer!r} was told that its last one is {mark.sequence}: the "
+                f"{self._marks.producer!r} has a mark at batch {mark.sequence}: the "
                 "queue went back"
             )
         if mark is None:
@@ -155,11 +155,11 @@ class NativeAppender(Appender):
     async def _check_unused(self, last: Chunk) -> None:
         """`RolledBack` if there is no record of this producer, and yet batches of it are kept.
 
-        Who is forgotten has nothing at or above the floor. Only what the end of the queue shows
-        is looked at: searching everything would make every new producer pay for it.
+        A producer that was forgotten has nothing at or above the floor. Only the end of the queue
+        is checked: to search all of it would cost every new producer too much.
         """
-        if not last.entries and last.number > self._chunks.known_floor:
-            before = await self._chunks.get(last.number - 1)
+        if not last.entries and last.number > self._chunks.chunk_floor:
+            before = await self._chunks.load(last.number - 1)
             last = last if before is None else before.chunk
         if all(owner.producer != self._marks.producer for owner in last.owners):
             return
@@ -167,7 +167,7 @@ class NativeAppender(Appender):
             raise RolledBack(
                 f"{self._chunks.key(last.number)} has batches of {self._marks.producer!r}, and its "
                 f"record below {self._chunks.prefix}/producers is gone: what it resumes from is "
-                "not known. Restore the record from a backup, or take another producer id."
+                "unknown. Restore the record from a backup, or take another producer id."
             )
 
     async def append(self, batches: Sequence[NewBatch]) -> list[AppendedBatch]:
@@ -177,8 +177,8 @@ class NativeAppender(Appender):
         except (BelowFloor, OlderSchema):
             raise
         except (Unavailable, Refused) as error:
-            # Which would say that nothing has changed, and nothing will.
-            if self._doubt is None and self._landed == before:
+            # These errors say that nothing has changed and nothing will.
+            if self._unsettled is None and self._landed == before:
                 raise
             raise OutcomeUnknown(
                 f"{self._chunks.prefix}: some of {len(batches)} batches may be appended, and what "
@@ -189,7 +189,7 @@ class NativeAppender(Appender):
         if not self._is_open:
             raise Bug("append before open")
         known = [batch for batch in batches if batch.producer_sequence <= self._landed]
-        check_group(list(batches[len(known) :]), self._landed)
+        check_producer_sequences(list(batches[len(known) :]), self._landed)
         for batch in known:
             if batch.producer_sequence not in self._places:
                 raise Bug(f"producer sequence {batch.producer_sequence} was answered long ago")
@@ -197,14 +197,14 @@ class NativeAppender(Appender):
         budget = self._policy.start(attempts=limits.APPEND_ATTEMPTS)
         look_first = not self._tail.is_alone
         while todo := [batch for batch in batches if batch.producer_sequence > self._landed]:
-            if self._doubt is not None and await self._settle(self._doubt, todo):
-                self._doubt = None
+            if self._unsettled is not None and await self._settle(self._unsettled, todo):
+                self._unsettled = None
                 continue
             if budget.used >= limits.APPEND_ATTEMPTS or budget.remaining_s <= 0:
                 raise Contended(
                     f"{self._chunks.prefix}: others won {budget.used} times: not appended"
                 )
-            if look_first and self._doubt is None:
+            if look_first and self._unsettled is None:
                 await runtime.sleep(self._tail.turns.wait_s(budget.used))
                 await self._tail.find()
             look_first = False
@@ -216,8 +216,8 @@ class NativeAppender(Appender):
         self._refresh_if_due()
         return [self._places[batch.producer_sequence] for batch in batches]
 
-    async def stay_known(self) -> None:
-        """Say that this producer lives."""
+    async def renew_record(self) -> None:
+        """Show the collector that this producer is in use."""
         await self._marks.renew(self._last)
 
     async def close(self, *, for_good: bool = False) -> None:
@@ -227,7 +227,7 @@ class NativeAppender(Appender):
             await self._refreshing
         with contextlib.suppress(HeadwaterError):
             if for_good and self._is_open:
-                doubted = 0 if self._doubt is None else self._doubt.number
+                doubted = 0 if self._unsettled is None else self._unsettled.number
                 await self._marks.retire(self._last, max(self._tail.chunk.number, doubted))
             else:
                 await self._refresh()
@@ -251,24 +251,26 @@ class NativeAppender(Appender):
         hurried = await self._keep_pace(last)
         base = last.follower() if last.closed else last
         room = limits.CHUNK_MAX_ENTRIES - len(base.entries)
-        group = _group(todo, room, limits.CHUNK_FULL_BYTES - base.stored_bytes)
+        group = _fitting_batches(todo, room, limits.CHUNK_FULL_BYTES - base.stored_bytes)
         stored = base.stored_bytes + sum(entry_bytes(one.metadata, one.inline) for one in group)
         full = len(group) >= room or stored >= limits.CHUNK_FULL_BYTES
         chunk = last.written(
             runtime.new_token(), owner=self._marks.owner, batches=group, closed=full or hurried
         )
         # An earlier attempt still in doubt was made on top of the same content.
-        before = self._doubt
-        self._doubt = Doubt(chunk.number, None if last.closed else self._tail.held.version)
+        before = self._unsettled
+        self._unsettled = UnknownAttempt(
+            chunk.number, None if last.closed else self._tail.held.version
+        )
         try:
             await self._tail.write(chunk)
-        except Dead:
-            return  # in doubt: whether it landed long ago, the mark tells
+        except DeadNumber:
+            return  # unsettled: the mark shows whether it landed long ago
         except (Unavailable, Refused):
-            self._doubt = before  # of this attempt nothing landed
+            self._unsettled = before  # of this attempt nothing landed
             raise
-        # Only from a chunk that counts: what others wrote into a dead one is not in this queue.
-        self._doubt, self._openings = None, chunk.openings
+        # Only from a chunk that counts: what others wrote into a dead one is not in the queue.
+        self._unsettled, self._openings = None, chunk.openings
         self._note(chunk)
 
     async def _keep_pace(self, last: Chunk) -> bool:
@@ -277,23 +279,23 @@ class NativeAppender(Appender):
             return False
         since_s = runtime.monotonic_s() - self._written_s
         if not last.closed:
-            # Whoever wrote it last: the store counts the writes of all.
+            # Whichever producer wrote it last: the store counts all writes.
             changed_s = runtime.monotonic_s() - self._tail.changed_s
             await runtime.sleep(max(0.0, self._pace_s - changed_s))
         return since_s < self._pace_s or not self._tail.is_alone
 
-    async def _settle(self, doubt: Doubt, todo: list[NewBatch]) -> bool:
-        """Find out what became of the attempts; False if they may still land."""
+    async def _settle(self, doubt: UnknownAttempt, todo: list[NewBatch]) -> bool:
+        """Find out whether the attempts landed; False if they may still land."""
         number = doubt.number
-        held: Held | None = self._tail.held
+        held: StoredChunk | None = self._tail.held
         if held is None or held.chunk.number != number or held.version == doubt.base:
-            held = await self._chunks.get(number)
+            held = await self._chunks.load(number)
         if await self._tail.is_dead(number):
             self._note_mark(await self._marks.read(), todo)
             await self._tail.find()
             return True
         if held is None and (doubt.base is not None or self._tail.chunk.number >= number):
-            raise self._chunks.gone(number)
+            raise self._chunks.missing(number)
         if held is None or held.version == doubt.base:
             return False
         await self._tail.go_on(held)
@@ -301,15 +303,15 @@ class NativeAppender(Appender):
         return True
 
     async def _check_fence(self, last: Chunk) -> None:
-        """Whether somebody opened under this id, as far as the last chunk tells."""
+        """Raise `Fenced` if another producer opened under this id, as the last chunk shows."""
         count = last.openings - self._openings
         if count <= 0:
             return
         recent, me = last.recent_openings[:count], self._marks.owner
         others = any(one.producer == me.producer and one != me for one in recent)
         if others or count > len(recent):
-            # The record tells, because who opened says so there first: an opening that comes late
-            # may be that of a predecessor, who will find out.
+            # The record decides: a producer that opens writes there first. An opening that comes
+            # late may be a predecessor's, which will find out.
             await self._marks.read()
 
     def _refuse_below(self, floor: str, todo: list[NewBatch]) -> None:
@@ -329,7 +331,7 @@ class NativeAppender(Appender):
         """
         fits = list(itertools.takewhile(lambda one: not 0 < one.schema_version < floor, todo))
         if not fits:
-            if self._doubt is not None:
+            if self._unsettled is not None:
                 raise Bug(f"{self._chunks.prefix}: attempted, and of an older schema")
             raise OlderSchema(
                 f"{self._chunks.prefix}: from version {floor} of the schema on, and this batch has "
@@ -340,7 +342,7 @@ class NativeAppender(Appender):
         return fits
 
     def _note(self, chunk: Chunk) -> None:
-        """Take in where this producer's entries of a chunk stand."""
+        """Take in this producer's entries of a chunk."""
         self._written_s = runtime.monotonic_s()
         if self._marks.owner not in chunk.owners:
             return
@@ -353,7 +355,7 @@ class NativeAppender(Appender):
                 self._since_refresh += 1
 
     def _note_mark(self, mark: Mark | None, todo: list[NewBatch]) -> None:
-        """The same from the mark, when the chunk is gone: what one write appended is contiguous."""
+        """The same from the mark, once the chunk is gone: one write appends contiguous batches."""
         if mark is None or mark.producer_sequence <= self._landed:
             return
         sequence, lsn = mark.sequence, mark.first_lsn
@@ -377,7 +379,7 @@ class NativeAppender(Appender):
             self._refreshing = runtime.spawn(self._refresh_beside(), name="headwater-mark")
 
     async def _refresh_beside(self) -> None:
-        # Nothing depends on it but how far a successor has to search; the next one comes soon.
+        # It only shortens the search of a successor, and the next renewal comes soon.
         try:
             with contextlib.suppress(HeadwaterError):
                 await self._refresh()
@@ -391,23 +393,23 @@ class NativeAppender(Appender):
             await self._marks.renew(mark)
 
 
-async def _stay_known(appender: weakref.ref[NativeAppender]) -> None:
+async def _renew_while_open(appender: weakref.ref[NativeAppender]) -> None:
     """Renew the record of a producer that is open and has nothing to append.
 
-    Without that the collector would take it for gone, and close it. Whoever drops an appender
-    without closing it is not kept alive by this.
+    Otherwise the collector would close it. An appender that is dropped without being closed is
+    not kept alive by this task.
     """
     while True:
-        await runtime.sleep(limits.PRODUCER_EXPIRY_MS / 1000 / STAY_KNOWN)
+        await runtime.sleep(limits.PRODUCER_EXPIRY_MS / 1000 / RENEWALS_PER_EXPIRY)
         found = appender()
         if found is None:
             return
         with contextlib.suppress(HeadwaterError):
-            await found.stay_known()
+            await found.renew_record()
         del found
 
 
-def _group(todo: list[NewBatch], room: int, room_bytes: int) -> list[NewBatch]:
+def _fitting_batches(todo: list[NewBatch], room: int, room_bytes: int) -> list[NewBatch]:
     """As many batches as one chunk takes; at least one."""
     group: list[NewBatch] = []
     for batch in todo[: max(room, 1)]:

@@ -2,9 +2,9 @@
 
     "HWC2" | u32 length | msgpack | u64 xxh3
 
-Chunks are numbered 0, 1, 2, … without gaps. The last one may be open; then whoever appends adds to
-it, by a write on condition that nobody else did meanwhile. A chunk says what comes before it
-(sequence, LSN, bytes, the latest times), so that any chunk alone places its own entries, and a
+Chunks are numbered 0, 1, 2, … without gaps. Appenders add to the last one while it is open, each by
+a write on condition that the chunk has not changed. A chunk says what comes before it (sequence,
+LSN, bytes, the latest times), so that any chunk alone gives the positions of its entries, and a
 search can halve its way to any sequence, LSN or time.
 
 Always holds: a closed chunk never changes; an open one only grows; every write of a chunk has a
@@ -36,7 +36,7 @@ _FEW: Final = msgspec.Meta(max_length=16 * limits.CHUNK_MAX_ENTRIES)
 _BLOCKS: Final = msgspec.Meta(max_length=64)
 
 
-class Owner(msgspec.Struct, frozen=True, array_like=True):
+class ProducerIncarnation(msgspec.Struct, frozen=True, array_like=True):
     """One life of one producer id."""
 
     producer: str
@@ -47,7 +47,7 @@ class ChunkEntry(msgspec.Struct, frozen=True, array_like=True):
     """One batch, as a chunk has it."""
 
     owner: int
-    """Whose it is: a place in the chunk's owners."""
+    """The producer: an index into the chunk's owners."""
     batch: bytes
     """The 16 bytes of the batch's id."""
     rows: int
@@ -81,7 +81,7 @@ class ChunkEntry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def batch_id(self) -> str:
-        """The batch's id as it stands in its object's name."""
+        """The batch's id as in the name of its object."""
         return encode_ulid(int.from_bytes(self.batch, "big"))
 
     @property
@@ -95,7 +95,7 @@ def entry_bytes(metadata: bytes | None, inline: bytes | None) -> int:
     return 64 + len(metadata or b"") + len(inline or b"")
 
 
-class Newest(msgspec.Struct, frozen=True, array_like=True):
+class LatestTimes(msgspec.Struct, frozen=True, array_like=True):
     """The latest times of some records; None of none."""
 
     ingested_ms: int | None = None
@@ -107,9 +107,9 @@ class Newest(msgspec.Struct, frozen=True, array_like=True):
             return self.timestamp_us is not None and self.timestamp_us >= time_us
         return self.ingested_ms is not None and micros(self.ingested_ms) >= time_us
 
-    def with_those(self, other: Newest) -> Newest:
+    def with_those(self, other: LatestTimes) -> LatestTimes:
         """The latest times of these records and others."""
-        return Newest(
+        return LatestTimes(
             _later(self.ingested_ms, other.ingested_ms),
             _later(self.timestamp_us, other.timestamp_us),
         )
@@ -119,12 +119,12 @@ def _later(one: int | None, other: int | None) -> int | None:
     return max((time for time in (one, other) if time is not None), default=None)
 
 
-class Block(NamedTuple):
+class ChunkBlock(NamedTuple):
     """Chunks in a row, as many as a power of two, which divides the number of the first."""
 
     first: int
     size: int
-    newest: Newest
+    newest: LatestTimes
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
@@ -137,7 +137,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     first_sequence: int
     first_lsn: int
     bytes_before: int
-    newest_before: Annotated[tuple[Newest, ...], _BLOCKS]
+    newest_before: Annotated[tuple[LatestTimes, ...], _BLOCKS]
     """The latest times in each of the blocks that the chunks before this one fall into: one block
     for each bit of the number, the largest first. One time for all of them would not do: a record
     with a time far ahead, long since deleted, would hide every later one."""
@@ -145,9 +145,9 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     """No batch with an id at or below this is appended from here on."""
     openings: int
     """How often producers have opened so far."""
-    recent_openings: Annotated[tuple[Owner, ...], _FEW]
+    recent_openings: Annotated[tuple[ProducerIncarnation, ...], _FEW]
     """The last of those openings, newest first."""
-    owners: Annotated[tuple[Owner, ...], _FEW] = ()
+    owners: Annotated[tuple[ProducerIncarnation, ...], _FEW] = ()
     entries: Annotated[tuple[ChunkEntry, ...], _FEW] = ()
     schema_floor: int = 0
     """No batch with columns of an older version of the stream's schema is appended from here on."""
@@ -168,22 +168,22 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
         return self.bytes_before + sum(entry.size_bytes for entry in self.entries)
 
     @property
-    def blocks_before(self) -> list[Block]:
+    def blocks_before(self) -> list[ChunkBlock]:
         """The chunks before this one."""
         blocks, first = [], 0
         for newest in self.newest_before:
             size = 1 << (self.number - first).bit_length() - 1
-            blocks.append(Block(first, size, newest))
+            blocks.append(ChunkBlock(first, size, newest))
             first += size
         return blocks
 
     @property
-    def newest(self) -> Newest:
+    def newest(self) -> LatestTimes:
         """The latest times in this chunk."""
         full = [entry for entry in self.entries if entry.rows]
         if not full:
-            return Newest()
-        return Newest(
+            return LatestTimes()
+        return LatestTimes(
             max(entry.max_ms for entry in full),
             max(
                 micros(entry.max_ms) if entry.max_timestamp_us is None else entry.max_timestamp_us
@@ -208,10 +208,10 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
         self,
         token: bytes,
         *,
-        owner: Owner | None = None,
+        owner: ProducerIncarnation | None = None,
         batches: Sequence[NewBatch] = (),
         closed: bool = False,
-        opened: Sequence[Owner] = (),
+        opened: Sequence[ProducerIncarnation] = (),
         batch_floor: str = NO_BATCH_FLOOR,
         schema_floor: int = 0,
     ) -> Chunk:
@@ -247,7 +247,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
             entries=(),
         )
 
-    def _newest_through(self) -> tuple[Newest, ...]:
+    def _newest_through(self) -> tuple[LatestTimes, ...]:
         """Those before and this one: two blocks of one size become one, as adding 1 carries."""
         blocks, newest, carries = list(self.newest_before), self.newest, self.number
         while carries & 1:
@@ -257,7 +257,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 def first_chunk(queue_id: str) -> Chunk:
-    """Chunk 0, empty and closed: the same bytes whoever writes them."""
+    """Chunk 0, empty and closed: every creator of the queue writes the same bytes."""
     return Chunk(
         queue_id=queue_id,
         number=0,
@@ -332,7 +332,7 @@ def _parse(view: memoryview) -> Chunk:
         raise Corrupt(f"the chunk does not parse: {error}") from error
 
 
-def check_group(batches: list[NewBatch], after: int) -> None:
+def check_producer_sequences(batches: list[NewBatch], after: int) -> None:
     """Producer sequences go on densely from `after`: anything else is the caller's mistake."""
     for expected, batch in enumerate(batches, start=after + 1):
         if batch.producer_sequence != expected:

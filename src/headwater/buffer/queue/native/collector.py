@@ -1,20 +1,20 @@
-"""The collector of a native queue: first the floor, then what lies below it.
+"""The collector of a native queue: it raises the floor, then deletes what is below.
 
 A pass has three parts, each bounded:
 
 - *expired*: batches that are acknowledged and past the retention. The marks of producers whose
   chunks go are folded, the floor is raised, the batches are deleted, and once the floor has
-  settled, the chunks that lie wholly below it. A floor settles by the time that collectors
-  themselves saw pass (`core.elapsed`): the store's clock, which may be set forward, only tells what
-  is past the retention;
+  settled, the chunks that are wholly below it. A floor settles by the time that collectors
+  themselves saw pass (`core.lease`): the store's clock, which may be set forward, only decides
+  what is past the retention;
 - *orphaned*: batches that were uploaded and never appended. The batch floor is raised to them and
-  written into the last chunk, and *then* the queue is read once more: whatever was appended before
-  is seen, and whoever appends after it sees the floor and is refused;
+  written into the last chunk, and *then* the queue is read once more: it shows what was appended
+  before, and a producer that appends after it sees the floor and is refused;
 - *forgotten*: producers that were silent for long, and of which nothing is kept. They are closed
-  first: told to stop, by a note in the last chunk. Once that chunk is gone, so is their mark.
+  first, by a note in the last chunk that fences them. Once that chunk is gone, so is their mark.
 
-Deleting by age alone is the obvious alternative; it deletes what a stalled producer appends, and
-is told is accepted, right after.
+To delete uploads by age alone is the obvious alternative; it deletes what a stalled producer
+appends right after, and has reported as accepted.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ import contextlib
 import msgspec
 
 from headwater.buffer.queue.contract import Collected, Collector, Retention
-from headwater.buffer.queue.native.chunks import Chunks
-from headwater.buffer.queue.native.deleting import delete_all
-from headwater.buffer.queue.native.expiring import Expiring
-from headwater.buffer.queue.native.forgetting import Forgetting
-from headwater.buffer.queue.native.orphans import Orphans
-from headwater.buffer.queue.native.reading import Reached, Reading, moved
-from headwater.buffer.queue.native.records import (
+from headwater.buffer.queue.native.chunk_log import ChunkLog
+from headwater.buffer.queue.native.orphans import OrphanPass
+from headwater.buffer.queue.native.producers import SilencePass
+from headwater.buffer.queue.native.reading import ChunkPosition, ChunkReader, acknowledge_to
+from headwater.buffer.queue.native.registers import (
+    CollectorRecord,
     ConsumerRecord,
-    Scanned,
     consumer_register,
     read_consumer,
 )
+from headwater.buffer.queue.native.retention import RetentionPass, delete_all
 from headwater.core import limits, runtime
 from headwater.core.errors import RolledBack, Trimmed
-from headwater.core.lease import FloorAge, FloorClock
-from headwater.store import Register, Store
+from headwater.core.lease import FloorClock
+from headwater.store import LogFloor, Register, Store, next_standing
 
 
 class NativeCollector(Collector):
@@ -48,9 +47,9 @@ class NativeCollector(Collector):
     def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
         self._store = store
         self._prefix = prefix
-        self._chunks = Chunks(store, prefix, queue_id)
+        self._chunks = ChunkLog(store, prefix, queue_id)
         self._consumer = consumer_register(store, prefix)
-        self._scanned = Register(store, f"{prefix}/gc.json", Scanned)
+        self._scanned = Register(store, f"{prefix}/gc.json", CollectorRecord)
         self._standing = FloorClock()
 
     async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
@@ -65,11 +64,11 @@ class NativeCollector(Collector):
         scanned, now_ms = await self._begin(queue.chunk_floor)
         consumer = await read_consumer(self._consumer)
         last = await self._chunks.last(max(queue.chunk_floor, consumer.chunk))
-        expiring = Expiring(self._chunks, consumer, last, retention, now_ms=now_ms)
+        expiring = RetentionPass(self._chunks, consumer, last, retention, now_ms=now_ms)
         queue = await expiring.collect(queue, report)
-        orphans = Orphans(self._chunks, self._scanned, retention, now_ms=now_ms)
+        orphans = OrphanPass(self._chunks, self._scanned, retention, now_ms=now_ms)
         await orphans.collect(report, full=full)
-        forgetting = Forgetting(
+        forgetting = SilencePass(
             self._chunks, self._scanned, queue, now_ms=now_ms, keep=retention.keep_producers
         )
         await forgetting.collect(report)
@@ -99,16 +98,18 @@ class NativeCollector(Collector):
                 raise RolledBack(f"{self._consumer.key} is gone: restore it from a backup")
             if position.sequence <= now.sequence:
                 return now
-            return msgspec.structs.replace(moved(now, position), truncated=position.sequence)
+            return msgspec.structs.replace(
+                acknowledge_to(now, position), truncated=position.sequence
+            )
 
         await self._consumer.update(change)
 
-    async def _position_before(self, sequence: int) -> Reached | None:
+    async def _position_before(self, sequence: int) -> ChunkPosition | None:
         """The place before this batch; None if the floor is there, and so the position, too."""
         while sequence > (await self._chunks.floors()).floor_sequence:
             # What is read counts under a floor read after it, and it may rise meanwhile.
             with contextlib.suppress(Trimmed):
-                position = await Reading(self._chunks).position_after(sequence - 1)
+                position = await ChunkReader(self._chunks).position_after(sequence - 1)
                 if not await self._chunks.is_dead(position.chunk):
                     return position
         return None
@@ -120,23 +121,20 @@ class NativeCollector(Collector):
         """
         keys: list[str] = []
         failed_before = report.failed
-        async for meta in self._store.list(f"{self._prefix}/chunks"):
-            number = self._chunks.number_of(meta.key)
-            if number is None:
-                continue
+        async for number in self._chunks.numbers():
             if number >= floor or len(keys) >= limits.GC_LISTED:
                 break
-            keys.append(meta.key)
+            keys.append(self._chunks.key(number))
         report.chunks_expired += await delete_all(self._store, keys, report)
         # What could not be deleted would be met again at once: that waits for the next pass.
         all_went = report.failed == failed_before
         report.is_cut_short |= all_went and len(keys) >= limits.GC_LISTED
 
-    async def _begin(self, chunk_floor: int) -> tuple[Scanned, int]:
+    async def _begin(self, chunk_floor: int) -> tuple[CollectorRecord, int]:
         """Note that a pass begins. The store's time: that of the object it just wrote."""
 
-        def change(now: Scanned | None) -> Scanned:
-            now = self._settled(now or Scanned(), chunk_floor)
+        def change(now: CollectorRecord | None) -> CollectorRecord:
+            now = self._settled(now or CollectorRecord(), chunk_floor)
             return msgspec.structs.replace(now, passes=now.passes + 1)
 
         scanned = (await self._scanned.update(change)).value
@@ -146,28 +144,27 @@ class NativeCollector(Collector):
     async def _note_standing(self, chunk_floor: int) -> None:
         """Add the time that the pass took, or begin to wait for the floor that it raised.
 
-        The process may end here; whoever comes next goes on from what is written down.
+        The process may end here; the next collector goes on from what is written.
         """
         scanned = await self._scanned.update(
-            lambda now: self._settled(now or Scanned(), chunk_floor)
+            lambda now: self._settled(now or CollectorRecord(), chunk_floor)
         )
         self._standing.see(scanned.value.settling)
 
-    def _settled(self, now: Scanned, chunk_floor: int) -> Scanned:
+    def _settled(self, now: CollectorRecord, chunk_floor: int) -> CollectorRecord:
         """With the time that was seen to pass, under a floor that was read or raised before."""
         settling, settled = self._standing.count(now.settling), now.settled_chunk
         if settling.is_settled(limits.FLOOR_SETTLE_S):
             settled = max(settled, settling.floor)
-        if settling.floor <= settled < chunk_floor:
-            settling = FloorAge(chunk_floor)
+        settling = next_standing(settling, LogFloor(chunk_floor, settled))
         return msgspec.structs.replace(now, settled_chunk=settled, settling=settling)
 
     async def _settle(self, chunk_floor: int) -> None:
         """Stay until this floor, which was read or raised before, has settled."""
         await runtime.sleep(limits.FLOOR_SETTLE_S)
 
-        def change(now: Scanned | None) -> Scanned:
-            now = now or Scanned()
+        def change(now: CollectorRecord | None) -> CollectorRecord:
+            now = now or CollectorRecord()
             settled = max(now.settled_chunk, chunk_floor)
             return self._settled(msgspec.structs.replace(now, settled_chunk=settled), chunk_floor)
 

@@ -1,22 +1,23 @@
 """Batches that were uploaded and never appended: found, and deleted behind a floor.
 
-The looking goes forward: what lies below the floor of an earlier pass is not listed again, and
+Passes go forward: uploads below the floor of an earlier pass are not listed again, and
 what the chunks read so far refer to above it is remembered. Uploads that arrive below that floor
 later are refused by every appender; only a full pass finds them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
+import xxhash
 
 from headwater.buffer.queue.contract import Collected, Counters, Retention
-from headwater.buffer.queue.native.chunks import Chunks
-from headwater.buffer.queue.native.deleting import delete_all
-from headwater.buffer.queue.native.records import Queue, Scanned, no_queue
-from headwater.buffer.queue.native.referenced import Referenced
-from headwater.buffer.queue.native.tail import Tail, write_note
+from headwater.buffer.queue.native.chunk_log import ChunkLog
+from headwater.buffer.queue.native.registers import CollectorRecord, QueueFloors, missing_queue
+from headwater.buffer.queue.native.retention import delete_all
+from headwater.buffer.queue.native.tail import QueueTail, write_note
 from headwater.core import limits, runtime
 from headwater.core.errors import NotFound, Refused
 from headwater.core.retry import RetryPolicy
@@ -25,39 +26,44 @@ from headwater.store import Register
 
 
 @dataclass
-class Seen:
+class ScanProgress:
     """What a pass has read of the queue."""
 
     chunk: int
     """Chunks below it were read."""
-    referenced: Referenced
+    referenced: ReferencedIds
     marked: str = ""
     """Nothing up to this id is appended any more, and all that was is in `referenced`."""
 
 
-class Orphans:
+class OrphanPass:
     """One pass over the uploads of a queue."""
 
     def __init__(
-        self, chunks: Chunks, register: Register[Scanned], retention: Retention, *, now_ms: int
+        self,
+        chunks: ChunkLog,
+        register: Register[CollectorRecord],
+        retention: Retention,
+        *,
+        now_ms: int,
     ) -> None:
         """`now_ms` is the store's time."""
         self._chunks = chunks
         self._now_ms = now_ms
         self._register = register
         self._retention = retention
-        self._tail = Tail(chunks, Counters())
+        self._tail = QueueTail(chunks, Counters())
 
     async def collect(self, report: Collected, *, full: bool) -> None:
-        """Delete what nobody appended and nobody can append any more, some at a time."""
+        """Delete uploads that were not appended and cannot be appended any more, some at a time."""
         try:
             before = (await self._register.read()).value
         except NotFound:
-            before = Scanned()
-        # Also if the last one lies in what is the future by now: the clock was set back.
+            before = CollectorRecord()
+        # Also if the last one was in the future: then the clock was set back.
         full = full or abs(self._now_ms - before.full_ms) > limits.GC_FULL_EVERY_MS
-        start = Scanned() if full else before
-        seen = Seen(start.chunk, Referenced(start.referenced))
+        start = CollectorRecord() if full else before
+        seen = ScanProgress(start.chunk, ReferencedIds(start.referenced))
         await self._scan(seen, start.batch_floor)
         # Found once: what is uploaded while a pass runs is left to the next, or it never ends.
         ceiling = self._ceiling(seen.referenced)
@@ -67,8 +73,8 @@ class Orphans:
             has_more = len(listed) >= limits.GC_LISTED
             orphans = [batch_id for batch_id in listed if batch_id not in seen.referenced]
             if orphans and max(orphans) > seen.marked:
-                # Once for all that may follow: a note is a write on the chunk to which everybody
-                # appends, and one after another would let nobody else come to it.
+                # Once for all that may follow: a note is a write on the chunk to which producers
+                # append, and one after another would keep them from it.
                 seen.marked = ceiling if has_more else max(orphans)
                 marker = await self._raise_batch_floor(seen.marked)
                 # Between the two readings some were appended, and none can be from here on.
@@ -78,14 +84,16 @@ class Orphans:
             floor = max(listed, default=floor)
             await self._save(before, seen, floor, full=full and not has_more)
 
-    async def _delete_orphans(self, listed: dict[str, int], seen: Seen, report: Collected) -> None:
-        """Delete those of these uploads to which nobody refers."""
+    async def _delete_orphans(
+        self, listed: dict[str, int], seen: ScanProgress, report: Collected
+    ) -> None:
+        """Delete those of these uploads to which no chunk refers."""
         orphans = sorted(batch_id for batch_id in listed if batch_id not in seen.referenced)
         keys = [self._chunks.batch_key(batch_id) for batch_id in orphans]
         report.batches_orphaned += await delete_all(self._chunks.store, keys, report)
         report.bytes_orphaned += sum(listed[batch_id] for batch_id in orphans)
 
-    async def _scan(self, seen: Seen, above: str, *, through: int | None = None) -> None:
+    async def _scan(self, seen: ScanProgress, above: str, *, through: int | None = None) -> None:
         """Read on from where the last one stopped: which batches do closed chunks refer to?
 
         Also those of the open chunk, which is read again next time.
@@ -109,13 +117,13 @@ class Orphans:
             # Chunks that were deleted meanwhile end the run early, or are not what they seem.
             if (await self._chunks.floors()).chunk_floor <= start:
                 if through is not None and number < through:
-                    raise self._chunks.gone(number)
+                    raise self._chunks.missing(number)
                 seen.chunk = number
                 return
 
-    def _ceiling(self, referenced: Referenced) -> str:
-        """Up to which id uploads are looked at: old ones by their ids, or beyond what is kept in
-        mind, and never what somebody holds."""
+    def _ceiling(self, referenced: ReferencedIds) -> str:
+        """The id up to which uploads are checked: old ones by their ids, or as many as memory
+        takes, and never those that a transaction holds."""
         ceiling = _ulid_at(runtime.wall_ms() - self._retention.grace_ms)
         newest = referenced.newest()
         if len(newest) > limits.GC_REFERENCED:
@@ -140,9 +148,9 @@ class Orphans:
     async def _raise_batch_floor(self, to: str) -> int:
         """No batch at or below `to` is appended any more; returns the chunk that says so."""
 
-        def change(now: Queue | None) -> Queue:
+        def change(now: QueueFloors | None) -> QueueFloors:
             if now is None:
-                raise no_queue(self._chunks.prefix)
+                raise missing_queue(self._chunks.prefix)
             return msgspec.structs.replace(now, batch_floor=max(now.batch_floor, to))
 
         await self._chunks.register.update(change)
@@ -154,17 +162,19 @@ class Orphans:
         )
         return marker.number
 
-    async def _save(self, before: Scanned, seen: Seen, floor: str, *, full: bool) -> None:
-        """Keep how far this pass came, unless that is more than can be kept in mind.
+    async def _save(
+        self, before: CollectorRecord, seen: ScanProgress, floor: str, *, full: bool
+    ) -> None:
+        """Save how far this pass came, unless that is more than memory takes.
 
-        That is so while somebody holds the floor; the next pass reads the same chunks again.
+        That is so while a transaction holds the floor; the next pass reads the same chunks again.
         """
         above = tuple(batch_id for batch_id in seen.referenced.newest() if batch_id > floor)
         if floor < seen.referenced.blurred_through or len(above) > 2 * limits.GC_REFERENCED:
             return
 
-        def change(now: Scanned | None) -> Scanned:
-            now = now or Scanned()
+        def change(now: CollectorRecord | None) -> CollectorRecord:
+            now = now or CollectorRecord()
             if full:
                 now = msgspec.structs.replace(now, full_ms=self._now_ms)
             # Another collector, or an earlier pass that looked at less, may have come further.
@@ -189,3 +199,58 @@ def _is_ulid(text: str) -> bool:
     except Refused:
         return False
     return True
+
+
+class ReferencedIds:
+    """Batch ids that chunks refer to, in bounded memory: 2 × GC_REFERENCED ids and a filter.
+
+    The newest ids are kept as they are. Older ones are only marked in a filter of GC_FILTER_BYTES,
+    which may take another id for one of them. Then an upload that was never appended stays until
+    a pass on another day, whose filter has another salt. The filter never misses an id, so no
+    batch is deleted because of it.
+
+    A set of all ids is the obvious alternative: some hundred bytes for each retained batch are
+    gigabytes for a busy week.
+    """
+
+    def __init__(self, ids: Iterable[str] = ()) -> None:
+        self._newest = set(ids)
+        self._filter = bytearray()
+        self._salt = 0
+        self.blurred_through = ""
+        """Up to this id, some are only in the filter."""
+
+    def add(self, ids: Iterable[str]) -> None:
+        """Remember these as well."""
+        self._newest.update(ids)
+        if len(self._newest) > 2 * limits.GC_REFERENCED:
+            older = sorted(self._newest)[: -limits.GC_REFERENCED]
+            self._newest.difference_update(older)
+            self._blur(older)
+
+    def __contains__(self, batch_id: str) -> bool:
+        if batch_id in self._newest:
+            return True
+        if batch_id > self.blurred_through:
+            return False
+        return all(self._filter[place] & bit for place, bit in self._bits(batch_id))
+
+    def newest(self) -> list[str]:
+        """Those above `blurred_through`, and perhaps some below, in order."""
+        return sorted(self._newest)
+
+    def _blur(self, ids: list[str]) -> None:
+        if not self._filter:
+            self._filter = bytearray(limits.GC_FILTER_BYTES)
+            self._salt = int.from_bytes(runtime.new_token()[:8], "big")
+        for batch_id in ids:
+            for place, bit in self._bits(batch_id):
+                self._filter[place] |= bit
+        self.blurred_through = max(self.blurred_through, ids[-1])
+
+    def _bits(self, batch_id: str) -> list[tuple[int, int]]:
+        """Four places in the filter: with ten bits for each id, one in eighty is taken wrongly."""
+        digest = xxhash.xxh3_128_intdigest(batch_id.encode(), seed=self._salt)
+        size = 8 * len(self._filter)
+        places = [(digest >> shift & 0xFFFFFFFF) % size for shift in (0, 32, 64, 96)]
+        return [(place // 8, 1 << place % 8) for place in places]

@@ -7,14 +7,15 @@ closed. It lists nothing: only a search for the end does.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Final, NamedTuple, NoReturn
 
 import msgspec
 
-from headwater.buffer.queue.contract import Descriptor
-from headwater.buffer.queue.native.chunk import Chunk
-from headwater.buffer.queue.native.chunks import READ_AHEAD, Chunks, Held
-from headwater.buffer.queue.native.records import ConsumerRecord, Queue
+from headwater.buffer.queue.contract import Descriptor, TimeBy
+from headwater.buffer.queue.native.chunk import Chunk, ChunkBlock
+from headwater.buffer.queue.native.chunk_log import READ_AHEAD, ChunkLog, StoredChunk
+from headwater.buffer.queue.native.registers import ConsumerRecord, QueueFloors
 from headwater.core.errors import Refused, RolledBack, Trimmed
 
 # Among so many polls that find nothing, one asks whether the floor has passed where it looks (over
@@ -23,7 +24,7 @@ FLOOR_POLLS: Final = 4
 LAST_POLLS: Final = 16
 
 
-class Reached(NamedTuple):
+class ChunkPosition(NamedTuple):
     """A place between two batches: everything before it in numbers."""
 
     sequence: int
@@ -32,17 +33,17 @@ class Reached(NamedTuple):
     chunk: int
 
 
-def moved(consumer: ConsumerRecord, to: Reached) -> ConsumerRecord:
+def acknowledge_to(consumer: ConsumerRecord, to: ChunkPosition) -> ConsumerRecord:
     """The consumer's record with everything before a place acknowledged."""
     return msgspec.structs.replace(
         consumer, sequence=to.sequence, lsn=to.lsn, bytes=to.bytes, chunk=to.chunk
     )
 
 
-class Reading:
+class ChunkReader:
     """A cursor over the chunks of a queue."""
 
-    def __init__(self, chunks: Chunks) -> None:
+    def __init__(self, chunks: ChunkLog) -> None:
         self._chunks = chunks
         self._next: tuple[int, int] | None = None
         self._idle = 0
@@ -63,10 +64,10 @@ class Reading:
                 self.reset()
                 if sequence < trimmed.floor:
                     raise
-            # The chunk is gone in which it was last; the batch may stand in a later one.
+            # The chunk that it was in is gone; the batch may be in a later one.
 
     def reset(self) -> None:
-        """Look for the place anew."""
+        """Forget the position: the next call searches for it."""
         self._next = None
         self._recent.clear()
 
@@ -113,18 +114,18 @@ class Reading:
                 return await self._search(sequence, queue)
 
     def _check_kept(self, sequence: int) -> None:
-        """`Trimmed` if the floor, as it was last asked for, has passed a batch.
+        """`Trimmed` if the floor, as it was last read, has passed a batch.
 
         Its entry may still be there to be read: in a chunk of which some is kept.
         """
-        floor = self._chunks.known_floor_sequence
+        floor = self._chunks.floor_sequence
         if sequence < floor:
             raise Trimmed(
                 f"batch {sequence} is not kept any more; the oldest is {floor}", floor=floor
             )
 
-    async def _search(self, sequence: int, queue: Queue) -> Chunk:
-        last = (await self._chunks.end(queue.chunk_floor)).chunk
+    async def _search(self, sequence: int, queue: QueueFloors) -> Chunk:
+        last = (await self._chunks.last_alive(queue.chunk_floor)).chunk
         self._least_end = last.next_sequence
         if sequence > last.next_sequence:
             raise Refused(
@@ -136,7 +137,7 @@ class Reading:
         )
         return held.chunk
 
-    async def position_after(self, sequence: int) -> Reached:
+    async def position_after(self, sequence: int) -> ChunkPosition:
         """The place right after this batch, which must be there."""
         chunk = await self.locate(sequence)
         if not chunk.first_sequence <= sequence < chunk.next_sequence:
@@ -145,14 +146,14 @@ class Reading:
                 f"{chunk.next_sequence}"
             )
         through = chunk.entries[: sequence - chunk.first_sequence + 1]
-        return Reached(
+        return ChunkPosition(
             sequence + 1,
             chunk.first_lsn + sum(entry.rows for entry in through),
             chunk.bytes_before + sum(entry.size_bytes for entry in through),
             chunk.number,
         )
 
-    async def _check_end(self, number: int, run: list[Held], sequence: int) -> None:
+    async def _check_end(self, number: int, run: list[StoredChunk], sequence: int) -> None:
         """The end was reached; now and then see that it is one, and no queue that went back."""
         if run:
             if run[-1].chunk.next_sequence < sequence:
@@ -195,7 +196,7 @@ class Reading:
             del self._recent[next(iter(self._recent))]
 
 
-def descriptors(chunks: Chunks, chunk: Chunk, *, from_sequence: int = 0) -> list[Descriptor]:
+def descriptors(chunks: ChunkLog, chunk: Chunk, *, from_sequence: int = 0) -> list[Descriptor]:
     """The batches of a chunk from a sequence on."""
     key = chunks.key(chunk.number)
     return [
@@ -219,3 +220,50 @@ def descriptors(chunks: Chunks, chunk: Chunk, *, from_sequence: int = 0) -> list
         for entry, place in zip(chunk.entries, chunk.places(), strict=True)
         if place.sequence >= from_sequence
     ]
+
+
+class TimeSearch:
+    """A search for the first retained batch with a record of a time or a later one.
+
+    A chunk has the latest times of the blocks of chunks before it. So the last chunk shows which
+    block has the first chunk that reaches a time, the last chunk of that block shows which half of
+    it, and so on. That takes one read for each halving, and as many again where the floor is within
+    a block whose latest time is below the floor: the latest time counts deleted chunks, too.
+    """
+
+    def __init__(self, chunks: ChunkLog, queue: QueueFloors, time_us: int, by: TimeBy) -> None:
+        self._chunks = chunks
+        self._queue = queue
+        self._time_us = time_us
+        self._by: TimeBy = by
+        self.chunk = queue.chunk_floor
+        """The chunk of what was found."""
+
+    async def up_to(self, last: Chunk) -> Descriptor | None:
+        """The batch; None if no chunk up to this one has it."""
+        found = await self._among(last.blocks_before)
+        return self._within(last) if found is None else found
+
+    async def _among(self, blocks: Sequence[ChunkBlock]) -> Descriptor | None:
+        for block in blocks:
+            if block.first + block.size <= self._queue.chunk_floor:
+                continue
+            if not block.newest.reaches(self._time_us, self._by):
+                continue
+            end = (await self._chunks.require(block.first + block.size - 1)).chunk
+            inner = [one for one in end.blocks_before if one.first >= block.first]
+            found = await self._among(inner)
+            found = self._within(end) if found is None else found
+            if found is not None:
+                return found
+        return None
+
+    def _within(self, chunk: Chunk) -> Descriptor | None:
+        if not chunk.newest.reaches(self._time_us, self._by):
+            return None
+        floor = self._queue.floor_sequence
+        for one in descriptors(self._chunks, chunk, from_sequence=floor):
+            if one.rows and one.range_us(self._by)[1] >= self._time_us:
+                self.chunk = chunk.number
+                return one
+        return None

@@ -1,31 +1,31 @@
 """The end of a queue, as one writer knows it: add to the last chunk, or create the next.
 
-Chunks are created by whoever gets there first, and only on top of a closed one, so the entries
-before it are settled, and its first sequence and LSN with them.
+A chunk is created by the first writer that gets there, and only on top of a closed one, so the
+entries before it are settled, and its first sequence and LSN with them.
 
 What is known and what is not:
 
 - a write that succeeded has landed only if the floor is at or below its number afterwards. A
   writer that stalled before its create may find its number free because the real chunk was read
   by the consumer and deleted; and what such a writer left there, others may add to;
-- a refusal says nothing: an attempt before it may have landed, and a 412 may be one's own write.
-  What is there instead tells, under a floor read later: content that differs from what the attempt
-  was made from, because the attempt cannot land on it any more.
+- a refusal says nothing: an attempt before it may have landed, and a 412 may be caused by the
+  writer's own write. The content there decides, under a floor read later: once it differs from
+  what the attempt was made from, the attempt cannot land on it any more.
 
-Writers that meet at the end take turns without speaking to each other: the entries say who
-appended last, and a writer lets pass those who have waited longer, one write's time for each. Who
-has waited finds more to append, and groups grow. A writer that is alone never waits.
+Writers that meet at the end take turns without messages: the entries say which writers appended
+last, and a writer lets those pass that have waited longer, one write's time for each. A writer that
+has waited has more to append, and groups grow. A writer that is alone never waits. Turns are only a
+courtesy: they decide how often writers meet, and nothing else depends on them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from headwater.buffer.queue.contract import Counters
 from headwater.buffer.queue.native.chunk import Chunk, encode_chunk
-from headwater.buffer.queue.native.chunks import Chunks, Held
-from headwater.buffer.queue.native.turns import Turns
+from headwater.buffer.queue.native.chunk_log import ChunkLog, StoredChunk
 from headwater.core import runtime
 from headwater.core.errors import (
     Bug,
@@ -40,29 +40,29 @@ from headwater.core.errors import (
 from headwater.core.lease import Lease
 from headwater.core.retry import Budget
 
-# A writer that saw somebody else's write within this time looks before it writes.
+# A writer that saw another one's write within this time reads the chunk before it writes.
 COMPANY_S: Final = 10.0
 
 
 class LostRace(Exception):
-    """Another content stands where this one was to stand, and the tail knows it.
+    """The object has another content, which the tail now knows.
 
-    It is somebody else's, most likely; it may also have grown from one's own.
+    Most likely another writer's; it may also have grown from this writer's own.
     """
 
 
-class Dead(Exception):
-    """The number lies below the floor: what was created there does not count."""
+class DeadNumber(Exception):
+    """The number is below the floor: what was created there does not count."""
 
 
-class Tail:
+class QueueTail:
     """The last chunk that one writer knows."""
 
-    def __init__(self, chunks: Chunks, counters: Counters, producer: str = "") -> None:
+    def __init__(self, chunks: ChunkLog, counters: Counters, producer: str = "") -> None:
         self.chunks = chunks
         self.counters = counters
-        self.turns = Turns(producer)
-        self._held: Held | None = None
+        self.turns = AppendTurns(producer)
+        self._held: StoredChunk | None = None
         self._company_s: float | None = None
         self._met = Lease()
         """When the last chunk was first known here."""
@@ -75,7 +75,7 @@ class Tail:
         return self.held.chunk
 
     @property
-    def held(self) -> Held:
+    def held(self) -> StoredChunk:
         """The last chunk known, and its version."""
         if self._held is None:
             raise Bug("the end of the queue was not looked for")
@@ -83,26 +83,26 @@ class Tail:
 
     @property
     def is_alone(self) -> bool:
-        """Whether nobody else has been seen lately."""
+        """Whether no other writer has been seen lately."""
         since = self._company_s
         return since is None or runtime.monotonic_s() - since > COMPANY_S
 
     async def find(self) -> Chunk:
         """Look for the end: the chunk that was last, and if it is closed, beyond it."""
         known = 0 if self._held is None else self.chunk.number
-        if self._held is not None and not self.chunk.closed and known >= self.chunks.known_floor:
-            held = await self.chunks.get(known)
+        if self._held is not None and not self.chunk.closed and known >= self.chunks.chunk_floor:
+            held = await self.chunks.load(known)
             if held is not None and not held.chunk.closed:
                 await self.go_on(held)
                 return held.chunk
-        await self.go_on(await self.chunks.last(max(known, self.chunks.known_floor)))
+        await self.go_on(await self.chunks.last(max(known, self.chunks.chunk_floor)))
         return self.chunk
 
-    async def go_on(self, held: Held) -> None:
+    async def go_on(self, held: StoredChunk) -> None:
         """Go on from what was found, if that is not behind what was there before."""
         before = 0 if self._held is None else self.chunk.next_sequence
         behind = held.chunk.next_sequence < before
-        # Below the floor stands what a stalled writer left, with batches that are in no queue;
+        # Below the floor it is what a stalled writer left, with batches that are in no queue;
         # anywhere else the queue went back.
         numbers = (held.chunk.number, self.chunk.number) if behind else ()
         if behind and not any([await self.is_dead(number) for number in numbers]):
@@ -112,7 +112,7 @@ class Tail:
             )
         self.adopt(held)
 
-    def adopt(self, held: Held) -> None:
+    def adopt(self, held: StoredChunk) -> None:
         """Go on from this chunk."""
         if self._held is None or held.version != self._held.version:
             self.changed_s = runtime.monotonic_s()
@@ -121,7 +121,7 @@ class Tail:
         self.turns.see(held.chunk)
         self._hold(held)
 
-    def _hold(self, held: Held) -> None:
+    def _hold(self, held: StoredChunk) -> None:
         if self._held is None or held.chunk.number != self.chunk.number:
             self._met = Lease()
         self._held = held
@@ -129,9 +129,9 @@ class Tail:
     async def write(self, chunk: Chunk) -> None:
         """Write the last chunk grown, or the one after it.
 
-        `LostRace`: another write is there, which the tail knows; `Dead`: the number does not count
-        any more; `OutcomeUnknown`: it may have landed or may still land; `Unavailable`, `Refused`:
-        it has not and will not.
+        `LostRace`: another write is there, which the tail now knows. `DeadNumber`: the number does
+        not count any more. `OutcomeUnknown`: it may have landed or may still land. `Unavailable`,
+        `Refused`: it has not landed and will not.
         """
         held = self.held
         began, began_s = Lease(), runtime.monotonic_s()
@@ -151,16 +151,16 @@ class Tail:
         if chunk.number == held.chunk.number:
             self.chunks.grown(chunk.number, met=self._met, began=began)
         if await self.is_dead(chunk.number):
-            raise Dead  # and left to the collector, who knows for how long it has been
+            raise DeadNumber  # and left to the collector, who knows for how long it has been
         if chunk.number != held.chunk.number:
-            self.chunks.ends.created(chunk, self.counters)
-        self._hold(Held(chunk, version))
+            self.chunks.ends.note_created(chunk, self.counters)
+        self._hold(StoredChunk(chunk, version))
         self.changed_s = runtime.monotonic_s()
         self.turns.see(chunk)
         self.turns.took(runtime.monotonic_s() - began_s)
 
     async def is_dead(self, number: int) -> bool:
-        """Whether this number lies below the floor by now. Not knowing leaves the outcome open."""
+        """Whether this number is below the floor by now; `OutcomeUnknown` if that is not known."""
         try:
             return await self.chunks.is_dead(number)
         except (Unavailable, Refused) as error:
@@ -172,7 +172,7 @@ class Tail:
     async def _adopt_current(self, number: int, conflict: Conflict) -> None:
         """Take what is there instead; look for the end if nothing is."""
         if conflict.current is not None:
-            await self.go_on(self.chunks.held(number, conflict.current))
+            await self.go_on(self.chunks.decode(number, conflict.current))
             return
         try:
             last = await self.chunks.last(number)
@@ -184,7 +184,7 @@ class Tail:
         await self.go_on(last)
 
 
-async def write_note(tail: Tail, make: Callable[[Chunk], Chunk], budget: Budget) -> Chunk:
+async def write_note(tail: QueueTail, make: Callable[[Chunk], Chunk], budget: Budget) -> Chunk:
     """Write something that is no entry, made from the last chunk; returns the chunk it is in.
 
     An unknown outcome is met by another try: what is no entry may be said twice.
@@ -195,7 +195,7 @@ async def write_note(tail: Tail, make: Callable[[Chunk], Chunk], budget: Budget)
             with staying_unknown(unknown):
                 await tail.write(make(tail.chunk))
             return tail.chunk
-        except (LostRace, Dead):
+        except (LostRace, DeadNumber):
             pass
         except OutcomeUnknown as error:
             unknown = error
@@ -207,7 +207,7 @@ async def write_note(tail: Tail, make: Callable[[Chunk], Chunk], budget: Budget)
 
 
 async def raise_schema_floor(
-    tail: Tail, floor: int, check: Callable[[int], Awaitable[None]], budget: Budget
+    tail: QueueTail, floor: int, check: Callable[[int], Awaitable[None]], budget: Budget
 ) -> None:
     """Let nothing be appended any more that was fitted to a schema older than `floor`.
 
@@ -226,10 +226,101 @@ async def raise_schema_floor(
             with staying_unknown(unknown):
                 await tail.write(last.written(runtime.new_token(), schema_floor=floor))
             return
-        except (LostRace, Dead):
+        except (LostRace, DeadNumber):
             pass
         except OutcomeUnknown as error:
             # Said twice, it means the same; and what was appended on top of it has been checked.
             unknown = error
         if not await budget.pause():
             raise unknown or Contended(f"{tail.chunks.prefix}: others kept winning")
+
+
+SLOT_LEAST_S: Final = 0.0005
+# A write that took longer says nothing of the store: the machine stood still, or a retry waited.
+SLOT_MOST_S: Final = 1.0
+# A writer without a batch among the last so many is forgotten.
+RECENT_SEQUENCES: Final = 512
+# A writer that appended nothing for so many rounds is not waited for; after one append, for fewer.
+ROUNDS_ABSENT: Final = 6.0
+ROUNDS_ABSENT_AFTER_ONE: Final = 3.0
+# Of the writers that appended once, no more than so many are waited for.
+CAME_ONCE_MOST: Final = 32
+# No writer waits longer than this: a producer gives its records up after some time.
+WAIT_MOST_S: Final = 20.0
+# The time of one turn, in units of one write.
+PATIENCE: Final = 2.0
+# How far writers that met move apart, in turns.
+APART: Final = 2.0
+
+
+class LastAppend(NamedTuple):
+    """The last append of a writer."""
+
+    sequence: int
+    at_s: float
+    again: bool
+    """Whether it was not the first."""
+
+    def turns(self, now_s: float, slot_s: float) -> float:
+        """How many turns a round must have for this one to be among them."""
+        absent = ROUNDS_ABSENT if self.again else ROUNDS_ABSENT_AFTER_ONE
+        return (now_s - self.at_s) / (absent * slot_s)
+
+
+class AppendTurns:
+    """The order in which writers appended last, as one of them knows it."""
+
+    def __init__(self, me: str) -> None:
+        self._me = me
+        self._slot_s = SLOT_LEAST_S
+        self._seen: dict[str, LastAppend] = {}
+        self._has_looked = False
+        self._appended_s = runtime.monotonic_s()
+
+    def see(self, chunk: Chunk) -> None:
+        """Take in who appended."""
+        now_s, now_ms = runtime.monotonic_s(), runtime.wall_ms()
+        for offset, entry in enumerate(chunk.entries):
+            producer = chunk.owners[entry.owner].producer
+            sequence, seen = chunk.first_sequence + offset, self._seen.get(producer)
+            if seen is None or sequence > seen.sequence:
+                # What is there at the first look may be from long ago, and its writer gone.
+                age_s = 0.0 if self._has_looked else max(0.0, (now_ms - entry.max_ms) / 1000)
+                again = seen is not None and (sequence > seen.sequence + 1 or seen.again)
+                self._seen[producer] = LastAppend(sequence, now_s - age_s, again)
+        self._has_looked = True
+        oldest = chunk.next_sequence - RECENT_SEQUENCES
+        self._seen = {name: one for name, one in self._seen.items() if one.sequence >= oldest}
+
+    def took(self, seconds: float) -> None:
+        """Take in that an append of this writer landed, and how long its write took."""
+        slot_s = min(SLOT_MOST_S, max(SLOT_LEAST_S, seconds))
+        self._slot_s += (slot_s - self._slot_s) / 4
+        self._appended_s = runtime.monotonic_s()
+
+    def wait_s(self, lost: int) -> float:
+        """How long to let others pass: not at all while there is room for all.
+
+        Each writer has one turn in a round, and keeps its place in the round from append to
+        append. Writers that met move apart at random.
+        """
+        slot_s = PATIENCE * self._slot_s
+        if lost:
+            return runtime.random().uniform(0, APART * slot_s)
+        round_s = min(WAIT_MOST_S, (1 + self._others(slot_s)) * slot_s)
+        return max(0.0, self._appended_s + round_s - runtime.monotonic_s())
+
+    def _others(self, slot_s: float) -> int:
+        """How many others have a turn: as many as appended within a few rounds of so many.
+
+        To count all writers of the last batches would make those that stay wait for those that
+        came once and left.
+        """
+        now_s, count = runtime.monotonic_s(), 0
+        others = [one for name, one in self._seen.items() if name != self._me]
+        once = sorted(one.turns(now_s, slot_s) for one in others if not one.again)
+        again = [one.turns(now_s, slot_s) for one in others if one.again]
+        for number, turns in enumerate(sorted(again + once[:CAME_ONCE_MOST]), start=1):
+            if turns <= 1 + number:
+                count = number
+        return count

@@ -1,24 +1,21 @@
-"""The published v1 queue: one manifest, as other implementations read and write it.
+"""The published v1 queue: one manifest, which other implementations read and write, too.
 
-Enters: batches in the published format, ours and other producers'. Leaves: descriptors with
-sequences, LSNs and rows, though the manifest has only the first of these.
+Descriptors have sequences, LSNs and rows, although the manifest has only sequences.
 
-    names, create               where everything stands, and how it is made
-    manifest_object, side, view the manifest, the object beside it, both at one time
-    counts, ledger, numbering   rows, then LSNs, then those of what a producer appended
-    items                       the calls of a batch, as its entry has them
-    segment, acked, cover       what was acknowledged and is retained
-    appender                    a producer's door
-    reader, taker, looker       reading; the owning consumer's door, everybody's
-    collector                   the collector's door
+    appender, consumer, reader, collector   the four interfaces of a queue
+    adopt                                   creating a queue, adopting another's
+    manifest_format, batch_format           the published bytes
+    manifest_object, side_object            the manifest, and the object beside it
+    ledger                                  counting rows to get LSNs
+    acked                                   segments of acknowledged entries
 
 Always holds:
 
-- the manifest and the batches are the published format, byte for byte; whatever else Headwater
-  needs stands in objects of its own beside them;
-- LSNs are a function of the queue: whoever counts, and whenever, gets the same;
-- nothing is appended twice on a guess;
-- nothing is deleted that our consumer did not acknowledge.
+- the manifest and the batches are in the published format, byte for byte; everything else that
+  Headwater needs is in objects of its own beside them;
+- LSNs are a function of the queue: every process that counts gets the same ones;
+- nothing is appended again while it is unknown whether it was appended;
+- nothing is deleted that Headwater's consumer did not acknowledge.
 """
 
 from typing import TYPE_CHECKING

@@ -1,10 +1,9 @@
-"""What was acknowledged and is still there: segments in a folder, found by their last sequence.
+"""The segments of acknowledged entries that are retained: objects, found by their last sequence.
 
-A segment says what its entries were, and that is true whoever wrote it: sequences, locations and
-rows are facts of the queue. So a segment that a crashed or fenced consumer left is no harm, may
-overlap others, and need not be removed, unless a batch was given up since. Then it is removed; one
-that arrives later still is outranked by what was written since, as `cover` says. What counts as
-acknowledged the side object alone says.
+A segment has the sequences, locations and rows of its entries. These are facts of the queue, so a
+segment of a crashed or fenced consumer does no harm, may overlap others, and need not be removed,
+unless a batch was given up since. Then it is removed, and one that lands even later is outranked by
+the segments written since (`cover`). Which entries are acknowledged, only the side object says.
 """
 
 from __future__ import annotations
@@ -53,13 +52,13 @@ class AckedSegments:
         self._names = names
         self._cache: OrderedDict[str, AckedSegment] = OrderedDict()
         self._writer = ""
-        """In the names of what is written here: nobody else's, and no other's after a discard."""
+        """Part of the names of written segments: unique, and a new one after each discard."""
         self._discards = 0
 
     async def write(
         self, found: StoredManifest, ledger: Ledger, sequences: range, newest_ms: int
     ) -> int:
-        """Keep what these pending, counted entries were. Returns the newest time among all."""
+        """Write segments of these counted entries. Returns the newest time of all."""
         self._writer = self._writer or runtime.new_token().hex()
         for part in _parts(found, sequences):
             counted = [ledger[sequence] for sequence in part]
@@ -74,10 +73,10 @@ class AckedSegments:
     async def write_taken(
         self, taken: range, epoch: int, side: SideState, lsn: int, location: str
     ) -> None:
-        """Keep of these entries that somebody else took them, and that they have no records here.
+        """Write segments without records for entries that another implementation took.
 
-        `lsn` is that of the first record after them. Outranks what a consumer of ours wrote of them
-        and did not acknowledge.
+        `lsn` is the LSN of the first record after them. Outranks segments that a consumer of
+        Headwater wrote and did not acknowledge.
         """
         writer = runtime.new_token().hex()
         newest_ms = max(side.newest_ms, 0)
@@ -90,11 +89,11 @@ class AckedSegments:
             await self._put(self._names.segment(part, epoch, _OUTRANKS, writer), data, token)
 
     async def read(self, sequences: range) -> list[Descriptor]:
-        """What these acknowledged entries were, as far as segments follow one on another."""
+        """The descriptors of these acknowledged entries, up to the first gap."""
         wanted: list[Descriptor] = []
-        stretches = await self._cover(sequences)
-        for first in range(0, len(stretches), limits.V1_SEGMENTS_AT_ONCE):
-            group = stretches[first : first + limits.V1_SEGMENTS_AT_ONCE]
+        ranges = await self._cover(sequences)
+        for first in range(0, len(ranges), limits.V1_SEGMENTS_AT_ONCE):
+            group = ranges[first : first + limits.V1_SEGMENTS_AT_ONCE]
             segments = await asyncio.gather(*(self._get(one.key) for one in group))
             for (_, held), segment in zip(group, segments, strict=True):
                 if segment is None or held.start > sequences.start + len(wanted):
@@ -106,27 +105,27 @@ class AckedSegments:
         return wanted
 
     async def each(self, sequences: range) -> AsyncGenerator[list[Descriptor], None]:
-        """What these entries were, segment by segment, each once, passing over what is gone."""
+        """The descriptors of these entries, segment by segment, skipping gaps."""
         start = sequences.start
         while start < sequences.stop:
             stop = min(start + limits.V1_SEGMENT_ENTRIES, sequences.stop)
-            stretches = await self._cover(range(start, stop))
-            for key, held in stretches:
+            ranges = await self._cover(range(start, stop))
+            for key, held in ranges:
                 segment = await self._get(key)
                 if segment is not None:  # another collector was faster
                     yield [one for one in segment.descriptors if one.sequence in held]
-            # Of what was left out there may be any number: past it at once.
-            start = stop if stretches else await self._next_from(stop, sequences.stop)
+            # A gap may have any length.
+            start = stop if ranges else await self._next_from(stop, sequences.stop)
 
     async def _next_from(self, sequence: int, end: int) -> int:
-        """Where the next segment begins that holds this sequence or a later one; `end` if none."""
+        """The start of the next segment with this sequence or a later one; `end` if none."""
         async with contextlib.aclosing(self._list(sequence)) as names:
             async for name in names:
                 return max(sequence, name.first)
         return end
 
     async def keys_before(self, sequence: int) -> AsyncIterator[str]:
-        """The keys of segments whose entries all stand before this one."""
+        """The keys of segments whose entries all precede this one."""
         async with contextlib.aclosing(self._list(0)) as names:
             async for name in names:
                 if name.last >= sequence:
@@ -139,10 +138,10 @@ class AckedSegments:
         reached: Callable[[SegmentHeader], bool],
         holds: Callable[[Descriptor], bool],
     ) -> int | None:
-        """The first of these for which `holds`.
+        """The first of these entries for which `holds` is true.
 
-        `reached` is false of the segments before it, and of no segment after one of which it is
-        true: halving finds where to begin.
+        `reached` must be monotonic: false for the segments before the entry, then true. So binary
+        search finds where to begin.
         """
         key = await self._first(sequences, reached)
         segment = None if key is None else await self._get(key)
@@ -172,17 +171,16 @@ class AckedSegments:
                 return None
             header = read_header(key, found.data)
             if reached(header):
-                # It begins at or before the middle, so that the search always gets shorter.
+                # At or before the middle, so that the search range always shrinks.
                 best, high = key, min(header.first_sequence, middle)
             else:
                 low = header.next_sequence
         return best
 
     async def discard_from(self, sequence: int) -> None:
-        """Remove what a consumer that crashed wrote of entries it did not acknowledge.
+        """Delete segments that a crashed consumer wrote and did not acknowledge.
 
-        A delete may be carried out again after it was answered, so no key that is deleted is
-        ever written again.
+        A store may execute a delete again after it was answered, so deleted keys are never reused.
         """
         self._writer = ""
         self._discards += 1
@@ -190,7 +188,7 @@ class AckedSegments:
             await self.delete(name.key)
 
     async def delete(self, key: str) -> None:
-        """Remove a segment, whose batches are gone."""
+        """Delete a segment whose batches are gone."""
         self._cache.pop(key, None)
         await self._store.delete(key)
 
@@ -206,7 +204,7 @@ class AckedSegments:
                 raise
 
     async def _cover(self, sequences: range) -> list[SegmentRange]:
-        """Which segment tells of each of these."""
+        """The segment to use for each of these sequences."""
         if not sequences:
             return []
         found: list[SegmentName] = []
@@ -218,13 +216,13 @@ class AckedSegments:
         return cover(found, sequences)
 
     async def _at(self, sequence: int) -> str | None:
-        """The segment that tells of this sequence; the next one if there is none."""
+        """The key of the segment with this sequence, or of the next one."""
         for key, _ in await self._cover(range(sequence, sequence + limits.V1_SEGMENT_ENTRIES)):
             return key
         return None
 
     async def _list(self, sequence: int) -> AsyncGenerator[SegmentName, None]:
-        """The segments that end with this sequence or later, by their ends."""
+        """The segments that end at this sequence or later, ordered by their ends."""
         after = self._names.segments_through(sequence - 1) if sequence else ""
         async for meta in self._store.list(self._names.acked, start_after=after):
             name = self._names.segment_name(meta.key)
@@ -248,10 +246,10 @@ class AckedSegments:
 
 
 def _parts(found: StoredManifest, sequences: range) -> Sequence[range]:
-    """Runs of entries that fit into one segment each."""
+    """Split sequences into ranges that fit into one segment each."""
     parts, start, size_bytes = [], sequences.start, 0
     for sequence in sequences:
-        # The items make the size: location and frame are small and bounded beside them.
+        # Locations and frames are small beside the items, and bounded.
         entry = found.entry(sequence)
         added = len(entry.location) + len(items_of(entry))
         full = sequence - start >= limits.V1_SEGMENT_ENTRIES
@@ -262,18 +260,16 @@ def _parts(found: StoredManifest, sequences: range) -> Sequence[range]:
     return [*parts, range(start, sequences.stop)]
 
 
-# A segment: what some acknowledged entries were, written once, before they leave the manifest.
+# The bytes of a segment:
 #
 #     "HWA1" | u32 crc | token 16 | u64 first sequence | u64 first LSN | u64 next LSN
 #            | i64 newest ms | u32 entries | row* | manifest
 #
 #     row = u32 rows | u64 size bytes | i64 min ms | i64 max ms | u8 duplicate
 #
-# `manifest` is a published v1 manifest of the entries. `newest ms` is the latest ingestion time
-# of any record up to the end of this segment, those of earlier segments included: it never falls
-# from one segment to the next, so a time can be searched for by halving. The checksum (CRC-32)
-# covers everything after it.
-
+# `manifest` is a published v1 manifest of the entries. `newest ms` is the latest ingestion time of
+# all records up to the end of this segment, including earlier segments: it never falls from one
+# segment to the next, which allows binary search. The checksum (CRC-32) covers everything after it.
 
 MAGIC: Final = b"HWA1"
 _SEAL: Final = struct.Struct("<4sI")
@@ -283,7 +279,7 @@ HEADER_BYTES: Final = _SEAL.size + _HEAD.size
 
 
 class SegmentHeader(NamedTuple):
-    """What the beginning of a segment tells without the rest."""
+    """The header of a segment."""
 
     token: bytes
     first_sequence: int
@@ -321,19 +317,19 @@ def encode_segment(
 
 
 def read_header(key: str, data: bytes | memoryview) -> SegmentHeader:
-    """The header from the first HEADER_BYTES of a segment. Its checksum is the whole segment's."""
+    """The header from the first HEADER_BYTES of a segment, without verifying the checksum."""
     if len(data) < HEADER_BYTES:
         raise Corrupt(f"{key}: {len(data)} bytes, shorter than the header of a segment")
     magic, _ = _SEAL.unpack_from(data)
     if magic != MAGIC:
         if magic[:3] == MAGIC[:3]:
             raise NotSupported(f"{key} is a segment of format {magic!r}. Upgrade Headwater.")
-        raise Corrupt(f"{key} is no segment of acknowledged entries: it begins with {magic!r}")
+        raise Corrupt(f"{key} is not a segment of acknowledged entries: it begins with {magic!r}")
     return SegmentHeader._make(_HEAD.unpack_from(data, _SEAL.size))
 
 
 def decode_segment(names: V1Names, key: str, data: bytes | memoryview) -> AckedSegment:
-    """Read a segment, trusting nothing in it."""
+    """Decode and verify a segment from untrusted bytes."""
     header = read_header(key, data)
     _, crc = _SEAL.unpack_from(data)
     if zlib.crc32(data[_SEAL.size :]) != crc:
@@ -356,26 +352,21 @@ def decode_segment(names: V1Names, key: str, data: bytes | memoryview) -> AckedS
     return AckedSegment(header, descriptors)
 
 
-# Which segment tells of each acknowledged entry, where several do.
-#
-# The one of the highest rank: of the consumer that opened last. Whoever acknowledged an entry
-# wrote it into a segment, and after that nobody writes of it any more; so of all who ever did, it
-# opened last. What a fenced one wrote before, or what arrives of it late, may have counted a
-# batch that was given up since.
-#
-# Epochs wrap. Of segments that are compared, none is older by more than a small part of all
-# epochs.
-
-
 class SegmentRange(NamedTuple):
-    """Entries that one segment tells of."""
+    """The entries for which one segment is used."""
 
     key: str
     sequences: range
 
 
 def cover(segments: Iterable[SegmentName], sequences: range) -> list[SegmentRange]:
-    """The segment for each of these sequences, in order; those that none holds are left out."""
+    """The segment to use for each of these sequences, in order; gaps are left out.
+
+    Of several segments, the one with the highest rank counts: that of the consumer that opened
+    last. The consumer that acknowledges an entry writes it into a segment, and no later consumer
+    writes it, so of all that wrote the entry it opened last. A segment of a fenced consumer, which
+    may land late, may count a batch that was given up since.
+    """
     waiting = sorted(_unwrapped(list(segments)), key=lambda one: one.first)
     taken, at = 0, sequences.start
     at_hand: list[tuple[int, int, str]] = []
@@ -403,7 +394,10 @@ def cover(segments: Iterable[SegmentName], sequences: range) -> list[SegmentRang
 
 
 def _unwrapped(segments: list[SegmentName]) -> list[SegmentName]:
-    """The segments with ranks that rise also where the epoch wrapped between two of them."""
+    """The segments with monotonic ranks, if the epoch wrapped between two of them.
+
+    The compared segments differ by much less than a quarter of all epochs.
+    """
     part = RANKS // 4
     if not any(one.rank >= RANKS - part for one in segments):
         return segments

@@ -1,19 +1,19 @@
-"""Taking over a queue from which another implementation's consumer dequeued.
+"""Creating a v1 queue, and adopting one from which another implementation's consumer dequeued.
 
-What that one took has sequences, and nobody can say any more how many records. Producers and
-readers of ours may have been told LSNs of them and of what is pending, so LSNs go on above all that
-can have been told: no LSN ever means two records. So that what our own consumers acknowledged
-before stays readable across it, segments say of each of these entries that it was taken: no
-records, at a location that no object can have.
+The entries that the other consumer took have sequences, but the number of their records is unknown.
+Headwater's producers and readers may have returned LSNs for them and for what is pending, so LSNs
+continue above every LSN that can have been returned: no LSN ever means two records. Segments record
+the taken entries, without records and at a location that no object can have, so that what
+Headwater's consumers acknowledged before stays readable.
 
-    side object: claim it             nobody of ours moves the acknowledged sequence any more
+    side object: claim it             no consumer of Headwater moves the acknowledged sequence
     manifest: the next epoch          the other consumer is fenced, and takes nothing more
     segments of what was taken
     side object: sequence and LSN
 
-What was taken is what the write of the epoch saw. A crash in between leaves segments that say what
-is true, and adopting again writes them again, under a higher epoch. Producers that count LSNs by
-themselves see the epoch and look at the side object.
+The write of the epoch determines what was taken. After a crash the segments are true, and adopting
+again writes them again under a higher epoch. Producers that count LSNs notice the new epoch and
+read the side object.
 """
 
 from __future__ import annotations
@@ -39,23 +39,22 @@ from headwater.core.retry import RetryPolicy
 from headwater.store import Store
 
 TAKEN: Final = "//taken by another consumer"
-"""The location of what was taken: its empty segments make it no key of any store."""
-
+"""The location of taken entries: the empty path segment makes it an invalid key in every store."""
 
 _LSN_LAST: Final = (1 << 62) - 1
 
 
 class Adopted(NamedTuple):
-    """What became of one queue."""
+    """The result of adopting one queue."""
 
     sequence: int
-    """Of the first pending batch: the queue goes on with it."""
+    """The sequence of the first pending batch, with which the queue continues."""
     lsn: int
-    """Of its first record."""
+    """The LSN of its first record."""
     left_out: int = 0
-    """Batches that another consumer took, and that have no records here."""
+    """Batches that another consumer took."""
     readable: int = 0
-    """Batches that our own consumers acknowledged before, and that are still retained."""
+    """Batches that Headwater's consumers acknowledged before, and that are retained."""
     given_up: int = 0
     """Such batches that cannot be read any more; the next garbage collection deletes them."""
 
@@ -63,17 +62,17 @@ class Adopted(NamedTuple):
 async def adopt_v1_queue(
     store: Store, prefix: str, queue_id: str, *, lenient: bool = False
 ) -> Adopted:
-    """Go on with a queue that another implementation's consumer dequeued from, and fence that one.
+    """Take over a queue that another implementation's consumer dequeued from, and fence it.
 
-    It begins at its first pending batch; LSNs go on above every one that can have been told, from 1
-    if Headwater never had the queue. What was retained from before stays, unless more than
-    V1_TAKEN_MAX batches were taken since. Fences a consumer of ours.
+    The queue continues at its first pending batch, with LSNs above every one that can have been
+    returned (from 1 if Headwater never had the queue). What was retained stays, unless more than
+    V1_TAKEN_MAX batches were taken since. Also fences a consumer of Headwater.
     """
     names = V1Names(prefix, queue_id)
     manifest = ManifestObject(store, names.manifest, lenient=lenient)
     side = SideObject(store, names, queue_id)
-    before = await side.look()
-    if await manifest.look() is None:
+    before = await side.find()
+    if await manifest.find() is None:
         await manifest.create()
     found = await manifest.read()
     if before is not None:
@@ -96,7 +95,7 @@ async def adopt_v1_queue(
         return await _adopt_known(AckedSegments(store, names), side, before, found)
     except Unavailable as error:
         raise OutcomeUnknown(
-            f"{names.manifest}: adopted by half: adopt it again. {error}"
+            f"{names.manifest}: adopted only in part: adopt it again. {error}"
         ) from error
 
 
@@ -105,7 +104,7 @@ async def _unchanged(found: StoredManifest) -> Manifest:
 
 
 async def _adopt_new(side: SideObject, queue_id: str, found: StoredManifest) -> Adopted:
-    """Of a queue that Headwater never had: nobody was told an LSN."""
+    """Adopt a queue that Headwater never had: no LSN was ever returned."""
     front = found.front
     there = await side.create(
         SideState(
@@ -128,11 +127,11 @@ async def _adopt_known(
     taken = range(before.sequence, found.front)
     retained = before.sequence - before.floor_sequence
     keeps = retained > 0 and len(taken) <= limits.V1_TAKEN_MAX
-    # No batch that was ever counted had more records.
+    # No counted batch can have more records.
     lsn = before.lsn + (found.next_sequence - before.sequence) * limits.V1_BATCH_ROWS_MAX
     if lsn > _LSN_LAST:
         raise LimitExceeded(
-            f"LSNs would go on at {lsn:,}, above {_LSN_LAST:,}: make another stream"
+            f"LSNs would continue at {lsn:,}, above {_LSN_LAST:,}: create another stream"
         )
     if keeps:
         await acked.write_taken(taken, found.epoch, before, lsn, TAKEN)
@@ -150,8 +149,8 @@ async def _adopt_known(
 
 def _contended(queue_id: str) -> Contended:
     return Contended(
-        f"queue {queue_id}: somebody else opened or adopted it meanwhile: look at it, and adopt it "
-        "again if need be"
+        f"queue {queue_id}: it was opened or adopted by another process meanwhile: check it, and "
+        "adopt it again if needed"
     )
 
 
@@ -178,31 +177,28 @@ def _past(now: SideState, front: int, lsn: int, *, keeps: bool) -> SideState:
         floor_sequence=front,
         floor_lsn=lsn,
         floor_bytes=now.acked_bytes,
-        # What is below the floor and not swept, the collector deletes.
+        # The collector deletes what is below the floor and not swept.
         swept_sequence=front if now.swept_sequence == now.sequence else now.swept_sequence,
     )
-
-
-# Making a published v1 queue.
 
 
 async def create_v1_queue(
     store: Store, prefix: str, queue_id: str, *, lenient: bool = False
 ) -> None:
-    """Make the queue in the folder `prefix`, if it is not there; repeating it changes nothing.
+    """Create the queue in the folder `prefix`, unless it exists.
 
-    A manifest that other producers made is taken as it is, if nothing was dequeued from it. The
-    manifest comes first: where a side object stands, a missing manifest is one that was deleted.
+    A manifest of other producers is used as it is if nothing was dequeued from it. The manifest is
+    created first: if there is a side object, a missing manifest was deleted.
     """
     names = V1Names(prefix, queue_id)
     manifest = ManifestObject(store, names.manifest, lenient=lenient)
     side = SideObject(store, names, queue_id)
-    there = await side.look()
+    there = await side.find()
     if there is None:
-        if await manifest.look() is None:
+        if await manifest.find() is None:
             await manifest.create()
         found = await manifest.read()
-        there = await side.look()  # after the manifest: see `read_view`
+        there = await side.find()  # after the manifest: see `read_view`
         check_front(names.manifest, found, there)
         there = await side.create(SideState(queue_id))
     check_not_back(names.manifest, await manifest.read(), there)

@@ -1,20 +1,24 @@
-"""A producer's door to a published v1 queue.
+"""Appending to a v1 queue.
 
-The manifest has no marks of producers, so an append that was refused, or whose answer was lost, is
-looked for by its location, which nobody else writes. It is then
+The manifest does not record producers. So after an append that was refused, or whose answer was
+lost, the appender looks for its location, which no other producer writes. The append has
 
 - landed, if the manifest has the location;
-- not landed and never to land, if the manifest has changed and still holds every sequence that the
-  append could have got, or has given fewer sequences than the append would have taken;
-- landed, if the location is among those that our consumer acknowledged from that sequence on;
-- not landed, if all of those are known and it is not among them;
-- not landed, if the store refused it with 412 at the only request that was sent. This comes last:
-  a proxy that repeats requests can turn one's own write into a 412, and everything above notices
-  that. Without it, a producer beside another implementation's consumer that keeps up would be
-  stuck at the first race that it loses;
-- unknown otherwise, and stays so (`Unsettled`): nothing is appended twice on a guess.
+- not landed, and never will, if the manifest has changed and still has every sequence that the
+  append could have got, or has assigned fewer sequences than the append would have taken;
+- landed, if Headwater's consumer acknowledged the location since that sequence;
+- not landed, if all locations acknowledged since are known and it is not among them;
+- not landed, if the store answered the only request with 412. This check comes last: a proxy that
+  repeats requests can turn a successful write into a 412, and the checks above notice that. Without
+  it, a producer beside another implementation's fast consumer would be stuck at its first lost
+  race;
+- an unknown outcome otherwise, for good (`Unsettled`): nothing is appended twice on a guess.
 
-All batches of one write land together, and a manifest never comes back to earlier bytes.
+All batches of one write land together, and a manifest never returns to earlier bytes.
+
+The published format does not say with which LSN a batch begins: that is counted. A lone producer
+counts its own batches without requests; the footers of other producers' batches are read once each.
+The first append reads the side object and the footers of all pending batches.
 """
 
 from __future__ import annotations
@@ -55,16 +59,16 @@ from headwater.store import Store, Version
 
 
 class UnsettledAttempt(NamedTuple):
-    """An attempt that may have placed a batch."""
+    """An attempt that may have appended a batch."""
 
     version: Version
-    """Of the manifest that it was to replace."""
+    """The version of the manifest that it was to replace."""
     sequence: int
-    """The lowest that the batch can have got."""
+    """The lowest sequence that the batch can have."""
     end: int
     """The lowest next sequence that the queue can have had after it."""
     refused: bool = False
-    """Whether the store refused it, and no request before that one was sent."""
+    """Whether the store refused the only request of the attempt."""
 
 
 class V1Appender(Appender):
@@ -93,12 +97,12 @@ class V1Appender(Appender):
         self._numbering = Numbering(store, names, self._manifest, self._side, self._acked)
         self._base: StoredManifest | None = None
         self._in_company = False
-        """Whether somebody else won a race lately: then it is better to look before writing."""
-        self._doubts: dict[str, UnsettledAttempt] = {}
+        """Whether another writer won a race lately: then it is better to read before writing."""
+        self._unsettled: dict[str, UnsettledAttempt] = {}
         self._placed: dict[str, int] = {}
 
     async def open(self) -> ProducerState:
-        """Look whether the queue is there. v1 knows nothing of producers, and fences none."""
+        """Check that the queue exists. v1 does not record producers, and fences none."""
         await self._side.read()
         self._base = await self._manifest.read()
         return ProducerState(0, None)
@@ -122,20 +126,20 @@ class V1Appender(Appender):
         if len(wanted) < len(batches):
             raise Refused("the same batch is given twice")
         self._placed = {at: s for at, s in self._placed.items() if at in wanted}
-        self._doubts = {at: doubt for at, doubt in self._doubts.items() if at in wanted}
+        self._unsettled = {at: attempt for at, attempt in self._unsettled.items() if at in wanted}
         if any(at not in self._placed for at in wanted):
             await self._land(wanted)
         for at, batch in wanted.items():
-            self._numbering.know(at, BatchCount(batch.rows, batch.size_bytes, batch.max_ms))
+            self._numbering.add(at, BatchCount(batch.rows, batch.size_bytes, batch.max_ms))
         return await self._numbering.place(self._base, [self._placed[at] for at in wanted])
 
     async def close(self, *, for_good: bool = False) -> None:
-        """Nothing to say: v1 has no word for it."""
+        """Nothing to do: v1 does not record producers."""
 
     async def _land(self, wanted: dict[str, NewBatch]) -> None:
         """Append what has not landed, until all has."""
         race = ManifestRetry(self._policy, self._manifest)
-        # Forgotten until all has landed: after a doubt, what was known before it proves nothing.
+        # Forgotten until everything has landed: after an unknown outcome, the old base is stale.
         base, self._base = self._base, None
         try:
             if base is None or self._in_company:
@@ -153,19 +157,19 @@ class V1Appender(Appender):
                 except (Conflict, OutcomeUnknown) as error:
                     base = await race.lost(base, error)
         except (Unavailable, Refused) as error:
-            if self._doubts:
+            if self._unsettled:
                 raise OutcomeUnknown(
-                    f"{self._names.manifest}: {len(self._doubts)} batches may have been appended "
-                    f"and may not: append them again, which looks first. {error}"
+                    f"{self._names.manifest}: {len(self._unsettled)} batches may have been "
+                    f"appended: append them again, which checks that first. {error}"
                 ) from error
             raise
         self._base, self._in_company = base, race.losses > 0
 
     async def _write(self, base: StoredManifest, rest: dict[str, NewBatch]) -> StoredManifest:
-        """One attempt. It is noted as one that may land before it is sent."""
-        first, before = base.next_sequence, dict(self._doubts)
+        """One attempt, which is noted as unsettled before it is sent."""
+        first, before = base.next_sequence, dict(self._unsettled)
         for at in rest:
-            self._doubts.setdefault(at, UnsettledAttempt(base.version, first, first + len(rest)))
+            self._unsettled.setdefault(at, UnsettledAttempt(base.version, first, first + len(rest)))
         try:
             appended = base.manifest.appended(
                 (at, unpack_metadata(batch.calls)) for at, batch in rest.items()
@@ -174,12 +178,12 @@ class V1Appender(Appender):
             found = await self._manifest.replace(base, appended, token=token)
         except Conflict as conflict:
             if conflict.nothing_landed:
-                # Of an earlier attempt on the same version this refusal says nothing.
+                # The refusal does not settle an earlier attempt on the same version.
                 for at in rest.keys() - before.keys():
-                    self._doubts[at] = self._doubts[at]._replace(refused=True)
+                    self._unsettled[at] = self._unsettled[at]._replace(refused=True)
             raise
         except (Unavailable, Refused, Corrupt):
-            self._doubts = before  # of this attempt nothing landed
+            self._unsettled = before  # nothing of this attempt landed
             raise
         for sequence, at in enumerate(rest, start=first):
             self._place(at, sequence)
@@ -187,36 +191,36 @@ class V1Appender(Appender):
 
     def _place(self, at: str, sequence: int) -> None:
         self._placed[at] = sequence
-        self._doubts.pop(at, None)
+        self._unsettled.pop(at, None)
 
     async def _settle(self, base: StoredManifest) -> None:
-        """Decide about earlier attempts from a manifest that was read after them."""
-        if not self._doubts:
+        """Settle earlier attempts with a manifest that was read after them."""
+        if not self._unsettled:
             return
-        lowest = min(doubt.sequence for doubt in self._doubts.values())
+        lowest = min(attempt.sequence for attempt in self._unsettled.values())
         present: dict[str, int] = {}
         for sequence in range(max(lowest, base.front), base.next_sequence):
             present.setdefault(base.entry(sequence).location, sequence)
         passed: dict[str, UnsettledAttempt] = {}
-        for at, doubt in list(self._doubts.items()):
+        for at, attempt in list(self._unsettled.items()):
             if at in present:
                 self._place(at, present[at])
-            elif base.version == doubt.version:
-                continue  # it may still land; whatever is written next replaces the same version
-            elif base.front <= doubt.sequence or base.next_sequence < doubt.end:
-                del self._doubts[at]
+            elif base.version == attempt.version:
+                continue  # it may still land, but the next write replaces the same version
+            elif base.front <= attempt.sequence or base.next_sequence < attempt.end:
+                del self._unsettled[at]
             else:
-                passed[at] = doubt
+                passed[at] = attempt
         if passed:
             await self._settle_passed(base, passed)
 
     async def _settle_passed(
         self, base: StoredManifest, passed: dict[str, UnsettledAttempt]
     ) -> None:
-        """The sequences that these could have got were dequeued: our consumer has noted whose."""
+        """Settle attempts whose possible sequences were dequeued, with the side object."""
         side = await self._side.read()
         known, known_from = side.remembered(), side.remembered_from
-        lowest = min(doubt.sequence for doubt in passed.values())
+        lowest = min(attempt.sequence for attempt in passed.values())
         if max(side.floor_sequence, known_from - limits.V1_LOOK_BACK_ENTRIES) <= lowest:
             older = await self._acked.read(range(lowest, known_from))
             if lowest + len(older) >= known_from:
@@ -224,18 +228,18 @@ class V1Appender(Appender):
                 known_from = min(known_from, lowest)
         taken_elsewhere = side.sequence < base.front
         unsettled: list[str] = []
-        for at, doubt in passed.items():
+        for at, attempt in passed.items():
             found = known.get(location_digest(at))
             if found is not None:
                 self._place(at, found)
-            elif doubt.refused or (known_from <= doubt.sequence and not taken_elsewhere):
-                del self._doubts[at]
+            elif attempt.refused or (known_from <= attempt.sequence and not taken_elsewhere):
+                del self._unsettled[at]
             else:
                 unsettled.append(at)
         if unsettled:
-            raise self._unsettled(unsettled, lowest, base, side)
+            raise self._unknown(unsettled, lowest, base, side)
 
-    def _unsettled(
+    def _unknown(
         self, places: list[str], lowest: int, base: StoredManifest, side: SideState
     ) -> Unsettled:
         why = (
@@ -246,27 +250,20 @@ class V1Appender(Appender):
         )
         return Unsettled(
             f"{self._names.manifest}: {len(places)} batches may have been appended at sequence "
-            f"{lowest:,} or later, the first at {places[0]}, and {why}: nothing can tell, and "
-            "nothing is appended on a guess. Look for their records where the stream is consumed.",
+            f"{lowest:,} or later, the first at {places[0]}, and {why}: whether they were is "
+            "unknown, and nothing is appended on a guess. Look for their records where the stream "
+            "is consumed.",
             batch_ids=frozenset(map(self._names.batch_id, places)),
         )
 
 
-# The LSNs of what a producer appended.
-#
-# The published format does not tell a producer which LSN its batch begins with: that is counted.
-# A lone producer counts its own batches as it goes, without a request; the footers of others'
-# batches are read, once each. The first append reads the side object and the footers of all that
-# is pending.
-
-
 UNKNOWN_LSN: Final = 0
-"""The first LSN of a batch that stands in the queue, and whose number cannot be told: another
-implementation consumes the queue, or a batch before it cannot be counted."""
+"""The first LSN of an appended batch if it is unknown: another implementation consumes the queue,
+or a batch before it cannot be counted."""
 
 
 class Numbering:
-    """Counts on from append to append."""
+    """Counts the LSNs of appended batches, from append to append."""
 
     def __init__(
         self,
@@ -283,16 +280,16 @@ class Numbering:
         self._counts = BatchCounts(store)
         self._ledger = Ledger(names, self._counts)
         self._epoch: int | None = None
-        """The manifest's, when the side object was looked at last."""
+        """The manifest's epoch when the side object was read last."""
 
-    def know(self, location: str, count: BatchCount) -> None:
-        """Of one's own batches, nobody has to be asked."""
-        self._counts.know(location, count)
+    def add(self, location: str, count: BatchCount) -> None:
+        """Add the count of a batch of this producer, which need not be read."""
+        self._counts.add(location, count)
 
     async def place(
         self, found: StoredManifest | None, sequences: Sequence[int]
     ) -> list[AppendedBatch]:
-        """Where batches stand that were appended; `found` is a manifest read after that."""
+        """The positions of appended batches; `found` is a manifest that was read after that."""
         if not sequences:
             return []
         try:
@@ -302,14 +299,14 @@ class Numbering:
         except Unavailable as error:
             raise OutcomeUnknown(
                 f"{self._names.manifest}: appended as sequences {sequences[0]:,} to "
-                f"{sequences[-1]:,}, whose LSNs cannot be told: append them again, which only "
-                f"looks. {error}"
+                f"{sequences[-1]:,}, whose LSNs could not be read: append them again, which only "
+                f"reads. {error}"
             ) from error
 
     async def _place(self, found: StoredManifest, sequences: Sequence[int]) -> list[AppendedBatch]:
         ledger = self._ledger
         end = max(sequences) + 1
-        # Whoever adopted the queue has raised the epoch and numbered on from elsewhere.
+        # Adopting the queue raises the epoch, and continues with other LSNs.
         is_renumbered = found.epoch != self._epoch
         if is_renumbered or min(sequences) < ledger.start or ledger.end < found.front:
             found = await self._follow()
@@ -319,8 +316,8 @@ class Numbering:
             except Uncounted as error:
                 found = await self._follow()
                 if ledger.start <= error.descriptor.sequence:
-                    break  # what follows it has no number
-                # It was only acknowledged and collected while it was looked for.
+                    break  # the batches after it have no LSNs
+                # It was acknowledged and collected while it was read.
         placed = [
             AppendedBatch(sequence, await self._first_lsn(sequence)) for sequence in sequences
         ]

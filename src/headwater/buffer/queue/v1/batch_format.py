@@ -1,25 +1,27 @@
-"""The published batch format, version 1: records one after the other, and seven bytes at the end.
+"""The published batch format, version 1, and the counts of batches.
 
     batch  = block | u8 compression | u32 record_count | u16 version = 1
     block  = (u32 length | bytes)*, compressed as one whole if the footer says so; written as one
              zstd frame, and read also as several
 
-A record's place is known only from the lengths of all the records before it, so reading a batch
-follows a chain, and that is the one loop over records in Headwater. It is kept short by guessing
-and then proving the guess without a loop: that all records are equally long, that no length needs
-more than its lowest byte. If every length that a guess stepped over is the length that stands
-there, the guess has followed the chain; if not, the lengths are read one by one.
+The position of a record follows from the lengths of all records before it, so reading a batch
+follows a chain: the only loop over records in Headwater. It is kept short by guessing and then
+verifying the guess without a loop: that all records have the same length, or that no length needs
+more than its lowest byte. If every length that a guess stepped over matches, the guess has followed
+the chain; if not, the lengths are read one by one.
 
 Always holds:
 
-- nothing is allocated on the word of a length or a count: `record_count` is compared with what the
-  block can hold before the chain is followed, each length with what is left of the block, and the
-  size of the block with `max_bytes` before it is decompressed;
-- what is allocated beside the block (as `decompress` gives it) is at most three times its size and
-  1 MiB;
-- faults are looked for in this order: too short, compression, version, decompression, record
-  count, a length that is cut off, data that are cut off, bytes after the last record;
-- only `Corrupt`, `NotSupported` and `LimitExceeded` escape a reader.
+- lengths and counts are checked before anything is allocated: `record_count` against what the block
+  can hold, each length against the rest of the block, and the size of the block against `max_bytes`
+  before it is decompressed;
+- beside the block itself, at most three times its size and 1 MiB are allocated;
+- errors are checked in this order: too short, compression, version, decompression, record count,
+  truncated length, truncated data, bytes after the last record;
+- readers raise only `Corrupt`, `NotSupported` and `LimitExceeded`.
+
+The manifest names batches without their sizes. A ranged read of a batch's footer returns the number
+of its records, and the size of the object.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ _KNOWN: Final = (Compression.NONE, Compression.ZSTD)
 
 
 class V1Footer(NamedTuple):
-    """What the last seven bytes of a batch say."""
+    """The last seven bytes of a batch."""
 
     record_count: int
     compression: Compression
@@ -100,7 +102,7 @@ def _interleave(lengths: pa.Int32Array, values: pa.BinaryArray, size_bytes: int)
 
 
 def read_footer(tail: Buffer) -> V1Footer:
-    """What the last seven bytes say; `tail` ends where the batch ends, and may begin earlier."""
+    """The footer; `tail` ends where the batch ends."""
     view = memoryview(tail).cast("B")
     if len(view) < FOOTER_BYTES:
         raise Corrupt(f"a batch of {len(view)} bytes: its footer alone takes {FOOTER_BYTES}")
@@ -123,7 +125,7 @@ def read_footer(tail: Buffer) -> V1Footer:
 def decode_batch(
     data: Buffer, *, lenient: bool = False, max_bytes: int = BATCH_MAX_BYTES
 ) -> pa.BinaryArray:
-    """The records of one batch. `lenient` passes over bytes after the last record."""
+    """The records of one batch. `lenient` ignores bytes after the last record."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -131,7 +133,7 @@ def decode_batch(
     record_count, compression = read_footer(view)
     footer_start = len(view) - FOOTER_BYTES
     if compression is Compression.NONE and isinstance(data, bytes):
-        # The chain stops at the footer, and the batch need not be copied to cut the footer off.
+        # Not copied: the chain stops at the footer.
         block, end = data, footer_start
         _check_size(end, max_bytes)
     else:
@@ -170,7 +172,7 @@ def _framed(block: bytes, offsets: array[int], first: int, count: int) -> pa.Bin
 
 
 def _follow(block: bytes, end: int, record_count: int) -> array[int]:
-    """Where each record begins, and after them where the last one ends."""
+    """The offset of each record, and the end of the last one."""
     offsets = array("i", (0,))
     if record_count and end % record_count == 0:
         size = end // record_count
@@ -197,7 +199,7 @@ def _follow(block: bytes, end: int, record_count: int) -> array[int]:
 
 
 def _low_bytes(block: bytes, position: int, count: int) -> list[int]:
-    """Where the records end if no length is above 255; fewer than `count` if the block does."""
+    """The ends of the records if no length is above 255; fewer than `count` at the block's end."""
     found: list[int] = []
     append = found.append
     try:
@@ -210,7 +212,7 @@ def _low_bytes(block: bytes, position: int, count: int) -> list[int]:
 
 
 def _is_chain(block: bytes, offsets: array[int], first: int, count: int) -> bool:
-    """Whether every offset is the one before it plus the length that stands there."""
+    """Whether every offset is the previous one plus the length stored there."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -222,7 +224,7 @@ def _is_chain(block: bytes, offsets: array[int], first: int, count: int) -> bool
 
 
 def _one_by_one(block: bytes, end: int, position: int, done: int, count: int) -> list[int]:
-    """Where `count` records end, each length checked against what is left of the block."""
+    """The ends of `count` records, with each length checked against the rest of the block."""
     unpack = struct.Struct("<I").unpack_from
     found: list[int] = []
     append = found.append
@@ -245,17 +247,8 @@ def _one_by_one(block: bytes, end: int, position: int, done: int, count: int) ->
     return found
 
 
-# How many records batches have: from the seven bytes at their ends, read once.
-#
-# The published manifest names batches and says nothing of their sizes. A ranged read of the
-# footer tells the rows, and its answer the size of the object.
-
-
-_FOOTER_LENGTH_BYTES = 4
-
-
 class BatchCount(NamedTuple):
-    """What the end of a batch and the store tell of it."""
+    """The number of records in a batch, and the size and time of its object."""
 
     rows: int
     size_bytes: int
@@ -263,43 +256,40 @@ class BatchCount(NamedTuple):
 
 
 class BatchCounts:
-    """The counts of batches, by their location; the ones used last are kept."""
+    """A cache of counts, by location."""
 
     def __init__(self, store: Store, capacity: int = limits.V1_COUNTS_CACHED) -> None:
         self._store = store
         self._capacity = capacity
         self._known: OrderedDict[str, BatchCount] = OrderedDict()
 
-    def know(self, location: str, count: BatchCount) -> None:
-        """Keep what is known without reading: a batch never changes."""
+    def add(self, location: str, count: BatchCount) -> None:
+        """Add a count. Batches never change."""
         self._known[location] = count
         self._known.move_to_end(location)
         while len(self._known) > self._capacity:
             self._known.popitem(last=False)
 
     async def of(self, location: str) -> BatchCount:
-        """The count of one batch. What its bytes may be wrong in, `read_footer` says."""
-        known = self._known.get(location)
-        if known is None:
-            known = await self._read(location)
-        self.know(location, known)
-        return known
+        """The count of one batch; raises what `read_footer` raises."""
+        count = self._known.get(location)
+        if count is None:
+            count = await self._read(location)
+        self.add(location, count)
+        return count
 
     async def _read(self, location: str) -> BatchCount:
 
         try:
             found = await self._store.get(location, ByteRange(-FOOTER_BYTES), foreign=True)
         except BadKey as error:
-            # Another implementation may write any text. Escaping it here would look for an object
-            # of another name, and perhaps find one.
-            raise BadKey(
-                f"the batch at location {location!r} cannot be asked for: {error}"
-            ) from None
+            # Another implementation may write any text. An escaped one would name another object.
+            raise BadKey(f"the batch at location {location!r} cannot be read: {error}") from None
         rows, compression = read_footer(found.data)
         block_bytes = limits.BATCH_MAX_BYTES
         if compression is Compression.NONE:
             block_bytes = min(found.meta.size_bytes - FOOTER_BYTES, block_bytes)
-        if rows * _FOOTER_LENGTH_BYTES > block_bytes:
+        if rows * _LENGTH_BYTES > block_bytes:
             raise Corrupt(
                 f"{location}: record_count is {rows:,}, and {found.meta.size_bytes:,} bytes hold "
                 "fewer"

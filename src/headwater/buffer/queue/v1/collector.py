@@ -1,16 +1,16 @@
-"""The garbage collector's door to a published v1 queue.
+"""Garbage collection of a v1 queue.
 
-The published manifest has no floor: a batch that nobody refers to may be one that a slow producer
-is about to append, and nothing could refuse that append afterwards. So nothing is looked for by
-listing. What goes is what our own consumer acknowledged, which the segments name, once it is past
-the retention and out of the manifest; a batch that was uploaded and never appended stays.
+The published manifest has no floor: a batch without a reference may be one that a slow producer is
+about to append, and that append could not be refused. So the collector does not list batches. It
+deletes what Headwater's consumer acknowledged, which the segments name, once it is past the
+retention and out of the manifest. A batch that was uploaded and never appended stays.
 
     side object: the floor     batches, then their segments     side object: swept up to the floor
 
-A crash in between is seen in the next pass, from what lies between swept and floor.
+After a crash, the next pass deletes what is between swept and floor.
 
-How old a batch is, the store says, by when it wrote the object. A producer's clock that is ahead
-would keep everything behind its batch, and one that is late would have it deleted at once.
+The age of a batch is the time at which the store wrote its object. A producer's clock that is ahead
+would retain everything after its batch; one that is late would delete its batch at once.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from headwater.store import Register, Store
 
 
 class ClockReads(msgspec.Struct, frozen=True):
-    """How often the store was asked for the time."""
+    """The value of the object whose modification time is the store's time."""
 
     times: int = 0
 
 
 class V1Collector(Collector):
-    """Deletes acknowledged batches past the retention, and never anything else."""
+    """Deletes only acknowledged batches past the retention."""
 
     def __init__(self, store: Store, prefix: str, queue_id: str, *, lenient: bool = False) -> None:
         names = V1Names(prefix, queue_id)
@@ -73,10 +73,10 @@ class V1Collector(Collector):
     async def _expired(
         self, found: StoredManifest, side: SideState, retention: Retention
     ) -> SideState:
-        """The side object with the floor where the retention puts it, as far as one pass goes.
+        """The side object with the floor that the retention allows, as far as one pass goes.
 
-        Not above the manifest's first entry: what was acknowledged and not yet dequeued would
-        be a reference to nothing for any other implementation.
+        Not above the manifest's first entry: other implementations would find references to
+        deleted batches that are acknowledged and not yet dequeued.
         """
         floor = (side.floor_sequence, side.floor_lsn, side.floor_bytes)
         end = min(side.sequence, found.front, side.floor_sequence + limits.V1_COLLECT_BATCHES)
@@ -95,7 +95,7 @@ class V1Collector(Collector):
     async def _dated(
         self, batches: list[Descriptor], retention: Retention
     ) -> AsyncIterator[tuple[Descriptor, int]]:
-        """Each with the time at which the store wrote its object, where that is of use."""
+        """Each batch with the time at which the store wrote it, if the retention needs it."""
         for first in range(0, len(batches), limits.V1_SEGMENTS_AT_ONCE):
             group = batches[first : first + limits.V1_SEGMENTS_AT_ONCE]
             times = [0] * len(group)
@@ -105,7 +105,7 @@ class V1Collector(Collector):
                 yield dated
 
     async def _written_ms(self, batch: Descriptor) -> int:
-        """0 for an object that is gone: there is nothing left to be kept."""
+        """The modification time of the object; 0 if it is gone."""
         try:
             return (await self._store.head(batch.location, foreign=True)).modified_ms
         except (NotFound, BadKey):
@@ -121,17 +121,17 @@ class V1Collector(Collector):
         return written_ms + retention.retention_ms <= self._now_ms
 
     async def _store_time(self) -> int:
-        """What time it is by the store's clock: that of an object it just wrote."""
+        """The store's time: the modification time of an object that it just wrote."""
         await self._clock.update(lambda asked: ClockReads((asked or ClockReads()).times + 1))
         return await self._store.now_ms(self._clock.key)
 
     async def _sweep(
         self, side: SideState, found: StoredManifest, pending: set[str], done: Collected
     ) -> SideState:
-        """Delete what lies between swept and floor.
+        """Delete the batches between swept and floor.
 
         Not above the manifest's first entry as it was read: another collector may have raised the
-        floor since, and what was still pending then would be passed over and count as swept.
+        floor since, and batches that were pending then would be skipped and count as swept.
         """
         swept = side.swept_sequence
         end = max(swept, min(side.floor_sequence, found.front))
@@ -151,7 +151,7 @@ class V1Collector(Collector):
         )
 
     async def _sweep_segments(self, before: int, done: Collected) -> None:
-        """Delete the segments all of whose batches are gone."""
+        """Delete the segments whose batches are all gone."""
         async for key in self._acked.keys_before(before):
             try:
                 await self._acked.delete(key)
@@ -160,9 +160,8 @@ class V1Collector(Collector):
                 done.failed += 1
 
     async def _delete(self, batch: Descriptor, pending: set[str], done: Collected) -> None:
-        """Delete one batch, if it is ours to delete."""
-        # Never where another queue's batches may stand. And a batch that was appended twice goes
-        # with the later entry.
+        """Delete one batch, if it has a name of this queue and is not pending again."""
+        # A batch that was appended twice is deleted with the later entry.
         is_own = self._names.is_own(batch.location)
         if not is_own or batch.location in pending:
             done.batches_left += not is_own and not batch.duplicate
@@ -185,7 +184,7 @@ def _at(side: SideState, floor: tuple[int, int, int]) -> SideState:
 
 
 def _raised(now: SideState, to: SideState) -> SideState:
-    """The floor of `to` in what stands there, if that is higher."""
+    """The current value with the floor of `to`, if that is higher."""
     if to.floor_sequence <= now.floor_sequence:
         return now
     return _at(now, (to.floor_sequence, to.floor_lsn, to.floor_bytes))

@@ -1,18 +1,18 @@
-"""The owning consumer's door to a published v1 queue.
+"""Consuming a v1 queue as its owner.
 
     open      side object: claim it; manifest: epoch + 1; side object: that epoch
     dequeue   segments; side object: sequence and LSN; manifest: without the entries
 
-Two things fence. The manifest's epoch does, as published, whoever raised it. The claim in the side
-object fences among Headwater's own: it is taken before the epoch is raised, so that a predecessor
-moves the acknowledged sequence no more once its successor looks at it.
+Two things fence: the manifest's epoch, as published, and the claim in the side object, between
+Headwater's consumers. The claim is taken before the epoch is raised, so that a predecessor does not
+move the acknowledged sequence after its successor has read it.
 
-Each step may be the last before a crash:
+A crash may come after any step:
 
-- segments and no more: they say what is true, and are written again or covered;
-- the side object, not the manifest: the next consumer takes the entries out when it opens;
-- a claim and no epoch: the predecessor cannot acknowledge, and opening again mends it;
-- an epoch and no word of it in the side object: the next one is higher.
+- only segments were written: they are true, and are written again or outranked;
+- the side object but not the manifest: the next consumer removes the entries when it opens;
+- a claim but no epoch: the predecessor cannot acknowledge, and opening again repairs it;
+- an epoch that is not in the side object: the next one is higher.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from headwater.store import Store
 
 
 class V1Consumer(QueueConsumer):
-    """Opens, reads on, dequeues. One LSN for each record, whoever was the consumer before."""
+    """Opens, reads and dequeues. Records keep their LSNs from one consumer to the next."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class V1Consumer(QueueConsumer):
         self._names = names
         self._policy = policy or RetryPolicy()
         self._manifest = ManifestObject(store, names.manifest, self.counters, lenient=lenient)
-        self._beside = SideObject(store, names, queue_id, self._policy)
-        self._reader = EntryReader(store, names, self._beside)
+        self._side_object = SideObject(store, names, queue_id, self._policy)
+        self._reader = EntryReader(store, names, self._side_object)
         self._queue_id = queue_id
         self._claim = ""
         self._side = SideState(queue_id)
@@ -100,10 +100,10 @@ class V1Consumer(QueueConsumer):
                 side, group=group, claim=claim, opened_ms=runtime.wall_ms()
             )
 
-        side = await self._beside.update(claimed)
+        side = await self._side_object.update(claimed)
         try:
             found = await self._raise_epoch(side, claim)
-            self._side = await self._beside.update(
+            self._side = await self._side_object.update(
                 lambda now: msgspec.structs.replace(_owned(now, claim), epoch=found.epoch)
             )
         except Unavailable as error:
@@ -123,7 +123,7 @@ class V1Consumer(QueueConsumer):
         start = 0 if sequence is None else sequence + 1
         if start < self._side.sequence:
             # A garbage collector may have raised the floor.
-            self._side = _owned(await self._beside.read(), self._claim)
+            self._side = _owned(await self._side_object.read(), self._claim)
         try:
             return await self._reader.after(QueueView(found, self._side), start, limit)
         except Uncounted:
@@ -162,7 +162,7 @@ class V1Consumer(QueueConsumer):
                 )
         # A consumer that crashed may have written down what it counted before the batch was lost.
         await self._reader.acked.discard_from(self._side.sequence)
-        self._side = await self._beside.update(lambda now: self._without(now, sequence, rows))
+        self._side = await self._side_object.update(lambda now: self._without(now, sequence, rows))
 
     def _without(self, now: SideState, sequence: int, rows: int) -> SideState:
         given_up = sorted({*_owned(now, self._claim).given_up, sequence})
@@ -171,20 +171,20 @@ class V1Consumer(QueueConsumer):
                 f"{self._names.manifest}: {len(given_up):,} pending batches are given up; "
                 f"V1_GIVEN_UP_MAX is {limits.V1_GIVEN_UP_MAX:,}. Acknowledge some first."
             )
-        kept = [*now.given_up_rows, (sequence, rows)] if rows else now.given_up_rows
-        return msgspec.structs.replace(now, given_up=given_up, given_up_rows=kept)
+        given_up_rows = [*now.given_up_rows, (sequence, rows)] if rows else now.given_up_rows
+        return msgspec.structs.replace(now, given_up=given_up, given_up_rows=given_up_rows)
 
     async def _present(self) -> QueueView:
-        """The queue before it is opened."""
-        if await self._beside.look() is None:
-            found = await self._manifest.look()
+        """The queue, before it is opened."""
+        if await self._side_object.find() is None:
+            found = await self._manifest.find()
             if found is None:
-                await self._beside.read()
+                await self._side_object.read()
             else:
-                # Where nothing was ever dequeued, LSNs are known without a side object.
-                check_front(self._names.manifest, found, await self._beside.look())
-                await self._beside.create(SideState(self._queue_id))
-        return await read_view(self._manifest, self._beside)
+                # If nothing was ever dequeued, LSNs are known without a side object.
+                check_front(self._names.manifest, found, await self._side_object.find())
+                await self._side_object.create(SideState(self._queue_id))
+        return await read_view(self._manifest, self._side_object)
 
     def _check_resume(self, view: QueueView, last_acked_sequence: int | None) -> None:
         if last_acked_sequence is None:
@@ -193,12 +193,12 @@ class V1Consumer(QueueConsumer):
             raise Refused(
                 f"{self._names.manifest}: sequence {last_acked_sequence:,} cannot have been "
                 f"acknowledged: the next one is {view.found.next_sequence:,}. The position belongs "
-                "to another queue, or the queue was deleted and made again."
+                "to another queue, or the queue was deleted and created again."
             )
         self._reader.check_retained(view.side, last_acked_sequence + 1)
 
     async def _check_countable(self, view: QueueView, end: int) -> None:
-        """`Uncounted` before anybody is fenced, if what is to be acknowledged has no numbers."""
+        """Raise `Uncounted` before fencing if a batch to acknowledge cannot be counted."""
         while True:
             async with self._reader.lock:
                 self._reader.ledger.follow(view.side)
@@ -206,18 +206,18 @@ class V1Consumer(QueueConsumer):
                     await self._reader.ledger.extend(view.found, end)
                     return
                 except Uncounted as error:
-                    view = await read_view(self._manifest, self._beside)
+                    view = await read_view(self._manifest, self._side_object)
                     if view.side.sequence <= error.descriptor.sequence:
                         raise
-                    # It was only acknowledged and collected while it was looked for.
+                    # It was acknowledged and collected while it was read.
 
     async def _raise_epoch(self, side: SideState, claim: str) -> StoredManifest:
-        """Become the consumer of the manifest, without what is acknowledged."""
+        """Raise the manifest's epoch, and remove the acknowledged entries."""
 
         async def prepared(found: StoredManifest) -> Manifest:
             nonlocal side
             if found.front > side.sequence:
-                side = _owned(await self._beside.read(), claim)
+                side = _owned(await self._side_object.read(), claim)
                 check_front(self._names.manifest, found, side)
             check_not_back(self._names.manifest, found, side)
             return found.manifest.dequeued(side.sequence - 1)
@@ -242,7 +242,7 @@ class V1Consumer(QueueConsumer):
         self._count_pending(found)
 
     async def _acknowledge(self, found: StoredManifest, end: int) -> None:
-        """Segments, then the side object."""
+        """Write segments, then the side object."""
         before = self._side
         sequences = range(before.sequence, end)
         async with self._reader.lock:
@@ -273,18 +273,18 @@ class V1Consumer(QueueConsumer):
                 given_up_rows=[(s, rows) for s, rows in now.given_up_rows if s >= end],
             )
 
-        self._side = await self._beside.update(acknowledged)
+        self._side = await self._side_object.update(acknowledged)
         self._count_pending(found)
 
     async def _shorten(self, found: StoredManifest) -> None:
-        """Take out of the manifest what the side object says is acknowledged."""
+        """Remove the acknowledged entries from the manifest."""
         through = self._side.sequence - 1
         race = ManifestRetry(self._policy, self._manifest)
         try:
             while found.front <= through:
                 shorter = found.manifest.dequeued(through)
                 try:
-                    # Under this epoch nobody else dequeues: the bytes are this consumer's.
+                    # Only this consumer dequeues under this epoch, so the bytes are its own.
                     found = await self._manifest.replace(found, shorter, sole_writer=True)
                 except (Conflict, OutcomeUnknown) as error:
                     found = await race.lost(found, error)

@@ -1,12 +1,12 @@
-"""The running count over a queue's entries: which LSN each begins with, and which come twice.
+"""The running count of a queue's entries: the first LSN of each, and which are duplicates.
 
-An entry's LSN is the first unacknowledged one, which the side object has, and the rows of all
-entries between. The ledger counts each entry once and goes on from there.
+An entry's first LSN is the first unacknowledged LSN, which the side object has, plus the rows of
+all entries between. The ledger counts each entry once and continues from there.
 
-Always holds: what it says of an entry is a function of the queue alone, whoever counts and
-whenever. An entry is a duplicate if its location stands among the V1_REMEMBERED entries before it,
-acknowledged or not; a window that depended on what happened to be pending would give the same
-entry records for one reader and none for another.
+Always holds: the result for an entry depends only on the queue, not on who counts or when. An entry
+is a duplicate if its location is among the V1_REMEMBERED entries before it, acknowledged or not. If
+the window depended on what is pending, an entry would have records for one reader and none for
+another.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from headwater.core import limits
 from headwater.core.errors import BadKey, Bug, Damaged, NotFound, NotSupported
 
 _UNCOUNTABLE = (NotFound, Damaged, NotSupported, BadKey)
-"""Errors that say something of the batch, and would say it again tomorrow."""
+"""Errors of the batch itself, which repeating the request would not change."""
 
 
 class NumberedEntry(NamedTuple):
-    """What is known of one entry beyond its manifest bytes."""
+    """What was counted for an entry."""
 
     first_lsn: int
     rows: int
@@ -52,25 +52,25 @@ class Ledger:
         self._counts = counts
         self.start = self.end = -1
         self.next_lsn = 0
-        """Of the first record at `end`."""
+        """The LSN of the first record at `end`."""
         self.size_bytes = 0
-        """Of all batches from `start` up to `end`."""
+        """The size of all batches from `start` up to `end`."""
         self.newest_ms = BEFORE_ALL_MS
-        """The latest ingestion time of any record up to `end`, acknowledged ones included."""
+        """The latest ingestion time of any record up to `end`, including acknowledged ones."""
         self._counted: dict[int, NumberedEntry] = {}
         self._last_at: dict[bytes, int] = {}
         self._given_up: dict[int, int] = {}
-        """How many LSNs each keeps of those that nobody can count."""
+        """The number of LSNs of each batch that was given up."""
 
     def __getitem__(self, sequence: int) -> NumberedEntry:
         return self._counted[sequence]
 
     def follow(self, side: SideState) -> None:
-        """Begin at what is acknowledged: go on where possible, else begin anew."""
+        """Begin at the acknowledged position: continue the count if possible, else restart it."""
         given_up = dict.fromkeys(side.given_up, 0) | dict(side.given_up_rows)
         lost_since = any(s in self._counted for s in given_up.keys() - self._given_up.keys())
         if lost_since or self._lsn_at(side.sequence) != side.lsn:
-            # Behind, ahead, or it counted a batch whose rows were given up later.
+            # The count is behind or ahead, or includes a batch that was given up later.
             self.start = self.end = side.sequence
             self.next_lsn = side.lsn
             self.size_bytes = 0
@@ -87,13 +87,13 @@ class Ledger:
         return None if counted is None else counted.first_lsn
 
     def forget(self, before: int) -> None:
-        """Drop the counts of what is not asked for any more, but not what they add up to."""
+        """Drop the counts of entries before this one, but keep the sums."""
         for sequence in range(self.start, min(before, self.end)):
             self.size_bytes -= self._counted.pop(sequence).size_bytes
         self.start = max(self.start, min(before, self.end))
 
     async def extend(self, found: StoredManifest, end: int) -> None:
-        """Count on up to `end`; `Uncounted` at an entry whose rows cannot be told."""
+        """Count up to `end`; `Uncounted` at an entry that cannot be counted."""
         if self.end < found.front and self.end < end:
             raise Bug(f"counting from {self.end}, and the manifest begins at {found.front}")
         while self.end < end:
@@ -112,7 +112,7 @@ class Ledger:
         """The sequence of the counted entry with this record."""
         counted = range(self.start, self.end)
         after = bisect.bisect_right(counted, lsn, key=lambda s: self._counted[s].first_lsn)
-        # Entries without rows begin where the next one does: the last of them has the record.
+        # Entries without rows begin with the next one's LSN: the last of them has the record.
         return counted[after - 1]
 
     def describe(self, found: StoredManifest, sequence: int) -> Descriptor:
@@ -140,7 +140,7 @@ class Ledger:
             return error
 
     def _add(self, entry: ManifestEntry, count: BatchCount, *, duplicate: bool) -> None:
-        counted = self._describing(entry, count, duplicate=duplicate)
+        counted = self._numbered(entry, count, duplicate=duplicate)
         self._counted[entry.sequence] = counted
         if counted.rows:
             self.newest_ms = max(self.newest_ms, counted.max_ms)
@@ -152,35 +152,35 @@ class Ledger:
             oldest = self.end - limits.V1_REMEMBERED
             self._last_at = {mark: s for mark, s in self._last_at.items() if s >= oldest}
 
-    def _describing(
+    def _numbered(
         self, entry: ManifestEntry, count: BatchCount, *, duplicate: bool = False
     ) -> NumberedEntry:
-        """With the times when the records came in.
+        """Add the first LSN and the ingestion times to a count.
 
-        Where nobody said, when the batch was named or written; and where nothing was read, when
-        the last record before it came.
+        Without items, the time is that of the batch's name, or of its object, or else that of the
+        last record before it.
         """
-        told = time_range_ms(items_of(entry))
-        if told is None:
+        times = time_range_ms(items_of(entry))
+        if times is None:
             written = count.modified_ms or max(self.newest_ms, 0)
             named = time_of_name_ms(entry.location)
-            told = (written, written) if named is None else (named, named)
-        return NumberedEntry(self.next_lsn, count.rows, count.size_bytes, *told, duplicate)
+            times = (written, written) if named is None else (named, named)
+        return NumberedEntry(self.next_lsn, count.rows, count.size_bytes, *times, duplicate)
 
     def _uncounted(self, entry: ManifestEntry, error: Exception) -> Uncounted:
         return Uncounted(
             f"{self._names.manifest}: batch {entry.sequence:,} at {entry.location!r} cannot be "
-            f"counted, and no record after LSN {self.next_lsn - 1:,} has a number until it is. "
+            f"counted, and no record after LSN {self.next_lsn - 1:,} has an LSN until it is. "
             f"{type(error).__name__}: {error}. Restore the object, or give the batch up: it then "
             "has no records.",
             descriptor=entry_descriptor(
-                self._names, entry, self._describing(entry, BatchCount(0, 0, 0))
+                self._names, entry, self._numbered(entry, BatchCount(0, 0, 0))
             ),
         )
 
 
 def entry_descriptor(names: V1Names, entry: ManifestEntry, counted: NumberedEntry) -> Descriptor:
-    """The descriptor of an entry and what is known of it."""
+    """The descriptor of a counted entry."""
     last = entry.metadata[-1].payload if len(entry.metadata) else b""
     return Descriptor(
         sequence=entry.sequence,

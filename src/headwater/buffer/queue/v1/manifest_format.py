@@ -4,21 +4,23 @@
     entry    = u32 length | u64 sequence | u16 n | location, n bytes of UTF-8 | u32 items | item*
     item     = u32 start_index | i64 ingestion_time_ms | u32 n | payload, n bytes
 
-Decoding checks every byte and keeps the bytes: entries become objects when they are looked at, one
-at a time. A manifest has one metadata item per produce call, and as Python objects those would take
-eight times their bytes, at every poll. Appending and dequeuing splice the bytes, too.
+Decoding checks every byte and stores the bytes: an entry becomes an object when it is accessed. A
+manifest has one metadata item per produce call; as Python objects these would take eight times
+their bytes, at every poll. Appending and dequeuing also splice bytes.
+
+A metadata item applies from its start index to the next item's, so adjacent calls with equal
+content share one item. Otherwise a producer with one record per call would add 16 bytes for every
+record, and every append would move them again.
 
 Always holds:
 
-- nothing is allocated on the word of a count or a length: a count is compared with what is left
-  before it is followed, a length with what is left of its entry;
+- counts and lengths are checked against the remaining bytes before they are used;
 - beside the bytes themselves, decoding takes at most half their size and 1 MiB;
-- encoding what was decoded gives the same bytes, also of a manifest that was read leniently;
-- what was read strictly: each sequence is one above that of the entry before, and the last one is
-  one below `next_sequence`; start indexes of an entry do not fall, and there is no byte without a
-  meaning. Nothing in the format forbids gaps between sequences, but no writer leaves one: where one
-  is, entries were lost;
-- only `Corrupt` and `NotSupported` escape a reader.
+- encoding a decoded manifest gives the same bytes, also after lenient reading;
+- after strict reading: each sequence is one above the previous one, and the last one is one below
+  `next_sequence`; start indexes of an entry do not fall, and there are no extra bytes. The format
+  does not forbid gaps between sequences, but no writer leaves one: a gap means lost entries;
+- readers raise only `Corrupt` and `NotSupported`.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ _ENTRY: Final = struct.Struct("<IQH")
 _LENGTH_BYTES: Final = 4
 _COUNT: Final = struct.Struct("<I")
 _ITEM: Final = struct.Struct("<IqI")
-# sequence, length of the location and count of items: an entry without anything in it.
+# The size of an empty entry: sequence, length of the location and count of items.
 _ENTRY_LEAST: Final = 14
 
 _U16_MAX: Final = (1 << 16) - 1
@@ -57,12 +59,12 @@ T = TypeVar("T")
 
 
 class Packed(Sequence[T], Generic[T]):
-    """Items that stay bytes until they are looked at; equal to any sequence of equal items."""
+    """Items that are decoded when they are accessed; equal to any sequence of equal items."""
 
     __slots__ = ("_data", "_parse", "_starts")
 
     def __init__(self, data: bytes, starts: array[int], parse: Callable[[bytes, int], T]) -> None:
-        """`starts` has the offset in `data` of every item, and after them where the last ends."""
+        """`starts` has the offset in `data` of every item, and the end of the last one."""
         self._data = data
         self._starts = starts
         self._parse = parse
@@ -93,11 +95,11 @@ class Packed(Sequence[T], Generic[T]):
 
     @property
     def packed_bytes(self) -> memoryview:
-        """The items as they are stored."""
+        """The encoded items."""
         return memoryview(self._data)[self._starts[0] : self._starts[-1]]
 
     def followed_by(self, other: Packed[T]) -> Packed[T]:
-        """These items and then those, without looking at any."""
+        """The concatenation, without decoding any item."""
         data = b"".join((self.packed_bytes, other.packed_bytes))
         starts = array("Q", (start - self._starts[0] for start in self._starts))
         shift = starts[-1] - other._starts[0]
@@ -106,7 +108,7 @@ class Packed(Sequence[T], Generic[T]):
 
 
 class MetadataItem(msgspec.Struct, frozen=True):
-    """What one produce call said, and from which record of its batch on it holds."""
+    """The metadata of one produce call. It applies from the record at `start_index`."""
 
     start_index: int
     ingestion_time_ms: int
@@ -121,7 +123,7 @@ class ManifestEntry(msgspec.Struct, frozen=True):
     metadata: Sequence[MetadataItem] = ()
 
     def metadata_runs(self, record_count: int) -> list[tuple[int, int, MetadataItem]]:
-        """First record, record after the last, and the item that holds for those between.
+        """For each item its first record, the record after its last, and the item.
 
         In order and without overlaps. Records before the first run have no metadata; an item
         that holds for no record has no run.
@@ -136,14 +138,14 @@ class ManifestEntry(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The queue: pending batches in order, the sequence of the next one, and who may consume."""
+    """A manifest: pending batches in order, the next sequence, and the consumer's epoch."""
 
     entries: Sequence[ManifestEntry] = ()
     next_sequence: int = 0
     epoch: int = 0
 
     def appended(self, batches: Iterable[tuple[str, Sequence[MetadataItem]]]) -> Manifest:
-        """With these locations and their metadata at the end, under the sequences that follow."""
+        """A manifest with these locations appended, with their metadata."""
         added = tuple(
             ManifestEntry(sequence, location, metadata)
             for sequence, (location, metadata) in enumerate(batches, start=self.next_sequence)
@@ -152,19 +154,19 @@ class Manifest(msgspec.Struct, frozen=True):
         return Manifest(entries, self.next_sequence + len(added), self.epoch)
 
     def dequeued(self, through_sequence: int) -> Manifest:
-        """Without the entries from the first on that are at or below this sequence."""
-        kept = 0
-        while kept < len(self.entries) and self.entries[kept].sequence <= through_sequence:
-            kept += 1
-        return Manifest(self.entries[kept:], self.next_sequence, self.epoch)
+        """A manifest without the leading entries up to this sequence."""
+        removed = 0
+        while removed < len(self.entries) and self.entries[removed].sequence <= through_sequence:
+            removed += 1
+        return Manifest(self.entries[removed:], self.next_sequence, self.epoch)
 
     def with_epoch(self, epoch: int) -> Manifest:
-        """Under another consumer."""
+        """A manifest with another epoch."""
         return msgspec.structs.replace(self, epoch=epoch)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The bytes of the manifest, as the reference writes them."""
+    """Encode a manifest, byte for byte as the reference does."""
     count = len(manifest.entries)
     for name, value, largest in (
         ("entries", count, _U32_MAX),
@@ -191,14 +193,14 @@ def decode_manifest(data: Buffer, *, lenient: bool = False) -> Manifest:
     `lenient` accepts what the reference accepts and no writer known writes: bytes without a
     meaning inside an entry, and sequences (gaps as well) and start indexes in any order.
     """
-    kept = bytes(data)
-    if len(kept) < FOOTER_BYTES:
-        raise Corrupt(f"a manifest of {len(kept)} bytes: its footer alone takes {FOOTER_BYTES}")
-    end = len(kept) - FOOTER_BYTES
-    count, next_sequence, epoch, version = _FOOTER.unpack_from(kept, end)
+    stored = bytes(data)
+    if len(stored) < FOOTER_BYTES:
+        raise Corrupt(f"a manifest of {len(stored)} bytes: its footer alone takes {FOOTER_BYTES}")
+    end = len(stored) - FOOTER_BYTES
+    count, next_sequence, epoch, version = _FOOTER.unpack_from(stored, end)
     if version != VERSION:
         raise NotSupported(
-            f"manifest version {version} at offset {len(kept) - 2:,}: known is {VERSION}. If the "
+            f"manifest version {version} at offset {len(stored) - 2:,}: known is {VERSION}. If the "
             "manifest is not damaged, a newer writer wrote it: upgrade Headwater to a version that "
             "reads its format."
         )
@@ -207,11 +209,11 @@ def decode_manifest(data: Buffer, *, lenient: bool = False) -> Manifest:
     starts = array("Q", (0,))
     offset, last = 0, -1
     for _ in range(count):
-        sequence, after = _check_entry(kept, offset, end, lenient=lenient)
+        sequence, after = _check_entry(stored, offset, end, lenient=lenient)
         if not lenient and last >= 0 and sequence != last + 1:
             raise Corrupt(
                 f"the entry at offset {offset:,} has sequence {sequence:,}, and the one before it "
-                f"{last:,}: entries were lost, or stand in another order"
+                f"{last:,}: entries were lost or reordered"
             )
         offset, last = after, sequence
         starts.append(offset)
@@ -222,11 +224,11 @@ def decode_manifest(data: Buffer, *, lenient: bool = False) -> Manifest:
             f"the last entry has sequence {last:,}, and next_sequence is {next_sequence:,}, not "
             "the one after it: entries were lost, or were not meant to be there"
         )
-    return Manifest(Packed(kept, starts, _parse_entry), next_sequence, epoch)
+    return Manifest(Packed(stored, starts, _parse_entry), next_sequence, epoch)
 
 
 def _check_entry(data: bytes, offset: int, end: int, *, lenient: bool) -> tuple[int, int]:
-    """The sequence of the entry at `offset`, and where it ends, once all of it is checked."""
+    """Check the entry at `offset`, and return its sequence and its end."""
     least = _LENGTH_BYTES + _ENTRY_LEAST
     if offset + least > end:
         raise Corrupt(f"the entry at offset {offset:,} is cut off: the entries end at {end:,}")
@@ -308,15 +310,17 @@ def _parse_item(data: bytes, offset: int) -> MetadataItem:
 
 def unpack_metadata(items: Buffer) -> Packed[MetadataItem]:
     """The metadata items that `Packed.packed_bytes` of an entry's metadata gave."""
-    kept = bytes(items)
+    stored = bytes(items)
     starts = array("Q", (0,))
-    while starts[-1] < len(kept):
+    while starts[-1] < len(stored):
         payload_start = starts[-1] + _ITEM.size
-        size = _ITEM.unpack_from(kept, starts[-1])[2] if payload_start <= len(kept) else 0
-        if payload_start + size > len(kept):
-            raise Corrupt(f"the metadata item at offset {starts[-1]:,} is cut off at {len(kept):,}")
+        size = _ITEM.unpack_from(stored, starts[-1])[2] if payload_start <= len(stored) else 0
+        if payload_start + size > len(stored):
+            raise Corrupt(
+                f"the metadata item at offset {starts[-1]:,} is cut off at {len(stored):,}"
+            )
         starts.append(payload_start + size)
-    return Packed(kept, starts, _parse_item)
+    return Packed(stored, starts, _parse_item)
 
 
 def _packed(entries: Sequence[ManifestEntry]) -> Packed[ManifestEntry]:
@@ -372,20 +376,13 @@ def _check_fits(name: str, value: int, largest: int) -> None:
         raise LimitExceeded(f"{name}: {value:,} is not from 0 to {largest:,}")
 
 
-# The metadata items of a manifest entry, from the produce calls of a batch and back.
-#
-# An item holds from its start index to the next item's, so adjacent calls that say the same share
-# one: the item of the first of them. A producer that writes one record per call would otherwise
-# put 16 bytes into the manifest for every record, and every append would move them again.
-
-
 _BYTES_MAX: Final = (1 << 31) - 1
 
 
 def pack_calls(calls: Calls) -> bytes:
-    """The items of these calls, as a manifest entry has them: what `NewBatch.calls` takes.
+    """The packed items of these calls, for `NewBatch.calls`.
 
-    A call without metadata has an empty payload: the published format knows no other nothing.
+    A call without metadata has an empty payload: the v1 format has no nulls.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -420,7 +417,7 @@ def items_of(entry: ManifestEntry) -> memoryview:
 
 
 def time_range_ms(items: bytes | memoryview) -> tuple[int, int] | None:
-    """The earliest and the latest ingestion time that packed items name; None without items."""
+    """The earliest and the latest ingestion time of packed items; None without items."""
     if not len(items):
         return None
     unpack, head_bytes = _ITEM.unpack_from, _ITEM.size

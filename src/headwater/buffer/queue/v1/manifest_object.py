@@ -1,16 +1,16 @@
-"""The manifest as an object that many change: read it, replace what was read, notice going back.
+"""The manifest as a shared object: reading it, replacing it, and noticing that it went back.
 
-A manifest has no room for a nonce, so whether one's own write landed is told by what it wrote:
-an appender finds its location, which nobody else writes, a consumer its epoch. What `Conflict`
-and `OutcomeUnknown` of `replace` mean is therefore for the caller to settle.
+A manifest has no room for a nonce, so a write is recognised by its content: an appender finds its
+location, which no other writer uses, a consumer its epoch. Therefore the caller of `replace`
+settles its `Conflict` or `OutcomeUnknown`.
 
-Stores that name a content by a hash of it would take a manifest that came back to earlier bytes
-for the earlier one. That cannot be: every change raises the epoch, the next sequence or the first
+Stores whose versions are hashes of the content could confuse a manifest with an earlier one of the
+same bytes. That cannot happen: every change raises the epoch, the next sequence or the first
 pending sequence, none of them ever falls, and all three are functions of the bytes. (The epoch
-wraps, after 2⁶⁴ openings.)
+wraps after 2⁶⁴ openings.)
 
-Always holds: what is handed out has no gap between its sequences, and none of the three numbers
-is below what this handle saw before.
+Always holds: a manifest that is returned has no gap between its sequences, and none of the three
+numbers is lower than this object saw before.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ from headwater.store import Object, Store, Version
 
 _EPOCHS: Final = 1 << 64
 _EPOCH_LAST: Final = _EPOCHS - 2
-"""The reference never gives 2⁶⁴−1: there it is the epoch of a consumer that is not open."""
+"""The reference does not assign 2⁶⁴−1, its epoch of a consumer that is not open."""
 
 
 def next_epoch(epoch: int) -> int:
-    """The epoch of the consumer that opens after this one; it wraps as the reference's does."""
+    """The epoch of the next consumer. It wraps as in the reference."""
     return epoch + 1 if epoch < _EPOCH_LAST else 0
 
 
 def is_earlier_epoch(one: int, other: int) -> bool:
-    """Whether `one` was given before `other`: within half of all epochs before it."""
+    """Whether `one` precedes `other`, within half of all epochs."""
     return 0 < (other - one) % _EPOCHS < _EPOCHS // 2
 
 
 class StoredManifest(NamedTuple):
-    """A manifest as it stood in the store."""
+    """A manifest that was read from the store."""
 
     manifest: Manifest
     version: Version
@@ -72,7 +72,7 @@ class StoredManifest(NamedTuple):
 
     @property
     def epoch(self) -> int:
-        """Whose dequeues count."""
+        """The epoch of the consumer that may dequeue."""
         return self.manifest.epoch
 
     def entry(self, sequence: int) -> ManifestEntry:
@@ -81,21 +81,21 @@ class StoredManifest(NamedTuple):
 
 
 class ManifestObject:
-    """One handle on a manifest."""
+    """Reads and replaces a manifest."""
 
     def __init__(
         self, store: Store, key: str, counters: Counters | None = None, *, lenient: bool = False
     ) -> None:
-        """`lenient`: pass over bytes and start indexes without a meaning, as the reference does."""
+        """`lenient`: ignore trailing bytes and unordered start indexes, as the reference does."""
         self._store = store
         self._lenient = lenient
         self.key = key
         self._counters = counters or Counters()
         self._seen: tuple[int, int, int] | None = None
 
-    async def look(self) -> StoredManifest | None:
+    async def find(self) -> StoredManifest | None:
         """The manifest; None if there is none."""
-        seen = self._seen  # before the request: a slow answer may be older than a later one's
+        seen = self._seen  # before the request: its answer may be older than a concurrent one
         try:
             found = await self._store.get(self.key)
         except NotFound:
@@ -103,21 +103,21 @@ class ManifestObject:
         return self._decoded(found, seen)
 
     async def read(self) -> StoredManifest:
-        """The manifest, which has been made: `RolledBack` if it is gone."""
-        found = await self.look()
+        """The manifest of a queue that exists; `RolledBack` if it is gone."""
+        found = await self.find()
         if found is None:
             raise self._gone()
         return found
 
     async def create(self) -> None:
-        """Make an empty manifest, if there is none."""
+        """Create an empty manifest, unless there is one."""
         try:
             await self._store.put_if_absent(self.key, encode_manifest(Manifest()), token=None)
         except AlreadyExists:
             return
         except OutcomeUnknown as unknown:
             with staying_unknown(unknown):
-                found = await self.look()
+                found = await self.find()
             if found is None:
                 raise
 
@@ -129,11 +129,11 @@ class ManifestObject:
         token: bytes = b"",
         sole_writer: bool = False,
     ) -> StoredManifest:
-        """Write `manifest` if `base` is still there.
+        """Write `manifest` if `base` is still stored.
 
-        `Conflict`: something else is there, and this write may have been there before it.
-        `OutcomeUnknown`: it may be there, or still come. `token` is something in the bytes that
-        nobody else writes; a `sole_writer` is one whom the footer tells from all others.
+        `Conflict`: something else is stored, and this write may have preceded it.
+        `OutcomeUnknown`: it may be stored, or still land. `token` are bytes in the manifest that no
+        other writer uses; for a `sole_writer` these are the footer.
         """
         data = encode_manifest(manifest)
         if sole_writer:
@@ -153,14 +153,14 @@ class ManifestObject:
             self._counters.conflicts += 1
             raise
         found = StoredManifest(manifest, version, _front(manifest))
-        self._see(found)
+        self._note_seen(found)
         return found
 
     def taken(self, base: StoredManifest, conflict: Conflict) -> StoredManifest:
-        """What was there instead of the base of a write that met a conflict."""
+        """The manifest that a write found in place of its base."""
         if conflict.current is None:
             raise self._gone() from conflict
-        return self._decoded(conflict.current, _heights(base))
+        return self._decoded(conflict.current, _progress_of(base))
 
     def _decoded(self, found: Object, seen: tuple[int, int, int] | None) -> StoredManifest:
         try:
@@ -171,17 +171,17 @@ class ManifestObject:
         if self._lenient:
             self._check_order(decoded)
         if seen is not None:
-            self._check_not_back(seen, _heights(decoded))
-        self._see(decoded)
+            self._check_not_back(seen, _progress_of(decoded))
+        self._note_seen(decoded)
         return decoded
 
     def _check_order(self, found: StoredManifest) -> None:
-        """What the strict reader checks of sequences; entries are found by them."""
+        """Check the sequences as the strict reader does: entries are found by them."""
         for number, entry in enumerate(found.manifest.entries):
             if entry.sequence != found.front + number:
                 raise Corrupt(
                     f"{self.key}: the entry after sequence {found.front + number - 1:,} has "
-                    f"{entry.sequence:,}: whoever reads leniently cannot tell which is meant"
+                    f"{entry.sequence:,}: lenient reading cannot tell which one is meant"
                 )
         end = found.front + len(found.manifest.entries)
         if len(found.manifest.entries) and end != found.next_sequence:
@@ -200,49 +200,48 @@ class ManifestObject:
                     "was replaced by an older one. Restore the one that was there."
                 )
 
-    def _see(self, found: StoredManifest) -> None:
-        now = _heights(found)
+    def _note_seen(self, found: StoredManifest) -> None:
+        now = _progress_of(found)
         epoch, following, front = self._seen or now
         epoch = now[0] if is_earlier_epoch(epoch, now[0]) else epoch
         self._seen = (epoch, max(following, now[1]), max(front, now[2]))
 
     def _gone(self) -> RolledBack:
         return RolledBack(
-            f"{self.key} is gone: the queue was deleted under its users. Restore it; if that "
-            "cannot be, make another stream, for in an empty manifest sequences begin again."
+            f"{self.key} is gone: the queue was deleted while it was in use. Restore it; if that "
+            "is impossible, create another stream: in an empty manifest, sequences begin again."
         )
 
 
 class ManifestRetry:
-    """One change of a manifest, tried until it wins: bounded by attempts and by time.
+    """The retries of one change of a manifest, bounded by attempts and time.
 
-    Somebody wins every race, so nobody gains by waiting but those who never wait: others' producers
-    write again the moment they lose. Whoever waits between attempts has the same chance in each and
-    makes fewer of them. The wait after many losses in a row is for the store's sake.
+    Every race has a winner, and other implementations' producers retry at once: waiting after each
+    loss would only mean fewer attempts. The wait after several losses in a row spares the store.
     """
 
     def __init__(self, policy: RetryPolicy, manifest: ManifestObject) -> None:
         self._budget = policy.start(attempts=limits.V1_ATTEMPTS)
         self._manifest = manifest
         self.losses = 0
-        """To whoever was quicker, and to answers that did not come."""
+        """Lost races and unknown outcomes so far."""
         self.over = False
-        """Whether to stop trying."""
+        """Whether to stop."""
 
     async def lost(self, base: StoredManifest, error: Conflict | OutcomeUnknown) -> StoredManifest:
-        """What to decide on next."""
+        """The manifest for the next attempt."""
         self.losses += 1
         if self.losses >= limits.V1_ATTEMPTS or self._budget.remaining_s <= 0:
             self.over = True
         if isinstance(error, Conflict) and (self.over or self.losses % limits.V1_ATTEMPTS_AT_ONCE):
-            # What the store found in its place is as new as anything that could be asked for.
+            # The store returned the current manifest, so it need not be read.
             return self._manifest.taken(base, error)
         if not self.over:
             self.over = not await self._budget.pause()
         return await self._manifest.read()
 
     def contended(self) -> Contended:
-        """What to say once it is over and known that nothing landed."""
+        """The error once the attempts are over and nothing landed."""
         return Contended(f"{self._manifest.key}: not changed: others won {self.losses} times")
 
 
@@ -251,11 +250,11 @@ async def raise_epoch(
     policy: RetryPolicy,
     prepared: Callable[[StoredManifest], Awaitable[Manifest]],
 ) -> StoredManifest:
-    """Give the manifest an epoch that nobody had, and return it as it stood then.
+    """Raise the manifest's epoch to a new one, and return the manifest as written.
 
-    `prepared` says what else to change. Only a write that is answered with success counts. Two who
-    do this at once write the same bytes, so finding them there says nothing of who wrote them;
-    going on to the next epoch is right in either case.
+    `prepared` makes the other changes. Only a successful answer counts: two concurrent callers
+    write the same bytes, so finding them does not say who wrote them, and taking the next epoch is
+    right in either case.
     """
     race = ManifestRetry(policy, manifest)
     found = await manifest.read()
@@ -273,5 +272,5 @@ def _front(manifest: Manifest) -> int:
     return manifest.entries[0].sequence if len(manifest.entries) else manifest.next_sequence
 
 
-def _heights(found: StoredManifest) -> tuple[int, int, int]:
+def _progress_of(found: StoredManifest) -> tuple[int, int, int]:
     return found.epoch, found.next_sequence, found.front

@@ -22,7 +22,7 @@ from headwater.store import Store
 
 
 class V1Reader(QueueReader):
-    """Reads without opening anything. A first look counts every pending batch, later ones go on."""
+    """Reads without opening. The first call counts every pending batch; later ones continue."""
 
     def __init__(self, store: Store, prefix: str, queue_id: str, *, lenient: bool = False) -> None:
         names = V1Names(prefix, queue_id)
@@ -93,7 +93,7 @@ class V1Reader(QueueReader):
             return held
 
     async def batch_at_time(self, time_us: int, by: TimeBy) -> Descriptor | None:
-        # Records of this format have no time but that of their ingestion, in milliseconds.
+        # v1 records have only an ingestion time, in milliseconds.
         time_ms = -(-time_us // 1000)
         while (sequence := await self._sequence_at_time(time_ms)) is not None:
             # It may be acknowledged and collected before it is read again.
@@ -125,9 +125,9 @@ class V1Reader(QueueReader):
         return await read_view(self._manifest, self._side)
 
     async def _counted(self, view: QueueView) -> tuple[QueueView, Uncounted | None]:
-        """Count every pending batch, under the lock, or up to one that cannot be counted.
+        """Count the pending batches, under the lock, up to one that cannot be counted.
 
-        Returns the view that was counted, and what ended it.
+        Returns the view that was counted, and the error that ended the count.
         """
         while True:
             self._reader.ledger.follow(view.side)
@@ -141,7 +141,7 @@ class V1Reader(QueueReader):
                     return view, error
 
     async def _later(self, error: Uncounted) -> QueueView:
-        """The queue, if the batch was only acknowledged and collected while it was looked for."""
+        """A newer view, if the batch was acknowledged and collected while it was read."""
         view = await self._view()
         if view.side.sequence <= error.descriptor.sequence:
             raise error
@@ -156,11 +156,8 @@ class V1Reader(QueueReader):
             )
 
 
-# Reads a queue from what is retained of it to its end: segments first, then the manifest.
-
-
 class EntryReader:
-    """What consumers and onlookers of one queue have in common."""
+    """Reads a queue from its floor to its end: segments first, then the manifest."""
 
     def __init__(self, store: Store, names: V1Names, side: SideObject) -> None:
         self._names = names
@@ -169,7 +166,7 @@ class EntryReader:
         self.acked = AckedSegments(store, names)
         self.ledger = Ledger(names, self.counts)
         self.lock = asyncio.Lock()
-        """Held by whoever counts: two tasks that count the same entries would count them twice."""
+        """Held while counting: two tasks must not count the same entries."""
 
     async def after(self, view: QueueView, start: int, limit: int) -> list[Descriptor]:
         """Up to `limit` batches from `start` on."""
@@ -211,7 +208,7 @@ class EntryReader:
             return []
         batches = await self.acked.read(sequences)
         if len(batches) < len(sequences):
-            # Deleted while they were read, or lost.
+            # They were deleted while they were read, or are lost.
             missing = sequences.start + len(batches)
             side = await self._side.read()
             self.check_retained(side, missing)

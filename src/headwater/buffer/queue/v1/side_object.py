@@ -1,4 +1,18 @@
-"""The side object of a v1 queue, the names of its objects, and a consistent view of the queue."""
+"""The side object of a v1 queue, the keys of its objects, and a consistent view of the queue.
+
+The side object has what the published format cannot express: the LSN of the first unacknowledged
+batch, who may acknowledge, the last acknowledged locations, and the floor. It is written before
+each dequeue of the manifest, never after. A crash in between leaves acknowledged entries in the
+manifest, which the next consumer removes. In the other order, a crash would leave a manifest whose
+first entry has no LSN.
+
+Always holds:
+
+- `floor_sequence` <= `sequence`, and neither ever falls;
+- `sequence`, compared with a manifest that was read earlier, is at or above that manifest's first
+  pending sequence, unless another implementation dequeued;
+- only the consumer with the current `claim` moves `sequence`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +33,7 @@ from headwater.core.errors import Contended, NotFound, Refused, RolledBack
 from headwater.core.retry import RetryPolicy
 from headwater.core.runtime import decode_ulid, ulid_time_ms
 from headwater.store import Register, Store
-from headwater.store.keys import check_key
+from headwater.store.objects import check_key
 
 _SUFFIX: Final = ".batch"
 _SEGMENT: Final = re.compile(r"([0-9]{20})(?:-([0-9]{20})-([0-9a-f]{24}))?(?:-[0-9a-f]{32})?")
@@ -31,14 +45,14 @@ RANKS: Final = 1 << 96
 
 
 class SegmentName(NamedTuple):
-    """What the key of a segment tells."""
+    """The parts of a segment's key."""
 
     key: str
     first: int
-    """The first sequence that it may hold; 0 for a name that does not say."""
+    """The first sequence that it may have; 0 if the name does not say."""
     last: int
     rank: int
-    """Of two that hold the same, the higher one counts."""
+    """Of two segments with the same entry, the one with the higher rank counts."""
 
 
 class V1Names:
@@ -52,20 +66,20 @@ class V1Names:
         self.clock = f"{prefix}/headwater/clock.json"
 
     def batch(self, batch_id: str) -> str:
-        """The key of a batch of ours, which is also its location; `Refused` for no ULID."""
+        """The key of a batch of Headwater, which is also its location; `Refused` if not a ULID."""
         decode_ulid(batch_id)
         return f"{self.prefix}/{batch_id}{_SUFFIX}"
 
     def batch_id(self, location: str) -> str:
-        """The id of a batch that is named as this queue's own batches are; empty for others."""
+        """The id of a batch that is named as Headwater names batches; empty for others."""
         folder, _, name = location.rpartition("/")
         return _ulid(name) if folder == self.prefix else ""
 
     def is_own(self, location: str) -> bool:
-        """Whether a published producer gives this queue's batches such names.
+        """Whether a known producer of this queue uses such names.
 
-        One that our consumer acknowledged may then be deleted. Any other name may be that of
-        another queue's batch, or of something else.
+        Only such batches are deleted once they are acknowledged: any other name may belong to
+        another queue's batch, or to something else.
         """
         if self.batch_id(location):
             return True
@@ -74,25 +88,24 @@ class V1Names:
         return parent == self.prefix and bool(_ORDINAL.fullmatch(ordinal)) and _is_ulid(run_id)
 
     def segment(self, sequences: range, epoch: int, discards: int, writer: str) -> str:
-        """The key of the segment of a writer that holds these sequences.
+        """The key of a writer's segment with these sequences.
 
-        By its end first: a listing that starts after the sequence before one that is looked for
-        has every segment that holds it. `discards` orders what one consumer wrote before and
-        after it gave a batch up.
+        The key begins with the last sequence: a listing from a sequence on has every segment that
+        contains it. `discards` orders what one consumer wrote before and after it gave a batch up.
         """
         rank = f"{epoch:016x}{discards:08x}"
         return f"{self.segments_from(sequences[-1])}-{sequences[0]:020d}-{rank}-{writer}"
 
     def segments_from(self, last_sequence: int) -> str:
-        """At or before the key of every segment that ends with this sequence or later."""
+        """A key at or before those of segments that end at this sequence or later."""
         return f"{self.acked}/{last_sequence:020d}"
 
     def segments_through(self, last_sequence: int) -> str:
-        """After the key of every segment that ends with this sequence or earlier."""
+        """A key after those of segments that end at this sequence or earlier."""
         return f"{self.segments_from(last_sequence)}."
 
     def segment_name(self, key: str) -> SegmentName | None:
-        """What the key of a segment tells; None for one of something that got there."""
+        """The parts of a segment's key; None for the key of another object."""
         found = _SEGMENT.fullmatch(key.removeprefix(f"{self.acked}/"))
         if found is None:
             return None
@@ -103,7 +116,7 @@ class V1Names:
 
 
 def time_of_name_ms(location: str) -> int | None:
-    """The time in the name of a batch, whoever wrote it; None if it has none."""
+    """The time in the name of a batch; None if it has none."""
     found = _ulid(location.rpartition("/")[2])
     return ulid_time_ms(found) if found else None
 
@@ -121,52 +134,36 @@ def _is_ulid(text: str) -> bool:
     return True
 
 
-# The side object: what a published v1 queue cannot hold, in a register beside it.
-#
-# It says which LSN the first unacknowledged batch begins with, who may acknowledge, what the last
-# acknowledged locations were, and from where on batches are still there. It is written before
-# each dequeue of the manifest, never after: a crash in between leaves entries in the manifest
-# that count as acknowledged, and the next consumer takes them out. The other way round, a crash
-# would leave a manifest whose first entry has no LSN.
-#
-# Always holds:
-#
-# - `floor_sequence` <= `sequence`, and neither ever falls;
-# - `sequence`, once a manifest read earlier is compared with it, is at or above that manifest's
-#   first pending sequence, unless somebody else dequeued;
-# - only the consumer whose `claim` stands here moves `sequence`.
-
-
 DIGEST_BYTES: Final = 12
 BEFORE_ALL_MS: Final = -(1 << 63)
 
 
 class SideState(msgspec.Struct, frozen=True):
-    """What stands in the side object."""
+    """The value of the side object."""
 
     queue_id: str
-    """The stream's partition that this is: a folder that a deleted stream left is another's."""
+    """The id of the stream: the folder may be the leftover of a deleted one."""
     group: str = ""
     claim: str = ""
-    """A nonce of the consumer that opened last: no other may acknowledge."""
+    """A nonce of the consumer that opened last, which alone may acknowledge."""
     epoch: int | None = None
-    """The manifest's, as that consumer, or whoever adopted the queue, raised it last."""
+    """The manifest's epoch, as raised by that consumer, or when the queue was adopted."""
     opened_ms: int = 0
-    """When that was, by its own clock; 0 if it was not written down."""
+    """When the consumer opened, by its own clock; 0 if unknown."""
     sequence: int = 0
-    """The first that is not acknowledged."""
+    """The first sequence that is not acknowledged."""
     lsn: int = 1
-    """Of its first record."""
+    """The LSN of its first record."""
     acked_bytes: int = 0
-    """Of all batches ever acknowledged."""
+    """The size of all batches ever acknowledged."""
     newest_ms: int = BEFORE_ALL_MS
     """The latest ingestion time acknowledged."""
     recent: bytes = b""
     """Digests of the last acknowledged locations, oldest first."""
     given_up: list[int] = []
-    """Pending batches that cannot be counted, and that the consumer goes on without."""
+    """Pending batches that cannot be counted, and that the consumer gave up."""
     given_up_rows: list[tuple[int, int]] = []
-    """Of those that had been counted before they were lost, and how many LSNs each keeps."""
+    """The number of LSNs of those that had been counted before they were lost."""
     floor_sequence: int = 0
     floor_lsn: int = 1
     floor_bytes: int = 0
@@ -174,15 +171,15 @@ class SideState(msgspec.Struct, frozen=True):
     swept_sequence: int = 0
     """Below this, everything has been deleted."""
     passed_over: list[tuple[int, int]] = []
-    """LSNs that no record has, each range from its first to the one after its last: whoever adopted
-    the queue could not say which of them had been told."""
+    """Ranges of LSNs (first, end) that no record has: adopting the queue skipped them, because it
+    is unknown which of them had been returned to clients."""
 
     def is_after(self, epoch: int) -> bool:
-        """Whether the manifest had a later epoch than this one when it was raised last."""
+        """Whether the recorded epoch is later than this one."""
         return self.epoch is not None and is_earlier_epoch(epoch, self.epoch)
 
     def used_from(self, lsn: int) -> int:
-        """The LSN itself; of one that was passed over, the first after it that was not."""
+        """The LSN itself, or the first one after the skipped range that it is in."""
         for first, end in self.passed_over:
             if first <= lsn < end:
                 return end
@@ -194,7 +191,7 @@ class SideState(msgspec.Struct, frozen=True):
         return self.sequence - len(self.recent) // DIGEST_BYTES
 
     def remembered(self) -> dict[bytes, int]:
-        """The digest of each location that is remembered, and where it stood last."""
+        """The last sequence of each remembered location, by its digest."""
         digests = range(0, len(self.recent), DIGEST_BYTES)
         return {
             self.recent[start : start + DIGEST_BYTES]: sequence
@@ -203,7 +200,7 @@ class SideState(msgspec.Struct, frozen=True):
 
 
 def location_digest(location: str) -> bytes:
-    """What is remembered of a location: the same few bytes however long it is."""
+    """A digest of fixed size, which is remembered in place of the location."""
     return hashlib.blake2b(location.encode("utf-8"), digest_size=DIGEST_BYTES).digest()
 
 
@@ -215,7 +212,7 @@ def remember_locations(recent: bytes, locations: Iterable[str]) -> bytes:
 
 
 class SideObject:
-    """One handle on a side object."""
+    """Reads and changes a side object."""
 
     def __init__(
         self, store: Store, names: V1Names, queue_id: str, policy: RetryPolicy | None = None
@@ -223,26 +220,26 @@ class SideObject:
         self._register: Register[SideState] = Register(store, names.side, SideState, policy=policy)
         self._queue_id = queue_id
 
-    async def look(self) -> SideState | None:
-        """What stands there; None before the queue was made."""
+    async def find(self) -> SideState | None:
+        """The value; None before the queue was created."""
         try:
             return self._checked((await self._register.read()).value)
         except NotFound:
             return None
 
     async def read(self) -> SideState:
-        """What stands there."""
-        found = await self.look()
+        """The value; `NotFound` before the queue was created."""
+        found = await self.find()
         if found is None:
             raise self._absent()
         return found
 
     async def create(self, first: SideState) -> SideState:
-        """Make it, if there is none."""
+        """Create it, unless it exists."""
         return (await self._register.update(lambda side: self._checked(side or first))).value
 
     async def update(self, change: Callable[[SideState], SideState]) -> SideState:
-        """Change it; `change` only computes, and may be asked again."""
+        """Change it; `change` only computes, and may be called again."""
 
         def checked(side: SideState | None) -> SideState:
             if side is None:
@@ -255,20 +252,13 @@ class SideObject:
         if side.queue_id != self._queue_id:
             raise Refused(
                 f"{self._register.key} belongs to queue {side.queue_id}, not {self._queue_id}: "
-                "another stream of this name was here. Empty its folder, or choose another name."
+                "it is left from another stream of this name. Empty its folder, or choose another "
+                "name."
             )
         return side
 
     def _absent(self) -> NotFound:
-        return NotFound(f"{self._register.key} does not exist: make the queue first")
-
-
-# Manifest and side object together, as they stood at one time.
-#
-# They are two objects, so one of them is always read first. The manifest is: the side object is
-# written before each dequeue, so one that is read later has at least the manifest's first pending
-# sequence. Where it does not, somebody else took entries out. The other way round, a consumer
-# that dequeues between the two reads would look like that somebody.
+        return NotFound(f"{self._register.key} does not exist: create the queue first")
 
 
 class ConsumedElsewhere(Refused):
@@ -276,15 +266,20 @@ class ConsumedElsewhere(Refused):
 
 
 class QueueView(NamedTuple):
-    """A queue as it stood at one time."""
+    """A consistent view of manifest and side object."""
 
     found: StoredManifest
     side: SideState
 
 
 async def read_view(manifest: ManifestObject, side: SideObject) -> QueueView:
-    """How the queue stands; `RolledBack` or `ConsumedElsewhere` if the two do not fit."""
-    found = await manifest.look()
+    """A consistent view; `RolledBack` or `ConsumedElsewhere` if the two objects do not match.
+
+    The manifest is read first. The side object is written before each dequeue, so if it is read
+    later it has at least the manifest's first pending sequence, unless another implementation took
+    entries. In the other order, a dequeue between the two reads would look like that.
+    """
+    found = await manifest.find()
     if found is None:
         await side.read()  # without a side object, there never was a queue
         found = await manifest.read()
@@ -293,10 +288,10 @@ async def read_view(manifest: ManifestObject, side: SideObject) -> QueueView:
         check_front(manifest.key, found, beside)
         if beside.sequence <= found.next_sequence and not beside.is_after(found.epoch):
             return QueueView(found, beside)
-        # The manifest may only have been read too early.
+        # The manifest may have been read too early.
         found = await manifest.read()
         check_not_back(manifest.key, found, beside)
-    raise Contended(f"{manifest.key}: the queue changed at every look; look again")
+    raise Contended(f"{manifest.key}: the queue changed at every read; read it again")
 
 
 def check_front(key: str, found: StoredManifest, side: SideState | None) -> None:
@@ -306,20 +301,20 @@ def check_front(key: str, found: StoredManifest, side: SideState | None) -> None
         return
     missing = f"sequences {acked:,} to {found.front - 1:,}"
     cause = (
-        f"{missing} of {key} were dequeued, and Headwater's side object is not there to tell their "
-        "LSNs: another implementation consumed them, or the side object was deleted"
+        f"{missing} of {key} were dequeued, and Headwater's side object with their LSNs does not "
+        "exist: another implementation consumed them, or the side object was deleted"
         if side is None
         else f"{missing} of {key} were dequeued by another implementation's consumer, so that "
         "their records have no LSNs here"
     )
     raise ConsumedElsewhere(
         f"{cause}. Stop that consumer; then `{_adopt_command(key)}` begins at sequence "
-        f"{found.front:,} and leaves the others out, or make another stream"
+        f"{found.front:,} and leaves the others out, or create another stream"
     )
 
 
 def _adopt_command(key: str) -> str:
-    """URL stands for the store's address, which whoever reads the queue does not know."""
+    """The command to adopt the queue. URL stands for the store's address, which is unknown here."""
     _, name, partition, *_ = key.split("/")
     return f"headwater stream adopt URL {name} --partition {partition}"
 
@@ -333,6 +328,6 @@ def check_not_back(key: str, found: StoredManifest, side: SideState) -> None:
         if is_back:
             raise RolledBack(
                 f"{key}: the {name} is {there:,}, and was {known:,} at the last acknowledgement: "
-                "the manifest was deleted, or replaced by an older one. Restore the one that was "
-                "there; in this one, batches would get sequences that were given before."
+                "the manifest was deleted, or replaced by an older one. Restore the latest one; in "
+                "this one, batches would get sequences that were assigned before."
             )

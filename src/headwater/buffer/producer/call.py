@@ -1,0 +1,425 @@
+"""One produce call: what the caller gives for its records, checked and made plain.
+
+From here on nothing of the call can be refused for what it is. A small call stays a few lists; a
+large one, or one of typed columns, becomes Arrow record batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from headwater.buffer.arrow_stream import check_valid
+from headwater.buffer.producer.record_columns import Header, RecordLists
+from headwater.buffer.records import (
+    HEADERS,
+    KEY,
+    OPERATION,
+    RESERVED,
+    TIMESTAMP,
+    VALUE,
+    Operation,
+    check_expansion,
+    check_operations,
+    check_sizes,
+    from_arrow,
+    from_values,
+    with_column,
+)
+from headwater.core import limits
+from headwater.core.errors import LimitExceeded, Refused
+
+Entries: TypeAlias = bytes | Sequence[bytes | None] | pa.Array | pa.ChunkedArray
+Columns: TypeAlias = Any
+"""A pyarrow RecordBatch or Table, or anything that has Arrow's C stream."""
+Keys: TypeAlias = bytes | Sequence[bytes | None] | pa.Array | None
+Headers: TypeAlias = Mapping[str, bytes | None] | Sequence[Any] | None
+Timestamps: TypeAlias = datetime | int | Sequence[datetime | int | None] | pa.Array | None
+Operations: TypeAlias = str | int | Sequence[str | int | None] | pa.Array | None
+
+LIST_MAX_ROWS: Final = 16_384
+"""Calls of more records become Arrow columns at once."""
+_INT32_MAX: Final = (1 << 31) - 1
+OFFSET_BYTES: Final = 4
+"""What Arrow keeps beside every value of variable size."""
+
+OPERATION_WORDS: Final = ", ".join(operation.name.lower() for operation in Operation)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_INT64_MAX: Final = (1 << 63) - 1
+_CODES: Final[dict[Any, int]] = {
+    **{operation.name.lower(): int(operation) for operation in Operation},
+    **{int(operation): int(operation) for operation in Operation},
+}
+
+
+class OptionalColumns(NamedTuple):
+    """What a call of values may have beside them: one for each record, or a single one for all."""
+
+    keys: Keys
+    headers: Headers
+    timestamps: Timestamps
+    operations: Operations
+
+    def columns(self, rows: int) -> dict[str, Any]:
+        """Column → one value a record, of the columns that are used."""
+        columns: tuple[tuple[str, str, Any, Any], ...] = (
+            (KEY, "keys", self.keys, bytes),
+            (HEADERS, "headers", self.headers, Mapping),
+            (TIMESTAMP, "timestamps", self.timestamps, datetime | int),
+            (OPERATION, "operations", self.operations, str | int),
+        )
+        found = {}
+        for name, word, given, single in columns:
+            if given is None:
+                continue
+            if isinstance(given, single) or (name == HEADERS and _is_one_header(given)):
+                found[name] = _repeated(name, given, rows)
+            elif isinstance(given, pa.ChunkedArray):
+                found[name] = given.combine_chunks()
+            elif isinstance(given, str) and name == KEY:
+                raise text_keys_refused()
+            elif name == TIMESTAMP and isinstance(given, str | bytes | float | date):
+                micros(given)  # which refuses it, and says what a timestamp is
+            elif isinstance(given, Sequence | pa.Array) and not isinstance(given, str | bytes):
+                found[name] = given
+            else:
+                raise Refused(
+                    f"{word}: one for each record, in a list, or a single one for all; not "
+                    f"{type(given).__name__}"
+                )
+        return found
+
+
+def _is_one_header(given: Any) -> bool:
+    """Whether these are the (text, bytes) pairs of one record, and not one header a record."""
+    return (
+        isinstance(given, list | tuple)
+        and bool(given)
+        and all(
+            isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
+            for pair in given
+        )
+    )
+
+
+def _repeated(name: str, value: Any, rows: int) -> Any:
+    if name != KEY or rows <= LIST_MAX_ROWS:
+        return [value] * rows
+    # Before it is copied so many times.
+    if len(value) > limits.RECORD_MAX_BYTES or len(value) * rows > _INT32_MAX:
+        raise LimitExceeded(
+            f"a key of {len(value):,} bytes for {rows:,} records; RECORD_MAX_BYTES is "
+            f"{limits.RECORD_MAX_BYTES:,}, and the keys of a call are at most {_INT32_MAX:,} bytes"
+        )
+    return pa.repeat(pa.scalar(value, RESERVED[KEY]), rows)
+
+
+class ProduceCall:
+    """One call's records: lists of values, or record batches."""
+
+    __slots__ = (
+        "batches",
+        "is_ours",
+        "lists",
+        "metadata",
+        "partition",
+        "pieces",
+        "rows",
+        "schema_version",
+        "size_bytes",
+    )
+
+    def __init__(self, metadata: bytes | None, partition: int | None) -> None:
+        self.metadata = checked_metadata(metadata)
+        self.partition = partition
+        self.rows = 0
+        self.schema_version = 0
+        """The version of the stream's schema that its columns were fitted to."""
+        self.size_bytes = len(metadata or b"")
+        self.lists: RecordLists | None = None
+        self.batches: list[pa.RecordBatch] = []
+        self.is_ours = False
+        """Whether no caller can change the memory of the batches."""
+        self.pieces: list[tuple[int | None, pa.RecordBatch, int]] = []
+        """What goes into one batch each, with its partition (None: the next in turn) and bytes."""
+
+    def take_batches(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Records that are columns already, in the types a stream carries."""
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            check_sizes(batch)
+            if OPERATION in batch.schema.names:
+                check_operations(batch.column(OPERATION))
+            self.batches.append(batch)
+            self.rows += batch.num_rows
+            self.size_bytes += batch.nbytes
+
+    def take_lists(self, values: list[bytes | None], columns: Mapping[str, Any]) -> None:
+        """A few records with values."""
+        count = self.rows = len(values)
+        _check_counts(columns, count)
+        lists = self.lists = RecordLists()
+        lists.values = values
+        # The limit is one of values and keys; what Arrow keeps beside them is not the caller's.
+        try:
+            sizes = list(map(len, values))  # type: ignore[arg-type]
+            lists.sizes.fromlist(sizes)
+        except TypeError:
+            sizes = [len(value or b"") for value in values]
+        self.size_bytes += OFFSET_BYTES * count
+        if KEY in columns:
+            lists.keys = checked_keys(columns[KEY])
+            sizes = [size + len(key or b"") for size, key in zip(sizes, lists.keys, strict=True)]
+            self.size_bytes += OFFSET_BYTES * count
+        _check_largest(sizes)
+        self.size_bytes += sum(sizes)
+        if HEADERS in columns:
+            lists.headers = [header_pairs(pairs) for pairs in columns[HEADERS]]
+            sizes = [header_bytes(pairs) for pairs in lists.headers]
+            _check_largest(sizes, f" in {HEADERS!r}")
+            self.size_bytes += sum(sizes)
+        if TIMESTAMP in columns:
+            lists.timestamps = [micros(time) for time in columns[TIMESTAMP]]
+            self.size_bytes += 8 * count
+        if OPERATION in columns:
+            lists.operations = [operation_code(operation) for operation in columns[OPERATION]]
+            self.size_bytes += count
+
+
+def valued(
+    entries: Entries,
+    metadata: bytes | None,
+    optional: OptionalColumns,
+    partition: int | None,
+    *,
+    as_lists: bool = True,
+) -> ProduceCall:
+    """A call of opaque values. With `as_lists`, a small one is not made into Arrow columns."""
+    call = ProduceCall(metadata, partition)
+    if isinstance(entries, pa.Array | pa.ChunkedArray):
+        _take_arrow(call, entries, optional)
+        return call
+    values = listed_values(entries)
+    columns = optional.columns(len(values))
+    in_lists = not any(isinstance(column, pa.Array) for column in columns.values())
+    if not values:
+        _check_counts(columns, 0)
+    elif as_lists and in_lists and len(values) <= LIST_MAX_ROWS:
+        call.take_lists(values, columns)
+    else:
+        _take_arrow(call, pa.array(values, pa.binary()), optional)
+    return call
+
+
+def typed(
+    data: pa.RecordBatch | pa.Table,
+    metadata: bytes | None,
+    partition: int | None,
+    carried: pa.Schema | None = None,
+    *,
+    is_ours: bool = False,
+) -> ProduceCall:
+    """A call of typed columns and reserved ones. A batch of the schema `carried` goes as it is."""
+    if data.num_rows and not data.num_columns:
+        raise Refused(f"{data.num_rows:,} rows without any column: there is nothing to carry them")
+    call = ProduceCall(metadata, partition)
+    call.is_ours = is_ours
+    if (
+        carried is not None
+        and isinstance(data, pa.RecordBatch)
+        and data.schema.equals(carried, check_metadata=True)
+    ):
+        check_valid(data)
+        call.take_batches([data])
+    else:
+        call.take_batches(from_arrow(data))
+    return call
+
+
+def _take_arrow(
+    call: ProduceCall, entries: pa.Array | pa.ChunkedArray, optional: OptionalColumns
+) -> None:
+    chunks = entries.chunks if isinstance(entries, pa.ChunkedArray) else [entries]
+    if any(pa.types.is_string(c.type) or pa.types.is_large_string(c.type) for c in chunks):
+        raise text_refused()
+    columns = optional.columns(len(entries))
+    _check_counts(columns, len(entries))
+    batches, start = [], 0
+    for chunk in chunks:
+        _check_array(VALUE, chunk)
+        batch = from_values(chunk)
+        for name, column in columns.items():
+            values = column[start : start + len(chunk)] if len(chunks) > 1 else column
+            if isinstance(values, pa.Array):
+                _check_array(name, values)
+            batch = with_column(batch, name, _plain(name, values))
+        start += len(chunk)
+        batches += from_arrow(batch) if columns else [batch]
+    call.take_batches(batches)
+
+
+def _check_array(name: str, column: pa.Array) -> None:
+    table = pa.table({name: column})
+    check_valid(table)
+    check_expansion(table)
+
+
+def _plain(name: str, values: Any) -> Any:
+    """The values as the record model takes them."""
+    if isinstance(values, pa.Array):
+        return values
+    if name == KEY:
+        return checked_keys(values)
+    if name == TIMESTAMP:
+        return [micros(given) for given in values]
+    if name == OPERATION:
+        return [operation_code(given) or 0 for given in values]
+    return [header_pairs(pairs) and header_items(pairs) for pairs in values]
+
+
+def _check_largest(sizes: list[int], where: str = "") -> None:
+    largest = max(sizes)
+    if largest > limits.RECORD_MAX_BYTES:
+        raise LimitExceeded(
+            f"record {sizes.index(largest)} has {largest:,} bytes{where}; RECORD_MAX_BYTES is "
+            f"{limits.RECORD_MAX_BYTES:,}"
+        )
+
+
+def _check_counts(columns: Mapping[str, Any], rows: int) -> None:
+    for name, column in columns.items():
+        if len(column) != rows:
+            raise Refused(f"{name}: {len(column)} values for {rows} records")
+
+
+# What callers give for a record
+
+
+def listed_values(entries: Any) -> list[bytes | None]:
+    """The entries as a list of bytes and None."""
+    if isinstance(entries, bytes):
+        return [entries]
+    if isinstance(entries, str):
+        raise text_refused()
+    if isinstance(entries, bytearray | memoryview):
+        return [bytes(entries)]
+    if not isinstance(entries, Sequence):
+        raise Refused(
+            f"entries are a sequence of bytes or None, one for each record, not "
+            f"{type(entries).__name__}"
+        )
+    kinds = set(map(type, entries))
+    if kinds <= {bytes, type(None)}:
+        return list(entries)
+    if any(issubclass(kind, str) for kind in kinds):
+        raise text_refused()
+    if all(issubclass(kind, bytes | bytearray | memoryview | type(None)) for kind in kinds):
+        # Copied: the caller may change a bytearray before it is sent.
+        return [None if entry is None else bytes(entry) for entry in entries]
+    others = sorted(kind.__name__ for kind in kinds - {bytes, type(None)})
+    raise Refused(f"entries are bytes or None, not {', '.join(others)}")
+
+
+def text_refused() -> Refused:
+    """Text where bytes belong."""
+    return Refused("entries are bytes, not text: encode it first, as in text.encode()")
+
+
+def text_keys_refused() -> Refused:
+    """Text where keys belong."""
+    return Refused("keys are bytes, not text: encode them first, as in key.encode()")
+
+
+def checked_metadata(metadata: Any) -> bytes | None:
+    """The metadata of a call."""
+    if metadata is None:
+        return None
+    if not isinstance(metadata, bytes):
+        raise Refused(f"metadata are bytes, not {type(metadata).__name__}")
+    if len(metadata) > limits.METADATA_MAX_BYTES:
+        raise LimitExceeded(
+            f"metadata of {len(metadata):,} bytes; METADATA_MAX_BYTES is "
+            f"{limits.METADATA_MAX_BYTES:,}"
+        )
+    return metadata
+
+
+def checked_keys(keys: Any) -> list[bytes | None]:
+    """One key, or None, for each record."""
+    if any(isinstance(key, str) for key in keys):
+        raise text_keys_refused()
+    others = {type(key).__name__ for key in keys} - {"bytes", "NoneType", "bytearray"}
+    if others:
+        raise Refused(f"keys are bytes or None, not {', '.join(sorted(others))}")
+    return [None if key is None else bytes(key) for key in keys]
+
+
+def header_items(pairs: Any) -> list[tuple[Any, Any]]:
+    """The pairs of one record's headers."""
+    return list(pairs.items() if isinstance(pairs, Mapping) else pairs)
+
+
+def header_pairs(pairs: Any) -> Header | None:
+    """The headers of one record as the record model holds them."""
+    if pairs is None:
+        return None
+    try:
+        header = [{"key": key, "value": value} for key, value in header_items(pairs)]
+    except (TypeError, ValueError):
+        header = [{"key": None}]
+    for pair in header:
+        if not isinstance(pair["key"], str) or not isinstance(pair["value"], bytes | None):
+            raise Refused(
+                "headers: for each record one mapping, or a list of (text, bytes) pairs, or None"
+            )
+        if not is_whole_text(pair["key"]):
+            raise Refused(f"headers: the key {pair['key']!r} has a lone surrogate: it is not text")
+    return header
+
+
+def is_whole_text(text: str) -> bool:
+    """Whether it can be encoded: a lone surrogate, as a broken decoder leaves one, cannot."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def header_bytes(header: Header | None) -> int:
+    """The size of one record's headers."""
+    if header is None:
+        return OFFSET_BYTES
+    return sum(len(pair["key"]) + len(pair["value"] or b"") + 3 * OFFSET_BYTES for pair in header)
+
+
+def micros(given: Any) -> int | None:
+    """Microseconds since 1970; a time without a zone counts as UTC."""
+    if given is None:
+        return None
+    if isinstance(given, datetime):
+        if getattr(given, "nanosecond", 0):
+            raise Refused(f"timestamps have microseconds, not {given!r}: round it first")
+        aware = given if given.tzinfo is not None else given.replace(tzinfo=UTC)
+        return (aware - _EPOCH) // _MICROSECOND
+    if isinstance(given, int) and not isinstance(given, bool) and abs(given) <= _INT64_MAX:
+        return given
+    raise Refused(f"timestamps are datetimes, or whole microseconds since 1970, not {given!r}")
+
+
+def operation_code(given: Any) -> int | None:
+    """The code of an operation, from its code or its word."""
+    if given is None:
+        return None
+    known = isinstance(given, str | int) and not isinstance(given, bool)
+    code = _CODES.get(given.lower() if isinstance(given, str) else given) if known else None
+    if code is None:
+        raise Refused(f"operations are {OPERATION_WORDS}, not {given!r}")
+    return code

@@ -1,0 +1,304 @@
+"""The chunks of a native queue, a numbered log, and `end.json`, which says how far it has come.
+
+Always holds: the last chunk is never deleted. A chunk is deleted only once collectors have seen
+FLOOR_SETTLE_S pass since the floor passed it, which is why a floor that was read less than
+FLOOR_LEASE_S ago still says what counts (`headwater.store.numbered_log`).
+
+The end of a queue is found by a search, and a last chunk that was deleted by hand looks as if it
+had never existed. So each writer that creates a chunk notes it in `end.json`, which only rises,
+and each client reads `end.json` before it searches: an end below it is a queue that went back. No
+append waits for this note or fails with it. While many chunks are created, one write a second
+notes the last of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from headwater.buffer.queue.contract import Counters
+from headwater.buffer.queue.native.chunk import Chunk, decode_chunk, encode_chunk, first_chunk
+from headwater.buffer.queue.native.registers import (
+    ConsumerRecord,
+    QueueEnd,
+    QueueFloors,
+    consumer_register,
+    missing_queue,
+)
+from headwater.core import limits, runtime
+from headwater.core.errors import (
+    Corrupt,
+    HeadwaterError,
+    NotFound,
+    NotSupported,
+    RolledBack,
+    Trimmed,
+)
+from headwater.core.lease import Lease
+from headwater.store import LeasedFloor, LogFloor, NumberedLog, Object, Register, Store, Version
+
+# How many chunks are requested at once.
+READ_AHEAD: Final = 16
+# Some stores allow one write of an object a second, and chunks may be created faster than that.
+END_WRITES_APART_S: Final = 1.0
+
+
+class StoredChunk(NamedTuple):
+    """A chunk and the version of the object it was read from."""
+
+    chunk: Chunk
+    version: Version
+    modified_ms: int = 0
+    """When the store wrote it, by the store's clock; 0 for a chunk that was written, not read."""
+
+
+class ChunkLog(NumberedLog):
+    """One queue's chunks and its floors. `QueueTail` appends: it fills the last chunk first."""
+
+    def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
+        super().__init__(store, f"{prefix}/chunks", LeasedFloor(limits.FLOOR_LEASE_S))
+        self.prefix = prefix
+        self.queue_id = queue_id
+        self.register = Register(store, f"{prefix}/queue.json", QueueFloors)
+        self.ends = EndRecorder(store, prefix)
+        self.floor_sequence = 0
+        """No batch below it is kept, as of the last read."""
+
+    @property
+    def chunk_floor(self) -> int:
+        """The highest chunk floor that was read."""
+        return self.leased_floor.floor.floor
+
+    def batch_key(self, batch_id: str) -> str:
+        """The key of an uploaded batch."""
+        return f"{self.prefix}/batches/{batch_id}"
+
+    def missing(self, number: int) -> RolledBack:
+        """The error for a chunk that must exist and does not, or that lost entries."""
+        return RolledBack(
+            f"chunk {number} of {self.prefix}, or what was in it, is gone though Headwater did not "
+            f"delete it: the queue went back. Restore {self.key(number)} from a backup, and let no "
+            "producer write before."
+        )
+
+    async def is_made(self) -> bool:
+        """Whether there is a queue, which must be this one."""
+        try:
+            self._check_id((await self.register.read()).value)
+        except NotFound:
+            return False
+        return True
+
+    async def floors(self) -> QueueFloors:
+        """The floors as they are now."""
+        requested = Lease()
+        try:
+            queue = (await self.register.read()).value
+        except NotFound as error:
+            raise missing_queue(self.prefix) from error
+        self._check_id(queue)
+        self.leased_floor.learn(LogFloor(queue.chunk_floor, queue.chunk_floor), requested)
+        self.floor_sequence = max(self.floor_sequence, queue.floor_sequence)
+        return queue
+
+    async def read_floor(self) -> LogFloor:
+        """The chunk floor. Below it nothing counts, though objects stay until it has settled."""
+        floor = (await self.floors()).chunk_floor
+        return LogFloor(floor, floor)
+
+    def _check_id(self, queue: QueueFloors) -> None:
+        if queue.id != self.queue_id:
+            raise Corrupt(f"{self.prefix} holds queue {queue.id}, not {self.queue_id}")
+
+    def grown(self, number: int, *, met: Lease, began: Lease) -> None:
+        """A write that began at this time was added to an open chunk, first met then.
+
+        If no chunk can have been deleted since the floor was last known, this was the real one and
+        not one that a stalled writer left there. It was open, and the floor passes closed chunks
+        alone: so at that moment it had not passed this one, as if it had been read then.
+
+        A chunk may also have been created after its whole stream was deleted, which only queue.json
+        shows. So one read of the floor after the chunk was met comes first, and one now and then.
+        """
+        read_at = self.leased_floor.read_at
+        if read_at is None or read_at.at_s <= met.at_s:
+            return
+        if read_at.is_within(limits.FLOOR_LOOK_S) and self.leased_floor.covers(number):
+            self.leased_floor.learn_alive(number, began)
+
+    def decode(self, number: int, stored: Object) -> StoredChunk:
+        """A chunk from its object."""
+        try:
+            chunk = decode_chunk(stored.data, queue_id=self.queue_id, number=number)
+        except (Corrupt, NotSupported) as error:
+            raise type(error)(f"{self.key(number)}: {error}") from error
+        return StoredChunk(chunk, stored.version, stored.meta.modified_ms)
+
+    async def load(self, number: int) -> StoredChunk | None:
+        """The chunk with this number, which need not count; None if there is none."""
+        stored = await self.get(number)
+        return None if stored is None else self.decode(number, stored)
+
+    async def require(self, number: int) -> StoredChunk:
+        """A chunk that must exist: `Trimmed` below the floor, `RolledBack` otherwise."""
+        held = await self.load(number)
+        if held is not None:
+            return held
+        queue = await self.floors()
+        if number < queue.chunk_floor:
+            raise Trimmed(
+                f"{self.prefix}: chunk {number} is gone; the oldest batch still there is "
+                f"{queue.floor_sequence}",
+                floor=queue.floor_sequence,
+            )
+        raise self.missing(number)
+
+    async def run(self, first: int, count: int) -> list[StoredChunk]:
+        """Chunks from `first` on, until one is missing or open, at most `count`.
+
+        Chunks that are read together are not read at one instant: an open one may have grown and
+        been closed before the one after it was read.
+        """
+        chunks: list[StoredChunk] = []
+        while len(chunks) < count:
+            start = first + len(chunks)
+            numbers = range(start, start + min(READ_AHEAD, count - len(chunks)))
+            for held in await asyncio.gather(*map(self.load, numbers)):
+                if held is None:
+                    return chunks
+                chunks.append(held)
+                if not held.chunk.closed:
+                    return chunks
+        return chunks
+
+    async def last(self, known: int = 0) -> StoredChunk:
+        """The last chunk. `known` is one that was there once: the search begins at it.
+
+        `end.json` is read first: the queue ends there or beyond.
+        """
+        end = await self._least_end()
+        low = max(known, end.chunk)
+        while True:
+            number = await self.first_free(low + 1, check_beyond=True) - 1
+            held = await self.load(number) if number >= self.chunk_floor else None
+            if held is not None and held.chunk.first_sequence >= end.first_sequence:
+                return held
+            floor = (await self.floors()).chunk_floor
+            if floor <= number:
+                raise self.missing(number)
+            low = max(floor, end.chunk)
+
+    async def last_alive(self, known: int = 0) -> StoredChunk:
+        """The last chunk, for readers: a writer learns by writing whether it was the last.
+
+        What `last` returns may lie below a floor that rose meanwhile. Then chunks after it may be
+        deleted already, and it may be one that a stalled writer created.
+        """
+        while True:
+            held = await self.last(known)
+            if not await self.is_dead(held.chunk.number):
+                return held
+            known = self.chunk_floor
+
+    async def _least_end(self) -> QueueEnd:
+        try:
+            return await self.ends.read()
+        except NotFound as error:
+            await self.floors()  # which raises if the whole queue is gone
+            raise RolledBack(
+                f"{self.ends.register.key} is gone, which exists from the queue's creation on and "
+                "says how far the queue has come. Restore it from a backup."
+            ) from error
+
+    async def search(self, low: int, high: int, is_before: Callable[[Chunk], bool]) -> StoredChunk:
+        """The last chunk from `low` to `high` for which `is_before` holds; `low` if none.
+
+        `is_before` holds for all chunks up to some number and for none after. `Trimmed` if a
+        chunk on the way is deleted.
+        """
+        best = await self.require(low)
+        low += 1
+        while low <= high:
+            middle = (low + high) // 2
+            held = await self.require(middle)
+            if is_before(held.chunk):
+                best, low = held, middle + 1
+            else:
+                high = middle - 1
+        return best
+
+
+async def create_native_queue(store: Store, prefix: str, queue_id: str) -> None:
+    """Create a queue if there is none. `queue.json` comes last: where it is, all of it is."""
+    chunks = ChunkLog(store, prefix, queue_id)
+    if await chunks.is_made():
+        return
+    data = encode_chunk(first_chunk(queue_id))
+    # Other creators write the same bytes, and they are recognised.
+    await store.put_if_absent(chunks.key(0), data, token=queue_id.encode())
+    await chunks.ends.register.update(lambda end: end or QueueEnd())
+    await consumer_register(store, prefix).update(lambda consumer: consumer or ConsumerRecord())
+    await chunks.register.update(lambda queue: queue or QueueFloors(queue_id))
+
+
+class EndRecorder:
+    """Reads `end.json`, and raises it beside other work."""
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self.register = Register(store, f"{prefix}/end.json", QueueEnd)
+        self.latest: QueueEnd | None = None
+        """The furthest end that this client read or wrote; None before it read."""
+        self._wanted: tuple[Chunk, Counters] | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._written_s = -END_WRITES_APART_S
+
+    async def read(self) -> QueueEnd:
+        """How far the queue has come at least; requested once. `NotFound` if that is gone."""
+        if self.latest is None:
+            self.latest = (await self.register.read()).value
+        return self.latest
+
+    def note_created(self, chunk: Chunk, counters: Counters) -> None:
+        """Note a chunk that was created and counts, beside other work."""
+        self._wanted = (chunk, counters)
+        if self._writing is None:
+            self._writing = runtime.spawn(self._write(), name="headwater-end")
+
+    async def close(self) -> None:
+        """Write what is not written yet, without waiting for its time."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.wait((self._writing,))
+        await self._write_wanted()
+
+    async def _write(self) -> None:
+        try:
+            while self._wanted is not None:
+                since_s = runtime.monotonic_s() - self._written_s
+                await runtime.sleep(max(0.0, END_WRITES_APART_S - since_s))
+                await self._write_wanted()
+        finally:
+            self._writing = None
+
+    async def _write_wanted(self) -> None:
+        if (wanted := self._wanted) is None:
+            return
+        chunk, counters = wanted
+        try:
+            await self._raise(chunk)
+        except HeadwaterError:
+            counters.ends_unwritten += 1
+        self._written_s = runtime.monotonic_s()
+        if self._wanted is wanted:
+            self._wanted = None
+
+    async def _raise(self, chunk: Chunk) -> None:
+        end = QueueEnd(chunk.number, chunk.first_sequence, chunk.first_lsn)
+
+        def change(now: QueueEnd | None) -> QueueEnd:
+            if now is None:
+                raise RolledBack(f"{self.register.key} is gone")
+            return end if now.chunk < end.chunk else now
+
+        self.latest = (await self.register.update(change)).value

@@ -1,0 +1,304 @@
+"""The two clients that read a native queue: the owning consumer, and readers that own nothing.
+
+The consumer reads chunks first, then the fence and the floor: a fenced consumer delivers nothing,
+and what was read below the floor does not count. The floor is read although no batch is deleted
+that this consumer has not acknowledged: chunks without entries are deleted unacknowledged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import msgspec
+
+from headwater.buffer.queue.contract import (
+    Counters,
+    Descriptor,
+    QueueConsumer,
+    QueueReader,
+    QueueState,
+    TimeBy,
+)
+from headwater.buffer.queue.native.chunk_log import ChunkLog
+from headwater.buffer.queue.native.reading import (
+    ChunkPosition,
+    ChunkReader,
+    TimeSearch,
+    acknowledge_to,
+)
+from headwater.buffer.queue.native.registers import (
+    ConsumerRecord,
+    QueueFloors,
+    consumer_register,
+    read_consumer,
+)
+from headwater.core import runtime
+from headwater.core.errors import Bug, Fenced, Refused, RolledBack, Trimmed
+from headwater.store import Store
+
+
+class NativeConsumer(QueueConsumer):
+    """One opening of a partition's owning consumer."""
+
+    def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
+        self.counters = Counters()
+        self.epoch = 0
+        self._prefix = prefix
+        self._chunks = ChunkLog(store, prefix, queue_id)
+        self._reading = ChunkReader(self._chunks)
+        self._register = consumer_register(store, prefix)
+        self._acked = ConsumerRecord()
+
+    async def open(
+        self, group: str, *, take_over: bool = False, last_acked_sequence: int | None = None
+    ) -> int | None:
+        if not group:
+            raise Refused("a consumer needs the name of its group")
+        self._check_position(last_acked_sequence)
+        position = await self._resume_at(last_acked_sequence)
+
+        def change(now: ConsumerRecord | None) -> ConsumerRecord:
+            if now is None:
+                raise RolledBack(f"{self._register.key} is gone while the consumer is opened")
+            if now.group and now.group != group and not take_over:
+                raise Refused(
+                    f"the group {now.group!r} owns the consumer of {self._prefix}. Follow it, or "
+                    "take the ownership over (take_over), which stops that group."
+                )
+            if position is not None and position.sequence > now.sequence:
+                now = acknowledge_to(now, position)
+            return msgspec.structs.replace(
+                now, epoch=now.epoch + 1, group=group, opened_ms=runtime.wall_ms()
+            )
+
+        self._acked = await self._changed(change)
+        self.epoch = self._acked.epoch
+        if last_acked_sequence is not None:
+            return last_acked_sequence
+        return self._acked.sequence - 1 if self._acked.sequence else None
+
+    async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
+        if limit < 1:
+            return []
+        start = 0 if sequence is None else sequence + 1
+        while True:
+            try:
+                found = await self._reading.after(start, limit)
+            except (Trimmed, Refused, RolledBack):
+                await self.check_fence()  # a successor may have moved on far from here
+                raise
+            await self.check_fence()
+            if not found or not await self._chunks.is_dead(self._reading.lowest_chunk):
+                return found
+            self._reading.reset()
+
+    async def dequeue(self, sequence: int) -> None:
+        if sequence < self._acked.sequence:
+            await self.check_fence()
+            return
+        try:
+            position = await self._reading.position_after(sequence)
+        except Trimmed:
+            # A truncation acknowledged it, and the floor has passed it meanwhile.
+            self._acked = self._owned(await read_consumer(self._register))
+            if sequence < self._acked.sequence:
+                return
+            raise
+        except (Refused, RolledBack):
+            await self.check_fence()
+            raise
+
+        def change(now: ConsumerRecord | None) -> ConsumerRecord:
+            owned = self._owned(now)
+            return owned if position.sequence <= owned.sequence else acknowledge_to(owned, position)
+
+        self._acked = await self._changed(change)
+
+    async def _changed(
+        self, change: Callable[[ConsumerRecord | None], ConsumerRecord]
+    ) -> ConsumerRecord:
+        try:
+            return (await self._register.update(change)).value
+        finally:
+            self.counters.writes = self._register.writes
+            self.counters.conflicts = self._register.conflicts
+
+    async def check_fence(self) -> None:
+        self._owned(await read_consumer(self._register))
+
+    @property
+    def pending(self) -> int:
+        return max(0, self._reading.end_sequence - self._acked.sequence)
+
+    def _owned(self, now: ConsumerRecord | None) -> ConsumerRecord:
+        if not self.epoch:
+            raise Bug("the consumer was not opened")
+        if now is None or now.epoch < self.epoch:
+            raise RolledBack(f"the consumer of {self._prefix} went back before epoch {self.epoch}")
+        if now.epoch != self.epoch:
+            raise Fenced(
+                f"a later consumer (epoch {now.epoch}, group {now.group!r}) took over "
+                f"{self._prefix} from epoch {self.epoch}"
+            )
+        return now
+
+    async def _resume_at(self, last_acked: int | None) -> ChunkPosition | None:
+        """Where the last acknowledged batch ends; refuses a queue that is behind its consumer."""
+        while True:
+            try:
+                return await self._find_position(last_acked)
+            except Trimmed as trimmed:
+                # Unless what follows it is gone: it was acknowledged and deleted meanwhile.
+                if last_acked is None or last_acked + 1 < trimmed.floor:
+                    raise
+
+    async def _find_position(self, last_acked: int | None) -> ChunkPosition | None:
+        queue = await self._chunks.floors()
+        known = await read_consumer(self._register)
+        if known.sequence < queue.floor_sequence:
+            raise RolledBack(
+                f"{self._prefix}: batches up to {queue.floor_sequence} were acknowledged and "
+                f"deleted, and the consumer's record knows only of {known.sequence}: it went back"
+            )
+        last = (await self._chunks.last_alive(known.chunk)).chunk
+        self._reading.end_sequence = last.next_sequence
+        if last.next_sequence < known.sequence:
+            raise RolledBack(
+                f"{self._prefix}: {known.sequence} batches are acknowledged and there are only "
+                f"{last.next_sequence}: the queue went back"
+            )
+        if last_acked is None:
+            return None
+        if last_acked >= last.next_sequence:
+            raise Refused(
+                f"cannot resume after batch {last_acked} of {self._prefix}: there are only "
+                f"{last.next_sequence}. Is it another stream's position, or was the queue replaced?"
+            )
+        if last_acked < known.sequence:
+            await self._reading.locate(last_acked + 1)
+            return None
+        return await self._reading.position_after(last_acked)
+
+
+class NativeReader(QueueReader):
+    """Reads a partition's queue, and changes nothing."""
+
+    def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
+        self._prefix = prefix
+        self._chunks = ChunkLog(store, prefix, queue_id)
+        self._reading = ChunkReader(self._chunks)
+        self._register = consumer_register(store, prefix)
+
+    async def state(self) -> QueueState:
+        while True:
+            # What the consumer's position names may be acknowledged and deleted meanwhile.
+            with contextlib.suppress(Trimmed):
+                return await self._state()
+
+    async def _state(self) -> QueueState:
+        # In this order none is behind the one before: all three only go forward.
+        queue = await self._chunks.floors()
+        consumer = await read_consumer(self._register)
+        if consumer.sequence < queue.floor_sequence:
+            raise RolledBack(
+                f"{self._prefix}: batches up to {queue.floor_sequence} were acknowledged and "
+                f"deleted, and the consumer's record knows only of {consumer.sequence}"
+            )
+        last = (await self._chunks.last_alive(consumer.chunk)).chunk
+        oldest_ms = None
+        if consumer.sequence < last.next_sequence:
+            chunk = last
+            if consumer.sequence < last.first_sequence:
+                # Its position is known to be there or later, and the end is known already.
+                held = await self._chunks.search(
+                    max(consumer.chunk, queue.chunk_floor),
+                    last.number,
+                    lambda chunk: chunk.first_sequence <= consumer.sequence,
+                )
+                chunk = held.chunk
+            await self._check_floor(chunk.number)
+            if not chunk.first_sequence <= consumer.sequence < chunk.next_sequence:
+                raise self._chunks.missing(chunk.number)
+            oldest_ms = chunk.entries[consumer.sequence - chunk.first_sequence].min_ms
+        return QueueState(
+            epoch=consumer.epoch,
+            group=consumer.group,
+            floor_sequence=queue.floor_sequence,
+            floor_lsn=queue.floor_lsn,
+            acked_sequence=consumer.sequence,
+            acked_lsn=consumer.lsn,
+            next_sequence=last.next_sequence,
+            next_lsn=last.next_lsn,
+            pending_bytes=last.bytes_through - consumer.bytes,
+            oldest_pending_ms=oldest_ms,
+            opened_ms=consumer.opened_ms,
+            truncated_sequence=consumer.truncated,
+        )
+
+    async def floor(self) -> int:
+        return (await self._chunks.floors()).floor_sequence
+
+    async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
+        if limit < 1:
+            return []
+        while True:
+            if sequence is None:
+                start = (await self._chunks.floors()).floor_sequence
+            else:
+                start = sequence + 1
+            try:
+                found = await self._reading.after(start, limit)
+                await self._check_floor(self._reading.lowest_chunk)
+                return found
+            except Trimmed as trimmed:
+                self._reading.reset()
+                if start < trimmed.floor and sequence is not None:
+                    raise
+
+    async def sequence_at_lsn(self, lsn: int) -> int | None:
+        while True:
+            queue = await self._chunks.floors()
+            if lsn < queue.floor_lsn:
+                raise Trimmed(
+                    f"LSN {lsn} of {self._prefix} is not kept any more; the oldest is "
+                    f"{queue.floor_lsn}",
+                    floor=queue.floor_sequence,
+                )
+            # Chunks before it may be deleted during the search.
+            with contextlib.suppress(Trimmed):
+                return await self._at_lsn(lsn, queue)
+
+    async def _at_lsn(self, lsn: int, queue: QueueFloors) -> int | None:
+        last = (await self._chunks.last_alive(queue.chunk_floor)).chunk
+        if lsn >= last.next_lsn:
+            return None
+        held = await self._chunks.search(
+            queue.chunk_floor, last.number, lambda chunk: chunk.first_lsn <= lsn
+        )
+        await self._check_floor(held.chunk.number)
+        places = held.chunk.places()
+        return [place.sequence for place in places if place.first_lsn <= lsn][-1]
+
+    async def batch_at_time(self, time_us: int, by: TimeBy) -> Descriptor | None:
+        while True:
+            # What is looked at may be deleted while it is searched for.
+            with contextlib.suppress(Trimmed):
+                return await self._at_time(time_us, by)
+
+    async def _at_time(self, time_us: int, by: TimeBy) -> Descriptor | None:
+        queue = await self._chunks.floors()
+        last = (await self._chunks.last_alive(queue.chunk_floor)).chunk
+        search = TimeSearch(self._chunks, queue, time_us, by)
+        found = await search.up_to(last)
+        if found is not None:
+            await self._check_floor(search.chunk)
+        return found
+
+    async def _check_floor(self, number: int) -> None:
+        if await self._chunks.is_dead(number):
+            queue = await self._chunks.floors()
+            raise Trimmed(
+                f"{self._prefix} is kept from batch {queue.floor_sequence} on",
+                floor=queue.floor_sequence,
+            )

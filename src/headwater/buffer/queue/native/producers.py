@@ -1,0 +1,352 @@
+"""The record of a producer id: its latest incarnation, its last accepted batch, and its end.
+
+Always holds: a mark only rises. Only the incarnation that the record names may renew it, and the
+collector, which folds into it what it is about to delete.
+
+Producers that are silent for long are closed, and forgotten later. Silence is counted in looks,
+each a day after the last by the store's clock. A pass that finds no entry of a producer writes the
+time into the record, a pass a day later counts one, and anything that the producer writes there
+starts the count again. Seven looks close it. A clock that is set forward by a year adds one look,
+and not fifty weeks of silence.
+
+A mark is dropped only once its producer would be refused. So a collector first does what a
+successor does: it puts an incarnation of its own into the record and an opening into the last
+chunk, which no earlier incarnation can pass. When the floor has passed that chunk, everything that
+the producer ever appended is below the floor, and the mark is dropped. To drop the mark of a silent
+producer at once is the obvious alternative; a producer that only slept then appends as if nothing
+had happened, and its successor does not learn of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, NamedTuple
+
+import msgspec
+
+from headwater.buffer.queue.contract import Collected, Counters
+from headwater.buffer.queue.native.chunk import Chunk, ProducerIncarnation
+from headwater.buffer.queue.native.chunk_log import READ_AHEAD, ChunkLog
+from headwater.buffer.queue.native.registers import (
+    CollectorRecord,
+    Mark,
+    ProducerRecord,
+    ProducerShard,
+    QueueFloors,
+    check_producer_id,
+    shard_name,
+)
+from headwater.buffer.queue.native.tail import QueueTail, write_note
+from headwater.core import limits, runtime
+from headwater.core.errors import Fenced, NotFound
+from headwater.core.retry import RetryPolicy
+from headwater.store import Register, Store
+
+CLOSED: Final = "closed-"
+"""The prefix of incarnations under which nothing is appended: the collector gives them to producers
+that were silent for long, and a producer that has no successor takes one itself."""
+FORGOTTEN: Final = (
+    "{producer!r} was silent for so long that it was closed, and its mark is or will be dropped: "
+    "no other producer took its place. Open it again, and compare what it resumes from with its "
+    "source."
+)
+
+
+class PreviousIncarnation(NamedTuple):
+    """What the record said before a producer opened."""
+
+    is_first: bool
+    """No earlier incarnation can still append under this id."""
+    anchor: int
+
+
+class ProducerRegistration:
+    """One incarnation of one producer id."""
+
+    def __init__(self, store: Store, prefix: str, producer: str) -> None:
+        self.producer = check_producer_id(producer)
+        self.owner = ProducerIncarnation(producer, runtime.new_token().hex())
+        self._register = shard_register(store, prefix, shard_name(producer))
+
+    async def open(self, anchor: int) -> PreviousIncarnation:
+        """Write this incarnation into the record, and learn what the record said before.
+
+        An id without a record was never used, or it was closed and forgotten, and no earlier
+        incarnation can append: then `anchor` is a chunk before which there is nothing of it.
+        """
+        before = PreviousIncarnation(True, anchor)
+
+        def change(shard: ProducerShard | None) -> ProducerShard:
+            nonlocal before
+            shard = shard or ProducerShard()
+            known = shard.producers.get(self.producer)
+            before = (
+                PreviousIncarnation(True, anchor)
+                if known is None
+                else PreviousIncarnation(False, known.anchor)
+            )
+            mark = None if known is None else known.mark
+            record = ProducerRecord(self.owner.incarnation, before.anchor, runtime.wall_ms(), mark)
+            return with_record(shard, self.producer, record)
+
+        await self._register.update(change)
+        return before
+
+    async def read(self) -> Mark | None:
+        """The mark, if this life is still the one; `Fenced` if it is not."""
+        try:
+            shard = (await self._register.read()).value
+        except NotFound:
+            shard = ProducerShard()
+        return self._checked(shard).mark
+
+    async def renew(self, mark: Mark | None) -> None:
+        """Move the mark forward, or confirm it where it is."""
+
+        def change(shard: ProducerShard | None) -> ProducerShard:
+            shard = shard or ProducerShard()
+            known = self._checked(shard)
+            at_ms = runtime.wall_ms()
+            if mark is None or (
+                known.mark is not None and known.mark.producer_sequence > mark.producer_sequence
+            ):
+                record = reset_silence(msgspec.structs.replace(known, anchor_ms=at_ms))
+            else:
+                record = ProducerRecord(self.owner.incarnation, mark.chunk, at_ms, mark)
+            return with_record(shard, self.producer, record)
+
+        await self._register.update(change)
+
+    async def retire(self, mark: Mark | None, last_chunk: int) -> None:
+        """Declare that this id appends nothing more, and has nothing after `last_chunk`.
+
+        The record is then as a collector leaves that of a silent producer. The queue needs no
+        note: there is no other incarnation that a note would have to stop.
+        """
+
+        def change(shard: ProducerShard | None) -> ProducerShard:
+            shard = shard or ProducerShard()
+            known = self._checked(shard)
+            record = msgspec.structs.replace(
+                known,
+                incarnation=CLOSED + runtime.new_token().hex(),
+                mark=_later(known.mark, mark),
+                closed=last_chunk,
+            )
+            return with_record(shard, self.producer, record)
+
+        await self._register.update(change)
+
+    async def last_accepted(
+        self, chunks: ChunkLog, before: PreviousIncarnation, opening: int
+    ) -> Mark | None:
+        """The last accepted batch of all earlier incarnations, once the opening is in a chunk."""
+        mark, end = await self.read(), opening
+        while end >= before.anchor:
+            numbers = range(end, max(before.anchor - 1, end - READ_AHEAD), -1)
+            for held in await asyncio.gather(*(chunks.load(number) for number in numbers)):
+                if held is None:
+                    # Deleted, so the collector has folded it, and whatever is older.
+                    return _later(await self.read(), mark)
+                found = last_marks(held.chunk).get(self.producer)
+                if found is None:
+                    continue
+                if await chunks.is_dead(held.chunk.number):
+                    # Perhaps not what was there: a stalled writer may have created it again.
+                    return _later(await self.read(), mark)
+                return _later(found, mark)
+            end = numbers[-1] - 1
+        # What was not found may have been deleted, and folded, while it was looked for.
+        return _later(await self.read(), mark)
+
+    def fenced(self, by: str = "") -> Fenced:
+        """The error for an earlier incarnation."""
+        if by.startswith(CLOSED):
+            return Fenced(FORGOTTEN.format(producer=self.producer))
+        return Fenced(
+            f"another producer opened under the id {self.producer!r} and goes on in its place"
+        )
+
+    def _checked(self, shard: ProducerShard) -> ProducerRecord:
+        known = shard.producers.get(self.producer)
+        if known is None:
+            raise Fenced(FORGOTTEN.format(producer=self.producer))
+        if known.incarnation != self.owner.incarnation:
+            raise self.fenced(known.incarnation)
+        return known
+
+
+def shard_register(store: Store, prefix: str, name: str) -> Register[ProducerShard]:
+    """The register of some of the producers."""
+    return Register(store, f"{prefix}/producers/{name}.json", ProducerShard)
+
+
+def last_marks(chunk: Chunk) -> dict[str, Mark]:
+    """The last entry of each producer in a chunk, as its mark."""
+    marks: dict[str, Mark] = {}
+    for entry, place in zip(chunk.entries, chunk.places(), strict=True):
+        mark = Mark(entry.producer_sequence, *place, chunk.number, entry.metadata)
+        marks[chunk.owners[entry.owner].producer] = mark
+    return marks
+
+
+def fold_marks(shard: ProducerShard, marks: dict[str, Mark]) -> ProducerShard:
+    """The shard with marks that are at least these."""
+    for producer, mark in marks.items():
+        known = shard.producers.get(producer)
+        if known is None or mark.chunk < known.anchor:
+            continue  # forgotten since: it is refused whatever its mark would say
+        if known.mark is None or known.mark.producer_sequence < mark.producer_sequence:
+            shard = with_record(
+                shard, producer, reset_silence(msgspec.structs.replace(known, mark=mark))
+            )
+    return shard
+
+
+def reset_silence(record: ProducerRecord) -> ProducerRecord:
+    """The record of a producer that is not silent."""
+    return msgspec.structs.replace(record, silent_looks=0, silent_looked_ms=0)
+
+
+def with_record(shard: ProducerShard, producer: str, record: ProducerRecord) -> ProducerShard:
+    """The shard with this record of a producer."""
+    return msgspec.structs.replace(shard, producers={**shard.producers, producer: record})
+
+
+def _later(one: Mark | None, other: Mark | None) -> Mark | None:
+    marks = [mark for mark in (one, other) if mark is not None]
+    return max(marks, key=lambda mark: mark.producer_sequence, default=None)
+
+
+# A producer is closed after so many looks, which lie PRODUCER_EXPIRY_MS apart together.
+SILENT_LOOKS: Final = 7
+
+
+class SilencePass:
+    """One pass over some of the producers."""
+
+    def __init__(
+        self,
+        chunks: ChunkLog,
+        scanned: Register[CollectorRecord],
+        queue: QueueFloors,
+        *,
+        now_ms: int,
+        keep: frozenset[str] = frozenset(),
+    ) -> None:
+        """`now_ms` is the store's time."""
+        self._chunks = chunks
+        self._scanned = scanned
+        self._floor = queue.chunk_floor
+        self._keep = keep
+        self._now_ms = now_ms
+
+    async def collect(self, report: Collected) -> None:
+        """Close who was silent, forget who was closed."""
+        for name in await self._next_shards():
+            register = shard_register(self._chunks.store, self._chunks.prefix, name)
+            shard = (await register.read()).value
+            if self._looked_at(shard) != shard:
+                before, shard = shard, (await register.update(self._looked_at)).value
+                report.producers_forgotten += max(0, shard.dropped - before.dropped)
+            silent = [
+                name
+                for name, one in shard.producers.items()
+                if self._is_silent(one) and name not in self._keep
+            ]
+            if silent:
+                await self._close(register, silent[: limits.CHUNK_OPENINGS])
+
+    def _is_silent(self, one: ProducerRecord) -> bool:
+        """Whether nothing was kept and nothing changed for long.
+
+        No producer's clock is used: one that is a week late would have its producer closed while
+        it appends.
+        """
+        return self._is_passed(one) and one.silent_looks >= SILENT_LOOKS
+
+    def _is_passed(self, one: ProducerRecord) -> bool:
+        """Whether nothing of it is kept that its record knows of."""
+        stands_at = max(one.anchor, one.mark.chunk if one.mark else 0)
+        return stands_at < self._floor and one.closed is None
+
+    def _is_over(self, one: ProducerRecord) -> bool:
+        return one.closed is not None and one.closed < self._floor
+
+    def _looked_at(self, shard: ProducerShard | None) -> ProducerShard:
+        """Without those that are over, and with the time in those that may be silent."""
+        shard = shard or ProducerShard()
+        kept = {name: one for name, one in shard.producers.items() if not self._is_over(one)}
+        for name, one in kept.items():
+            if self._is_passed(one):
+                kept[name] = self._looked_at_one(one)
+        return ProducerShard(kept, shard.dropped + len(shard.producers) - len(kept))
+
+    def _looked_at_one(self, one: ProducerRecord) -> ProducerRecord:
+        """With one look more if it is time for one; from here on if the clock was set back."""
+        now_ms, before_ms = self._now_ms, one.silent_looked_ms
+        looks = one.silent_looks
+        if before_ms and now_ms >= before_ms:
+            if now_ms - before_ms < limits.PRODUCER_EXPIRY_MS / SILENT_LOOKS:
+                return one
+            looks += 1
+        return msgspec.structs.replace(one, silent_looks=looks, silent_looked_ms=now_ms)
+
+    async def _close(self, register: Register[ProducerShard], silent: list[str]) -> None:
+        """Take their place in the record, then in the queue, then note in which chunk that is."""
+        incarnation = CLOSED + runtime.new_token().hex()
+
+        def take(shard: ProducerShard | None) -> ProducerShard:
+            shard = shard or ProducerShard()
+            for name in silent:
+                known = shard.producers.get(name)
+                if known is not None and self._is_silent(known):
+                    taken = msgspec.structs.replace(known, incarnation=incarnation)
+                    shard = with_record(shard, name, taken)
+            return shard
+
+        shard = (await register.update(take)).value
+        closed = [
+            ProducerIncarnation(name, incarnation)
+            for name, one in shard.producers.items()
+            if one.incarnation == incarnation
+        ]
+        if not closed:
+            return
+        tail = QueueTail(self._chunks, Counters())
+        await tail.find()
+        note = await write_note(
+            tail,
+            lambda last: last.written(runtime.new_token(), opened=closed),
+            RetryPolicy().start(attempts=limits.APPEND_ATTEMPTS),
+        )
+
+        def close(shard: ProducerShard | None) -> ProducerShard:
+            shard = shard or ProducerShard()
+            for owner in closed:
+                known = shard.producers.get(owner.producer)
+                if known is not None and known.incarnation == incarnation:
+                    done = msgspec.structs.replace(known, closed=note.number)
+                    shard = with_record(shard, owner.producer, done)
+            return shard
+
+        await register.update(close)
+
+    async def _next_shards(self) -> list[str]:
+        """The shards to look at in this pass; the next pass goes on after them."""
+        try:
+            start = (await self._scanned.read()).value.shard
+        except NotFound:
+            start = ""
+        folder, names = f"{self._chunks.prefix}/producers", []
+        after = f"{folder}/{start}.json" if start else ""
+        async for meta in self._chunks.store.list(folder, start_after=after):
+            names.append(meta.key.removeprefix(f"{folder}/").removesuffix(".json"))
+            if len(names) == limits.GC_SHARDS:
+                break
+        shard = names[-1] if len(names) == limits.GC_SHARDS else ""
+        if shard != start:
+            await self._scanned.update(
+                lambda scanned: msgspec.structs.replace(scanned or CollectorRecord(), shard=shard)
+            )
+        return names

@@ -1,0 +1,207 @@
+"""Where the objects of a stored event log are, and the register of a partition's floor.
+
+    <prefix>/log.json                                          which log this is
+    <prefix>/<partition>/floor.json                            where the events begin
+    <prefix>/<partition>/<offset, 20 digits>                   events
+    <prefix>/<partition>/snapshot-<offset, 20 digits>-<token>  the state after the events through
+                                                               an offset
+
+Always holds:
+
+- the snapshot that `floor.json` names has all events below `floor`; it was durable and was read
+  back before the floor moved to it;
+- `trimmed` follows the floor once compactors have seen a grace pass while the floor was in place
+  (`settling`), and only events below `trimmed` are deleted;
+- neither goes down.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable
+from typing import Annotated, Final
+
+import msgspec
+
+from headwater.core import limits
+from headwater.core.errors import Corrupt, NotFound, NotSupported, RolledBack
+from headwater.core.lease import FloorAge, FloorClock, Lease
+from headwater.store import LeasedFloor, LogFloor, Register, Store, next_standing
+from headwater.tier.errors import LogRenewed
+
+PREFIX: Final = "metadata"
+FLOOR_FORMAT: Final = 1
+_SNAPSHOT: Final = re.compile(r"snapshot-([0-9]{20})-[0-9a-f]{32}")
+
+
+def log_key(prefix: str) -> str:
+    """The register that says which log this is."""
+    return f"{prefix}/log.json"
+
+
+class PartitionKeys:
+    """The keys of one metadata partition, other than those of its events."""
+
+    def __init__(self, prefix: str, partition: int) -> None:
+        self.folder: Final = f"{prefix}/{partition}"
+        self.floor: Final = f"{self.folder}/floor.json"
+        self.before_snapshots: Final = f"{self.folder}/snapshot-"
+        """Above the keys of all events, below those of all snapshots."""
+
+    def snapshot(self, through_offset: int, token: str) -> str:
+        """A snapshot. The token is new for each, so that no key is ever written twice."""
+        return f"{self.folder}/snapshot-{through_offset:020d}-{token}"
+
+    def snapshot_offset(self, key: str) -> int | None:
+        """The offset through which a snapshot goes; None for the key of anything else."""
+        matched = _SNAPSHOT.fullmatch(key.removeprefix(f"{self.folder}/"))
+        return int(matched[1]) if matched else None
+
+
+class SnapshotName(msgspec.Struct, frozen=True):
+    """Which of the snapshots that end at the floor has what is below it."""
+
+    token: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    """In its key, in hex."""
+    size_bytes: int
+    hash: str
+    """XXH3-64 of the whole object, in hex."""
+
+
+class PartitionFloor(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The content of a partition's `floor.json`."""
+
+    floor_format: int
+    log_id: uuid.UUID
+    partition_count: int
+    floor: int
+    trimmed: int
+    snapshot: SnapshotName | None
+    """None while the floor is 0."""
+    settling: FloorAge = FloorAge()
+    """The floor to which `trimmed` goes next; at or below `trimmed` while none is waited for."""
+    renewed_to: str | None = None
+    """The prefix of the log that replaces this one: this one is followed and written no more."""
+
+    @property
+    def position(self) -> LogFloor:
+        """The floor as the numbered log needs it."""
+        return LogFloor(self.floor, self.trimmed)
+
+
+class FloorRegister:
+    """The floor of one partition, and what this handle knows of it."""
+
+    def __init__(self, store: Store, key: str, log_id: uuid.UUID, partition_count: int) -> None:
+        self._register = Register(store, key, PartitionFloor)
+        self._log_id = log_id
+        self._partition_count = partition_count
+        self.leased = LeasedFloor(limits.EVENT_LEASE_S)
+
+    @property
+    def key(self) -> str:
+        """The key of the register."""
+        return self._register.key
+
+    async def create(self) -> None:
+        """Write the floor of an empty partition, if there is none."""
+        fresh = PartitionFloor(FLOOR_FORMAT, self._log_id, self._partition_count, 0, 0, None)
+        self._check((await self._register.update(lambda now: now or fresh)).value)
+
+    async def look(self) -> PartitionFloor:
+        """The floor as it is now."""
+        requested = Lease()
+        try:
+            floor = (await self._register.read()).value
+        except NotFound as error:
+            raise self._gone() from error
+        self._check(floor)
+        self.leased.learn(floor.position, requested)
+        return floor
+
+    async def move(self, floor: int, snapshot: SnapshotName) -> PartitionFloor:
+        """Raise the floor to the end of a snapshot, unless it is there or above already."""
+
+        def change(now: PartitionFloor) -> PartitionFloor:
+            if floor <= now.floor:
+                return now
+            return _settling_next(msgspec.structs.replace(now, floor=floor, snapshot=snapshot))
+
+        return await self._update(change)
+
+    async def trim(self, trimmed: int) -> PartitionFloor:
+        """Raise `trimmed`, at most to the floor."""
+
+        def change(now: PartitionFloor) -> PartitionFloor:
+            if trimmed <= now.trimmed:
+                return now
+            if trimmed > now.floor:
+                raise RolledBack(f"{self.key} is at {now.floor} and was above {trimmed}")
+            return _settling_next(msgspec.structs.replace(now, trimmed=trimmed))
+
+        return await self._update(change)
+
+    async def add_standing_time(self, clock: FloorClock) -> PartitionFloor:
+        """Add the time that this process saw pass while the floor that settles was in place."""
+
+        def change(now: PartitionFloor) -> PartitionFloor:
+            now = _settling_next(now)
+            return msgspec.structs.replace(now, settling=clock.count(now.settling))
+
+        return await self._update(change)
+
+    async def mark_renewed(self, renewed_to: str) -> None:
+        """Refuse every client from its next look on: another log replaces this one."""
+
+        def change(now: PartitionFloor | None) -> PartitionFloor:
+            if now is None:
+                raise self._gone()
+            self._check_whole(now)
+            return msgspec.structs.replace(now, renewed_to=renewed_to)
+
+        await self._register.update(change)
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether events are compacted that may not be deleted yet, as of the last look."""
+        return self.leased.floor.trimmed < self.leased.floor.floor
+
+    async def _update(self, change: Callable[[PartitionFloor], PartitionFloor]) -> PartitionFloor:
+        def checked(now: PartitionFloor | None) -> PartitionFloor:
+            if now is None:
+                raise self._gone()
+            self._check(now)
+            return change(now)
+
+        requested = Lease()
+        floor = (await self._register.update(checked)).value
+        self.leased.learn(floor.position, requested)
+        return floor
+
+    def _gone(self) -> RolledBack:
+        return RolledBack(f"{self.key} is gone: nothing tells where the events begin")
+
+    def _check(self, floor: PartitionFloor) -> None:
+        self._check_whole(floor)
+        if floor.renewed_to is not None:
+            raise LogRenewed.to(floor.renewed_to, self.key)
+
+    def _check_whole(self, floor: PartitionFloor) -> None:
+        if floor.floor_format != FLOOR_FORMAT:
+            raise NotSupported(
+                f"{self.key} is of format {floor.floor_format}; this version reads {FLOOR_FORMAT}: "
+                "upgrade Headwater"
+            )
+        if (floor.log_id, floor.partition_count) != (self._log_id, self._partition_count):
+            raise Corrupt(
+                f"{self.key} is of log {floor.log_id} with {floor.partition_count} partitions, and "
+                f"this is log {self._log_id} with {self._partition_count}"
+            )
+        whole = 0 <= floor.trimmed <= floor.floor and (floor.snapshot is None) == (floor.floor == 0)
+        if not whole or floor.settling.floor > floor.floor:
+            raise Corrupt(f"{self.key} contradicts itself: {floor}")
+
+
+def _settling_next(floor: PartitionFloor) -> PartitionFloor:
+    return msgspec.structs.replace(floor, settling=next_standing(floor.settling, floor.position))
