@@ -37,7 +37,7 @@ class _MinusZero(int):
 
 
 MINUS_ZERO: Final = _MinusZero(0)
-_MINUS_ZERO: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|-0(?![0-9.eE])')
+_MINUS_ZERO: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|(?<![eE])-0(?![0-9.eE])')
 _MARKED_ZERO: Final = "-0e-000"
 """What -0 is decoded as, so that the decoder does not take it for 0."""
 _DECODER: Final = msgspec.json.Decoder(dict[str, Any])

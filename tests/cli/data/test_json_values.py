@@ -371,6 +371,7 @@ SHAPES = {"double": "%s", "list<double>": "[%s]", "struct<x: double>": '{"x":%s}
 
 @given(NUMBERS, SPACES, st.sampled_from(sorted(SHAPES)), st.booleans())
 @example(DIGITS, ["\r"] * 4, "double", True)
+@example("0.0E-0", [""] * 4, "double", False)
 @example(DIGITS, ["\r"] * 4, "double", False)
 def test_whitespace_around_a_number_hides_none_of_its_digits(
     number: str, spaces: list[str], kind: str, is_fast: bool
