@@ -225,8 +225,8 @@ class CallClock:
 
     Reading it would be a quarter of what a call of one record costs. A burst begins where calls
     follow each other within a millisecond. It ends after BURST_CALLS, when the accumulator closes
-    its window and, where all callers are on the event loop, when that loop gets its turn. Of calls
-    from other threads a few may so have a time that is too early, by `linger_ms` at most.
+    its window, and when the event loop gets its turn. Calls from other threads may come after any
+    pause, so each of them reads the time.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
@@ -240,9 +240,9 @@ class CallClock:
     def read(self) -> int:
         """The time now; begins a burst if the last time was just before."""
         before_ms, self.now_ms = self.now_ms, self._wall_ms()
-        if 0 <= self.now_ms - before_ms <= 1:
+        if self._loop is not None and 0 <= self.now_ms - before_ms <= 1:
             self.calls_left = BURST_CALLS
-            if self._loop is not None and not self._is_ending:
+            if not self._is_ending:
                 self._is_ending = True
                 self._loop.call_soon(self._end_burst)
         return self.now_ms
