@@ -30,7 +30,7 @@ help:
 	@echo "  bench        measure Headwater                               (ARGS=… to each program)"
 	@echo "  bench-peers  the same work on what one would pick instead, installed on demand"
 	@echo "  interop      tests against real servers; skips say why       (ARGS='-k minio')"
-	@echo "  torture      full counts of simulated histories              (ROOM= SCENARIO= SEED= ROUNDS=)"
+	@echo "  torture      full counts of simulated histories              (PACKAGE= SCENARIO= SEED= ROUNDS=)"
 	@echo
 	@echo "  java         find Java 17 or newer, or install one into .venv; prints JAVA_HOME"
 	@echo "  pins         renew requirements/*.txt from pyproject.toml    (UPGRADE=1 for newer versions)"
@@ -90,7 +90,7 @@ interop: venv
 
 .PHONY: torture
 torture: venv
-	$(BIN)/python -m tests.torture $(if $(ROOM),--room $(ROOM)) $(if $(SCENARIO),--scenario $(SCENARIO)) \
+	$(BIN)/python -m tests.torture $(if $(PACKAGE),--package $(PACKAGE)) $(if $(SCENARIO),--scenario $(SCENARIO)) \
 	  $(if $(SEED),--seed $(SEED)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(ARGS)
 
 .PHONY: java

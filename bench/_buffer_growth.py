@@ -114,16 +114,16 @@ async def fill(
 
 
 async def _consume(stream: Stream, measured: int) -> tuple[Figures, Figures]:
-    taker = stream.taker(0)
-    cursor = await taker.open("bench")
+    queue_consumer = stream.queue_consumer(0)
+    cursor = await queue_consumer.open("bench")
     meter = Meter(stream.store)
     polled: list[int] = []
     for _ in range(measured):
-        (found,) = await taker.after(cursor, 1)
+        (found,) = await queue_consumer.after(cursor, 1)
         cursor = found.sequence
         polled.append(cursor)
     polls = meter.each(measured)
     meter = Meter(stream.store)
     for sequence in polled:
-        await taker.dequeue(sequence)
+        await queue_consumer.dequeue(sequence)
     return polls, meter.each(measured)

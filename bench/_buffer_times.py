@@ -63,9 +63,9 @@ async def _queue(length: int) -> Stream:
 
 
 async def _delete_first(stream: Stream) -> None:
-    taker = stream.taker(0)
-    await taker.open("bench")
-    await taker.dequeue(0)
+    queue_consumer = stream.queue_consumer(0)
+    await queue_consumer.open("bench")
+    await queue_consumer.dequeue(0)
     await stream.collector(0).collect(Retention(retention_ms=0, grace_ms=0))
 
 
@@ -74,16 +74,16 @@ async def _looked_up(stream: Stream, length: int) -> tuple[float, float, float]:
     meter = Meter(stream.store)
     for _ in range(LOOKS):
         time_us = chance.randrange(length * EVERY_US)
-        await stream.looker(0).batch_at_time(time_us, "timestamp")
+        await stream.queue_reader(0).batch_at_time(time_us, "timestamp")
     return meter.each(LOOKS)
 
 
 async def _scanned(stream: Stream) -> tuple[float, float, float]:
     """Every entry read, and compared."""
     meter = Meter(stream.store)
-    looker: QueueReader = stream.looker(0)
+    queue_reader: QueueReader = stream.queue_reader(0)
     position, late = None, 0
-    while found := await looker.after(position, LOOK_BATCHES):
+    while found := await queue_reader.after(position, LOOK_BATCHES):
         late += sum(_is_late(one) for one in found)
         position = found[-1].sequence
     return meter.each(1)

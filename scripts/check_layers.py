@@ -1,9 +1,9 @@
 """Check who imports whom, and who touches the outside world.
 
-The rooms of `headwater` stand in a fixed order and each imports only those before it, so that any
-room can be read, tested and simulated without the ones above. Libraries that reach outside have one
-room each. The clock, randomness, tasks and threads belong to `core`: everything above asks the
-seam, and that is what makes the simulator run the real code.
+The packages of `headwater` have a fixed order and each imports only those before it, so that any
+package can be read, tested and simulated without the ones above. Libraries that reach outside have
+one package each. The clock, randomness, tasks and threads belong to `core`: everything above asks
+the seam, and that is what makes the simulator run the real code.
 
 Imports inside functions and under TYPE_CHECKING count: a layer that is only crossed at run time, or
 only for its types, is crossed all the same.
@@ -18,8 +18,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGE = "headwater"
-ROOMS = (
+ROOT_PACKAGE = "headwater"
+PACKAGES = (
     "core",
     "store",
     "buffer",
@@ -36,7 +36,7 @@ TESTING = "testing"
 PLUGIN = "pyspark_headwater"
 """The package whose name makes Spark find the data source: a door to `spark` alone."""
 
-LIBRARY_ROOMS = {
+LIBRARY_PACKAGES = {
     "confluent_kafka": ("tier",),
     "obstore": ("store",),
     "pyiceberg": ("table", "spark"),
@@ -99,14 +99,14 @@ ALLOWED: dict[str, dict[str, str]] = {
         "time.monotonic": "the crash harness bounds how long it waits for a real process",
     },
 }
-"""Room → name → the reason why this room may use it."""
+"""Package → name → the reason why this package may use it."""
 
-FRONT_DOOR = "front door"
-FRONT_DOOR_FILES = ("__init__.py", "__main__.py", "front.py")
-EXPORTS = "front"
-"""How a package loads its exports when they are used: it imports no room."""
-FRONT_DOOR_USERS = ("cli", TESTING, FRONT_DOOR)
-"""Everybody else names the room: the front door imports them all, so importing it climbs."""
+TOP_LEVEL = "top level"
+TOP_LEVEL_FILES = ("__init__.py", "__main__.py", "lazy_exports.py")
+EXPORTS = "lazy_exports"
+"""How a package loads its exports when they are used: it imports no package."""
+TOP_LEVEL_USERS = ("cli", TESTING, TOP_LEVEL)
+"""Everybody else names the package: the top level imports them all, so importing it climbs."""
 
 Finding = tuple[int, str]
 
@@ -124,31 +124,31 @@ def check(root: Path) -> list[str]:
 
 
 def _findings(relative: Path, tree: ast.Module) -> Iterator[Finding]:
-    room = _room_of(relative)
-    if room is None:
-        yield 1, f"no such room: {PACKAGE} has {', '.join(ROOMS)} and {TESTING}"
+    package = _package_of(relative)
+    if package is None:
+        yield 1, f"no such package: {ROOT_PACKAGE} has {', '.join(PACKAGES)} and {TESTING}"
         return
     imports = list(_imports(relative, tree))
     for line, name in imports:
-        why = _import_reason(room, name)
+        why = _import_reason(package, name)
         if why:
             yield line, why
-    if room != "core":
+    if package != "core":
         for line, name in [*imports, *_attributes(tree)]:
-            why = _use_reason(room, name)
+            why = _use_reason(package, name)
             if why:
                 yield line, why
 
 
-def _room_of(relative: Path) -> str | None:
+def _package_of(relative: Path) -> str | None:
     parts = relative.parts
     if parts[0] == PLUGIN:
         return PLUGIN
-    if parts[0] != PACKAGE:
+    if parts[0] != ROOT_PACKAGE:
         return None
     if len(parts) == 2:
-        return FRONT_DOOR if parts[1] in FRONT_DOOR_FILES else None
-    return parts[1] if parts[1] in (*ROOMS, TESTING) else None
+        return TOP_LEVEL if parts[1] in TOP_LEVEL_FILES else None
+    return parts[1] if parts[1] in (*PACKAGES, TESTING) else None
 
 
 def _imports(relative: Path, tree: ast.Module) -> Iterator[Finding]:
@@ -192,35 +192,35 @@ def _dotted(node: ast.expr, bound: dict[str, str]) -> str:
     return "?"
 
 
-def _import_reason(room: str, name: str) -> str | None:
+def _import_reason(package: str, name: str) -> str | None:
     library, *rest = name.split(".")
-    if library in LIBRARY_ROOMS and room not in LIBRARY_ROOMS[library]:
-        return f"{library} is imported only in {' and '.join(LIBRARY_ROOMS[library])}"
-    if library != PACKAGE:
+    if library in LIBRARY_PACKAGES and package not in LIBRARY_PACKAGES[library]:
+        return f"{library} is imported only in {' and '.join(LIBRARY_PACKAGES[library])}"
+    if library != ROOT_PACKAGE:
         return None
     other = rest[0] if rest else ""
     if other == TESTING:
-        return None if room == TESTING else f"nothing in src imports {PACKAGE}.{TESTING}"
-    if room in (TESTING, FRONT_DOOR) or other == EXPORTS:
+        return None if package == TESTING else f"nothing in src imports {ROOT_PACKAGE}.{TESTING}"
+    if package in (TESTING, TOP_LEVEL) or other == EXPORTS:
         return None
-    if room == PLUGIN:
+    if package == PLUGIN:
         return None if other == "spark" else f"{PLUGIN} is a door to spark alone"
-    if other not in ROOMS:
-        if room in FRONT_DOOR_USERS:
+    if other not in PACKAGES:
+        if package in TOP_LEVEL_USERS:
             return None
-        return f"{room} imports the front door, which imports every room"
-    if ROOMS.index(other) > ROOMS.index(room):
-        return f"{room} imports {other}, which stands above it"
+        return f"{package} imports the top level, which imports every package"
+    if PACKAGES.index(other) > PACKAGES.index(package):
+        return f"{package} imports {other}, which stands above it"
     return None
 
 
-def _use_reason(room: str, name: str) -> str | None:
+def _use_reason(package: str, name: str) -> str | None:
     method = name.rpartition(".")[2]
     if method in BANNED_METHODS:
         return f"{method}: {BANNED_METHODS[method]}"
     for banned, why in BANNED.items():
         if name == banned or name.startswith(f"{banned}."):
-            return None if banned in ALLOWED.get(room, {}) else f"{banned}: {why}"
+            return None if banned in ALLOWED.get(package, {}) else f"{banned}: {why}"
     return None
 
 

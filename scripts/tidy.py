@@ -42,7 +42,7 @@ BANNED_NAMES = {
 }
 """Names that no module and no class may have, with the reason. A reader who knows the field guesses
 what `sender` holds and has to open `lane` to learn it."""
-PRINTING_ROOMS = ("src/headwater/cli/", "src/headwater/testing/")
+PRINTING_PACKAGES = ("src/headwater/cli/", "src/headwater/testing/")
 
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX)\b")
 
@@ -170,7 +170,7 @@ def _check_init(tree: ast.Module) -> Iterator[Finding]:
         if isinstance(node, ast.Import | ast.ImportFrom) or _imports_types(node):
             continue
         if ast.unparse(node).startswith("__getattr__, __dir__ = exports(__name__, {"):
-            continue  # what `headwater.front` loads when it is used
+            continue  # what `headwater.lazy_exports` loads when it is used
         if index == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue
         if isinstance(node, ast.Assign | ast.AnnAssign) and _target(node) == "__all__":
@@ -229,7 +229,7 @@ def _check_call(name: str, node: ast.Call) -> Iterator[Finding]:
     if (
         isinstance(called, ast.Name)
         and called.id == "print"
-        and not name.startswith(PRINTING_ROOMS)
+        and not name.startswith(PRINTING_PACKAGES)
     ):
         yield node.lineno, "print: only a command prints"
     function = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", None)

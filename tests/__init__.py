@@ -1,1 +1,1 @@
-"""Tests, in folders that mirror the rooms."""
+"""Tests, in folders that mirror the packages."""

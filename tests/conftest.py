@@ -1,4 +1,4 @@
-"""Hypothesis profiles, stores to test on, and a closing table of the time each room took.
+"""Hypothesis profiles, stores to test on, and a closing table of the time each package took.
 
 The stores are memory, a directory, and a real S3-protocol server, started once.
 """
@@ -32,12 +32,12 @@ BUDGETS_MINUTES = {
     "tier": 2,
     "node": 2,
     "pipeline": 3,
-    "front door": 1,
+    "top level": 1,
 }
-"""What `make test` may spend on each room, on two cores; 20 minutes in all."""
+"""What `make test` may spend on each package, on two cores; 20 minutes in all."""
 TOTAL_MINUTES = 20
 
-ROOMS = {
+PACKAGES = {
     "core": "ground",
     "store": "ground",
     "testing": "ground",
@@ -45,8 +45,8 @@ ROOMS = {
     "golden": "ground",
     "project": "ground",
     "table": "spark",
-    "server": "front door",
-    "front_door": "front door",
+    "server": "top level",
+    "top_level": "top level",
 }
 """Folders whose time is booked under another name than their own."""
 
@@ -86,28 +86,28 @@ def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     parts = report.nodeid.split("::")[0].split("/")
     folder = parts[1] if parts[0] == "tests" and len(parts) > 2 else "project"
-    _spent_s[ROOMS.get(folder, folder)] += report.duration
+    _spent_s[PACKAGES.get(folder, folder)] += report.duration
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     # The table informs and never fails: a slow machine is not a broken change.
     if not _spent_s:
         return
-    terminalreporter.section("time by room")
+    terminalreporter.section("time by package")
     for line in _table(dict(_spent_s)):
         terminalreporter.write_line(line)
 
 
 def _table(spent_s: dict[str, float]) -> Iterator[str]:
     order = [*BUDGETS_MINUTES, *sorted(spent_s.keys() - BUDGETS_MINUTES.keys())]
-    for room in order:
-        if room in spent_s:
-            yield _row(room, spent_s[room], BUDGETS_MINUTES.get(room))
+    for package in order:
+        if package in spent_s:
+            yield _row(package, spent_s[package], BUDGETS_MINUTES.get(package))
     yield _row("total", sum(spent_s.values()), TOTAL_MINUTES)
 
 
-def _row(room: str, spent_s: float, budget_minutes: int | None) -> str:
-    row = f"{room:<12} {spent_s / 60:6.2f} min"
+def _row(package: str, spent_s: float, budget_minutes: int | None) -> str:
+    row = f"{package:<12} {spent_s / 60:6.2f} min"
     if budget_minutes is None:
         return f"{row}  (no budget)"
     return f"{row} of {budget_minutes:2d}{'  over budget' if spent_s > budget_minutes * 60 else ''}"

@@ -8,7 +8,7 @@ Always holds: importing this loads none of the packages; a name is loaded when i
 
 from typing import TYPE_CHECKING
 
-from headwater.front import exports
+from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
     from headwater.buffer.consumer import read, read_async

@@ -189,7 +189,7 @@ async def test_a_large_batch_is_cut_where_the_copy_can_go_on() -> None:
     assert done[0].records == 1000
     copy = await open_stream(store, "copy")
     assert await rows_of(copy, ["_value", "_lsn"]) == await rows_of(source, ["_value", "_lsn"])
-    found = await copy.looker(0).after(None, 10_000)
+    found = await copy.queue_reader(0).after(None, 10_000)
     assert len(found) > 50
     assert all(one.metadata is not None for one in found)
 

@@ -85,16 +85,16 @@ def test_a_lone_producer_makes_the_requests_that_are_estimated(format: str, inli
 
 
 @pytest.mark.parametrize("format", ["native", "v1"])
-@pytest.mark.parametrize("door", ["looker", "taker"])
+@pytest.mark.parametrize("door", ["queue_reader", "queue_consumer"])
 def test_an_idle_poll_makes_the_reads_that_are_estimated(door: str, format: str) -> None:
     async def run() -> float:
         store = open_store("memory://")
         stream = await create_stream(store, "orders", format=format)
         await flushed(store, stream, inline=format == "native")
-        reader: QueueReader | QueueConsumer = stream.looker(0)
-        if door == "taker":
-            reader = taker = stream.taker(0)
-            await taker.open("group")
+        reader: QueueReader | QueueConsumer = stream.queue_reader(0)
+        if door == "queue_consumer":
+            reader = queue_consumer = stream.queue_consumer(0)
+            await queue_consumer.open("group")
         last = (await reader.after(None, FLUSHES))[-1].sequence
         before = _requests(store)
         for _ in range(POLLS):

@@ -117,7 +117,7 @@ def test_chunks_of_a_column_are_written_as_if_they_had_been_joined(
     arrays = [pa.array([*["skipped"] * cut, *chunk], pa.string()).slice(cut) for chunk in chunks]
     together = pa.concat_arrays(arrays)
     apart = ChunkedColumn(arrays)
-    loosely = pa.record_batch([apart.stand_in()], names=["s"])
+    loosely = pa.record_batch([apart.placeholder()], names=["s"])
     encoded = bytes(encode_parts(Batch(ID, loosely, CALLS, apart), compression))
     records = decode_batch(encoded).records
     assert records.column("s").to_pylist() == together.to_pylist()

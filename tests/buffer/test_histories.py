@@ -215,8 +215,8 @@ PLANTED = {
     "floor-passes-what-is-pending": _replacing(RetentionPass, "_passed", passes_pending),
     "mark-dropped-too-early": _replacing(SilencePass, "_is_over", over_when_silent),
     "sweep-deletes-batches": Parts(collector=ThoroughCollector),
-    "dequeue-unfenced": Parts(taker=UnfencedTaker),
-    "read-unfenced": Parts(taker=UncheckedTaker),
+    "dequeue-unfenced": Parts(queue_consumer=UnfencedTaker),
+    "read-unfenced": Parts(queue_consumer=UncheckedTaker),
     "read-past-an-open-chunk": _replacing(ChunkLog, "run", reads_past_an_open_one),
 }
 

@@ -47,7 +47,7 @@ async def records_later(self: Stream, records: pa.Schema, *, is_fresh: bool = Fa
 
 async def only_looks(store: Any, config: Any, partition: int, floor: int, check: Any) -> None:
     """Checks what is there, and lets whoever appends go on."""
-    state = await Stream(store, config).looker(partition).state()
+    state = await Stream(store, config).queue_reader(partition).state()
     await check(state.next_sequence)
 
 

@@ -106,7 +106,7 @@ class Queue:
             ]
         )
         first = placed[0].sequence
-        found = await stream.looker(0).after(first - 1 if first else None, len(names))
+        found = await stream.queue_reader(0).after(first - 1 if first else None, len(names))
         return [descriptor.location for descriptor in found]
 
     async def write(self, location: str) -> None:

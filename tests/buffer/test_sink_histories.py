@@ -12,7 +12,7 @@ from headwater.buffer.consumer import collection
 from headwater.buffer.transaction import TransactionCommitter
 from headwater.buffer.transaction import commit as committing
 from headwater.buffer.transaction import holds as holds_module
-from headwater.buffer.transaction.record import Appending, ApplicationRecord
+from headwater.buffer.transaction.record import ApplicationRecord, CommitAppender
 from tests.buffer.transaction.test_histories import (
     appends_from_the_start,
     drops_at_once,
@@ -49,7 +49,7 @@ PLANTED: dict[str, list[Replacement]] = {
     "collector-ignores-holds": [(collection, "retention_of", ignores_holds)],
     "hold-dropped-at-once": [(holds_module, "_end_holds", drops_at_once)],
     "version-committed-again": [(ApplicationRecord, "has", knows_nothing)],
-    "record-appended-again": [(Appending, "_append", appends_from_the_start)],
+    "record-appended-again": [(CommitAppender, "_append", appends_from_the_start)],
 }
 
 

@@ -56,7 +56,7 @@ async def acknowledges_first(self: Consumer, sequence: int) -> None:
     """Moves the frontier, and then asks the queue to dequeue."""
     self._advance(sequence)
     self._frontier.settle()
-    await self._call(lambda: self._taker.dequeue(sequence))
+    await self._call(lambda: self._queue_consumer.dequeue(sequence))
 
 
 async def moves_first(self: Delivery) -> ConsumedBatch | None:
@@ -166,7 +166,7 @@ async def gives_up_the_batch_with_the_offset(
 ) -> tuple[int, int]:
     """Rounds up: the log begins after the batch with the record."""
     sequence, first_lsn = await _batch_at(stream, partition, lsn, state)
-    found = await stream.looker(partition).after(sequence - 1, 1) if first_lsn < lsn else []
+    found = await stream.queue_reader(partition).after(sequence - 1, 1) if first_lsn < lsn else []
     return (sequence + 1, found[0].last_lsn + 1) if found else (sequence, first_lsn)
 
 

@@ -18,7 +18,7 @@ from tests.torture.surroundings import Replacement
 
 HISTORIES_TO_CATCH_A_BUG = 100
 
-_appender, _taker, _collector = Stream.appender, Stream.taker, Stream.collector
+_appender, _queue_consumer, _collector = Stream.appender, Stream.queue_consumer, Stream.collector
 
 
 def appends_to_the_first(self: Stream, partition: int, *args: Any) -> Any:
@@ -28,7 +28,7 @@ def appends_to_the_first(self: Stream, partition: int, *args: Any) -> Any:
 
 def takes_from_the_first(self: Stream, partition: int) -> Any:
     """Every partition's consumer reads and acknowledges the first."""
-    return _taker(self, 0)
+    return _queue_consumer(self, 0)
 
 
 def collects_the_first(self: Stream, partition: int) -> Any:
@@ -54,7 +54,7 @@ async def alters_blindly(
 
 PARTITIONS: dict[str, Replacement] = {
     "appended-to-the-first": (Stream, "appender", appends_to_the_first),
-    "taken-from-the-first": (Stream, "taker", takes_from_the_first),
+    "taken-from-the-first": (Stream, "queue_consumer", takes_from_the_first),
     "collected-in-the-first": (Stream, "collector", collects_the_first),
 }
 ALTERING: dict[str, Replacement] = {

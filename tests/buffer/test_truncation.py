@@ -65,7 +65,7 @@ async def read_to_the_end(consumer: Consumer) -> None:
 
 
 async def floor_of(stream: Stream, partition: int = 0) -> tuple[int, int]:
-    state = await stream.looker(partition).state()
+    state = await stream.queue_reader(partition).state()
     return state.floor_sequence, state.floor_lsn
 
 
@@ -221,7 +221,7 @@ async def test_an_owner_that_is_ahead_notices_nothing() -> None:
         await consumer.next_batch()
     await consumer.ack_through(2)
     await truncated(stream, 4)
-    state = await stream.looker(0).state()
+    state = await stream.queue_reader(0).state()
     assert (state.acked_sequence, state.epoch, state.group) == (3, 1, "billing")
     last = await consumer.next_batch()
     assert last is not None

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.transaction import Appending, CommitAttempt, TransactionCommitter
+from headwater.buffer.transaction import CommitAppender, CommitAttempt, TransactionCommitter
 from headwater.core.errors import OutcomeUnknown, Unavailable
 from headwater.store import open_store
 from tests.buffer.transaction.given import upload
@@ -41,7 +41,9 @@ def given(root: Path, *attempts: CommitAttempt, appends: bool = True) -> None:
     if appends:
         asyncio.run(go())
         return
-    lost = mock.patch.object(Appending, "finish", side_effect=Unavailable("the driver is lost"))
+    lost = mock.patch.object(
+        CommitAppender, "finish", side_effect=Unavailable("the driver is lost")
+    )
     with lost, pytest.raises(OutcomeUnknown):
         asyncio.run(go())
 

@@ -205,13 +205,13 @@ async def _damage(store: Store) -> None:
     stream = await create_stream(store, "damaged")
     async with await Producer.open(store, "damaged") as producer:
         await producer.produce([os.urandom(1 << 20)])
-    (batch,) = await stream.looker(0).after(None, 10)
+    (batch,) = await stream.queue_reader(0).after(None, 10)
     await store.delete(batch.location)
 
 
 async def _pending(url: str) -> int:
     stream = await open_stream(open_store(url), "orders")
-    states = [await stream.looker(number).state() for number in range(PARTITIONS)]
+    states = [await stream.queue_reader(number).state() for number in range(PARTITIONS)]
     return sum(state.pending for state in states)
 
 

@@ -1,4 +1,4 @@
-"""The tests of the room on the versions of Spark where the runtimes of Delta and Iceberg live."""
+"""Tests of Spark on the versions for which the runtimes of Delta and Iceberg are released."""
 
 from __future__ import annotations
 

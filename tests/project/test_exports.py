@@ -14,18 +14,18 @@ import pytest
 import headwater
 
 EXTRAS = {"spark": "pyspark", "server": "starlette"}
-"""Rooms that import only with an extra installed, and the library that shows whether it is."""
+"""Packages that import only with an extra installed, and the library that shows whether it is."""
 
-ROOMS = sorted(door.parent.name for door in Path(headwater.__path__[0]).glob("*/__init__.py"))
+PACKAGES = sorted(door.parent.name for door in Path(headwater.__path__[0]).glob("*/__init__.py"))
 
 
-@pytest.fixture(params=["", *ROOMS])
+@pytest.fixture(params=["", *PACKAGES])
 def door(request: pytest.FixtureRequest) -> ModuleType:
-    room: str = request.param
-    library = EXTRAS.get(room)
+    package: str = request.param
+    library = EXTRAS.get(package)
     if library and importlib.util.find_spec(library) is None:
-        pytest.skip(f"{room} needs {library}, which is not installed")
-    return importlib.import_module(f"headwater.{room}" if room else "headwater")
+        pytest.skip(f"{package} needs {library}, which is not installed")
+    return importlib.import_module(f"headwater.{package}" if package else "headwater")
 
 
 def test_all_is_sorted_and_distinct(door: ModuleType) -> None:

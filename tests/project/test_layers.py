@@ -39,8 +39,8 @@ def test_the_repository_keeps_its_layers() -> None:
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import headwater.cli\n",
             "core imports cli",
         ),
-        ("headwater/store/a.py", "import headwater\n", "front door"),
-        ("headwater/store/a.py", "from headwater import Producer\n", "front door"),
+        ("headwater/store/a.py", "import headwater\n", "top level"),
+        ("headwater/store/a.py", "from headwater import Producer\n", "top level"),
         ("headwater/cli/a.py", "import headwater.testing\n", "nothing in src imports"),
         ("headwater/__init__.py", "from headwater.testing import X\n", "nothing in src imports"),
         ("headwater/buffer/a.py", "import obstore.store\n", "obstore is imported only in store"),
@@ -50,9 +50,9 @@ def test_the_repository_keeps_its_layers() -> None:
         ("headwater/table/a.py", "import pyspark\n", "pyspark is imported only in spark"),
         ("headwater/table/a.py", "import headwater.node\n", "table imports node"),
         ("pyspark_headwater/__init__.py", "from headwater.cli import X\n", "door to spark alone"),
-        ("headwater/attic/a.py", "", "no such room"),
-        ("headwater/stray.py", "", "no such room"),
-        ("elsewhere/__init__.py", "", "no such room"),
+        ("headwater/attic/a.py", "", "no such package"),
+        ("headwater/stray.py", "", "no such package"),
+        ("elsewhere/__init__.py", "", "no such package"),
     ],
 )
 def test_a_crossed_layer_is_found(tmp_path: Path, name: str, source: str, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""One Spark for all tests of the room: starting it takes longer than any of them."""
+"""One Spark for all tests of the package: starting it takes longer than any of them."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ async def _fill(url: str, random: Random) -> None:
 async def _unacknowledged(url: str) -> int:
     async with open_store(url) as store:
         stream = await open_stream(store, "orders")
-        states = [await stream.looker(number).state() for number in range(PARTITIONS)]
+        states = [await stream.queue_reader(number).state() for number in range(PARTITIONS)]
         return sum(state.pending for state in states)
 
 

@@ -62,8 +62,8 @@ def test_a_failure_prints_its_seed_and_its_command_and_the_others_still_run(
     assert len(seeds) == 50
     out = capsys.readouterr().out
     assert "seed 103: AssertionError: seed 103 is bad" in out
-    assert "make torture ROOM=store SCENARIO=register SEED=103 ROUNDS=1" in out
-    assert "make torture ROOM=store SCENARIO=register SEED=120 ROUNDS=1" in out
+    assert "make torture PACKAGE=store SCENARIO=register SEED=103 ROUNDS=1" in out
+    assert "make torture PACKAGE=store SCENARIO=register SEED=120 ROUNDS=1" in out
     assert "50 rounds, 2 failing" in out
     assert "Traceback" in out
 
@@ -175,25 +175,27 @@ def test_a_run_leaves_the_level_of_the_log_as_it_was(tmp_path: Path) -> None:
     before = logger.level
     logger.setLevel(logging.INFO)
     try:
-        run_scenarios([Scenario("room", "fine", lambda seed: None, rounds=2)], state_dir=tmp_path)
+        run_scenarios(
+            [Scenario("package", "fine", lambda seed: None, rounds=2)], state_dir=tmp_path
+        )
         assert logger.level == logging.INFO
     finally:
         logger.setLevel(before)
 
 
-def test_room_and_name_select(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_package_and_name_select(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ran: list[str] = []
     scenarios = [
-        Scenario(room, name, lambda seed, key=f"{room}/{name}": ran.append(key), rounds=1)  # type: ignore[misc]
-        for room in ("store", "buffer")
+        Scenario(package, name, lambda seed, key=f"{package}/{name}": ran.append(key), rounds=1)  # type: ignore[misc]
+        for package in ("store", "buffer")
         for name in ("a", "b")
     ]
 
-    run_scenarios(scenarios, room="store", state_dir=tmp_path)
-    run_scenarios(scenarios, room="buffer", name="b", state_dir=tmp_path)
+    run_scenarios(scenarios, package="store", state_dir=tmp_path)
+    run_scenarios(scenarios, package="buffer", name="b", state_dir=tmp_path)
     assert ran == ["store/a", "store/b", "buffer/b"]
 
-    assert run_scenarios(scenarios, room="nowhere", state_dir=tmp_path) == NOTHING_TO_RUN
+    assert run_scenarios(scenarios, package="nowhere", state_dir=tmp_path) == NOTHING_TO_RUN
     assert "there are: store/a, store/b, buffer/a, buffer/b" in capsys.readouterr().out
 
 
@@ -205,7 +207,7 @@ def test_the_sample_raises_with_the_command() -> None:
     with pytest.raises(AssertionError) as raised:
         _recorded(seeds, bad=lambda seed: seed == 3).run_sample()
     assert raised.value.__notes__ == [
-        "replay: make torture ROOM=store SCENARIO=register SEED=3 ROUNDS=1"
+        "replay: make torture PACKAGE=store SCENARIO=register SEED=3 ROUNDS=1"
     ]
 
 
@@ -250,11 +252,11 @@ def test_a_seed_that_kills_its_process_is_found_and_loses_no_other(
 
 
 def test_options_come_from_the_command_line_or_else_from_the_environment() -> None:
-    environment = {"ROOM": "store", "SCENARIO": "", "ROUNDS": "7", "SEED": "0", "JOBS": "3"}
+    environment = {"PACKAGE": "store", "SCENARIO": "", "ROUNDS": "7", "SEED": "0", "JOBS": "3"}
 
     options = parse(["--rounds", "9"], environment)
 
-    assert (options.room, options.scenario) == ("store", None)
+    assert (options.package, options.scenario) == ("store", None)
     assert (options.rounds, options.seed, options.jobs) == (9, 0, 3)
 
 

@@ -1,6 +1,6 @@
 """python -m tests.torture: full counts of simulated histories, kills and flips.
 
-Every option can also come from the environment (ROOM, SCENARIO, ROUNDS, SEED, JOBS), which is
+Every option can also come from the environment (PACKAGE, SCENARIO, ROUNDS, SEED, JOBS), which is
 how make hands it on.
 """
 
@@ -36,7 +36,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse.
 
     # A default that is a text is parsed as if it stood on the command line.
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
-    parser.add_argument("--room", default=environment.get("ROOM") or None)
+    parser.add_argument("--package", default=environment.get("PACKAGE") or None)
     parser.add_argument("--scenario", default=environment.get("SCENARIO") or None)
     parser.add_argument("--rounds", type=positive, default=environment.get("ROUNDS") or None)
     parser.add_argument(
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
         return 0
     return run_scenarios(
         scenarios,
-        room=options.room,
+        package=options.package,
         name=options.scenario,
         rounds=options.rounds,
         seed=options.seed,

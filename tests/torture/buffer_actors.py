@@ -1,4 +1,4 @@
-"""Who takes part in a history of a queue: producers, consumers, collectors and lookers.
+"""Who takes part in a history of a queue: producers, consumers, collectors and queue_readers.
 
 Each of them does what its door asks of its caller, and checks every answer against the truth.
 """
@@ -217,18 +217,18 @@ class ConsumerActor:
         """One life."""
         idle_s = 0.1
         with contextlib.suppress(Fenced):
-            taker = self.world.taker()
-            position = await self._open(taker)
+            queue_consumer = self.world.queue_consumer()
+            position = await self._open(queue_consumer)
             for _ in range(STEPS_MAX):
                 if self.world.over:
                     return
                 before = position
                 with contextlib.suppress(Unavailable, OutcomeUnknown):
-                    position = await self.step(taker, position)
+                    position = await self.step(queue_consumer, position)
                 idle_s = 0.1 if position != before else min(self.world.idles_s, idle_s * 2)
                 await runtime.sleep(self.world.random.uniform(0, idle_s))
 
-    async def _open(self, taker: NativeConsumer) -> int | None:
+    async def _open(self, queue_consumer: NativeConsumer) -> int | None:
         """Become the owner, with a position of its own or without one."""
         truth, random = self.truth, self.world.random
         while not self.world.over:
@@ -237,7 +237,7 @@ class ConsumerActor:
                 resume = random.randint(max(0, resume - 3), resume)
             take_over = random.random() < 0.7
             try:
-                position = await taker.open(
+                position = await queue_consumer.open(
                     self.group, take_over=take_over, last_acked_sequence=resume
                 )
             except (Unavailable, OutcomeUnknown):
@@ -249,7 +249,7 @@ class ConsumerActor:
             except Refused as refused:
                 truth.check("owns" in str(refused) and not take_over, f"refused: {refused}")
             else:
-                if taker.epoch == truth.consumer.epoch:
+                if queue_consumer.epoch == truth.consumer.epoch:
                     acked = truth.consumer.sequence
                     expected = resume if resume is not None else (acked - 1 if acked else None)
                     truth.check(position == expected, f"resumes at {position}, not {expected}")
@@ -257,40 +257,40 @@ class ConsumerActor:
             await runtime.sleep(random.expovariate(0.2))
         raise Fenced("the history is over")
 
-    async def step(self, taker: NativeConsumer, position: int | None) -> int | None:
+    async def step(self, queue_consumer: NativeConsumer, position: int | None) -> int | None:
         """Take what is there; acknowledge some of it."""
         truth, random = self.truth, self.world.random
         start = 0 if position is None else position + 1
-        was_fenced, limit = self._is_fenced(taker), random.choice((1, 3, 100))
+        was_fenced, limit = self._is_fenced(queue_consumer), random.choice((1, 3, 100))
         try:
-            found = await taker.after(position, limit)
+            found = await queue_consumer.after(position, limit)
         except Trimmed:
-            truth.check(not was_fenced, f"epoch {taker.epoch} was fenced and not told")
+            truth.check(not was_fenced, f"epoch {queue_consumer.epoch} was fenced and not told")
             truth.check(start < truth.queue.floor_sequence, f"{start} is not trimmed")
             return truth.consumer.sequence - 1
-        truth.check(not was_fenced, f"epoch {taker.epoch} was fenced and reads on")
+        truth.check(not was_fenced, f"epoch {queue_consumer.epoch} was fenced and reads on")
         truth.check(len(found) <= limit, "there is more than was asked for")
         for expected, descriptor in enumerate(found, start=start):
             truth.check(descriptor.sequence == expected, f"{descriptor.sequence} at {expected}")
-            self._check_delivered(taker, descriptor)
+            self._check_delivered(queue_consumer, descriptor)
         if not found:
             return position
         position = self.checkpoint = found[random.randrange(len(found))].sequence
         if random.random() < 0.7 or self.world.haunted:
-            was_fenced = self._is_fenced(taker)
-            await taker.dequeue(position)
-            truth.check(not was_fenced, f"epoch {taker.epoch} was fenced and dequeues")
+            was_fenced = self._is_fenced(queue_consumer)
+            await queue_consumer.dequeue(position)
+            truth.check(not was_fenced, f"epoch {queue_consumer.epoch} was fenced and dequeues")
             truth.check(truth.consumer.sequence > position, "acknowledged, and not so")
         return position
 
-    def _is_fenced(self, taker: NativeConsumer) -> bool:
-        return taker.epoch != self.truth.consumer.epoch
+    def _is_fenced(self, queue_consumer: NativeConsumer) -> bool:
+        return queue_consumer.epoch != self.truth.consumer.epoch
 
-    def _check_delivered(self, taker: NativeConsumer, descriptor: Descriptor) -> None:
+    def _check_delivered(self, queue_consumer: NativeConsumer, descriptor: Descriptor) -> None:
         """The batch of that sequence, and it can be fetched."""
         self.truth.check_descriptor(descriptor)
         # Who was fenced on the way may be told of what its successor has acknowledged.
-        if not self._is_fenced(taker) and self.truth.is_live(descriptor.sequence):
+        if not self._is_fenced(queue_consumer) and self.truth.is_live(descriptor.sequence):
             there = self.world.backend.has(descriptor.location)
             self.truth.check(there, f"batch {descriptor.sequence} is missing as it is delivered")
 
@@ -327,21 +327,23 @@ class LookerActor:
 
     async def work(self) -> None:
         """One life."""
-        looker, random = self.world.looker(), self.world.random
+        queue_reader, random = self.world.queue_reader(), self.world.random
         for _ in range(STEPS_MAX):
             if self.world.over:
                 return
             with contextlib.suppress(Unavailable, OutcomeUnknown):
-                await random.choice((self._state, self._read, self._at_lsn, self._at_time))(looker)
+                await random.choice((self._state, self._read, self._at_lsn, self._at_time))(
+                    queue_reader
+                )
             await runtime.sleep(random.expovariate(1.0) * random.choice((1, 100, 3000)))
 
     def _bounds(self) -> tuple[int, int, int]:
         truth = self.truth
         return truth.queue.floor_sequence, truth.consumer.sequence, truth.next_sequence
 
-    async def _state(self, looker: NativeReader) -> None:
+    async def _state(self, queue_reader: NativeReader) -> None:
         truth, before = self.truth, self._bounds()
-        state = await looker.state()
+        state = await queue_reader.state()
         told = (state.floor_sequence, state.acked_sequence, state.next_sequence)
         truth.check(
             all(b <= t <= a for b, t, a in zip(before, told, self._bounds(), strict=True)),
@@ -353,10 +355,10 @@ class LookerActor:
         told_pending = (state.pending, state.pending_bytes, state.oldest_pending_ms)
         truth.check(told_pending == (len(pending), size_bytes, oldest_ms), "pending is wrong")
 
-    async def _read(self, looker: NativeReader) -> None:
+    async def _read(self, queue_reader: NativeReader) -> None:
         truth, start, floor = self.truth, self.position, self._bounds()[0]
         try:
-            found = await looker.after(start, self.world.random.choice((1, 5, 100)))
+            found = await queue_reader.after(start, self.world.random.choice((1, 5, 100)))
         except Trimmed as trimmed:
             ahead = start is not None and start + 1 < trimmed.floor <= self._bounds()[0]
             truth.check(ahead, f"{start} is not trimmed")
@@ -371,11 +373,11 @@ class LookerActor:
             truth.check(right, f"{first} was read after {start}")
             self.position = found[-1].sequence
 
-    async def _at_lsn(self, looker: NativeReader) -> None:
+    async def _at_lsn(self, queue_reader: NativeReader) -> None:
         truth, before = self.truth, self.truth.next_lsn
         lsn = self.world.random.randint(1, before + 5)
         try:
-            found = await looker.sequence_at_lsn(lsn)
+            found = await queue_reader.sequence_at_lsn(lsn)
         except Trimmed:
             truth.check(lsn < truth.queue.floor_lsn, f"LSN {lsn} is not trimmed")
             return
@@ -386,7 +388,7 @@ class LookerActor:
         first_lsn, rows = real.place.first_lsn, real.entry.rows
         truth.check(first_lsn <= lsn < first_lsn + rows, f"LSN {lsn} is not in batch {found}")
 
-    async def _at_time(self, looker: NativeReader) -> None:
+    async def _at_time(self, queue_reader: NativeReader) -> None:
         truth, floor, end = self.truth, self._bounds()[0], self._bounds()[2]
         if not end:
             return
@@ -394,7 +396,7 @@ class LookerActor:
         by: TimeBy = "timestamp" if some.rows % 2 else "ingestion"
         time_us = _latest_us(some, by)
         time_us += self.world.random.randint(-10, 10) * 1000
-        found = await looker.batch_at_time(time_us, by)
+        found = await queue_reader.batch_at_time(time_us, by)
         # The floor and the end moved while it looked: the answer is right for some instant.
         late = truth.queue.floor_sequence
         before = [

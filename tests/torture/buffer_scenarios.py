@@ -1,4 +1,4 @@
-"""Histories of a native queue: producers, consumers, collectors and lookers under every fault.
+"""Histories of a native queue: producers, consumers, collectors and readers under every fault.
 
 Each history draws its own number of each, faults of the store, clocks that are wrong by days,
 kills, freezes, limits and retentions. The truth (`buffer_truth`) sees every change that the store
@@ -49,7 +49,7 @@ def _history(name: str, seed: int, parts: Parts, hazards: Hazards = USUAL) -> st
             producers = await _run(world)
             await _settle(world, producers)
 
-    replay = f"make torture ROOM=buffer SCENARIO={name} SEED={{seed}} ROUNDS=1"
+    replay = f"make torture PACKAGE=buffer SCENARIO={name} SEED={{seed}} ROUNDS=1"
     with parts.installed():
         return simulate(main, seed=seed, replay=replay, max_steps=STEPS_MAX).fingerprint
 
@@ -99,18 +99,18 @@ async def _settle(world: World, producers: list[ProducerActor]) -> None:
 
 
 async def _drain(world: World) -> None:
-    truth, taker = world.truth, world.taker()
-    position = await taker.open("last", take_over=True)
+    truth, queue_consumer = world.truth, world.queue_consumer()
+    position = await queue_consumer.open("last", take_over=True)
     start = 0 if position is None else position + 1
     truth.check(start == truth.consumer.sequence, f"resumes at {start}")
-    while found := await taker.after(start - 1 if start else None, 7):
+    while found := await queue_consumer.after(start - 1 if start else None, 7):
         for expected, descriptor in enumerate(found, start=start):
             truth.check(descriptor.sequence == expected, f"{descriptor.sequence} at {expected}")
             truth.check_descriptor(descriptor)
             there = world.backend.has(descriptor.location)
             truth.check(there, f"batch {descriptor.sequence} was accepted and is gone")
         start += len(found)
-        await taker.dequeue(start - 1)
+        await queue_consumer.dequeue(start - 1)
     truth.check(start == truth.next_sequence, "not everything was delivered")
 
 

@@ -31,8 +31,8 @@ class Parts:
     """What a history is built from. A planted bug replaces one of them."""
 
     appender: type[NativeAppender] = NativeAppender
-    taker: type[NativeConsumer] = NativeConsumer
-    looker: type[NativeReader] = NativeReader
+    queue_consumer: type[NativeConsumer] = NativeConsumer
+    queue_reader: type[NativeReader] = NativeReader
     collector: type[NativeCollector] = NativeCollector
     replaced: tuple[Replacement, ...] = ()
 
@@ -107,13 +107,13 @@ class World(Surroundings):
         """A producer's door."""
         return self.parts.appender(self.store(), PREFIX, QUEUE_ID, producer, pace_s=pace_s)
 
-    def taker(self) -> NativeConsumer:
+    def queue_consumer(self) -> NativeConsumer:
         """The consumer's door."""
-        return self.parts.taker(self.store(), PREFIX, QUEUE_ID)
+        return self.parts.queue_consumer(self.store(), PREFIX, QUEUE_ID)
 
-    def looker(self) -> NativeReader:
+    def queue_reader(self) -> NativeReader:
         """Everybody's door."""
-        return self.parts.looker(self.store(), PREFIX, QUEUE_ID)
+        return self.parts.queue_reader(self.store(), PREFIX, QUEUE_ID)
 
     def collector(self) -> NativeCollector:
         """The collector's door."""

@@ -86,7 +86,7 @@ class _History:
             self._spawn(self._follow(), f"follower{number}")
             for number in range(self.random.randint(0, 2))
         ]
-        beside += [self._spawn(self._pause(), "pauser"), self._spawn(self._look(), "looker")]
+        beside += [self._spawn(self._pause(), "pauser"), self._spawn(self._look(), "queue_reader")]
         self.coordinator.start()
         if self.random.random() < 0.3:
             await runtime.sleep(self.random.uniform(0, 2))  # stop while they write

@@ -351,7 +351,7 @@ def _history(name: str, seed: int, hazards: Hazards = USUAL) -> str:
     async def main(simulation: Simulation) -> None:
         await _run(World(simulation, hazards))
 
-    replay = f"make torture ROOM=tier SCENARIO={name} SEED={{seed}} ROUNDS=1"
+    replay = f"make torture PACKAGE=tier SCENARIO={name} SEED={{seed}} ROUNDS=1"
     return simulate(main, seed=seed, replay=replay).fingerprint
 
 

@@ -8,8 +8,8 @@ from tests.log.killer import kill_round as kill_log_round
 from tests.spark.killer import kill_round as kill_spark_round
 from tests.store.killer import kill_round as kill_store_round
 
-STORE = Scenario(room="store", name="kill", run=kill_store_round, rounds=200, sample=8)
-BUFFER = Scenario(room="buffer", name="kill", run=kill_buffer_round, rounds=500, sample=4)
-LOG = Scenario(room="log", name="kill", run=kill_log_round, rounds=500, sample=4)
-SPARK = Scenario(room="spark", name="kill", run=kill_spark_round, rounds=100, sample=1)
+STORE = Scenario(package="store", name="kill", run=kill_store_round, rounds=200, sample=8)
+BUFFER = Scenario(package="buffer", name="kill", run=kill_buffer_round, rounds=500, sample=4)
+LOG = Scenario(package="log", name="kill", run=kill_log_round, rounds=500, sample=4)
+SPARK = Scenario(package="spark", name="kill", run=kill_spark_round, rounds=100, sample=1)
 SCENARIOS = [STORE, BUFFER, LOG, SPARK]

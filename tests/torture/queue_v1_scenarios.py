@@ -1,4 +1,4 @@
-"""Producers, consumers, onlookers and a collector on one v1 queue, under every fault.
+"""Producers, consumers, readers and a collector on one v1 queue, under every fault.
 
 The backend keeps every content that the manifest ever had, so the checks know which batch got
 which sequences, whatever anybody was told:
@@ -225,25 +225,25 @@ class Consuming:
 
     async def work(self) -> None:
         while not self.world.stopped:
-            taker = self.world.queue().taker(policy=self.world.policy)
+            queue_consumer = self.world.queue().queue_consumer(policy=self.world.policy)
             with contextlib.suppress(*PASSING, Fenced):
-                await self.consume(taker)
+                await self.consume(queue_consumer)
             self.pause_s *= 1.5
             await runtime.sleep(self.world.random.uniform(0, self.pause_s))
 
-    async def consume(self, taker: V1Consumer) -> None:
-        position = await taker.open("g")
+    async def consume(self, queue_consumer: V1Consumer) -> None:
+        position = await queue_consumer.open("g")
         random = self.world.random
         idle_s = 1.0
         while not self.world.stopped:
-            batches = await taker.after(position, random.randint(1, 6))
+            batches = await queue_consumer.after(position, random.randint(1, 6))
             # A frozen producer may leave days of nothing to read.
             idle_s = 1.0 if batches else idle_s * 2
             for batch in batches:
                 position = batch.sequence
                 await self.deliver(batch)
                 if random.random() < 0.3:
-                    await taker.dequeue(position)
+                    await queue_consumer.dequeue(position)
             if random.random() < 0.1:
                 return
             await runtime.sleep(random.uniform(0, idle_s))
@@ -311,17 +311,17 @@ class Looking:
     async def work(self) -> None:
         random = self.world.random
         queue = self.world.queue()
-        looker, collector = queue.looker(), queue.collector()
+        queue_reader, collector = queue.queue_reader(), queue.collector()
         pause_s = 5.0
         while not self.world.stopped:
             with contextlib.suppress(*PASSING, Trimmed):
-                state = await looker.state()
+                state = await queue_reader.state()
                 assert state.floor_sequence <= state.acked_sequence <= state.next_sequence
-                for batch in await looker.after(None, 100):
+                for batch in await queue_reader.after(None, 100):
                     self.world.told.see(batch)
                     if batch.rows:
                         with contextlib.suppress(Trimmed):
-                            at = await looker.sequence_at_lsn(batch.last_lsn)
+                            at = await queue_reader.sequence_at_lsn(batch.last_lsn)
                             assert at == batch.sequence, f"{at} has the last LSN of {batch}"
                 retention = Retention(random.choice((0, 1_000, 86_400_000)))
                 await collector.collect(retention, full=random.random() < 0.3)
@@ -367,7 +367,7 @@ def _history(name: str, seed: int, bug: Bug, *, foreign: bool) -> str:
         await _settle(world)
         _check(world)
 
-    replay = f"make torture ROOM=buffer SCENARIO={name} SEED={{seed}} ROUNDS=1"
+    replay = f"make torture PACKAGE=buffer SCENARIO={name} SEED={{seed}} ROUNDS=1"
     with bug.planted():
         return simulate(main, seed=seed, replay=replay).fingerprint
 
@@ -389,15 +389,15 @@ async def _settle(world: World) -> None:
     if world.foreign:
         return
     consuming = Consuming(world)
-    taker = world.queue().taker()
-    position = await taker.open("g")
-    while batches := await taker.after(position, 7):
+    queue_consumer = world.queue().queue_consumer()
+    position = await queue_consumer.open("g")
+    while batches := await queue_consumer.after(position, 7):
         for batch in batches:
             await consuming.deliver(batch)
         position = batches[-1].sequence
-        await taker.dequeue(position)
-    assert taker.pending == 0
-    state = await world.queue().looker().state()
+        await queue_consumer.dequeue(position)
+    assert queue_consumer.pending == 0
+    state = await world.queue().queue_reader().state()
     assert (state.pending, state.pending_bytes, state.oldest_pending_ms) == (0, 0, None)
 
 

@@ -154,7 +154,7 @@ def sink_history(seed: int, *bug: Replacement) -> str:
             await world.create()
             await _run(world)
 
-    replay = "make torture ROOM=buffer SCENARIO=sinks SEED={seed} ROUNDS=1"
+    replay = "make torture PACKAGE=buffer SCENARIO=sinks SEED={seed} ROUNDS=1"
     with replaced(*bug):
         try:
             return simulate(main, seed=seed, replay=replay, max_steps=STEPS_MAX).fingerprint

@@ -103,7 +103,7 @@ def restarts(seed: int) -> None:
 
 def source(seed: int, *bug: Replacement) -> str:
     """One history of queries in a world where anything may go wrong; returns its fingerprint."""
-    replay = "make torture ROOM=spark SCENARIO=source SEED={seed} ROUNDS=1"
+    replay = "make torture PACKAGE=spark SCENARIO=source SEED={seed} ROUNDS=1"
     with replaced(*bug):
         return simulate(_source, seed=seed, replay=replay, max_steps=STEPS_MAX).fingerprint
 
@@ -154,6 +154,6 @@ async def _outside(world: SparkWorld) -> None:
         await runtime.sleep(random.expovariate(1.0) * random.choice((0, 0.1, 2.0, 2.0, 70.0)))
 
 
-RESTARTS = Scenario(room="spark", name="restarts", run=restarts, rounds=2000, sample=15)
-SOURCE = Scenario(room="spark", name="source", run=source, rounds=2000, sample=8)
+RESTARTS = Scenario(package="spark", name="restarts", run=restarts, rounds=2000, sample=15)
+SOURCE = Scenario(package="spark", name="source", run=source, rounds=2000, sample=8)
 SCENARIOS = [RESTARTS, SOURCE]

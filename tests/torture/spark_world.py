@@ -221,10 +221,10 @@ class SparkWorld(Surroundings):
             return
         held = self.random.choice(parts)
         key = self.random.choice(self.objects.batches(held))
-        looker = self.streams[held.stream].looker(held.partition)
-        state = await looker.state()
+        queue_reader = self.streams[held.stream].queue_reader(held.partition)
+        state = await queue_reader.state()
         position = state.floor_sequence - 1
-        for found in await looker.after(position if position >= 0 else None, 10_000):
+        for found in await queue_reader.after(position if position >= 0 else None, 10_000):
             if found.location and found.location.endswith(key.rsplit("/", 1)[1]):
                 self.damaged[held] |= set(range(found.first_lsn, found.last_lsn + 1))
                 self.objects.damage(key, gone=self.random.random() < 0.5)
@@ -245,7 +245,7 @@ class SparkWorld(Surroundings):
 
     async def state(self, held: Held) -> QueueState:
         """How a partition's queue stands."""
-        return await self.streams[held.stream].looker(held.partition).state()
+        return await self.streams[held.stream].queue_reader(held.partition).state()
 
     async def floor(self, held: Held) -> int:
         """The LSN of the oldest record that is kept."""

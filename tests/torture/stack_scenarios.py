@@ -83,7 +83,7 @@ def _history(
             producers, followers = await _run(world, truncates=truncates)
             await _settle(world, producers, followers)
 
-    replay = f"make torture ROOM=buffer SCENARIO={name} SEED={{seed}} ROUNDS=1"
+    replay = f"make torture PACKAGE=buffer SCENARIO={name} SEED={{seed}} ROUNDS=1"
     with replaced(*bug):
         try:
             return simulate(main, seed=seed, replay=replay, max_steps=STEPS_MAX).fingerprint

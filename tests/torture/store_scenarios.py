@@ -379,7 +379,7 @@ def _simulate(
     main: Callable[[Simulation], Awaitable[None]], seed: int, parts: Parts, name: str
 ) -> str:
     with parts.installed():
-        replay = f"make torture ROOM=store SCENARIO={name} SEED={{seed}} ROUNDS=1"
+        replay = f"make torture PACKAGE=store SCENARIO={name} SEED={{seed}} ROUNDS=1"
         return simulate(main, seed=seed, replay=replay).fingerprint
 
 

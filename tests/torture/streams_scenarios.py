@@ -401,7 +401,7 @@ def _history(
             producers = await _run(world, alters=alters)
             await _settle(world, producers)
 
-    replay = f"make torture ROOM=buffer SCENARIO={name} SEED={{seed}} ROUNDS=1"
+    replay = f"make torture PACKAGE=buffer SCENARIO={name} SEED={{seed}} ROUNDS=1"
     with replaced(*bug):
         try:
             return simulate(main, seed=seed, replay=replay, max_steps=STEPS_LIMIT).fingerprint

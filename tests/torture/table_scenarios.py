@@ -250,7 +250,7 @@ def table_history(seed: int, *bug: Replacement) -> str:
         ):
             await _run(world, threads)
 
-    replay = "make torture ROOM=spark SCENARIO=tables SEED={seed} ROUNDS=1"
+    replay = "make torture PACKAGE=spark SCENARIO=tables SEED={seed} ROUNDS=1"
     ours = (
         (FileRoot, "store", store_of_process),
         (TableReference, "open_catalog", lambda _: CATALOG.get()),

@@ -20,7 +20,7 @@ import pyarrow as pa
 from headwater.buffer.consumer import collection
 from headwater.buffer.records import from_values
 from headwater.buffer.transaction import (
-    Appending,
+    CommitAppender,
     CommitAttempt,
     CommitResult,
     HoldLost,
@@ -68,10 +68,10 @@ class Driver:
     async def work(self) -> None:
         """One life: a run of a query, or jobs."""
         run = runtime.new_token().hex()[:8]
-        kept: Appending | None = None
+        kept: CommitAppender | None = None
         if self.kind == "query" and self.world.random.random() < 0.7:
             application = self._attempt(0, run).application
-            kept = Appending(self.world.stream(), application)
+            kept = CommitAppender(self.world.stream(), application)
         for _ in range(TRIES_A_LIFE):
             version = self.next_version
             if version >= VERSIONS:
@@ -93,7 +93,7 @@ class Driver:
             return CommitAttempt.of_version(self.name, version, token)
         return CommitAttempt.of_job(f"{self.name}-{token}")
 
-    async def _try(self, attempt: CommitAttempt, version: int, kept: Appending | None) -> bool:
+    async def _try(self, attempt: CommitAttempt, version: int, kept: CommitAppender | None) -> bool:
         world, truth = self.world, self.world.truth
         count = version * 3 % 8
         rows = [f"{self.name}.{version}.{number}" for number in range(count)]
@@ -263,7 +263,7 @@ def transaction_history(seed: int, parts: Parts = SOUND) -> str:
         await world.create()
         await _run(world)
 
-    replay = "make torture ROOM=buffer SCENARIO=transaction SEED={seed} ROUNDS=1"
+    replay = "make torture PACKAGE=buffer SCENARIO=transaction SEED={seed} ROUNDS=1"
     with parts.installed():
         return simulate(main, seed=seed, replay=replay, max_steps=STEPS_MAX).fingerprint
 

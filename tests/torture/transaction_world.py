@@ -133,7 +133,7 @@ class Truth(MemoryBackend):
     async def read(self, stream: Stream, partition: int) -> list[tuple[str, str]]:
         """The rows of a partition in order, each with the attempt that uploaded it."""
         found: list[tuple[str, str]] = []
-        for one in await stream.looker(partition).after(None, EVER):
+        for one in await stream.queue_reader(partition).after(None, EVER):
             data = (await stream.store.get(one.location)).data
             batch = decode_batch(data, expected_id=one.batch_id)
             for value in batch.records.column("_value").to_pylist():

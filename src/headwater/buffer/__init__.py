@@ -23,7 +23,7 @@ Always holds:
 
 from typing import TYPE_CHECKING
 
-from headwater.front import exports
+from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
     from headwater.buffer.batch import Batch, Call, Calls, decode_batch, encode_batch, read_footer

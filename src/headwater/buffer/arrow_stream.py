@@ -172,7 +172,7 @@ class ChunkedColumn:
         """The bytes, chunk by chunk."""
         return iter(self._datas)
 
-    def stand_in(self) -> pa.Array:
+    def placeholder(self) -> pa.Array:
         """An array with this column's offsets, without its bytes."""
         ends, before = [pa.array([0], pa.int32())], 0
         for chunk, start, data in zip(self._chunks, self._starts, self._datas, strict=True):
@@ -212,7 +212,7 @@ class ValuesColumn:
         """The total size in bytes."""
         return self._offsets[-1]
 
-    def stand_in(self) -> pa.Array:
+    def placeholder(self) -> pa.Array:
         """An array with this column's offsets, without its bytes."""
         return self._column(_placeholder_memory().slice(0, len(self)))
 

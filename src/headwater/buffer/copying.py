@@ -99,10 +99,10 @@ async def copy_stream(
         )
     # The ends are read first: columns are recorded before they are written, so the schema that is
     # read afterwards has every column of the records before these ends.
-    ends = [(await source.looker(one).state()).checked() for one in range(source.partitions)]
+    ends = [(await source.queue_reader(one).state()).checked() for one in range(source.partitions)]
     source = await _refreshed(source)
     target, infers_types = await _target(source, store, name, resume=resume)
-    states = [await target.looker(one).state() for one in range(target.partitions)]
+    states = [await target.queue_reader(one).state() for one in range(target.partitions)]
     producer = await Producer.open(
         target, producer_id=f"copy-of-{source.id}", max_block_ms=None, delivery_timeout_ms=600_000
     )

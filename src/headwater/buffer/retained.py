@@ -56,7 +56,7 @@ class RetainedBatches:
     def __init__(self, stream: Stream, partition: int, visit: Visit) -> None:
         self.partition = partition
         self._visit = visit
-        self._looker = stream.looker(partition)
+        self._queue_reader = stream.queue_reader(partition)
         self._handle = FetchHandle.of(stream, partition)
         self._last: int | None = None
         """The last visited batch."""
@@ -67,7 +67,7 @@ class RetainedBatches:
         """Visit every retained batch before this sequence that was not visited yet."""
         while (self._last is None and end) or (self._last is not None and self._last + 1 < end):
             try:
-                found = await self._looker.after(self._last, READ_AT_ONCE)
+                found = await self._queue_reader.after(self._last, READ_AT_ONCE)
             except Trimmed as trimmed:
                 self._last = trimmed.floor - 1
                 continue
@@ -84,7 +84,7 @@ class RetainedBatches:
         try:
             await self._visit(await self._handle.fetch(descriptor))
         except UnreadableBatch as error:
-            if descriptor.sequence >= await self._looker.floor():  # else deleted meanwhile
+            if descriptor.sequence >= await self._queue_reader.floor():  # else deleted meanwhile
                 await self._visit(error)
 
 
@@ -141,7 +141,7 @@ async def verify_stream(
     for number in range(stream.partitions) if partition is None else [partition]:
         batches = RetainedBatches(stream, number, visit)
         try:
-            state = (await stream.looker(number).state()).checked()
+            state = (await stream.queue_reader(number).state()).checked()
             batches.next_lsn = state.floor_lsn
             await batches.through(state.next_sequence)
         except (Damaged, NotFound) as error:
@@ -168,7 +168,7 @@ async def replace_types(
         )
     checks = [_TypeCheck(stream, one, replaces.columns) for one in range(stream.partitions)]
     for check in checks:
-        await check.through((await stream.looker(check.partition).state()).next_sequence)
+        await check.through((await stream.queue_reader(check.partition).state()).next_sequence)
     register = StreamRegister(stream.store, stream.name)
     latest = stream.config.schemas[-1]
 

@@ -147,7 +147,7 @@ async def truncate_partition(stream: Stream, plan: TruncationPlan) -> Truncated:
 
 
 async def _state(stream: Stream, partition: int) -> QueueState:
-    return (await stream.looker(partition).state()).checked()
+    return (await stream.queue_reader(partition).state()).checked()
 
 
 async def _plan(stream: Stream, partition: int, before: ReadBounds) -> TruncationPlan:
@@ -187,9 +187,9 @@ async def _batch_at(stream: Stream, partition: int, lsn: int, state: QueueState)
         return state.floor_sequence, state.floor_lsn
     if lsn == state.next_lsn:
         return state.next_sequence, state.next_lsn
-    looker = stream.looker(partition)
-    sequence = await looker.sequence_at_lsn(lsn)
-    found = [] if sequence is None else await looker.after(sequence - 1, 1)
+    queue_reader = stream.queue_reader(partition)
+    sequence = await queue_reader.sequence_at_lsn(lsn)
+    found = [] if sequence is None else await queue_reader.after(sequence - 1, 1)
     if not found:
         raise RolledBack(
             f"stream {stream.name!r}, partition {partition}: LSN {lsn:,} is gone, though the log "

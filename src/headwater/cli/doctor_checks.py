@@ -378,7 +378,7 @@ async def _check_stream(store: Store, name: str) -> Finding:
 
     try:
         stream = await open_stream(store, name)
-        states = [await stream.looker(one).state() for one in range(stream.partitions)]
+        states = [await stream.queue_reader(one).state() for one in range(stream.partitions)]
     except NotFound:
         return ok(f"stream {name}", "deleted")
     except HeadwaterError as error:

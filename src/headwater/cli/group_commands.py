@@ -170,7 +170,7 @@ async def _table(stream: Stream, partition: int) -> SlotsOrError:
     """The stored slots with the partition's next LSN, or why they cannot be told."""
     try:
         table = await _register(stream, partition).read()
-        return table, (await stream.looker(partition).state()).next_lsn
+        return table, (await stream.queue_reader(partition).state()).next_lsn
     except Damaged as error:
         return (
             f"{error}. Nothing of its log is deleted meanwhile. Restore the object from a backup, "

@@ -335,7 +335,7 @@ async def _states(stream: Stream) -> list[QueueState | str]:
 
     async def state(partition: int) -> QueueState | str:
         try:
-            found = await stream.looker(partition).state()
+            found = await stream.queue_reader(partition).state()
         except HeadwaterError as error:
             return str(error)
         return disorder(found) or found

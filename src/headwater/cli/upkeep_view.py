@@ -262,7 +262,7 @@ async def collect_partition(stream: Stream, partition: int, *, full: bool) -> Co
 
 async def _kept(stream: Stream, partition: int, total: Collected) -> Collected:
     """With what is kept as one look tells it: a consumer went on while the passes counted."""
-    state = await stream.looker(partition).state()
+    state = await stream.queue_reader(partition).state()
     wrong = disorder(state)
     if wrong is not None:
         raise RolledBack(f"partition {partition} of {stream.name}: {wrong}")

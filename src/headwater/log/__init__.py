@@ -13,7 +13,7 @@ number of readers, here and on replicas.
 
 from typing import TYPE_CHECKING
 
-from headwater.front import exports
+from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
     from headwater.log.primary import (

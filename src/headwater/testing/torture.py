@@ -3,7 +3,7 @@
 A scenario is a function of a seed that raises when something is wrong. Round *i* of a run with base
 seed *s* has seed *s + i*, so one number identifies a history and repeats a failure:
 
-    make torture ROOM=store SCENARIO=register SEED=1234 ROUNDS=1
+    make torture PACKAGE=store SCENARIO=register SEED=1234 ROUNDS=1
 
 The progress of a run is stored in one small file for each scenario. It counts only rounds below
 which none is missing: an interrupted run repeats a few rounds and skips none. A worker process that
@@ -51,7 +51,7 @@ INTERRUPTED: Final = 130
 class Scenario:
     """A kind of history: `run(seed)` raises when that history breaks a promise."""
 
-    room: str
+    package: str
     name: str
     run: Callable[[int], object]
     rounds: int
@@ -60,12 +60,12 @@ class Scenario:
     """A fair sample, for `make test`."""
 
     def __str__(self) -> str:
-        return f"{self.room}/{self.name}"
+        return f"{self.package}/{self.name}"
 
     @property
     def replay(self) -> str:
         """The command that repeats one history; `{seed}` stands for its seed."""
-        return f"make torture ROOM={self.room} SCENARIO={self.name} SEED={{seed}} ROUNDS=1"
+        return f"make torture PACKAGE={self.package} SCENARIO={self.name} SEED={{seed}} ROUNDS=1"
 
     def run_sample(self, *, seed: int = 0) -> None:
         """Run the sample from `seed` on; the first failure is raised with its command."""
@@ -108,7 +108,7 @@ class _State:
 def run_scenarios(
     scenarios: Sequence[Scenario],
     *,
-    room: str | None = None,
+    package: str | None = None,
     name: str | None = None,
     rounds: int | None = None,
     seed: int | None = None,
@@ -121,10 +121,10 @@ def run_scenarios(
     `seed` with one round repeats exactly that history, in this process. Otherwise a run continues
     where the last one with the same base seed stopped, unless `fresh`.
     """
-    chosen = [s for s in scenarios if room in (None, s.room) and name in (None, s.name)]
+    chosen = [s for s in scenarios if package in (None, s.package) and name in (None, s.name)]
     if not chosen:
         known = ", ".join(map(str, scenarios)) or "none"
-        print(f"no scenario for room={room} scenario={name}; there are: {known}")
+        print(f"no scenario for package={package} scenario={name}; there are: {known}")
         return NOTHING_TO_RUN
     if seed is not None and rounds == 1:
         return max(_replay(scenario, seed) for scenario in chosen)
@@ -162,7 +162,7 @@ class ScenarioProgress:
     def __init__(self, scenario: Scenario, rounds: int, state_dir: Path) -> None:
         self._scenario = scenario
         self._rounds = rounds
-        self._path = state_dir / f"{scenario.room}.{scenario.name}.json"
+        self._path = state_dir / f"{scenario.package}.{scenario.name}.json"
         self._state = _State(0)
         self._assigned = 0
         self._ahead: dict[int, int] = {}

@@ -18,7 +18,7 @@ the one of the newest epoch.
 
 from typing import TYPE_CHECKING
 
-from headwater.front import exports
+from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
     from headwater.tier.cache import EventOutcome, TierCache

@@ -272,10 +272,10 @@ class FakeStream(Stream):
     async def settled(self) -> Stream:
         return self
 
-    def taker(self, partition: int) -> QueueConsumer:
+    def queue_consumer(self, partition: int) -> QueueConsumer:
         return FakeTaker(self.queue)
 
-    def looker(self, partition: int) -> QueueReader:
+    def queue_reader(self, partition: int) -> QueueReader:
         return FakeLooker(self.queue)
 
     def collector(self, partition: int) -> Collector:

@@ -235,7 +235,7 @@ async def given(batches: int) -> tuple[Stream, list[Descriptor]]:
     """A stream with so many batches of one record each, and what they are."""
     stream = await create_stream(Store(MemoryBackend()), "orders", format="v1")
     await produce(stream, *[[b"%d" % number] for number in range(batches)])
-    return stream, await stream.looker(0).after(None, batches)
+    return stream, await stream.queue_reader(0).after(None, batches)
 
 
 async def damage(stream: Stream, batch: Descriptor) -> None:
@@ -265,17 +265,17 @@ async def test_a_bad_batch_is_passed_over_though_a_later_one_cannot_be_counted()
 async def test_whoever_looks_sees_all_that_stands_before_an_uncountable_batch() -> None:
     stream, batches = await given(5)
     await stream.store.delete(batches[3].location)
-    state = await stream.looker(0).state()
+    state = await stream.queue_reader(0).state()
     assert (state.next_sequence, state.next_lsn, state.uncounted_sequence) == (5, 4, 3)
     assert state.pending_bytes == sum(batch.size_bytes for batch in batches[:3])
     assert (await lag(stream)).batches == 5
-    assert await stream.looker(0).sequence_at_lsn(3) == 2
-    assert await stream.looker(0).sequence_at_lsn(4) == 3
+    assert await stream.queue_reader(0).sequence_at_lsn(3) == 2
+    assert await stream.queue_reader(0).sequence_at_lsn(4) == 3
     with pytest.raises(Uncounted):
-        await stream.looker(0).sequence_at_lsn(5)
-    assert await at_time(stream.looker(0), batches[0].max_ms) == 0
+        await stream.queue_reader(0).sequence_at_lsn(5)
+    assert await at_time(stream.queue_reader(0), batches[0].max_ms) == 0
     with pytest.raises(Uncounted):
-        await at_time(stream.looker(0), batches[4].max_ms + 1)
+        await at_time(stream.queue_reader(0), batches[4].max_ms + 1)
 
 
 @virtual
@@ -348,8 +348,8 @@ async def test_a_batch_lost_once_it_was_counted_keeps_its_lsns_over_a_restart() 
     assert lost_again.lost == lost.lost
     assert (last_again.first_lsn, last_again.entries) == (3, [b"2"])
     await after.ack_through(2)
-    assert [one.first_lsn for one in await stream.looker(0).after(None, 3)] == [1, 2, 3]
-    assert (await stream.looker(0).state()).next_lsn == 4
+    assert [one.first_lsn for one in await stream.queue_reader(0).after(None, 3)] == [1, 2, 3]
+    assert (await stream.queue_reader(0).state()).next_lsn == 4
 
 
 @virtual

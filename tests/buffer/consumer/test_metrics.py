@@ -47,7 +47,7 @@ async def test_it_is_zero_when_everything_is_acknowledged_though_not_yet_flushed
     assert queue.acked == 0
     assert await consumer.lag() == Lag(0, 0, 0, 0.0)
     assert consumer.metrics.consumer_lag_seconds == 0.0
-    # Onlookers see what the queue knows.
+    # Readers see what the queue knows.
     assert (await lag(queue.stream())).batches == 3
     await consumer.flush()
     assert await lag(queue.stream()) == Lag(0, 0, 0, 0.0)
@@ -142,8 +142,8 @@ async def test_a_group_that_goes_on_while_it_is_asked_for_has_no_lag_below_zero(
     stream = queue.stream()
     register = GroupRegister(stream, 0, "audit")
     await register.begin(QueuePosition(0, 1))
-    looker = stream.looker(0)
-    state = type(looker).state
+    queue_reader = stream.queue_reader(0)
+    state = type(queue_reader).state
 
     async def late(asked: FakeLooker) -> object:
         found = await state(asked)

@@ -64,10 +64,10 @@ def test_an_owner_acknowledges_by_batch_and_only_forward(
         owner = await Ownership.open(stream, 0, "billing")
         await owner.acknowledge(1)
         await owner.acknowledge(0)
-        state = await stream.looker(0).state()
+        state = await stream.queue_reader(0).state()
         assert (state.group, state.acked_sequence, state.acked_lsn) == ("billing", 2, 4)
         again = await Ownership.open(stream, 0, "billing", acked_through=2)
-        assert (await stream.looker(0).state()).acked_sequence == 3
+        assert (await stream.queue_reader(0).state()).acked_sequence == 3
         await again.close()
         await owner.close()
 
@@ -82,12 +82,12 @@ def test_who_took_over_is_told_with_the_time(on_a_stream: Callable[[Test], None]
             await Ownership.open(stream, 0, "audit")
         await first.check()
         second = await Ownership.open(stream, 0, "audit", take_over=True)
-        opened_ms = (await stream.looker(0).state()).opened_ms
+        opened_ms = (await stream.queue_reader(0).state()).opened_ms
         assert opened_ms == runtime.wall_ms()
         for refused in (first.check, lambda: first.acknowledge(0)):
             with pytest.raises(TakenOver, match=r"group 'audit' opened .* at \d{4}-.*\(epoch 2\)"):
                 await refused()
-        assert (await stream.looker(0).state()).acked_sequence == 0
+        assert (await stream.queue_reader(0).state()).acked_sequence == 0
         await second.acknowledge(0)
 
     on_a_stream(test)
@@ -118,7 +118,7 @@ def test_who_took_over_cannot_be_told_where_the_store_is_away(
         async def away(_: object) -> None:
             raise Unavailable("no answer")
 
-        monkeypatch.setattr(type(stream.looker(0)), "state", away)
+        monkeypatch.setattr(type(stream.queue_reader(0)), "state", away)
         told = r"stream 'orders', partition 0: .* fenced this one of group 'billing' \(epoch 1\)"
         with pytest.raises(TakenOver, match=told) as fenced:
             await first.check()
@@ -135,9 +135,9 @@ async def test_a_batch_that_nobody_can_count_is_noted_and_given_up() -> None:
     stream = queue.stream()
     owner = await Ownership.open(stream, 0, "billing", gc=False)
     with pytest.raises(Uncounted) as uncounted:
-        await stream.looker(0).after(0, 10)
+        await stream.queue_reader(0).after(0, 10)
     await owner.give_up(uncounted.value)
-    assert [d.sequence for d in await stream.looker(0).after(0, 10)] == [1, 2]
+    assert [d.sequence for d in await stream.queue_reader(0).after(0, 10)] == [1, 2]
     assert [letter.sequence for letter in await list_dead_letters(stream)] == [1]
 
 
@@ -201,7 +201,7 @@ def test_small_descriptors_fetch_the_same_batches(on_a_stream: Callable[[Test], 
         rides = stream.config.format == "native"
         await produce(stream, [b"a", b"b"], [b"c"], inline=rides)
         await produce(stream, [b"d"])
-        found = await stream.looker(0).after(None, 10)
+        found = await stream.queue_reader(0).after(None, 10)
         handle = FetchHandle(stream.store, stream="orders", partition=0)
         small = [compact_descriptor(descriptor) for descriptor in found]
         assert [one.inline for one in small] == ([b"", b"", None] if rides else [None] * 3)
@@ -222,10 +222,10 @@ async def test_a_batch_that_came_after_its_chunk_was_read_is_found() -> None:
     stream = await create_stream(Store(MemoryBackend()), "orders")
     handle = FetchHandle(stream.store, stream="orders", partition=0)
     await produce(stream, [b"a"], inline=True)
-    (first,) = await stream.looker(0).after(None, 10)
+    (first,) = await stream.queue_reader(0).after(None, 10)
     await handle.fetch(compact_descriptor(first))
     await produce(stream, [b"b"], inline=True)
-    second = (await stream.looker(0).after(0, 10))[0]
+    second = (await stream.queue_reader(0).after(0, 10))[0]
     assert second.location == first.location
     assert (await handle.fetch(compact_descriptor(second))).entries == [b"b"]
     missing = msgspec.structs.replace(compact_descriptor(second), batch_id="0" * 26)
@@ -372,7 +372,7 @@ def test_a_consumer_of_the_parent_neither_takes_nor_acknowledges(tmp_path: Path)
         assert (await consumer.next_batch()).entries == [b"b"]
         await consumer.ack(0)
         await consumer.close()
-        assert (await consumer.stream.looker(0).state()).acked_sequence == 1
+        assert (await consumer.stream.queue_reader(0).state()).acked_sequence == 1
 
     with runner:
         runner.run(goes_on())

@@ -83,10 +83,10 @@ async def _check(stream: Stream, partition: int) -> None:
 
 async def _retain_from(stream: Stream, partition: int, sequence: int) -> None:
     """Delete the batches before one."""
-    taker = stream.taker(partition)
-    await taker.open("readers")
+    queue_consumer = stream.queue_consumer(partition)
+    await queue_consumer.open("readers")
     if sequence:
-        await taker.dequeue(sequence - 1)
+        await queue_consumer.dequeue(sequence - 1)
         retention = Retention(retention_ms=0, grace_ms=0)
         await stream.collector(partition).collect(retention, full=True)
 
@@ -112,7 +112,7 @@ def test_the_offset_found_by_time_is_the_one_that_a_scan_finds(
             await runtime.sleep(0.004)
         for partition in range(2):
             await _check(stream, partition)
-            end = (await stream.looker(partition).state()).next_sequence
+            end = (await stream.queue_reader(partition).state()).next_sequence
             await _retain_from(stream, partition, min(kept_from[partition], end))
             await _check(stream, partition)
 
@@ -192,7 +192,7 @@ async def test_a_boundary_batch_that_cannot_be_read_is_named_or_passed_over() ->
             at = [datetime(2026, 1, day, hour, tzinfo=UTC) for hour in (1, 2)]
             await producer.produce([b"x" * 40_000] * 2, timestamps=at)
             await producer.flush()
-    first, second = await stream.looker(0).after(None, 2)
+    first, second = await stream.queue_reader(0).after(None, 2)
     await stream.store.delete(second.location)
     # No batch is read where the entries tell.
     assert await lsn_at_time(stream, time="2026-01-02T01:00:00Z") == 3

@@ -259,7 +259,7 @@ async def test_a_time_within_a_lost_batch_begins_with_it_where_it_is_passed_over
         await producer.produce([bytes(20_000)])
         await producer.flush()
         await producer.produce([b"after"])
-    (lost, _) = await stream.looker(0).after(None, 9)
+    (lost, _) = await stream.queue_reader(0).after(None, 9)
     await stream.store.delete(lost.location)
     with pytest.raises(UnreadableBatch):
         await read_async(stream, start=between)

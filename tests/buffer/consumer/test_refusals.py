@@ -154,7 +154,7 @@ def test_partition_and_group_may_be_given_in_their_order(tmp_path: Any) -> None:
         await create_stream(store, "orders", partitions=2)
         async with await Consumer.open(store, "orders", 1, "billing") as consumer:
             assert consumer.partition == 1
-        assert (await consumer.stream.looker(1).state()).group == "billing"
+        assert (await consumer.stream.queue_reader(1).state()).group == "billing"
 
     portal.shared().call(run())
     with BlockingConsumer.open(url, "orders", 1, "billing") as blocking:

@@ -102,7 +102,7 @@ def test_lag_is_what_waits(on_a_stream: Callable[[Test], None]) -> None:
 def test_a_lost_batch_is_an_error_or_a_dead_letter(on_a_stream: Callable[[Test], None]) -> None:
     async def test(stream: Stream) -> None:
         await produce(stream, [b"a", b"b"], [b"c", b"d"], [b"e"])
-        lost = (await stream.looker(0).after(0, 1))[0]
+        lost = (await stream.queue_reader(0).after(0, 1))[0]
         await stream.store.delete(lost.location)
         strict = await Consumer.open(stream)
         await next_of(strict)
@@ -118,7 +118,7 @@ def test_a_lost_batch_is_an_error_or_a_dead_letter(on_a_stream: Callable[[Test],
         (letter,) = await list_dead_letters(stream)
         assert (letter.sequence, letter.location) == (1, lost.location)
         await consumer.ack_through(2)
-        assert (await stream.looker(0).state()).acked_sequence == 3
+        assert (await stream.queue_reader(0).state()).acked_sequence == 3
 
     on_a_stream(test)
 
@@ -155,7 +155,7 @@ def test_what_is_acknowledged_stays_until_the_retention_takes_it(
         await consumer.ack_through(299)
         await runtime.sleep(3600)
         assert consumer.metrics.gc_duration_seconds.count > 10
-        assert (await stream.looker(0).state()).floor_sequence == 0
+        assert (await stream.queue_reader(0).state()).floor_sequence == 0
         follower = await Follower.open(stream, group="audit")
         assert (await next_of(follower)).sequence == 0
 
@@ -165,7 +165,7 @@ def test_what_is_acknowledged_stays_until_the_retention_takes_it(
         await runtime.sleep(3600)
         assert consumer.metrics.gc_passes_failed == 0, consumer.metrics.gc_last_error
         assert consumer.metrics.gc_files_deleted > 100
-        assert (await stream.looker(0).state()).floor_sequence > 0
+        assert (await stream.queue_reader(0).state()).floor_sequence > 0
         late = await Follower.open(stream, group="audit")
         with pytest.raises(Trimmed):
             await late.next_batch()

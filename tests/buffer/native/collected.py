@@ -49,10 +49,10 @@ async def in_one_chunk(
     return queue, [one.batch_id for one in group]
 
 
-async def read_on(looker: NativeReader, sequence: int) -> None:
+async def read_on(queue_reader: NativeReader, sequence: int) -> None:
     """Read twice: the first time may tell the floor, which the second one goes by."""
     for _ in range(2):
-        await looker.after(sequence - 1, 1)
+        await queue_reader.after(sequence - 1, 1)
 
 
 async def uploads(queue: Queue) -> list[str]:

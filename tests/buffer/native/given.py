@@ -63,9 +63,9 @@ def batch(
     )
 
 
-async def at_time(looker: QueueReader, time_ms: int, by: TimeBy = "ingestion") -> int | None:
+async def at_time(queue_reader: QueueReader, time_ms: int, by: TimeBy = "ingestion") -> int | None:
     """The sequence of the first batch of a time or later."""
-    found = await looker.batch_at_time(time_ms * 1000, by)
+    found = await queue_reader.batch_at_time(time_ms * 1000, by)
     return None if found is None else found.sequence
 
 
@@ -130,17 +130,17 @@ class Queue:
         tail = appender._tail
         await tail.write(tail.chunk.written(runtime.new_token(), closed=True))
 
-    def taker(self, *, store: Store | None = None) -> NativeConsumer:
+    def queue_consumer(self, *, store: Store | None = None) -> NativeConsumer:
         """The owning consumer's door."""
         return NativeConsumer(store or self.store, PREFIX, QUEUE)
 
     async def taken(self, group: str = "g", *, take_over: bool = False) -> NativeConsumer:
         """A consumer that has opened."""
-        taker = self.taker()
-        await taker.open(group, take_over=take_over)
-        return taker
+        queue_consumer = self.queue_consumer()
+        await queue_consumer.open(group, take_over=take_over)
+        return queue_consumer
 
-    def looker(self, *, store: Store | None = None) -> NativeReader:
+    def queue_reader(self, *, store: Store | None = None) -> NativeReader:
         """Everybody's door."""
         return NativeReader(store or self.store, PREFIX, QUEUE)
 
@@ -160,7 +160,7 @@ class Queue:
 
     async def entries(self) -> list[tuple[str, int]]:
         """Producer and producer sequence of every batch there is, in order."""
-        found = await self.looker().after(None, 10_000)
+        found = await self.queue_reader().after(None, 10_000)
         return [(one.producer, one.producer_sequence) for one in found]
 
     async def delete_chunk(self, number: int) -> None:

@@ -50,14 +50,14 @@ async def _measured(shape: type[MemoryBackend], pending: int) -> dict[str, tuple
     found["append"] = await moved.by(lambda: appender.append([batch(1)]))
     found["append again"] = await moved.by(lambda: appender.append([batch(2)]))
     await runtime.sleep(1.0)  # what is written beside is written
-    taker = queue.taker()
-    await taker.open("g")
-    found["first poll"] = await moved.by(lambda: taker.after(None, 1))
-    found["poll"] = await moved.by(lambda: taker.after(0, 1))
-    found["dequeue"] = await moved.by(lambda: taker.dequeue(1))
-    await taker.after(pending, 1)
-    found["poll at the end"] = await moved.by(lambda: taker.after(pending + 1, 1))
-    found["idle poll"] = await moved.by(lambda: taker.after(pending + 1, 1))
+    queue_consumer = queue.queue_consumer()
+    await queue_consumer.open("g")
+    found["first poll"] = await moved.by(lambda: queue_consumer.after(None, 1))
+    found["poll"] = await moved.by(lambda: queue_consumer.after(0, 1))
+    found["dequeue"] = await moved.by(lambda: queue_consumer.dequeue(1))
+    await queue_consumer.after(pending, 1)
+    found["poll at the end"] = await moved.by(lambda: queue_consumer.after(pending + 1, 1))
+    found["idle poll"] = await moved.by(lambda: queue_consumer.after(pending + 1, 1))
     return found
 
 

@@ -68,13 +68,13 @@ async def _given(shape: type[MemoryBackend]) -> Given:
 
 async def _check_nothing_lost(given: Given) -> None:
     queue = given.queue
-    found = await queue.looker().after(3, 100)
+    found = await queue.queue_reader().after(3, 100)
     assert [(one.producer, one.producer_sequence) for one in found] == [
         ("one", 3),
         ("two", 3),
         ("two", 4),
     ]
-    for one in await queue.looker().after(None, 100):
+    for one in await queue.queue_reader().after(None, 100):
         if one.inline is None:
             assert (await queue.store.get(one.location)).data == one.batch_id.encode()
 

@@ -99,21 +99,21 @@ async def test_what_the_floor_passed_within_a_chunk_is_trimmed_for_everybody(
     shape: type[MemoryBackend],
 ) -> None:
     queue, _ = await in_one_chunk(5, acked=3, shape=shape)
-    behind = queue.looker()
+    behind = queue.queue_reader()
     assert len(await behind.after(None, 2)) == 2
     await queue.collector().collect(NOTHING_KEPT)
-    looker = queue.looker()
-    assert [one.sequence for one in await looker.after(None, 10)] == [3, 4]
-    assert [one.sequence for one in await looker.after(2, 10)] == [3, 4]
-    assert await looker.sequence_at_lsn(4) == 3
-    assert await at_time(looker, 0) == 3
+    queue_reader = queue.queue_reader()
+    assert [one.sequence for one in await queue_reader.after(None, 10)] == [3, 4]
+    assert [one.sequence for one in await queue_reader.after(2, 10)] == [3, 4]
+    assert await queue_reader.sequence_at_lsn(4) == 3
+    assert await at_time(queue_reader, 0) == 3
     with pytest.raises(Trimmed) as trimmed:
-        await looker.after(1, 10)
+        await queue_reader.after(1, 10)
     assert trimmed.value.floor == 3
     with pytest.raises(Trimmed):
-        await looker.sequence_at_lsn(3)
+        await queue_reader.sequence_at_lsn(3)
     with pytest.raises(Trimmed):
-        await queue.taker().open("g", last_acked_sequence=1)
+        await queue.queue_consumer().open("g", last_acked_sequence=1)
     await runtime.sleep(limits.FLOOR_LEASE_S)
     with pytest.raises(Trimmed) as trimmed:
         await read_on(behind, 1)
@@ -351,4 +351,4 @@ async def test_a_slow_collector_takes_no_floor_back() -> None:
     report = await queue.collector(store=store).collect(NOTHING_KEPT)
     assert (report.floor_sequence, report.batches_expired) == (6, 0)
     assert await uploads(queue) == ids[6:]
-    assert [one.sequence for one in await queue.looker().after(None, 10)] == [6, 7]
+    assert [one.sequence for one in await queue.queue_reader().after(None, 10)] == [6, 7]

@@ -29,28 +29,28 @@ def restored(queue: Queue, copy: dict[str, Object], *, part: str = "") -> None:
 @virtual
 async def test_a_chunk_deleted_by_hand_is_reported_and_nothing_after_it_is_acknowledged() -> None:
     queue = await filled(4)
-    taker = await queue.taken()
-    await taker.after(None, 1)
+    queue_consumer = await queue.taken()
+    await queue_consumer.after(None, 1)
     await queue.delete_chunk(2)
     with pytest.raises(RolledBack, match="Headwater did not delete it"):
-        await taker.after(0, 10)
+        await queue_consumer.after(0, 10)
     for lost in (1, 2, 3):
         with pytest.raises(RolledBack):
-            await queue.taker().open("g", last_acked_sequence=lost)
+            await queue.queue_consumer().open("g", last_acked_sequence=lost)
     with pytest.raises(RolledBack):
-        await queue.looker().state()
-    await taker.check_fence()  # none of them became the owner
+        await queue.queue_reader().state()
+    await queue_consumer.check_fence()  # none of them became the owner
 
 
 @virtual
 async def test_the_last_chunk_deleted_by_hand_is_reported_by_an_idle_reader() -> None:
     queue = await filled(4)
-    taker = await queue.taken()
-    assert len(await taker.after(None, 10)) == 4
-    assert await taker.after(3, 10) == []
+    queue_consumer = await queue.taken()
+    assert len(await queue_consumer.after(None, 10)) == 4
+    assert await queue_consumer.after(3, 10) == []
     await queue.delete_chunk(4)
     with pytest.raises(RolledBack, match="Headwater did not delete it"):
-        await polled(taker, 3)
+        await polled(queue_consumer, 3)
 
 
 @virtual
@@ -58,14 +58,14 @@ async def test_chunks_restored_from_an_older_copy_are_refused() -> None:
     queue = await filled(3)
     older = copied(queue)
     await queue.fill(2)
-    taker = await queue.taken()
-    await taker.after(None, 10)
-    await taker.dequeue(4)
+    queue_consumer = await queue.taken()
+    await queue_consumer.after(None, 10)
+    await queue_consumer.dequeue(4)
     restored(queue, older, part="/chunks/")
     with pytest.raises(RolledBack):
-        await queue.taker().open("g")
+        await queue.queue_consumer().open("g")
     with pytest.raises(RolledBack):
-        await polled(taker, 4)
+        await polled(queue_consumer, 4)
 
 
 @virtual
@@ -78,7 +78,7 @@ async def test_a_last_chunk_restored_from_an_older_copy_is_refused() -> None:
     await acknowledge_everything(queue)
     restored(queue, older, part="/chunks/")
     with pytest.raises(RolledBack, match="there are only 1"):
-        await queue.taker().open("g")
+        await queue.queue_consumer().open("g")
 
 
 @virtual
@@ -87,16 +87,16 @@ async def test_a_whole_older_copy_is_refused_by_whoever_knew_better() -> None:
     await queue.taken()
     older = copied(queue)
     await queue.fill(2)
-    taker = await queue.taken()
-    await taker.after(None, 10)
-    await taker.dequeue(4)
+    queue_consumer = await queue.taken()
+    await queue_consumer.after(None, 10)
+    await queue_consumer.dequeue(4)
     restored(queue, older)
     with pytest.raises(RolledBack):
-        await taker.after(4, 10)
+        await queue_consumer.after(4, 10)
     with pytest.raises(RolledBack):
-        await taker.dequeue(4)
+        await queue_consumer.dequeue(4)
     with pytest.raises(Refused, match="was the queue replaced"):
-        await queue.taker().open("g", last_acked_sequence=4)
+        await queue.queue_consumer().open("g", last_acked_sequence=4)
 
 
 @virtual
@@ -104,14 +104,14 @@ async def test_a_consumer_record_that_vanished_is_refused() -> None:
     queue = await filled(3)
     await acknowledge_through(queue, 1)
     await queue.collector().collect(NOTHING_KEPT, full=True)
-    taker = await queue.taken()
+    queue_consumer = await queue.taken()
     await queue.store.delete(f"{PREFIX}/consumer.json")
     with pytest.raises(RolledBack):
-        await taker.check_fence()
+        await queue_consumer.check_fence()
     with pytest.raises(RolledBack):
-        await taker.dequeue(2)
+        await queue_consumer.dequeue(2)
     with pytest.raises(RolledBack):
-        await queue.taker().open("g")
+        await queue.queue_consumer().open("g")
     with pytest.raises(NotFound):
         await queue.store.get(f"{PREFIX}/consumer.json")
 
@@ -125,12 +125,12 @@ async def test_a_consumer_record_that_went_back_is_refused() -> None:
     await queue.collector().collect(NOTHING_KEPT, full=True)
     restored(queue, older, part="consumer.json")
     with pytest.raises(RolledBack, match="it went back"):
-        await queue.taker().open("g")
+        await queue.queue_consumer().open("g")
 
 
 @virtual
 async def test_a_queue_that_is_not_there_is_not_made_by_opening() -> None:
     queue = Queue()
     with pytest.raises(RolledBack, match="no queue"):
-        await queue.taker().open("g")
+        await queue.queue_consumer().open("g")
     assert [meta async for meta in queue.store.list()] == []

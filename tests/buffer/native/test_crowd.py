@@ -33,7 +33,7 @@ async def test_of_sixty_four_appenders_all_land_and_none_starves() -> None:
             took_s.append(runtime.monotonic_s() - started_s)
 
     await asyncio.gather(*(produce(number) for number in range(64)))
-    found = await queue.looker().after(None, 1000)
+    found = await queue.queue_reader().after(None, 1000)
     assert [one.sequence for one in found] == list(range(192))
     assert [one.first_lsn for one in found] == list(range(1, 193))
     for number in range(64):

@@ -91,8 +91,8 @@ async def test_a_producer_learns_nothing_from_what_a_stalled_writer_left() -> No
         b"t" * 16, owner=stalled._marks.owner, batches=[batch(2)], closed=True
     )
     await queue.fill(3, "other")
-    taker = await queue.taken()
-    await taker.dequeue(3)
+    queue_consumer = await queue.taken()
+    await queue_consumer.dequeue(3)
     await queue.collector().collect(NOTHING_KEPT)
     # Of what the floor has passed, one chunk is deleted, and the request finds its number free.
     await queue.delete_chunk(2)
@@ -183,8 +183,8 @@ async def test_nothing_is_folded_from_a_chunk_that_was_never_in_the_queue() -> N
         b"t" * 16, owner=stalled._marks.owner, batches=[batch(1)], closed=True
     )
     await queue.fill(3, "other")
-    taker = await queue.taken()
-    await taker.dequeue(2)
+    queue_consumer = await queue.taken()
+    await queue_consumer.dequeue(2)
     slow = queue.collector()
     run = slow._chunks.run
 
@@ -215,7 +215,7 @@ async def test_no_lsn_is_looked_up_in_what_a_stalled_writer_left() -> None:
     backend, store = client(queue)
     backend.on("get", f"chunks/{1:020d}", after(lambda: _left_behind(queue, 1)))
     with pytest.raises(Trimmed):
-        await queue.looker(store=store).sequence_at_lsn(1)
+        await queue.queue_reader(store=store).sequence_at_lsn(1)
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -225,7 +225,7 @@ async def test_the_state_tells_nothing_of_what_a_stalled_writer_left(number: int
     await queue.fill(3)
     backend, store = client(queue)
     backend.on("get", f"chunks/{number:020d}", after(lambda: _left_behind(queue, number)))
-    state = await queue.looker(store=store).state()
+    state = await queue.queue_reader(store=store).state()
     assert (state.acked_sequence, state.next_sequence) == (3, 5)
 
 

@@ -33,11 +33,11 @@ async def test_a_hole_is_no_end_even_where_nothing_says_how_far_the_queue_came(
     await queue.fill_at_once(CHUNKS)
     await queue.delete_chunk(lost)
     with pytest.raises(RolledBack, match=f"chunk {lost} "):
-        await queue.looker().after(None, 100)
+        await queue.queue_reader().after(None, 100)
     with pytest.raises(RolledBack, match=f"chunk {lost} "):
         await consumed(queue)
     with contextlib.suppress(RolledBack):
-        assert (await queue.looker().state()).next_sequence == CHUNKS
+        assert (await queue.queue_reader().state()).next_sequence == CHUNKS
     with contextlib.suppress(RolledBack):
         assert await (await queue.opened()).append([batch(1)]) == [
             AppendedBatch(CHUNKS, CHUNKS + 1)
@@ -55,9 +55,9 @@ async def test_a_last_chunk_that_was_deleted_is_missed_by_everybody(
     for number in range(CHUNKS, CHUNKS - count, -1):
         await queue.delete_chunk(number)
     with pytest.raises(RolledBack, match="the queue went back"):
-        await queue.looker().state()
+        await queue.queue_reader().state()
     with pytest.raises(RolledBack, match="the queue went back"):
-        await queue.looker().after(None, 100)
+        await queue.queue_reader().after(None, 100)
     with pytest.raises(RolledBack, match="the queue went back"):
         await queue.opened("another")
     with pytest.raises(RolledBack, match="the queue went back"):
@@ -74,7 +74,7 @@ async def test_a_queue_that_lost_the_record_of_its_end_is_refused(
     queue = await filled(2, shape)
     await queue.store.delete(f"{PREFIX}/end.json")
     with pytest.raises(RolledBack, match=r"end\.json is gone"):
-        await queue.looker().state()
+        await queue.queue_reader().state()
     with pytest.raises(RolledBack, match=r"end\.json is gone"):
         await queue.opened()
 
@@ -146,4 +146,4 @@ async def test_a_listing_that_shows_a_hole_is_believed() -> None:
     with pytest.raises(RolledBack, match="chunk 2 "):
         await queue.opened()
     with pytest.raises(RolledBack, match="chunk 2 "):
-        await queue.looker().state()
+        await queue.queue_reader().state()

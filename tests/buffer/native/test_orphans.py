@@ -58,7 +58,7 @@ async def test_an_upload_appended_while_the_floor_is_raised_stays(moment: str) -
     assert report.batches_orphaned == 1
     assert appended.batch_id in await uploads(queue)
     assert doomed.batch_id not in await uploads(queue)
-    assert (await queue.looker().after(None, 10))[-1].batch_id == appended.batch_id
+    assert (await queue.queue_reader().after(None, 10))[-1].batch_id == appended.batch_id
 
 
 @virtual

@@ -209,7 +209,7 @@ async def test_an_upload_that_the_floor_has_passed_is_refused_until_it_has_anoth
     assert await queue.entries() == [("p", 1)]
     again = await queue.upload(appender, 2, batch_id=runtime.new_ulid(above=refused.value.floor))
     assert await appender.append([again, kept]) == [AppendedBatch(1, 2), AppendedBatch(2, 3)]
-    found = (await queue.looker().after(0, 1))[0]
+    found = (await queue.queue_reader().after(0, 1))[0]
     assert found.batch_id == again.batch_id
     assert (await queue.store.get(found.location)).data == again.batch_id.encode()
 

@@ -37,8 +37,8 @@ async def a_queue(
 
 
 async def collect_through(queue: Queue, sequence: int) -> None:
-    taker = await queue.taken()
-    await taker.dequeue(sequence)
+    queue_consumer = await queue.taken()
+    await queue_consumer.dequeue(sequence)
     await queue.collector().collect(NOTHING_KEPT, full=True)
 
 
@@ -48,23 +48,23 @@ async def test_the_state_of_a_queue_from_its_first_batch_to_its_last(
     shape: type[MemoryBackend],
 ) -> None:
     queue = await a_queue([], shape)
-    looker = queue.looker()
-    assert await looker.state() == QueueState(0, "", 0, 1, 0, 1, 0, 1, 0, None)
+    queue_reader = queue.queue_reader()
+    assert await queue_reader.state() == QueueState(0, "", 0, 1, 0, 1, 0, 1, 0, None)
     queue = await a_queue([[(3, AT_MS), (2, AT_MS + 5)], [], [(4, AT_MS + 9)]], shape)
-    looker = queue.looker()
-    assert await looker.state() == QueueState(0, "", 0, 1, 0, 1, 3, 10, 90, AT_MS)
-    taker = await queue.taken("readers")
-    await taker.dequeue(0)
-    state = await looker.state()
+    queue_reader = queue.queue_reader()
+    assert await queue_reader.state() == QueueState(0, "", 0, 1, 0, 1, 3, 10, 90, AT_MS)
+    queue_consumer = await queue.taken("readers")
+    await queue_consumer.dequeue(0)
+    state = await queue_reader.state()
     opened_ms = state.opened_ms
     assert opened_ms > 0
     assert state == QueueState(1, "readers", 0, 1, 1, 4, 3, 10, 60, AT_MS + 5, opened_ms)
-    await taker.dequeue(2)
-    state = await looker.state()
+    await queue_consumer.dequeue(2)
+    state = await queue_reader.state()
     assert state == QueueState(1, "readers", 0, 1, 3, 10, 3, 10, 0, None, opened_ms)
     assert state.pending == 0
     await queue.collector().collect(NOTHING_KEPT)
-    state = await looker.state()
+    state = await queue_reader.state()
     assert (state.floor_sequence, state.floor_lsn) == (3, 10)
 
 
@@ -73,12 +73,12 @@ async def test_the_state_of_a_queue_from_its_first_batch_to_its_last(
 async def test_looking_asks_and_never_writes(shape: type[MemoryBackend]) -> None:
     queue = await a_queue([[(1, AT_MS)]] * 20, shape)
     backend, store = client(queue)
-    looker = queue.looker(store=store)
-    await looker.state()
-    await looker.after(None, 5)
-    await looker.after(3, 50)
-    await looker.sequence_at_lsn(7)
-    await at_time(looker, AT_MS)
+    queue_reader = queue.queue_reader(store=store)
+    await queue_reader.state()
+    await queue_reader.after(None, 5)
+    await queue_reader.after(3, 50)
+    await queue_reader.sequence_at_lsn(7)
+    await at_time(queue_reader, AT_MS)
     assert set(backend.operations()) <= {"get", "head", "list"}
 
 
@@ -86,13 +86,13 @@ async def test_looking_asks_and_never_writes(shape: type[MemoryBackend]) -> None
 @virtual
 async def test_batches_from_any_place_on(shape: type[MemoryBackend]) -> None:
     queue = await a_queue([[(1, AT_MS)], [], [(1, AT_MS)] * 3, [], [], [(1, AT_MS)]], shape)
-    looker = queue.looker()
+    queue_reader = queue.queue_reader()
     for start in (None, 0, 3, 1, 4, 2):
         first = 0 if start is None else start + 1
-        found = await looker.after(start, 10)
+        found = await queue_reader.after(start, 10)
         assert [one.sequence for one in found] == list(range(first, 5))
-    assert await looker.after(0, 0) == []
-    assert [one.sequence for one in await looker.after(0, 2)] == [1, 2]
+    assert await queue_reader.after(0, 0) == []
+    assert [one.sequence for one in await queue_reader.after(0, 2)] == [1, 2]
 
 
 @shapes
@@ -104,10 +104,10 @@ async def test_an_lsn_is_found_among_empty_chunks_and_batches_without_rows(
     queue = await a_queue(
         [[(3, AT_MS), zero], [], [zero], [zero, (2, AT_MS)], [], [zero], [(1, AT_MS)], []], shape
     )
-    looker = queue.looker()
-    found = [await looker.sequence_at_lsn(lsn) for lsn in range(1, 8)]
+    queue_reader = queue.queue_reader()
+    found = [await queue_reader.sequence_at_lsn(lsn) for lsn in range(1, 8)]
     assert found == [0, 0, 0, 4, 4, 6, None]
-    batches = await looker.after(None, 10)
+    batches = await queue_reader.after(None, 10)
     assert [(one.first_lsn, one.last_lsn) for one in batches] == [
         (1, 3),
         (4, 3),
@@ -118,7 +118,7 @@ async def test_an_lsn_is_found_among_empty_chunks_and_batches_without_rows(
         (6, 6),
     ]
     with pytest.raises(Trimmed):
-        await looker.sequence_at_lsn(0)
+        await queue_reader.sequence_at_lsn(0)
 
 
 @shapes
@@ -130,10 +130,10 @@ async def test_a_time_is_found_though_the_producers_clocks_disagree(
     queue = await a_queue(
         [[(1, 100)], [], [(1, 50), (1, 300)], [(1, 200)], [(1, 250)], [], [(1, 400)], []], shape
     )
-    looker = queue.looker()
+    queue_reader = queue.queue_reader()
     for time_ms in range(0, 450, 25):
         expected = next((n for n, at_ms in enumerate(times) if at_ms >= time_ms), None)
-        assert await at_time(looker, time_ms) == expected
+        assert await at_time(queue_reader, time_ms) == expected
 
 
 @shapes
@@ -141,9 +141,9 @@ async def test_a_time_is_found_though_the_producers_clocks_disagree(
 async def test_a_time_is_looked_for_among_what_is_kept_alone(shape: type[MemoryBackend]) -> None:
     queue = await a_queue([[(1, 900)], [(1, 100)], [], [(1, 300)], [(1, 200)], [(1, 500)]], shape)
     await collect_through(queue, 0)
-    looker = queue.looker()
+    queue_reader = queue.queue_reader()
     # The latest time is gone with the first batch, and those after it are found all the same.
-    found = [await at_time(looker, time_ms) for time_ms in (0, 101, 250, 301, 501, 900)]
+    found = [await at_time(queue_reader, time_ms) for time_ms in (0, 101, 250, 301, 501, 900)]
     assert found == [1, 2, 2, 4, None, None]
 
 
@@ -152,16 +152,16 @@ async def test_a_time_is_looked_for_among_what_is_kept_alone(shape: type[MemoryB
 async def test_what_is_not_kept_any_more_is_trimmed(shape: type[MemoryBackend]) -> None:
     queue = await a_queue([[(2, AT_MS)]] * 6, shape)
     await collect_through(queue, 3)
-    looker = queue.looker()
-    assert [one.sequence for one in await looker.after(None, 10)] == [4, 5]
-    assert [one.sequence for one in await looker.after(3, 10)] == [4, 5]
+    queue_reader = queue.queue_reader()
+    assert [one.sequence for one in await queue_reader.after(None, 10)] == [4, 5]
+    assert [one.sequence for one in await queue_reader.after(3, 10)] == [4, 5]
     with pytest.raises(Trimmed) as trimmed:
-        await looker.after(2, 10)
+        await queue_reader.after(2, 10)
     assert trimmed.value.floor == 4
     for lsn, expected in ((9, 4), (12, 5), (13, None)):
-        assert await looker.sequence_at_lsn(lsn) == expected
+        assert await queue_reader.sequence_at_lsn(lsn) == expected
     with pytest.raises(Trimmed) as trimmed:
-        await looker.sequence_at_lsn(8)
+        await queue_reader.sequence_at_lsn(8)
     assert trimmed.value.floor == 4
 
 
@@ -169,12 +169,12 @@ async def test_what_is_not_kept_any_more_is_trimmed(shape: type[MemoryBackend]) 
 async def test_a_queue_of_which_nothing_is_kept() -> None:
     queue = await a_queue([[(2, AT_MS)]] * 3)
     await consume_and_collect(queue)
-    looker = queue.looker()
-    assert await looker.after(None, 10) == []
-    assert await looker.after(2, 10) == []
-    assert await at_time(looker, 0) is None
-    assert await looker.sequence_at_lsn(7) is None
-    state = await looker.state()
+    queue_reader = queue.queue_reader()
+    assert await queue_reader.after(None, 10) == []
+    assert await queue_reader.after(2, 10) == []
+    assert await at_time(queue_reader, 0) is None
+    assert await queue_reader.sequence_at_lsn(7) is None
+    state = await queue_reader.state()
     assert (state.floor_sequence, state.next_sequence, state.next_lsn) == (3, 3, 7)
 
 
@@ -185,23 +185,23 @@ async def test_looking_while_the_collector_works_tells_no_lie(look: str) -> None
         queue = await a_queue([[(2, AT_MS + number)] for number in range(6)])
         await (await queue.taken()).dequeue(3)
         backend, store = client(queue)
-        looker = queue.looker(store=store)
+        queue_reader = queue.queue_reader(store=store)
         collector = queue.collector()
         for _ in range(position):
             backend.next("get", lambda apply: apply())
         backend.next("get", after(partial(collector.collect, NOTHING_KEPT, full=True)))
         try:
             if look == "state":
-                state = await looker.state()
+                state = await queue_reader.state()
                 assert (state.acked_sequence, state.next_sequence) == (4, 6)
                 assert state.oldest_pending_ms == AT_MS + 4
             elif look == "after":
-                found = [one.sequence for one in await looker.after(None, 10)]
+                found = [one.sequence for one in await queue_reader.after(None, 10)]
                 assert found == list(range(found[0], 6))
                 assert found[0] in (0, 4)
             elif look == "lsn":
-                assert await looker.sequence_at_lsn(9) == 4
+                assert await queue_reader.sequence_at_lsn(9) == 4
             else:
-                assert await at_time(looker, AT_MS + 4) == 4
+                assert await at_time(queue_reader, AT_MS + 4) == 4
         except Trimmed as trimmed:
             pytest.fail(f"what is kept was called trimmed: {trimmed}")

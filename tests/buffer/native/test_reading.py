@@ -42,16 +42,16 @@ async def test_every_batch_comes_in_order_with_all_it_takes_to_fetch_it() -> Non
     uploaded = await queue.upload(appender, 1)
     inline = batch(2, rows=3, size_bytes=7, metadata=b"m", inline=b"inline!", max_ms=9, min_ms=5)
     await appender.append([uploaded, inline])
-    taker = queue.taker()
-    assert await taker.open("g") is None
-    first, second = await taker.after(None, 10)
+    queue_consumer = queue.queue_consumer()
+    assert await queue_consumer.open("g") is None
+    first, second = await queue_consumer.after(None, 10)
     assert (first.sequence, first.first_lsn, first.rows, first.last_lsn) == (0, 1, 1, 1)
     assert (await queue.store.get(first.location)).data == uploaded.batch_id.encode()
     assert (second.sequence, second.first_lsn, second.last_lsn) == (1, 2, 4)
     assert (second.size_bytes, second.min_ms, second.max_ms) == (7, 5, 9)
     assert (second.inline, second.metadata) == (b"inline!", b"m")
     assert (second.producer, second.producer_sequence) == ("größe", 2)
-    assert taker.pending == 2
+    assert queue_consumer.pending == 2
 
 
 @shapes
@@ -61,17 +61,17 @@ async def test_reading_on_goes_over_chunks_without_gap_or_repetition(
     limit: int, shape: type[MemoryBackend]
 ) -> None:
     queue = await filled(40, shape)
-    taker, at, seen = await queue.taken(), None, list[int]()
-    while found := await taker.after(at, limit):
+    queue_consumer, at, seen = await queue.taken(), None, list[int]()
+    while found := await queue_consumer.after(at, limit):
         assert len(found) <= limit
         seen += [one.sequence for one in found]
         at = seen[-1]
     assert seen == list(range(40))
-    assert taker.pending == 40
-    assert await taker.after(at, 0) == []
-    await taker.dequeue(12)
-    assert taker.pending == 27
-    successor = queue.taker()
+    assert queue_consumer.pending == 40
+    assert await queue_consumer.after(at, 0) == []
+    await queue_consumer.dequeue(12)
+    assert queue_consumer.pending == 27
+    successor = queue.queue_consumer()
     assert await successor.open("g") == 12
     assert [one.sequence for one in await successor.after(12, 3)] == [13, 14, 15]
 
@@ -79,11 +79,11 @@ async def test_reading_on_goes_over_chunks_without_gap_or_repetition(
 @virtual
 async def test_the_last_chunk_is_read_on_while_it_grows() -> None:
     queue = await Queue().create()
-    appender, taker, at = await queue.opened(), await queue.taken(), None
+    appender, queue_consumer, at = await queue.opened(), await queue.taken(), None
     for sequence in range(1, 600):
         await appender.append([batch(sequence)])
         if sequence % 3 == 0:
-            found = await taker.after(at, 100)
+            found = await queue_consumer.after(at, 100)
             assert [one.producer_sequence for one in found] == [
                 sequence - 2,
                 sequence - 1,
@@ -102,17 +102,17 @@ async def test_a_batch_appended_while_chunks_are_read_is_not_jumped_over() -> No
     await queue.close_last(appender)
     await appender.append([batch(3)])
     assert stale is not None
-    taker = await queue.taken()
-    plain = taker._chunks.load
+    queue_consumer = await queue.taken()
+    plain = queue_consumer._chunks.load
 
     async def read(number: int) -> object:
         # The second chunk was read before it grew, the third after.
         return stale if number == 2 else await plain(number)
 
-    with mock.patch.object(taker._chunks, "load", read):
-        found = await taker.after(None, 10)
-        found += await taker.after(found[-1].sequence, 10)
-    found += await taker.after(found[-1].sequence, 10)
+    with mock.patch.object(queue_consumer._chunks, "load", read):
+        found = await queue_consumer.after(None, 10)
+        found += await queue_consumer.after(found[-1].sequence, 10)
+    found += await queue_consumer.after(found[-1].sequence, 10)
     assert [one.sequence for one in found] == [0, 1, 2, 3]
 
 
@@ -120,10 +120,10 @@ async def test_a_batch_appended_while_chunks_are_read_is_not_jumped_over() -> No
 async def test_what_is_retained_is_delivered_again_from_any_place() -> None:
     queue = await filled(8)
     await acknowledge_everything(queue)
-    taker = await queue.taken()
+    queue_consumer = await queue.taken()
     for start in (None, 0, 5, 6, 2):
         expected = list(range(0 if start is None else start + 1, 8))
-        assert [one.sequence for one in await taker.after(start, 100)] == expected
+        assert [one.sequence for one in await queue_consumer.after(start, 100)] == expected
 
 
 @shapes
@@ -138,13 +138,13 @@ async def test_an_idle_poll_asks_for_little_and_never_lists(
     if closed:
         await queue.close_last(appender)
     backend, store = client(queue)
-    taker = queue.taker(store=store)
-    await taker.open("g")
-    assert len(await taker.after(None, 10)) == 1
+    queue_consumer = queue.queue_consumer(store=store)
+    await queue_consumer.open("g")
+    assert len(await queue_consumer.after(None, 10)) == 1
     backend.requests()
     asked = []
     for _ in range(IDLE_POLLS):
-        assert await taker.after(0, 10) == []
+        assert await queue_consumer.after(0, 10) == []
         operations = backend.operations()
         assert set(operations) <= {"get", "head"}
         asked.append(len(operations))
@@ -152,7 +152,7 @@ async def test_an_idle_poll_asks_for_little_and_never_lists(
     assert max(asked) <= 5  # one poll in sixteen makes sure of the floor and of both neighbours
     assert sum(asked) <= 2.5 * IDLE_POLLS
     await appender.append([batch(2)])
-    assert [one.sequence for one in await taker.after(0, 10)] == [1]
+    assert [one.sequence for one in await queue_consumer.after(0, 10)] == [1]
     assert "list" not in backend.operations()
 
 
@@ -161,41 +161,41 @@ async def test_a_poll_of_a_growing_chunk_takes_two_requests() -> None:
     queue = await Queue().create()
     appender = await queue.opened()
     backend, store = client(queue)
-    taker = queue.taker(store=store)
-    await taker.open("g")
+    queue_consumer = queue.queue_consumer(store=store)
+    await queue_consumer.open("g")
     await appender.append([batch(1)])
-    await taker.after(None, 10)
+    await queue_consumer.after(None, 10)
     for sequence in range(2, 30):
         await appender.append([batch(sequence)])
         backend.requests()
-        assert len(await taker.after(sequence - 2, 10)) == 1
+        assert len(await queue_consumer.after(sequence - 2, 10)) == 1
         assert backend.requests() == [("get", f"chunks/{1:020d}"), ("get", "q1/consumer.json")]
 
 
 @virtual
 async def test_a_reader_goes_on_over_chunks_without_entries_that_were_collected() -> None:
     queue = await filled(2)
-    taker = await queue.taken()
-    await taker.after(None, 10)
-    await taker.dequeue(1)
-    assert await taker.after(1, 10) == []
+    queue_consumer = await queue.taken()
+    await queue_consumer.after(None, 10)
+    await queue_consumer.dequeue(1)
+    assert await queue_consumer.after(1, 10) == []
     # Chunks without entries come and go, as notes of collectors do, while nobody appends.
     await _without_entries(queue, 6)
     await queue.collector().collect(NOTHING_KEPT, full=True)
     assert (await queue.chunks.floors()).chunk_floor > 4
     appender = await queue.opened("late")
     await appender.append([batch(1)])
-    found = await polled(taker, 1, times=FLOOR_POLLS + 1)
+    found = await polled(queue_consumer, 1, times=FLOOR_POLLS + 1)
     assert [(one.sequence, one.producer) for one in found] == [(2, "late")]
 
 
 @virtual
 async def test_what_stands_below_the_floor_is_not_handed_out() -> None:
     queue = await filled(2)
-    taker = await queue.taken()
-    await taker.after(None, 10)
-    await taker.dequeue(1)
-    assert await taker.after(1, 10) == []
+    queue_consumer = await queue.taken()
+    await queue_consumer.after(None, 10)
+    await queue_consumer.dequeue(1)
+    assert await queue_consumer.after(1, 10) == []
     await _without_entries(queue, 4)
     await queue.collector().collect(NOTHING_KEPT, full=True)
     # A create that stalled until its number was dead: what it says was never appended.
@@ -206,10 +206,10 @@ async def test_what_stands_below_the_floor_is_not_handed_out() -> None:
     owner = ProducerIncarnation("ghost", "1")
     await queue.put_chunks([ghost.written(runtime.new_token(), owner=owner, batches=[batch(1)])])
     await runtime.sleep(limits.FLOOR_LEASE_S)
-    assert await taker.after(1, 10) == []
+    assert await queue_consumer.after(1, 10) == []
     real = await queue.opened("real")
     await real.append([batch(1)])
-    assert [one.producer for one in await taker.after(1, 10)] == ["real"]
+    assert [one.producer for one in await queue_consumer.after(1, 10)] == ["real"]
 
 
 @virtual
@@ -222,14 +222,14 @@ async def test_what_stands_at_a_deleted_number_is_not_handed_out() -> None:
     )
     appender = await queue.opened()
     await appender.append([batch(1)])
-    taker = await queue.taken()
-    assert len(await taker.after(None, 10)) == 1
-    await taker.dequeue(0)
+    queue_consumer = await queue.taken()
+    assert len(await queue_consumer.after(None, 10)) == 1
+    await queue_consumer.dequeue(0)
     await queue.collector().collect(NOTHING_KEPT, full=True)
     await queue.store.put(queue.chunks.key(1), encode_chunk(late))
     await appender.append([batch(2)])
     found = []
     for _ in range(20):
-        found += await taker.after(0, 10)
+        found += await queue_consumer.after(0, 10)
     assert {(one.sequence, one.producer) for one in found} == {(1, "p")}
-    assert [one.producer for one in await queue.looker().after(None, 10)] == ["p"]
+    assert [one.producer for one in await queue.queue_reader().after(None, 10)] == ["p"]

@@ -27,7 +27,7 @@ async def _read(queue: Queue, name: str) -> None:
     elif name == "gc.json":
         await queue.collector().collect(NOTHING_KEPT)
     else:
-        await queue.looker().state()
+        await queue.queue_reader().state()
 
 
 @pytest.mark.parametrize("name", ["queue.json", "consumer.json", SHARD, "gc.json"])

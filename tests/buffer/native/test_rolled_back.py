@@ -47,9 +47,9 @@ async def test_where_there_is_no_queue_one_was_lost(shape: type[MemoryBackend]) 
     with pytest.raises(RolledBack, match=r"no queue.* Restore the folder"):
         await queue.appender().open()
     with pytest.raises(RolledBack, match=r"no queue.* Restore the folder"):
-        await queue.taker().open("g")
+        await queue.queue_consumer().open("g")
     with pytest.raises(RolledBack, match=r"no queue.* Restore the folder"):
-        await queue.looker().state()
+        await queue.queue_reader().state()
     with pytest.raises(RolledBack, match=r"no queue.* Restore the folder"):
         await queue.collector().collect(NOTHING_KEPT)
 
@@ -76,15 +76,15 @@ async def test_a_deleted_queue_is_noticed_by_whoever_was_there(shape: type[Memor
     queue = await world.queue.create()
     appender = await queue.opened()
     await appender.append([batch(1)])
-    taker = await queue.taken()
-    await taker.after(None, 1)
+    queue_consumer = await queue.taken()
+    await queue_consumer.after(None, 1)
     world.delete(PREFIX)
     with pytest.raises(RolledBack):
         await appender.append([batch(2)])
     with pytest.raises(RolledBack):
-        await taker.after(0, 1)
+        await queue_consumer.after(0, 1)
     with pytest.raises(RolledBack):
-        await taker.dequeue(0)
+        await queue_consumer.dequeue(0)
 
 
 @shapes
@@ -93,13 +93,13 @@ async def test_chunks_that_vanish_are_noticed(shape: type[MemoryBackend]) -> Non
     world = Restorable(shape)
     queue = await world.queue.create()
     await queue.fill(5)
-    taker = await queue.taken()
-    await taker.dequeue(4)
+    queue_consumer = await queue.taken()
+    await queue_consumer.dequeue(4)
     reader = await queue.taken()
     appender = await queue.opened()
     world.delete("/chunks/")
     with pytest.raises(RolledBack):
-        await queue.taker().open("g")
+        await queue.queue_consumer().open("g")
     with pytest.raises(RolledBack):
         await queue.opened()
     with pytest.raises(RolledBack):
@@ -107,7 +107,7 @@ async def test_chunks_that_vanish_are_noticed(shape: type[MemoryBackend]) -> Non
     with pytest.raises(RolledBack):
         await reader.after(4, 1)
     with pytest.raises(RolledBack):
-        await queue.looker().state()
+        await queue.queue_reader().state()
     with pytest.raises(RolledBack):
         await queue.collector().collect(NOTHING_KEPT)
 
@@ -120,11 +120,11 @@ async def test_a_queue_behind_its_consumer_is_refused(shape: type[MemoryBackend]
     await queue.fill(2)
     earlier = world.copy()
     await queue.fill(3)
-    taker = await queue.taken()
-    await taker.dequeue(4)
+    queue_consumer = await queue.taken()
+    await queue_consumer.dequeue(4)
     world.restore(earlier, but="consumer.json")
     with pytest.raises(RolledBack):
-        await queue.taker().open("g")
+        await queue.queue_consumer().open("g")
 
 
 @shapes
@@ -150,18 +150,18 @@ async def test_a_consumer_behind_its_queue_is_refused(shape: type[MemoryBackend]
     world = Restorable(shape)
     queue = await world.queue.create()
     await queue.fill(5)
-    taker = await queue.taken()
+    queue_consumer = await queue.taken()
     earlier = world.copy()
-    await taker.dequeue(3)
+    await queue_consumer.dequeue(3)
     await queue.collector().collect(NOTHING_KEPT)
     now = world.copy()
     now |= {key: found for key, found in earlier.items() if "consumer.json" in key}
     world.restore(now)
     with pytest.raises(RolledBack, match="went back"):
-        await queue.taker().open("g")
+        await queue.queue_consumer().open("g")
     world.delete("consumer.json")
     with pytest.raises(RolledBack):
-        await queue.taker().open("g")
+        await queue.queue_consumer().open("g")
 
 
 @shapes
@@ -192,13 +192,13 @@ async def test_a_producer_and_a_consumer_notice_that_the_queue_went_back_under_t
     await appender.append([batch(1)])
     earlier = world.copy()
     await appender.append([batch(2), batch(3)])
-    taker = await queue.taken()
-    assert len(await taker.after(None, 10)) == 3
+    queue_consumer = await queue.taken()
+    assert len(await queue_consumer.after(None, 10)) == 3
     world.restore(earlier, but=".json")
     with pytest.raises(RolledBack):
         await appender.append([batch(4)])
     with pytest.raises(RolledBack):
-        await taker.after(2, 10)
+        await queue_consumer.after(2, 10)
 
 
 @shapes
@@ -250,16 +250,16 @@ async def test_a_consumer_whose_record_goes_back_under_it_stops() -> None:
     queue = await world.queue.create()
     await queue.fill(3)
     earlier = world.copy()
-    taker = await queue.taken()
+    queue_consumer = await queue.taken()
     world.restore(earlier)
     with pytest.raises(RolledBack):
-        await taker.after(None, 1)
+        await queue_consumer.after(None, 1)
     with pytest.raises(RolledBack):
-        await taker.dequeue(0)
+        await queue_consumer.dequeue(0)
 
 
 @virtual
 async def test_a_store_that_is_shared_is_read_alike_through_every_client() -> None:
     queue = await Queue().create()
     await queue.fill(2)
-    assert len(await queue.looker(store=Store(queue.backend)).after(None, 10)) == 2
+    assert len(await queue.queue_reader(store=Store(queue.backend)).after(None, 10)) == 2

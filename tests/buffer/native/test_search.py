@@ -80,24 +80,24 @@ async def test_every_look_up_finds_what_reading_everything_would(
     shape: type[MemoryBackend], seed: int
 ) -> None:
     queue, chunks = await _queue(shape, _contents(seed))
-    every = await queue.looker().after(None, 1000)
-    end, looker = chunks[-1], queue.looker()
+    every = await queue.queue_reader().after(None, 1000)
+    end, queue_reader = chunks[-1], queue.queue_reader()
     assert [one.sequence for one in every] == list(range(end.next_sequence))
     for lsn in range(1, end.next_lsn + 2):
         found = [one.sequence for one in every if one.first_lsn <= lsn <= one.last_lsn]
-        assert await looker.sequence_at_lsn(lsn) == (found[0] if found else None)
+        assert await queue_reader.sequence_at_lsn(lsn) == (found[0] if found else None)
     await _check_times(queue, every)
     for sequence in range(end.next_sequence):
-        (found_one,) = await queue.looker().after(sequence - 1 if sequence else None, 1)
+        (found_one,) = await queue.queue_reader().after(sequence - 1 if sequence else None, 1)
         assert found_one == every[sequence]
 
 
 async def _check_times(queue: Queue, kept: list[Descriptor]) -> None:
-    looker = queue.looker()
+    queue_reader = queue.queue_reader()
     for kind in KINDS:
         for time_ms in (0, *range(AT_MS - 60, AT_MS + 130, 3), AT_MS + 10**12, AT_MS + 10**13):
             late = [one for one in kept if one.rows and one.range_us(kind)[1] >= time_ms * 1000]
-            found = await looker.batch_at_time(time_ms * 1000, kind)
+            found = await queue_reader.batch_at_time(time_ms * 1000, kind)
             assert found == (late[0] if late else None), (kind, time_ms)
 
 
@@ -105,11 +105,11 @@ async def _check_times(queue: Queue, kept: list[Descriptor]) -> None:
 @virtual
 async def test_a_time_is_found_among_what_is_kept_wherever_the_floor_lies(seed: int) -> None:
     queue, _ = await _queue(MemoryBackend, _contents(seed))
-    every = await queue.looker().after(None, 1000)
+    every = await queue.queue_reader().after(None, 1000)
     draw = random.Random(seed)
-    taker = await queue.taken()
+    queue_consumer = await queue.taken()
     for sequence in sorted(draw.sample(range(len(every)), min(4, len(every)))):
-        await taker.dequeue(sequence)
+        await queue_consumer.dequeue(sequence)
         await queue.collector().collect(NOTHING_KEPT, full=True)
         await _check_times(queue, every[sequence + 1 :])
 
@@ -141,8 +141,8 @@ async def _reads_of_times(queue: Queue, kind: TimeBy, wanted: dict[int, int | No
     reads = []
     for after_ms, sequence in wanted.items():
         store = Store(queue.backend)
-        looker = queue.looker(store=store)
-        assert await at_time(looker, AT_MS + after_ms, kind) == sequence, after_ms
+        queue_reader = queue.queue_reader(store=store)
+        assert await at_time(queue_reader, AT_MS + after_ms, kind) == sequence, after_ms
         # Not how the end is found, which is the same for every look.
         reads.append(store.stats.operations["get"].requests)
     return reads
@@ -152,11 +152,11 @@ async def _reads_of_times(queue: Queue, kind: TimeBy, wanted: dict[int, int | No
 @virtual
 async def test_an_empty_queue_has_nothing_to_find(shape: type[MemoryBackend]) -> None:
     queue, _ = await _queue(shape, [])
-    looker = queue.looker()
-    assert await looker.after(None, 10) == []
-    assert await looker.sequence_at_lsn(1) is None
-    assert await at_time(looker, 0) is None
-    state = await looker.state()
+    queue_reader = queue.queue_reader()
+    assert await queue_reader.after(None, 10) == []
+    assert await queue_reader.sequence_at_lsn(1) is None
+    assert await at_time(queue_reader, 0) is None
+    state = await queue_reader.state()
     assert (state.pending, state.pending_bytes, state.oldest_pending_ms) == (0, 0, None)
 
 
@@ -168,33 +168,33 @@ async def test_what_lies_ahead_is_refused_and_what_is_gone_is_trimmed(
     queue = await Queue(shape(versions_by_content=True)).create()
     await queue.fill(10)
     with pytest.raises(Refused, match="lies ahead"):
-        await queue.looker().after(10, 1)
-    taker = await queue.taken()
-    await taker.dequeue(5)
+        await queue.queue_reader().after(10, 1)
+    queue_consumer = await queue.taken()
+    await queue_consumer.dequeue(5)
     await queue.collector().collect(NOTHING_KEPT)
-    looker = queue.looker()
-    assert [one.sequence for one in await looker.after(None, 100)] == [6, 7, 8, 9]
+    queue_reader = queue.queue_reader()
+    assert [one.sequence for one in await queue_reader.after(None, 100)] == [6, 7, 8, 9]
     with pytest.raises(Trimmed) as trimmed:
-        await looker.after(3, 1)
+        await queue_reader.after(3, 1)
     assert trimmed.value.floor == 6
     with pytest.raises(Trimmed):
-        await looker.sequence_at_lsn(6)
-    assert await looker.sequence_at_lsn(7) == 6
-    assert await at_time(looker, 0) == 6
+        await queue_reader.sequence_at_lsn(6)
+    assert await queue_reader.sequence_at_lsn(7) == 6
+    assert await at_time(queue_reader, 0) == 6
 
 
 @virtual
 async def test_the_lag_is_told_in_batches_bytes_and_time() -> None:
     queue, _ = await _queue(MemoryBackend, [[(1, AT_MS, AT_MS + 1), (2, AT_MS + 5, AT_MS + 6)]])
-    looker, taker = queue.looker(), await queue.taken()
-    state = await looker.state()
+    queue_reader, queue_consumer = queue.queue_reader(), await queue.taken()
+    state = await queue_reader.state()
     assert (state.pending, state.pending_bytes, state.oldest_pending_ms) == (2, 20, AT_MS)
-    await taker.dequeue(0)
-    state = await looker.state()
+    await queue_consumer.dequeue(0)
+    state = await queue_reader.state()
     assert (state.pending, state.pending_bytes, state.oldest_pending_ms) == (1, 10, AT_MS + 5)
     assert (state.acked_sequence, state.acked_lsn, state.next_lsn) == (1, 2, 4)
-    await taker.dequeue(1)
-    state = await looker.state()
+    await queue_consumer.dequeue(1)
+    state = await queue_reader.state()
     assert (state.pending, state.pending_bytes, state.oldest_pending_ms) == (0, 0, None)
 
 
@@ -204,7 +204,7 @@ async def test_a_hole_in_the_queue_is_no_end() -> None:
     await queue.fill(20)
     await queue.delete_chunk(7)
     with pytest.raises(RolledBack):
-        await queue.looker().after(5, 1)
+        await queue.queue_reader().after(5, 1)
 
 
 @shapes
@@ -216,4 +216,4 @@ async def test_batches_that_are_missing_between_two_chunks_are_noticed(
     lost = msgspec.structs.replace(chunks[3], entries=())
     await queue.put_chunks([lost])
     with pytest.raises(RolledBack, match="does not go on with batch 1"):
-        await queue.looker().after(0, 10)
+        await queue.queue_reader().after(0, 10)

@@ -72,10 +72,10 @@ def client(
 
 async def acknowledge_everything(queue: Queue) -> None:
     """As a consumer that was quick."""
-    taker = await queue.taken()
-    state = await queue.looker().state()
+    queue_consumer = await queue.taken()
+    state = await queue.queue_reader().state()
     if state.pending:
-        await taker.dequeue(state.next_sequence - 1)
+        await queue_consumer.dequeue(state.next_sequence - 1)
 
 
 async def acknowledge_through(queue: Queue, sequence: int) -> None:
@@ -90,11 +90,11 @@ async def consume_and_collect(queue: Queue) -> None:
 
 
 async def polled(
-    taker: NativeConsumer, sequence: int, *, times: int = LAST_POLLS
+    queue_consumer: NativeConsumer, sequence: int, *, times: int = LAST_POLLS
 ) -> list[Descriptor]:
     """Read on as often as it may take until a reader looks at what it need not look at always."""
     for _ in range(times):
-        if found := await taker.after(sequence, 10):
+        if found := await queue_consumer.after(sequence, 10):
             return found
     return []
 

@@ -150,7 +150,7 @@ class FakeQueue:
 class FakeAppender(Appender):
     """One producer's door to a FakeQueue."""
 
-    takes_loose = True
+    takes_deferred = True
 
     def __init__(self, queue: FakeQueue, producer: str) -> None:
         self.counters = Counters()

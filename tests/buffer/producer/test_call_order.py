@@ -116,8 +116,8 @@ async def read(stream: Stream) -> list[int]:
     """The calls of which the records came, from a queue of Headwater's."""
     found: list[int] = []
     after: int | None = None
-    looker = stream.looker(0)
-    while descriptors := await looker.after(after, 50):
+    queue_reader = stream.queue_reader(0)
+    while descriptors := await queue_reader.after(after, 50):
         for one in descriptors:
             data = one.inline or (await stream.store.get(one.location)).data
             found += decode_batch(data).records.column("n").to_pylist()

@@ -30,8 +30,8 @@ async def read(stream: Stream, partition: int = 0) -> list[tuple[int, bytes]]:
     """LSN and value of every record, in order."""
     found: list[tuple[int, bytes]] = []
     after: int | None = None
-    looker = stream.looker(partition)
-    while descriptors := await looker.after(after, 50):
+    queue_reader = stream.queue_reader(partition)
+    while descriptors := await queue_reader.after(after, 50):
         for descriptor in descriptors:
             data: Any = descriptor.inline
             if data is None:

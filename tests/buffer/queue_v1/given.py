@@ -60,19 +60,21 @@ class Queue:
     def appender(self, store: Store | None = None, policy: RetryPolicy | None = None) -> V1Appender:
         return V1Appender(store or self.store, self.prefix, QUEUE, "p", policy=policy)
 
-    def taker(self, store: Store | None = None, policy: RetryPolicy | None = None) -> V1Consumer:
+    def queue_consumer(
+        self, store: Store | None = None, policy: RetryPolicy | None = None
+    ) -> V1Consumer:
         return V1Consumer(store or self.store, self.prefix, QUEUE, policy=policy)
 
-    def looker(self, store: Store | None = None) -> V1Reader:
+    def queue_reader(self, store: Store | None = None) -> V1Reader:
         return V1Reader(store or self.store, self.prefix, QUEUE)
 
     def collector(self, store: Store | None = None) -> V1Collector:
         return V1Collector(store or self.store, self.prefix, QUEUE)
 
     async def opened(self, group: str = "g") -> V1Consumer:
-        taker = self.taker()
-        await taker.open(group)
-        return taker
+        queue_consumer = self.queue_consumer()
+        await queue_consumer.open(group)
+        return queue_consumer
 
     async def manifest(self) -> Manifest:
         return decode_manifest((await self.store.get(f"{self.prefix}/manifest")).data)

@@ -66,9 +66,9 @@ async def batch_keys(queue: Queue) -> list[str]:
 
 def doors(queue: Queue) -> list[Callable[[], Awaitable[object]]]:
     return [
-        lambda: queue.taker().open("g"),
-        lambda: queue.looker().state(),
-        lambda: queue.looker().after(None, 1),
+        lambda: queue.queue_consumer().open("g"),
+        lambda: queue.queue_reader().state(),
+        lambda: queue.queue_reader().after(None, 1),
         lambda: queue.collector().collect(Retention(0)),
     ]
 
@@ -105,7 +105,7 @@ async def test_without_a_side_object_a_queue_that_was_dequeued_from_is_refused(
     await taken_by_other(queue, through)
     await queue.store.delete(SIDE)
     with pytest.raises(ConsumedElsewhere, match="side object"):
-        await queue.taker().open("g")
+        await queue.queue_consumer().open("g")
     with pytest.raises(ConsumedElsewhere, match="side object"):
         await queue.made()
 
@@ -113,10 +113,14 @@ async def test_without_a_side_object_a_queue_that_was_dequeued_from_is_refused(
 @virtual
 async def test_a_consumer_whose_entries_vanish_under_its_epoch_is_told() -> None:
     queue = await three()
-    taker = await queue.opened()
+    queue_consumer = await queue.opened()
     manifest = await queue.manifest()
     await queue.store.put(MANIFEST, encode_manifest(manifest.dequeued(0)))
-    for call in (taker.after(None, 1), taker.dequeue(2), taker.check_fence()):
+    for call in (
+        queue_consumer.after(None, 1),
+        queue_consumer.dequeue(2),
+        queue_consumer.check_fence(),
+    ):
         with pytest.raises(ConsumedElsewhere):
             await call
 
@@ -133,9 +137,9 @@ async def test_adopting_begins_at_what_is_pending_and_goes_on_with_the_lsns() ->
     assert adopted == Adopted(2, lsn, left_out=1, readable=1)
     with pytest.raises(Fenced):
         await first.check_fence()
-    taker = queue.taker()
-    assert await taker.open("g") == 1
-    (batch,) = await taker.after(1, 9)
+    queue_consumer = queue.queue_consumer()
+    assert await queue_consumer.open("g") == 1
+    (batch,) = await queue_consumer.after(1, 9)
     assert (batch.sequence, batch.first_lsn) == (2, lsn)
 
 
@@ -154,8 +158,8 @@ async def test_no_lsn_that_was_told_before_an_adoption_means_another_record_afte
     told[(await produce(appender, b"6")).first_lsn] = b"6"
     told[(await produce(queue.appender(), b"7")).first_lsn] = b"7"
     assert len(told) == 8
-    taker = queue.taker()
-    batches = await taker.after(await taker.open("g"), 9)
+    queue_consumer = queue.queue_consumer()
+    batches = await queue_consumer.after(await queue_consumer.open("g"), 9)
     records = await queue.records(batches)
     assert records == [b"3", b"4", b"5", b"6", b"7"]
     for batch, record in zip(batches, records, strict=True):
@@ -188,7 +192,7 @@ async def test_what_the_other_consumer_takes_until_it_is_fenced_is_left_out() ->
     adopted = await adopt_v1_queue(Store(backend), PREFIX, QUEUE)
     assert (adopted.sequence, adopted.left_out, adopted.readable) == (3, 2, 1)
     assert await (await queue.opened()).after(2, 9) == []
-    assert places(await queue.looker().after(None, 9))[0] == (0, 1, 2)
+    assert places(await queue.queue_reader().after(None, 9))[0] == (0, 1, 2)
 
 
 @virtual
@@ -205,9 +209,9 @@ async def test_an_adoption_that_stops_half_way_is_made_again() -> None:
             await adopt_v1_queue(Store(backend, policy=RetryPolicy(attempts=1)), PREFIX, QUEUE)
         backend._steps.clear()
         with pytest.raises(ConsumedElsewhere):
-            await queue.taker().open("g")
+            await queue.queue_consumer().open("g")
     assert (await adopt_v1_queue(queue.store, PREFIX, QUEUE)).sequence == 2
-    assert await queue.records(await queue.looker().after(None, 9)) == [b"a", b"b", b"d"]
+    assert await queue.records(await queue.queue_reader().after(None, 9)) == [b"a", b"b", b"d"]
 
 
 @virtual
@@ -216,20 +220,25 @@ async def test_what_was_acknowledged_before_stays_readable_across_what_another_t
     await (await queue.opened()).dequeue(0)
     await taken_by_other(queue, 1)
     await adopt_v1_queue(queue.store, PREFIX, QUEUE)
-    looker = queue.looker()
-    batches = await looker.after(None, 9)
+    queue_reader = queue.queue_reader()
+    batches = await queue_reader.after(None, 9)
     lsn = 3 + 2 * ROWS_MAX
     assert places(batches) == [(0, 1, 2), (1, lsn, 0), (2, lsn, 1)]
     assert await queue.records(batches) == [b"a", b"b", b"d"]
     assert [batch.duplicate for batch in batches] == [False, True, False]
-    assert [await looker.sequence_at_lsn(at) for at in (1, 2, lsn)] == [0, 0, 2]
+    assert [await queue_reader.sequence_at_lsn(at) for at in (1, 2, lsn)] == [0, 0, 2]
     # From an LSN that nobody will ever have it goes on with what came next.
-    assert [await looker.sequence_at_lsn(at) for at in (3, lsn - 1)] == [2, 2]
+    assert [await queue_reader.sequence_at_lsn(at) for at in (3, lsn - 1)] == [2, 2]
     await (await queue.opened()).dequeue(2)
-    assert [await looker.sequence_at_lsn(at) for at in (2, 3, lsn, lsn + 1)] == [0, 2, 2, None]
-    state = await looker.state()
+    assert [await queue_reader.sequence_at_lsn(at) for at in (2, 3, lsn, lsn + 1)] == [
+        0,
+        2,
+        2,
+        None,
+    ]
+    state = await queue_reader.state()
     assert (state.floor_sequence, state.floor_lsn, state.pending) == (0, 1, 0)
-    again = queue.taker()
+    again = queue.queue_consumer()
     assert await again.open("g", last_acked_sequence=-1) == -1
     assert await queue.records(await again.after(-1, 9)) == [b"a", b"b", b"d"]
 
@@ -263,7 +272,7 @@ async def test_behind_too_much_that_another_took_nothing_stays_and_the_collector
     lsn = 3 + 2 * ROWS_MAX
     adopted = await adopt_v1_queue(queue.store, PREFIX, QUEUE)
     assert adopted == Adopted(3, lsn, left_out=2, given_up=1)
-    state = await queue.looker().state()
+    state = await queue.queue_reader().state()
     assert (state.floor_sequence, state.floor_lsn) == (3, lsn)
     done = await queue.collector().collect(Retention(None))
     assert done.batches_expired == 1
@@ -282,7 +291,7 @@ async def test_a_batch_that_comes_again_is_known_across_what_another_took() -> N
     await taken_by_other(queue, 1)
     await adopt_v1_queue(queue.store, PREFIX, QUEUE)
     await other.enqueue("o/0")
-    batches = await queue.looker().after(1, 9)
+    batches = await queue.queue_reader().after(1, 9)
     lsn = 3 + 2 * ROWS_MAX
     assert places(batches) == [(2, lsn, 2), (3, lsn + 2, 0)]
 
@@ -295,7 +304,7 @@ async def test_what_a_crashed_consumer_wrote_of_entries_that_another_took_counts
     first = await queue.opened()
     await first.dequeue(0)
     side = await queue.side()
-    crashing = queue.taker()
+    crashing = queue.queue_consumer()
     await crashing.open("g")
     await crashing._reader.acked.discard_from(1)  # it gave something up before
     async with crashing._reader.lock:
@@ -308,7 +317,11 @@ async def test_what_a_crashed_consumer_wrote_of_entries_that_another_took_counts
     await queue.store.put(MANIFEST, encode_manifest(manifest.dequeued(1)))
     await adopt_v1_queue(queue.store, PREFIX, QUEUE)
     lsn = 3 + 2 * ROWS_MAX
-    assert places(await queue.looker().after(None, 9)) == [(0, 1, 2), (1, lsn, 0), (2, lsn, 1)]
+    assert places(await queue.queue_reader().after(None, 9)) == [
+        (0, 1, 2),
+        (1, lsn, 0),
+        (2, lsn, 1),
+    ]
 
 
 @virtual
@@ -320,20 +333,20 @@ async def test_adopting_a_queue_that_headwater_never_saw() -> None:
     await taken_by_other(queue, 1)
     assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == Adopted(2, 1, left_out=2)
     assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == Adopted(2, 1)
-    taker = await queue.opened()
-    (batch,) = await taker.after(1, 9)
+    queue_consumer = await queue.opened()
+    (batch,) = await queue_consumer.after(1, 9)
     assert (batch.sequence, batch.first_lsn) == (2, 1)
 
 
 @virtual
 async def test_adopting_what_nobody_else_consumed_changes_nothing() -> None:
     queue = await three()
-    taker = await queue.opened()
-    await taker.dequeue(0)
+    queue_consumer = await queue.opened()
+    await queue_consumer.dequeue(0)
     before = await queue.side()
     assert await adopt_v1_queue(queue.store, PREFIX, QUEUE) == Adopted(1, 3)
     assert await queue.side() == before
-    await taker.check_fence()
+    await queue_consumer.check_fence()
 
 
 @virtual
@@ -349,29 +362,29 @@ async def test_a_manifest_that_was_deleted_is_not_an_empty_queue() -> None:
 @virtual
 async def test_a_manifest_that_another_producer_made_again_is_not_taken_for_the_old_one() -> None:
     queue = await three()
-    taker = await queue.opened()
-    await taker.after(None, 9)
-    await taker.dequeue(1)
+    queue_consumer = await queue.opened()
+    await queue_consumer.after(None, 9)
+    await queue_consumer.dequeue(1)
     await queue.store.delete(MANIFEST)
     await OtherProducer(queue).produce("o/1", b"x")
     for call in (*doors(queue), queue.made):
         with pytest.raises(RolledBack, match="next sequence is 1, and was 2"):
             await call()
     with pytest.raises(RolledBack):
-        await taker.after(1, 1)
+        await queue_consumer.after(1, 1)
 
 
 @virtual
 async def test_an_older_epoch_tells_of_an_older_manifest() -> None:
     queue = await three()
     older = (await queue.store.get(MANIFEST)).data
-    taker = await queue.opened()
+    queue_consumer = await queue.opened()
     await queue.store.put(MANIFEST, older)
     for call in doors(queue):
         with pytest.raises(RolledBack, match="epoch is 0, and was 1"):
             await call()
     with pytest.raises(RolledBack, match="epoch went back from 1 to 0"):
-        await taker.check_fence()
+        await queue_consumer.check_fence()
 
 
 @pytest.mark.parametrize(("data", "error"), [(b"x", Corrupt), (bytes(20) + b"\2\0", NotSupported)])
@@ -387,9 +400,9 @@ async def test_a_manifest_that_does_not_parse_is_named(data: bytes, error: type[
 @virtual
 async def test_what_ours_wrote_the_other_ones_read_on() -> None:
     queue = await three()
-    taker = await queue.opened()
-    await taker.after(None, 9)
-    await taker.dequeue(0)
+    queue_consumer = await queue.opened()
+    await queue_consumer.after(None, 9)
+    await queue_consumer.dequeue(0)
     manifest = await queue.manifest()
     assert (manifest.epoch, manifest.next_sequence) == (1, 3)
     assert [entry.sequence for entry in manifest.entries] == [1, 2]

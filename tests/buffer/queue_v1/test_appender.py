@@ -186,9 +186,9 @@ async def test_a_lost_race_is_run_again_on_what_won_it() -> None:
 
 
 async def consume_all(queue: Queue) -> None:
-    taker = await queue.opened()
-    last = (await taker.after(None, 100))[-1].sequence
-    await taker.dequeue(last)
+    queue_consumer = await queue.opened()
+    last = (await queue_consumer.after(None, 100))[-1].sequence
+    await queue_consumer.dequeue(last)
 
 
 @pytest.mark.parametrize("loss", [LOST, REFUSED, DOWN])

@@ -58,9 +58,9 @@ def written(queue: Queue, location: str, time_ms: int) -> None:
 
 
 async def acknowledged(queue: Queue, *through: int) -> None:
-    taker = await queue.opened()
+    queue_consumer = await queue.opened()
     for sequence in through:
-        await taker.dequeue(sequence)
+        await queue_consumer.dequeue(sequence)
 
 
 async def batches(queue: Queue) -> list[str]:
@@ -78,7 +78,7 @@ async def test_acknowledged_and_past_the_retention_goes(kind: str, tmp_path: Pat
     assert (done.batches_expired, done.bytes_expired, done.chunks_expired) == (3, 36, 1)
     assert (done.kept_retained, done.kept_pending) == (1, 1)
     assert (done.floor_sequence, done.floor_lsn) == (3, 4)
-    state = await queue.looker().state()
+    state = await queue.queue_reader().state()
     assert (state.floor_sequence, state.floor_lsn) == (3, 4)
     again = await queue.collector().collect(Retention(2 * HOUR_MS))
     assert again == Collected(kept_retained=1, kept_pending=1, floor_sequence=3, floor_lsn=4)
@@ -91,7 +91,7 @@ async def test_the_floor_may_stand_inside_a_segment() -> None:
     await acknowledged(queue, 1)
     done = await queue.collector().collect(Retention(2 * HOUR_MS))
     assert (done.batches_expired, done.chunks_expired, done.floor_sequence) == (1, 0, 1)
-    assert [batch.location for batch in await queue.looker().after(None, 9)] == where[1:]
+    assert [batch.location for batch in await queue.queue_reader().after(None, 9)] == where[1:]
     done = await queue.collector().collect(AT_ONCE)
     assert (done.batches_expired, done.chunks_expired, done.floor_sequence) == (1, 1, 2)
     assert await batches(queue) == []
@@ -224,11 +224,11 @@ async def test_what_is_acknowledged_and_still_in_the_manifest_stays() -> None:
     backend = Dying()
     queue = Queue(Store(backend))
     where = await given(queue, HOUR_MS, HOUR_MS, HOUR_MS)
-    taker = await queue.opened()
-    await taker.dequeue(0)
+    queue_consumer = await queue.opened()
+    await queue_consumer.dequeue(0)
     backend.writes_left = 2
     with pytest.raises(Died):
-        await taker.dequeue(1)
+        await queue_consumer.dequeue(1)
     backend.writes_left = None
     assert (await queue.side()).sequence == 2
     # Another implementation's consumer would find the entry, and not its batch.
@@ -267,7 +267,7 @@ async def test_the_floor_is_written_before_anything_is_deleted() -> None:
             await queue.collector().collect(AT_ONCE)
         assert not backend.deleted or side in backend.written
         if writes > 1:  # the first one asks the store for the time
-            assert (await queue.looker().state()).floor_sequence == 2
+            assert (await queue.queue_reader().state()).floor_sequence == 2
     backend.writes_left = None
     done = await queue.collector().collect(AT_ONCE)
     assert await batches(queue) == []

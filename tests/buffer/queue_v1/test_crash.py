@@ -74,18 +74,18 @@ def numbers(batches: list[Descriptor]) -> list[tuple[int, int, int]]:
 
 async def check_goes_on(queue: Queue, acked_at_most: int) -> None:
     """Another consumer opens, sees the same numbers, and drains the queue."""
-    taker = queue.taker()
-    position = await taker.open("g")
+    queue_consumer = queue.queue_consumer()
+    position = await queue_consumer.open("g")
     side = await queue.side()
     assert side.sequence <= acked_at_most
-    assert taker.pending == len(ROWS) - side.sequence
+    assert queue_consumer.pending == len(ROWS) - side.sequence
     manifest = await queue.manifest()
     assert [entry.sequence for entry in manifest.entries] == list(range(side.sequence, len(ROWS)))
-    assert numbers(await taker.after(position, 9)) == NUMBERS[side.sequence :]
-    assert numbers(await queue.looker().after(None, 9)) == NUMBERS
-    await taker.dequeue(len(ROWS) - 1)
-    assert numbers(await queue.looker().after(None, 9)) == NUMBERS
-    state = await queue.looker().state()
+    assert numbers(await queue_consumer.after(position, 9)) == NUMBERS[side.sequence :]
+    assert numbers(await queue.queue_reader().after(None, 9)) == NUMBERS
+    await queue_consumer.dequeue(len(ROWS) - 1)
+    assert numbers(await queue.queue_reader().after(None, 9)) == NUMBERS
+    state = await queue.queue_reader().state()
     assert (state.acked_sequence, state.acked_lsn, state.pending) == (5, 8, 0)
 
 
@@ -93,15 +93,15 @@ async def check_goes_on(queue: Queue, acked_at_most: int) -> None:
 @virtual
 async def test_a_crash_at_any_write_of_a_dequeue(writes: int) -> None:
     backend, queue = await given()
-    taker = await queue.opened()
-    await taker.after(None, 9)
-    await taker.dequeue(0)
+    queue_consumer = await queue.opened()
+    await queue_consumer.after(None, 9)
+    await queue_consumer.dequeue(0)
     backend.writes_left = writes
     if writes < 3:
         with pytest.raises(Died):
-            await taker.dequeue(3)
+            await queue_consumer.dequeue(3)
     else:
-        await taker.dequeue(3)
+        await queue_consumer.dequeue(3)
     backend.writes_left = None
     assert (await queue.side()).sequence == (1 if writes < 2 else 4)
     await check_goes_on(queue, acked_at_most=4)
@@ -117,7 +117,7 @@ async def test_a_crash_at_any_write_of_opening(writes: int) -> None:
     backend.writes_left = writes
     if writes < 3:
         with pytest.raises(Died):
-            await queue.taker().open("g")
+            await queue.queue_consumer().open("g")
     else:
         await queue.opened()
     backend.writes_left = None
@@ -127,10 +127,10 @@ async def test_a_crash_at_any_write_of_opening(writes: int) -> None:
 @virtual
 async def test_a_dequeue_writes_segment_then_side_object_then_manifest() -> None:
     backend, queue = await given()
-    taker = await queue.opened()
-    await taker.after(None, 9)
+    queue_consumer = await queue.opened()
+    await queue_consumer.after(None, 9)
     backend.written.clear()
-    await taker.dequeue(3)
+    await queue_consumer.dequeue(3)
     assert backend.written == [(await queue.segments())[3], SIDE, MANIFEST]
 
 
@@ -149,7 +149,7 @@ async def test_a_consumer_that_lost_its_claim_acknowledges_nothing() -> None:
     await first.after(None, 9)
     backend.writes_left = 1
     with pytest.raises(Died):
-        await queue.taker().open("g")
+        await queue.queue_consumer().open("g")
     backend.writes_left = None
     # The epoch is still the first one's: only the claim tells.
     with pytest.raises(Fenced, match="another consumer"):
@@ -167,14 +167,14 @@ async def test_segments_of_a_crashed_consumer_overlap_those_of_the_next() -> Non
     with pytest.raises(Died):
         await crashed.dequeue(3)
     backend.writes_left = None
-    taker = await queue.opened()
-    await taker.after(None, 9)
-    await taker.dequeue(1)
-    await taker.dequeue(3)  # the segment of the crashed one is there, and covers this
-    await taker.dequeue(4)
-    looker = queue.looker()
-    assert numbers(await looker.after(None, 9)) == NUMBERS
-    assert [await looker.sequence_at_lsn(lsn) for lsn in range(1, 8)] == [0, 0, 1, 3, 3, 3, 4]
+    queue_consumer = await queue.opened()
+    await queue_consumer.after(None, 9)
+    await queue_consumer.dequeue(1)
+    await queue_consumer.dequeue(3)  # the segment of the crashed one is there, and covers this
+    await queue_consumer.dequeue(4)
+    queue_reader = queue.queue_reader()
+    assert numbers(await queue_reader.after(None, 9)) == NUMBERS
+    assert [await queue_reader.sequence_at_lsn(lsn) for lsn in range(1, 8)] == [0, 0, 1, 3, 3, 3, 4]
 
 
 @virtual
@@ -189,10 +189,10 @@ async def test_what_a_crashed_consumer_noted_of_a_batch_that_was_then_lost_is_no
         await crashed.dequeue(3)
     backend.writes_left = None
     await queue.store.delete(lost.location)
-    taker = await queue.opened()
-    await taker.give_up(1)
-    await taker.dequeue(4)
-    assert numbers(await queue.looker().after(None, 9)) == [
+    queue_consumer = await queue.opened()
+    await queue_consumer.give_up(1)
+    await queue_consumer.dequeue(4)
+    assert numbers(await queue.queue_reader().after(None, 9)) == [
         (0, 1, 2),
         (1, 3, 0),
         (2, 3, 0),
@@ -215,7 +215,7 @@ def test_a_segment_that_arrives_after_a_batch_of_it_was_given_up_counts_for_noth
             raise OutcomeUnknown("no answer")
 
         wire = Scripted(backend)
-        slow = queue.taker(Store(wire, policy=RetryPolicy(attempts=1)))
+        slow = queue.queue_consumer(Store(wire, policy=RetryPolicy(attempts=1)))
         await slow.open("g")
         (_, lost, *_) = await slow.after(None, 9)
         wire.next("put_if_absent", holds_up)
@@ -223,17 +223,24 @@ def test_a_segment_that_arrives_after_a_batch_of_it_was_given_up_counts_for_noth
             await slow.dequeue(3)
 
         await queue.store.delete(lost.location)
-        taker = await queue.opened()
-        await taker.give_up(1)
+        queue_consumer = await queue.opened()
+        await queue_consumer.give_up(1)
         for sequence in dequeues:
-            await taker.dequeue(sequence)
+            await queue_consumer.dequeue(sequence)
         for apply in under_way:
             await apply()
 
         expected = [(0, 1, 2), (1, 3, 0), (2, 3, 0), (3, 3, 3), (4, 6, 1)]
-        looker = queue.looker()
-        assert numbers(await looker.after(None, 9)) == expected
-        assert [await looker.sequence_at_lsn(lsn) for lsn in range(1, 7)] == [0, 0, 3, 3, 3, 4]
+        queue_reader = queue.queue_reader()
+        assert numbers(await queue_reader.after(None, 9)) == expected
+        assert [await queue_reader.sequence_at_lsn(lsn) for lsn in range(1, 7)] == [
+            0,
+            0,
+            3,
+            3,
+            3,
+            4,
+        ]
         collected = await queue.collector().collect(Retention(0))
         assert (collected.floor_sequence, collected.floor_lsn) == (5, 7)
 
@@ -250,31 +257,31 @@ async def test_a_delete_that_arrives_again_takes_nothing_that_was_written_since(
         await crashed.dequeue(3)
     backend.writes_left = None
     await queue.store.delete(lost.location)
-    taker = await queue.opened()
+    queue_consumer = await queue.opened()
     backend.deleted.clear()
-    await taker.give_up(1)
+    await queue_consumer.give_up(1)
     discarded = list(backend.deleted)
     assert discarded
-    await taker.dequeue(3)
+    await queue_consumer.dequeue(3)
     for key in discarded:
         await queue.store.delete(key)
-    found = numbers(await queue.looker().after(None, 4))
+    found = numbers(await queue.queue_reader().after(None, 4))
     assert found == [(0, 1, 2), (1, 3, 0), (2, 3, 0), (3, 3, 3)]
 
 
 @virtual
 async def test_a_segment_named_by_its_last_sequence_alone_is_read_as_well() -> None:
     _, queue = await given()
-    taker = await queue.opened()
-    await taker.dequeue(1)
-    await taker.dequeue(3)
+    queue_consumer = await queue.opened()
+    await queue_consumer.dequeue(1)
+    await queue_consumer.dequeue(3)
     for last, key in (await queue.segments()).items():
         data = (await queue.store.get(key)).data
         await queue.store.put(f"{PREFIX}/headwater/acked/{QUEUE}/{last:020d}", data)
         await queue.store.delete(key)
-    assert numbers(await queue.looker().after(None, 9)) == NUMBERS
-    looker = queue.looker()
-    assert [await looker.sequence_at_lsn(lsn) for lsn in range(1, 8)] == [
+    assert numbers(await queue.queue_reader().after(None, 9)) == NUMBERS
+    queue_reader = queue.queue_reader()
+    assert [await queue_reader.sequence_at_lsn(lsn) for lsn in range(1, 8)] == [
         0,
         0,
         1,
@@ -303,9 +310,9 @@ async def test_a_segment_that_an_earlier_queue_of_the_place_left_is_not_read() -
     appender = V1Appender(old.store, PREFIX, "another", "p")
     await appender.upload(batch.batch_id, data)
     await appender.append([batch])
-    taker = V1Consumer(old.store, PREFIX, "another")
-    await taker.open("g")
-    await taker.dequeue(0)
+    queue_consumer = V1Consumer(old.store, PREFIX, "another")
+    await queue_consumer.open("g")
+    await queue_consumer.dequeue(0)
     found = await V1Reader(old.store, PREFIX, "another").after(None, 9)
     assert await old.records(found) == [b"new"]
 
@@ -324,7 +331,7 @@ async def test_making_a_queue_may_stop_anywhere_and_be_done_again() -> None:
         backend.writes_left = None
         await OtherProducer(queue).produce("o/1", b"a")
         await queue.made()
-        assert numbers(await queue.looker().after(None, 9)) == [(0, 1, 1)]
+        assert numbers(await queue.queue_reader().after(None, 9)) == [(0, 1, 1)]
 
 
 @virtual
@@ -337,11 +344,11 @@ async def test_a_manifest_is_made_before_the_side_object() -> None:
 @virtual
 async def test_a_segment_that_is_gone_is_reported_and_not_passed_over() -> None:
     _, queue = await given()
-    taker = await queue.opened()
-    await taker.dequeue(1)
-    await taker.dequeue(2)
+    queue_consumer = await queue.opened()
+    await queue_consumer.dequeue(1)
+    await queue_consumer.dequeue(2)
     await queue.store.delete((await queue.segments())[1])
     with pytest.raises(RolledBack, match="is gone"):
-        await queue.looker().after(None, 9)
+        await queue.queue_reader().after(None, 9)
     with pytest.raises(RolledBack, match="is gone"):
-        await queue.looker().sequence_at_lsn(1)
+        await queue.queue_reader().sequence_at_lsn(1)

@@ -8,7 +8,7 @@ import pytest
 
 from headwater.buffer.queue.contract import Retention
 from headwater.buffer.queue.v1 import ConsumedElsewhere, V1Appender, V1Collector, V1Consumer
-from headwater.buffer.queue.v1 import reader as looker_module
+from headwater.buffer.queue.v1 import reader as reader_module
 from headwater.buffer.queue.v1.ledger import Ledger
 from headwater.buffer.queue.v1.manifest_format import ManifestEntry
 from headwater.buffer.queue.v1.manifest_object import ManifestObject, StoredManifest
@@ -121,7 +121,7 @@ def test_a_planted_bug_is_caught_beside_a_foreign_consumer(bug: Bug) -> None:
         pytest.param(Bug(V1Consumer, "_fenced_read", _not_fenced), id="unfenced-read"),
         pytest.param(Bug(Ledger, "_repeated", _every_one_is_the_first), id="duplicates-delivered"),
         pytest.param(Bug(V1Collector, "_expired", _all_of_it), id="unacknowledged-collected"),
-        pytest.param(Bug(looker_module, "read_view", _side_first), id="side-before-manifest"),
+        pytest.param(Bug(reader_module, "read_view", _side_first), id="side-before-manifest"),
     ],
 )
 def test_a_planted_bug_is_caught(bug: Bug, request: pytest.FixtureRequest) -> None:

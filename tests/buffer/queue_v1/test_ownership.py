@@ -66,7 +66,7 @@ async def test_two_that_open_at_once_never_have_the_same_epoch() -> None:
     theirs = OtherConsumer(queue)
     # It writes the very bytes that this one is about to write.
     backend.next("put_if_unchanged", after(nothing), after(theirs.open))
-    ours = queue.taker(Store(backend))
+    ours = queue.queue_consumer(Store(backend))
     await ours.open("g")
     assert theirs.epoch == 1
     assert ours.epoch == 2
@@ -77,10 +77,10 @@ async def test_an_epoch_whose_answer_was_lost_is_not_taken_for_ones_own() -> Non
     backend, queue = scripted()
     await filled(queue, 1)
     backend.next("put_if_unchanged", after(nothing), lands_then(LOST))
-    taker = queue.taker(Store(backend))
-    await taker.open("g")
-    assert taker.epoch == 2
-    await taker.check_fence()
+    queue_consumer = queue.queue_consumer(Store(backend))
+    await queue_consumer.open("g")
+    assert queue_consumer.epoch == 2
+    await queue_consumer.check_fence()
 
 
 @virtual
@@ -89,18 +89,18 @@ async def test_another_group_is_refused_unless_it_takes_over() -> None:
     first = await queue.opened("g")
     before = await queue.manifest()
     with pytest.raises(Refused, match="'g'"):
-        await queue.taker().open("h")
+        await queue.queue_consumer().open("h")
     assert (await queue.manifest()) == before
     await first.dequeue(0)
-    second = queue.taker()
+    second = queue.queue_consumer()
     assert await second.open("h", take_over=True) == 0
     assert (await queue.side()).group == "h"
     with pytest.raises(Fenced):
         await first.check_fence()
     with pytest.raises(Refused, match="'h'"):
-        await queue.taker().open("g")
+        await queue.queue_consumer().open("g")
     with pytest.raises(Refused, match="name"):
-        await queue.taker().open("")
+        await queue.queue_consumer().open("")
 
 
 @virtual
@@ -115,15 +115,15 @@ async def test_a_folder_that_another_stream_left_is_refused() -> None:
 @virtual
 async def test_a_queue_that_was_never_made_is_not_found() -> None:
     with pytest.raises(NotFound, match="create the queue"):
-        await memory().taker().open("g")
+        await memory().queue_consumer().open("g")
 
 
 @virtual
 async def test_a_manifest_that_others_made_and_nobody_consumed_is_taken_as_it_is() -> None:
     queue = memory()
     await OtherProducer(queue).produce("o/1", b"a")
-    taker = await queue.opened()
-    assert places(await taker.after(None, 9)) == [(0, 1, 1)]
+    queue_consumer = await queue.opened()
+    assert places(await queue_consumer.after(None, 9)) == [(0, 1, 1)]
     assert (await queue.side()).queue_id == QUEUE
 
 
@@ -132,10 +132,10 @@ async def test_of_two_groups_that_open_at_once_one_is_refused() -> None:
     backend, queue = scripted()
     await filled(queue, 1)
     watched = Watched(backend.inner)
-    winner = queue.taker()
+    winner = queue.queue_consumer()
     watched.on("put_if_unchanged", "side.json", after(lambda: winner.open("quicker")))
     with pytest.raises(Refused, match="belongs to group 'quicker'"):
-        await queue.taker(Store(watched)).open("slower")
+        await queue.queue_consumer(Store(watched)).open("slower")
     assert (await queue.side()).group == "quicker"
     await winner.dequeue(0)
 
@@ -154,28 +154,28 @@ async def at_epoch(epoch: int) -> Queue:
 @virtual
 async def test_the_epoch_wraps_as_the_reference_does(epoch: int) -> None:
     queue = await at_epoch(epoch)
-    taker = await queue.opened()
-    assert (taker.epoch, (await queue.manifest()).epoch) == (0, 0)
-    assert places(await taker.after(None, 9)) == [(0, 1, 2), (1, 3, 1), (2, 4, 1)]
-    await taker.dequeue(0)
-    assert (await queue.looker().state()).epoch == 0
+    queue_consumer = await queue.opened()
+    assert (queue_consumer.epoch, (await queue.manifest()).epoch) == (0, 0)
+    assert places(await queue_consumer.after(None, 9)) == [(0, 1, 2), (1, 3, 1), (2, 4, 1)]
+    await queue_consumer.dequeue(0)
+    assert (await queue.queue_reader().state()).epoch == 0
 
 
 @virtual
 async def test_a_consumer_is_fenced_across_the_wrap_and_an_older_manifest_is_noticed() -> None:
     queue = await at_epoch(EPOCH_LAST - 1)
-    looker = queue.looker()
+    queue_reader = queue.queue_reader()
     before = await queue.opened()
-    assert (before.epoch, (await looker.state()).epoch) == (EPOCH_LAST, EPOCH_LAST)
+    assert (before.epoch, (await queue_reader.state()).epoch) == (EPOCH_LAST, EPOCH_LAST)
     older = (await queue.store.get(MANIFEST)).data
-    taker = await queue.opened()
-    assert (taker.epoch, (await looker.state()).epoch) == (0, 0)
+    queue_consumer = await queue.opened()
+    assert (queue_consumer.epoch, (await queue_reader.state()).epoch) == (0, 0)
     with pytest.raises(Fenced):
         await before.dequeue(0)
-    await taker.dequeue(0)
-    assert places(await looker.after(None, 9)) == [(0, 1, 2), (1, 3, 1), (2, 4, 1)]
+    await queue_consumer.dequeue(0)
+    assert places(await queue_reader.after(None, 9)) == [(0, 1, 2), (1, 3, 1), (2, 4, 1)]
     await queue.store.put(MANIFEST, older)
     with pytest.raises(RolledBack, match="the epoch is 18,446"):
-        await queue.looker().state()
+        await queue.queue_reader().state()
     with pytest.raises(RolledBack, match="epoch went back"):
-        await taker.check_fence()
+        await queue_consumer.check_fence()

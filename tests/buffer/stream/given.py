@@ -26,7 +26,7 @@ async def usable(stream: Stream) -> bool:
     """Whether every partition can be appended to and looked at."""
     for partition in range(stream.partitions):
         await stream.appender(partition, "producer").open()
-        assert (await stream.looker(partition).state()).next_sequence == 0
+        assert (await stream.queue_reader(partition).state()).next_sequence == 0
     return True
 
 

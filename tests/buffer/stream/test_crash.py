@@ -69,7 +69,7 @@ async def reopen(store: Store) -> Stream:
 async def check_whole(stream: Stream, partitions: int) -> None:
     assert stream.partitions == stream.config.partitions_ready == partitions
     for partition in range(partitions):
-        await stream.looker(partition).state()
+        await stream.queue_reader(partition).state()
         await stream.appender(partition, "producer").open()
 
 

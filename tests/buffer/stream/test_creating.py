@@ -213,14 +213,19 @@ async def test_doors_are_of_partitions_that_exist() -> None:
     _, store, _ = given()
     stream = await create_stream(store, "orders", partitions=2)
     for partition in (-1, 2):
-        for door in (stream.taker, stream.looker, stream.collector, stream.dead_letter_prefix):
+        for door in (
+            stream.queue_consumer,
+            stream.queue_reader,
+            stream.collector,
+            stream.dead_letter_prefix,
+        ):
             with pytest.raises(Refused, match="has partitions 0 to 1, not"):
                 door(partition)
         with pytest.raises(Refused, match="has partitions 0 to 1, not"):
             stream.appender(partition, "producer")
     assert stream.dead_letter_prefix(1) == f"streams/orders/1/dlq/{stream.id}"
     with pytest.raises(Refused, match="only partition 0"):
-        (await create_stream(store, "other")).looker(1)
+        (await create_stream(store, "other")).queue_reader(1)
 
 
 def test_a_stream_can_be_sent_elsewhere(tmp_path: Any) -> None:
@@ -288,7 +293,7 @@ async def test_a_queue_that_was_there_and_is_gone_is_not_made_again() -> None:
             await store.delete(key)
     found = await open_stream(store, "orders", writing=True)
     with pytest.raises(RolledBack, match="Restore the folder"):
-        await found.looker(0).state()
+        await found.queue_reader(0).state()
     with pytest.raises(RolledBack, match="Restore the folder"):
         await found.appender(0, "producer").open()
     assert (await create_stream(store, "orders", exists_ok=True)).id == made.id

@@ -51,7 +51,7 @@ async def filled(store: Store, **settings: object) -> Stream:
     stream = await create_stream(store, "orders", **settings)  # type: ignore[arg-type]
     for partition in range(stream.partitions):
         await stream.appender(partition, "producer").open()
-        await stream.taker(partition).open("group")
+        await stream.queue_consumer(partition).open("group")
         await store.put(f"{stream.dead_letter_prefix(partition)}/1", b"bad")
         await store.put(group_key("orders", partition, stream.id, "audit"), b"position")
     await store.put(f"streams/orders/txn/{stream.id}/1", b"of the stream as a whole")
@@ -123,7 +123,7 @@ async def test_a_stream_created_after_it_is_another_one() -> None:
     assert second.id != first.id
     assert second.config.retention_ms == 7 * 86_400_000
     assert second.config.deleted_ms is None
-    assert (await second.looker(0).state()).epoch == 0
+    assert (await second.queue_reader(0).state()).epoch == 0
 
 
 @virtual
@@ -151,7 +151,7 @@ async def test_a_slow_delete_never_removes_a_later_stream() -> None:
     with pytest.raises(Conflict, match="created again meanwhile"):
         await delete_stream(store, "orders")
     later = await open_stream(plain, "orders")
-    assert (await later.looker(0).state()).next_lsn == 1
+    assert (await later.queue_reader(0).state()).next_lsn == 1
 
 
 @virtual
@@ -163,7 +163,7 @@ async def test_a_stream_created_while_the_old_one_is_cleaned_up_is_left_alone() 
     later = await open_stream(plain, "orders")
     assert report.id != later.id
     assert not later.config.cleaned
-    await later.looker(0).state()
+    await later.queue_reader(0).state()
 
 
 @virtual

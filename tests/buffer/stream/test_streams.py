@@ -132,10 +132,14 @@ async def test_what_later_software_wrote_is_read_and_not_written_over() -> None:
     await rewritten(made, writer_version=3, needs_release="0.5.0", a_later_field=[1, 2])
     before = bytes((await store.get(KEY)).data)
     found = await open_stream(store, "orders")
-    assert (await found.looker(0).state()).next_lsn == 1
+    assert (await found.queue_reader(0).state()).next_lsn == 1
     with pytest.raises(NotSupported, match=r"write .* format 3.*headwater 0\.5\.0"):
         await open_stream(store, "orders", writing=True)
-    for door in (found.taker, found.collector, lambda partition: found.appender(partition, "p")):
+    for door in (
+        found.queue_consumer,
+        found.collector,
+        lambda partition: found.appender(partition, "p"),
+    ):
         with pytest.raises(NotSupported, match="write"):
             door(0)
     calls: list[Action] = [

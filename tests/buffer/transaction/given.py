@@ -80,7 +80,7 @@ async def write(
 async def values_of(stream: Stream, partition: int = 0) -> list[str]:
     """Every value of a partition, in order."""
     found: list[str] = []
-    for one in await stream.looker(partition).after(None, 10_000):
+    for one in await stream.queue_reader(partition).after(None, 10_000):
         data = (await stream.store.get(one.location)).data
         batch = decode_batch(data, expected_id=one.batch_id)
         found += [value.decode() for value in batch.records.column("_value").to_pylist()]

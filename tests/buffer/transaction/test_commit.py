@@ -19,8 +19,8 @@ from headwater.buffer.transaction import (
     Uploader,
 )
 from headwater.buffer.transaction.record import (
-    Appending,
     ApplicationRecord,
+    CommitAppender,
     PartitionBatches,
     Upload,
     application_register,
@@ -73,7 +73,7 @@ async def test_a_transaction_stands_by_task_and_within_a_task_as_it_was_written(
 @virtual
 async def test_partitions_stay_open_from_one_commit_to_the_next_of_a_driver() -> None:
     stream = await a_stream()
-    kept = Appending(stream, micro_batch(0).application)
+    kept = CommitAppender(stream, micro_batch(0).application)
     with mock.patch.object(NativeAppender, "open", autospec=True, side_effect=OPEN) as opened:
         for version, rows in enumerate([{0: ["a"]}, {0: ["b"], 1: ["x"]}, {1: ["y"], 0: ["c"]}]):
             attempt = micro_batch(version)
@@ -87,7 +87,7 @@ async def test_partitions_stay_open_from_one_commit_to_the_next_of_a_driver() ->
 @virtual
 async def test_a_driver_that_kept_partitions_open_learns_what_another_committed_meanwhile() -> None:
     stream = await a_stream()
-    kept = Appending(stream, micro_batch(0).application)
+    kept = CommitAppender(stream, micro_batch(0).application)
     done = [await upload(stream, micro_batch(0), 0, {0: ["a"]})]
     await TransactionCommitter(stream, micro_batch(0), appending=kept).commit(done)
     # Its hold is not ended: the other one dies before it comes to that.
@@ -102,7 +102,7 @@ async def test_a_driver_that_kept_partitions_open_learns_what_another_committed_
 @virtual
 async def test_a_driver_fenced_on_partitions_that_it_kept_open_goes_on() -> None:
     stream = await a_stream()
-    kept = Appending(stream, micro_batch(0).application)
+    kept = CommitAppender(stream, micro_batch(0).application)
     done = [await upload(stream, micro_batch(0), 0, {0: ["a"]})]
     await TransactionCommitter(stream, micro_batch(0), appending=kept).commit(done)
     await stream.appender(0, producer_id(micro_batch(0).application)).open()
@@ -210,7 +210,7 @@ async def test_what_was_finished_by_others_meanwhile_is_not_appended_under_later
 
 async def _finish_with_a_stale_record() -> None:
     stream = await a_stream()
-    stale, old = Appending(stream, micro_batch(0).application), micro_batch(0)
+    stale, old = CommitAppender(stream, micro_batch(0).application), micro_batch(0)
     tasks = [await upload(stream, old, number, {0: [f"old {number}"]}) for number in range(2)]
     register = application_register(stream, old.application)
     record = await TransactionCommitter(stream, old)._change(

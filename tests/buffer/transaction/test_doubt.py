@@ -21,7 +21,7 @@ from headwater.buffer.transaction import (
 )
 from headwater.buffer.transaction.commit import OlderMicroBatch
 from headwater.buffer.transaction.holds import Holder, holds_register
-from headwater.buffer.transaction.record import RECENT_MAX, Appending, read_application
+from headwater.buffer.transaction.record import RECENT_MAX, CommitAppender, read_application
 from headwater.core import runtime
 from headwater.core.errors import (
     Denied,
@@ -282,7 +282,7 @@ async def test_a_job_that_is_committed_and_not_appended_stays_so_whatever_is_com
     """Each call says so. Appending it again, from what is open for a later job, harms neither."""
     stream = await a_stream(partitions=1)
     attempt = CommitAttempt.of_job("job-a")
-    kept = Appending(stream, attempt.application)
+    kept = CommitAppender(stream, attempt.application)
     done = [await upload(stream, attempt, 0, {0: ["row-1"]})]
     committer = TransactionCommitter(stream, attempt, appending=kept)
 
@@ -290,7 +290,7 @@ async def test_a_job_that_is_committed_and_not_appended_stays_so_whatever_is_com
         raise Unavailable("not today")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Appending, "_append_all", away)
+        patch.setattr(CommitAppender, "_append_all", away)
         for _ in range(2):
             with pytest.raises(OutcomeUnknown, match="it is committed"):
                 await committer.commit(done)
@@ -369,7 +369,7 @@ def test_what_is_committed_and_not_yet_appended_is_not_called_failed(
             raise error("not today")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Appending, "finish", away)
+            patch.setattr(CommitAppender, "finish", away)
             with pytest.raises(OutcomeUnknown, match="it is committed"):
                 await TransactionCommitter(stream, attempt).commit(done)
             with pytest.raises(OutcomeUnknown, match="it is committed"):

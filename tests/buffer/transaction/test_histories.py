@@ -26,8 +26,8 @@ from headwater.buffer.transaction import (
 )
 from headwater.buffer.transaction.holds import Hold, Holds
 from headwater.buffer.transaction.record import (
-    Appending,
     ApplicationRecord,
+    CommitAppender,
     PartitionBatches,
     in_order,
 )
@@ -124,7 +124,7 @@ def knows_nothing(self: ApplicationRecord, attempt: Any) -> bool:
     return False
 
 
-async def appends_from_the_start(self: Appending, slots: Any, share: Any) -> None:
+async def appends_from_the_start(self: CommitAppender, slots: Any, share: Any) -> None:
     """Gives the batches of a record the next numbers, whichever those are."""
     opened = self._opened[share.partition]
     batches = share.batches(after=0)
@@ -156,7 +156,7 @@ PLANTED = {
         (holds_module, "_note_renewals", expires_by_its_own_clock)
     ),
     "version-committed-again": _replacing((ApplicationRecord, "has", knows_nothing)),
-    "record-appended-again": _replacing((Appending, "_append", appends_from_the_start)),
+    "record-appended-again": _replacing((CommitAppender, "_append", appends_from_the_start)),
 }
 
 

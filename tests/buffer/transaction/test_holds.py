@@ -377,13 +377,13 @@ async def test_a_producer_is_not_forgotten_before_what_it_committed_is_appended(
     done = await upload(stream, attempt, 0, {0: ["b"]})
     before = await read_application(application_register(stream, attempt.application))
     await TransactionCommitter(stream, attempt)._change(before, [done], done.uploads)
-    taker = stream.taker(0)
-    await taker.open("g")
+    queue_consumer = stream.queue_consumer(0)
+    await queue_consumer.open("g")
     for version in range(3):
         await runtime.sleep(10 * DAY_S)
         await write(stream, CommitAttempt.of_query("other", version, "run"), {0: ["c"]})
-        found = await taker.after(None if version == 0 else version, 100)
-        await taker.dequeue(found[-1].sequence)
+        found = await queue_consumer.after(None if version == 0 else version, 100)
+        await queue_consumer.dequeue(found[-1].sequence)
         for _ in range(4):
             retention = await retention_of(stream)
             # The hold has just been seen: it is not ended in these passes.

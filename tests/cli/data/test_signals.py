@@ -19,9 +19,9 @@ from tests.cli.data.given import File, on, start, values
 
 def wait_for(url: str, records: int) -> None:
     async def look(store: Store) -> None:
-        looker = (await open_stream(store, "events")).looker(0)
+        queue_reader = (await open_stream(store, "events")).queue_reader(0)
         async with asyncio.timeout(60):
-            while (await looker.state()).next_lsn <= records:
+            while (await queue_reader.state()).next_lsn <= records:
                 continue
 
     on(url, look)

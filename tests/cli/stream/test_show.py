@@ -99,7 +99,7 @@ def test_describe_says_what_a_stream_is_and_how_it_stands(
 
     async def consume() -> None:
         async with open_store(url) as store:
-            await (await open_stream(store, "orders")).taker(1).open("reports")
+            await (await open_stream(store, "orders")).queue_consumer(1).open("reports")
 
     asyncio.run(consume())
     out = done(invoke("stream", "describe", url, "orders"))

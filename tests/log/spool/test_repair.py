@@ -289,7 +289,7 @@ def test_a_batch_that_cannot_be_read_is_not_there() -> None:
                 # Too large to stand in the queue itself.
                 value = Random(place).randbytes(100_000)
                 await (await producer.produce([value] * 8))
-        (second,) = await stream.looker(0).after(0, 1)
+        (second,) = await stream.queue_reader(0).after(0, 1)
         await store.delete(second.location)
         return stream
 

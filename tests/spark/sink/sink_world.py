@@ -119,7 +119,7 @@ class World:
         async def go() -> list[Batch]:
             stream = await open_stream(self.store, name)
             found = []
-            for one in await stream.looker(partition).after(None, 10_000):
+            for one in await stream.queue_reader(partition).after(None, 10_000):
                 data = (await self.store.get(one.location)).data
                 found.append(decode_batch(data, expected_id=one.batch_id))
             return found

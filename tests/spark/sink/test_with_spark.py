@@ -44,7 +44,7 @@ class Root:
             stream = await open_stream(self.store, name)
             found: list[dict[str, Any]] = []
             for partition in range(stream.partitions):
-                for one in await stream.looker(partition).after(None, 10_000):
+                for one in await stream.queue_reader(partition).after(None, 10_000):
                     data = (await self.store.get(one.location)).data
                     records = decode_batch(data, expected_id=one.batch_id).records
                     found += [{**row, "partition": partition} for row in records.to_pylist()]
@@ -174,7 +174,7 @@ def test_a_query_whose_driver_is_killed_after_its_commit_leaves_one_copy(
             await stream.collector(partition).collect(await retention_of(stream))
         return sum([1 async for meta in root.store.list("streams") if "/batches/" in meta.key])
 
-    batches = sum(len(wait(stream.looker(one).after(None, 1000))) for one in range(2))
+    batches = sum(len(wait(stream.queue_reader(one).after(None, 1000))) for one in range(2))
     assert wait(collect()) == batches
     # Of the two runs the later one holds on, under the name of its run.
     held = wait(read_holds(holds_register(stream))).holds

@@ -77,7 +77,7 @@ class World:
     def state(self, name: str = "orders", partition: int = 0) -> QueueState:
         """How a queue stands."""
 
-        return wait(self.opened(name).looker(partition).state())
+        return wait(self.opened(name).queue_reader(partition).state())
 
     def opened(self, name: str = "orders") -> Stream:
         """The stream of this name."""

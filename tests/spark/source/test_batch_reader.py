@@ -75,7 +75,7 @@ def test_a_range_of_time_ends_before_the_first_record_at_it(world: World) -> Non
     stream = world.stream()
     world.produce([b"1"])
     world.produce([b"2"])
-    (_, second) = wait(stream.looker(0).after(None, 2))
+    (_, second) = wait(stream.queue_reader(0).after(None, 2))
     assert values_of(world.read(endingTimestamp=str(second.min_ms)))[-1:] != [b"2"]
     assert values_of(world.read(startingTimestamp=str(second.min_ms)))[-1] == b"2"
 

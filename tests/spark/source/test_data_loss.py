@@ -119,7 +119,7 @@ async def _own(world: World, group: str) -> None:
 
 
 async def _owner_of(world: World) -> str:
-    return (await (await open_stream(world.store, "orders")).looker(0).state()).group
+    return (await (await open_stream(world.store, "orders")).queue_reader(0).state()).group
 
 
 def test_a_truncation_before_where_a_query_is_changes_nothing_for_it(world: World) -> None:

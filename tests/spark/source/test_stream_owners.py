@@ -153,7 +153,7 @@ class OvertakenOnce(Ownership):
             cls.overtaken = True
             kept = await alter_stream(stream.store, stream.name, retention_ms=0, gc_grace_ms=0)
             other = await Ownership.open(kept, 0, "other", take_over=True, gc=False)
-            await other.acknowledge((await kept.looker(0).state()).next_sequence - 1)
+            await other.acknowledge((await kept.queue_reader(0).state()).next_sequence - 1)
             await kept.collector(0).collect(kept.retention())
         return await Ownership.open(stream, *args, **options)
 
@@ -207,7 +207,7 @@ class OvertakenByItsPredecessor(Ownership):
 
     @classmethod
     async def open(cls, stream: Any, *args: Any, **options: Any) -> Ownership:
-        await cls.owner.acknowledge((await stream.looker(0).state()).next_sequence - 1)
+        await cls.owner.acknowledge((await stream.queue_reader(0).state()).next_sequence - 1)
         return await Ownership.open(stream, *args, **options)
 
 

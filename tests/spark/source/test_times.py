@@ -87,7 +87,7 @@ def test_ingestion_is_a_column_and_a_position_of_its_own(world: World) -> None:
     stream = world.stream()
     world.produce([b"1"], **at(100))
     world.produce([b"2"], **at(50))
-    second = wait(stream.looker(0).after(0, 1))[0]
+    second = wait(stream.queue_reader(0).after(0, 1))[0]
     asked = {"startingIngestionTimestamp": str(second.min_ms)}
     assert values_of(world.read(**asked))[-1] == b"2"
     assert b"2" not in values_of(world.read(endingIngestionTimestamp=str(second.min_ms)))
@@ -142,7 +142,7 @@ def test_a_boundary_batch_that_is_gone_fails_a_reader_unless_it_may_pass_over_it
     stream = world.stream()
     world.produce([b"x" * 40_000] * 2, **at(100, 200))
     world.produce([b"y"], **at(300))
-    wait(world.store.delete(wait(stream.looker(0).after(None, 1))[0].location))
+    wait(world.store.delete(wait(stream.queue_reader(0).after(None, 1))[0].location))
     with pytest.raises(UnreadableBatch, match="batch 0"):
         world.read(startingTimestamp="200")
     assert values_of(world.read(startingTimestamp="200", onBadBatch="skip")) == [b"y"]

@@ -49,7 +49,7 @@ class Consumer:
         self,
         stream: Stream,
         partition: int,
-        taker: QueueConsumer,
+        queue_consumer: QueueConsumer,
         delivery: Delivery,
         frontier: Frontier,
         metrics: ConsumerMetrics,
@@ -60,7 +60,7 @@ class Consumer:
         self.stream = stream
         self.partition = partition
         self.metrics = metrics
-        self._taker = taker
+        self._queue_consumer = queue_consumer
         self._delivery = delivery
         self._frontier = frontier
         self._sweeper = sweeper
@@ -102,8 +102,8 @@ class Consumer:
             stream = check_consumable(
                 await resolve_stream(found, name, writing=True), partition, group
             )
-            taker = stream.taker(partition)
-            metrics = ConsumerMetrics(taker.counters)
+            queue_consumer = stream.queue_consumer(partition)
+            metrics = ConsumerMetrics(queue_consumer.counters)
             # Checked before the predecessor is fenced.
             delivery = Delivery(
                 stream,
@@ -123,17 +123,19 @@ class Consumer:
             async with explain_deletion(stream):
                 resume_after = last_acked_sequence
                 try:
-                    position = await taker.open(
+                    position = await queue_consumer.open(
                         group, take_over=take_over, last_acked_sequence=resume_after
                     )
                     resume_after = None
                 except Uncounted:
                     if not delivery.dead_letters:
                         raise
-                    position = await taker.open(group, take_over=take_over)
+                    position = await queue_consumer.open(group, take_over=take_over)
         delivery.cursor = position
         frontier = Frontier(position)
-        consumer = cls(stream, partition, taker, delivery, frontier, metrics, sweeper, owned)
+        consumer = cls(
+            stream, partition, queue_consumer, delivery, frontier, metrics, sweeper, owned
+        )
         if resume_after is not None:
             try:
                 await consumer._resume_after(resume_after)
@@ -166,7 +168,7 @@ class Consumer:
 
     def __len__(self) -> int:
         """Batches that are not acknowledged, as of the last read or write of the queue."""
-        return self._taker.pending
+        return self._queue_consumer.pending
 
     def __bool__(self) -> bool:
         return True  # a consumer of an empty queue is a consumer
@@ -174,7 +176,7 @@ class Consumer:
     @property
     def epoch(self) -> int:
         """The epoch of this consumer. Each opening gets a higher one."""
-        return self._taker.epoch
+        return self._queue_consumer.epoch
 
     @property
     def conflict_rate(self) -> float:
@@ -183,7 +185,7 @@ class Consumer:
         Opening and dequeuing write to `consumer.json`, where another consumer that opens competes,
         or to the v1 manifest, where every producer does.
         """
-        return self._taker.counters.conflict_rate
+        return self._queue_consumer.counters.conflict_rate
 
     @property
     def last_acked_sequence(self) -> int | None:
@@ -277,7 +279,7 @@ class Consumer:
         self._check_open()
         async with explain_deletion(self.stream):
             return await lag_of_owner(
-                self.stream.looker(self.partition),
+                self.stream.queue_reader(self.partition),
                 undequeued=self._frontier.undequeued,
                 oldest=self._frontier.oldest_unacked,
             )
@@ -314,7 +316,7 @@ class Consumer:
             await self._check_fence()
 
     async def _dequeue(self, sequence: int) -> None:
-        await self._call(lambda: self._taker.dequeue(sequence))
+        await self._call(lambda: self._queue_consumer.dequeue(sequence))
         self._advance(sequence)
         self._frontier.settle()
 
@@ -331,7 +333,7 @@ class Consumer:
     async def _after(self, sequence: int | None, limit: int) -> list[Descriptor]:
         while True:
             try:
-                return await self._call(lambda: self._taker.after(sequence, limit))
+                return await self._call(lambda: self._queue_consumer.after(sequence, limit))
             except Uncounted as error:
                 if not self._delivery.dead_letters:
                     raise
@@ -341,7 +343,7 @@ class Consumer:
         """Acknowledge through a batch, giving up those before it that cannot be counted."""
         while True:
             try:
-                await self._call(lambda: self._taker.dequeue(sequence))
+                await self._call(lambda: self._queue_consumer.dequeue(sequence))
                 break
             except Uncounted as error:
                 await self._give_up(error)
@@ -352,10 +354,10 @@ class Consumer:
         lost = error.descriptor
         await self._check_fence()
         letter = await self._delivery.dead_letter(lost, f"{type(error).__name__}: {error}")
-        await self._call(lambda: self._taker.give_up(lost.sequence, rows=letter.rows))
+        await self._call(lambda: self._queue_consumer.give_up(lost.sequence, rows=letter.rows))
 
     async def _check_fence(self) -> None:
-        await self._call(self._taker.check_fence)
+        await self._call(self._queue_consumer.check_fence)
 
     async def _call(self, request: Callable[[], Awaitable[T]]) -> T:
         """Call the queue. One call at a time: two tasks may read and acknowledge."""
@@ -374,7 +376,7 @@ class Consumer:
             raise Refused(f"this consumer of {self.stream.name!r} is closed: open another")
 
     def _count_queue(self) -> None:
-        self.metrics.queue_length = self._taker.pending
+        self.metrics.queue_length = self._queue_consumer.pending
 
     def _count_waiting(self) -> None:
         oldest = self._frontier.oldest_unacked

@@ -132,7 +132,7 @@ async def check_retained(stream: Stream, partition: int, error: UnreadableBatch)
     `floor` is the oldest sequence. `NotFound` if the stream was deleted: its batches are deleted
     before its queue.
     """
-    floor = await stream.looker(partition).floor()
+    floor = await stream.queue_reader(partition).floor()
     sequence = error.descriptor.sequence
     if sequence < floor:
         raise Trimmed(

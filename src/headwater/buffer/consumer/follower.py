@@ -50,7 +50,7 @@ class Follower:
         group: str,
         position: GroupPosition,
         delivery: Delivery,
-        looker: QueueReader,
+        queue_reader: QueueReader,
         owned: Store | None = None,
     ) -> None:
         """Use `Follower.open`. A store that is `owned` is closed with the follower."""
@@ -60,11 +60,11 @@ class Follower:
         self.metrics = delivery.metrics
         self._committed = position.next_sequence - 1
         self._delivery = delivery
-        self._looker = looker
+        self._queue_reader = queue_reader
         self._register = _register(stream, partition, group)
         self._reading = asyncio.Lock()
         # Not the queue reader of `next_batch`, which caches its position.
-        self._lag_reader = stream.looker(partition)
+        self._lag_reader = stream.queue_reader(partition)
         self._lagging = asyncio.Lock()
         self._owned = owned
         self._process = ProcessGuard("follower")
@@ -101,9 +101,9 @@ class Follower:
                 read_ahead_batches=read_ahead_batches,
                 metrics=ConsumerMetrics(),
             )
-            looker = stream.looker(partition)
+            queue_reader = stream.queue_reader(partition)
             async with explain_deletion(stream):
-                state = await looker.state()
+                state = await queue_reader.state()
             following = state.floor_sequence if start == "earliest" else state.next_sequence
             begin = GroupPosition(following, runtime.wall_ms())
             # Written at once: "latest" must mean the same moment after a restart. A position that
@@ -114,10 +114,10 @@ class Follower:
             if position.next_sequence > state.next_sequence:
                 # Perhaps only ahead of the earlier look: another process of the group went on.
                 async with explain_deletion(stream):
-                    state = await looker.state()
+                    state = await queue_reader.state()
             _check_not_ahead(stream, partition, group, position, state)
         delivery.cursor = position.next_sequence - 1
-        return cls(stream, partition, group, position, delivery, looker, owned)
+        return cls(stream, partition, group, position, delivery, queue_reader, owned)
 
     async def __aenter__(self) -> Follower:
         return self
@@ -143,7 +143,7 @@ class Follower:
         self._process.check()
         async with self._reading, explain_deletion(self.stream):
             self._check_open()
-            await self._delivery.read_more(self._looker.after, None)
+            await self._delivery.read_more(self._queue_reader.after, None)
             return await self._delivery.next_batch()
 
     async def next_descriptors(self, max_count: int) -> list[Descriptor]:
@@ -155,7 +155,7 @@ class Follower:
             self._check_open()
             if not max_count:
                 return []
-            found = await self._looker.after(self._delivery.cursor, max_count)
+            found = await self._queue_reader.after(self._delivery.cursor, max_count)
             self._delivery.pass_over(found)
             return found
 

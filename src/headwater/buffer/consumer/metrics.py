@@ -50,10 +50,10 @@ class UnknownGroup(NotFound):
 
 
 async def _lag(stream: Stream, partition: int, group: str | None) -> Lag:
-    looker = stream.looker(partition)
+    queue_reader = stream.queue_reader(partition)
     # The position is read before the end: otherwise it could be beyond that end.
     position = None if group is None else await GroupRegister(stream, partition, group).read()
-    state = (await looker.state()).checked()
+    state = (await queue_reader.state()).checked()
     if group is None:
         return _behind(state)
     if position is not None and position.next_sequence > state.next_sequence:
@@ -65,7 +65,7 @@ async def _lag(stream: Stream, partition: int, group: str | None) -> Lag:
     if state.group == group and (position is None or not position.behind):
         found = _behind(state)
     elif position is not None:
-        found = await lag_behind(looker, position.next_sequence - 1)
+        found = await lag_behind(queue_reader, position.next_sequence - 1)
     else:
         raise UnknownGroup(
             f"group {group!r} has no position in stream {stream.name!r}, partition {partition}, "
@@ -79,14 +79,14 @@ async def _lag(stream: Stream, partition: int, group: str | None) -> Lag:
 
 
 async def lag_of_owner(
-    looker: QueueReader, *, undequeued: Sequence[Descriptor], oldest: Descriptor | None
+    queue_reader: QueueReader, *, undequeued: Sequence[Descriptor], oldest: Descriptor | None
 ) -> Lag:
     """The lag of a consumer.
 
     `undequeued` are batches that it acknowledged and the queue still has as pending; `oldest` is
     the oldest delivered batch that is not acknowledged.
     """
-    state = (await looker.state()).checked()
+    state = (await queue_reader.state()).checked()
     acked = [d for d in undequeued if d.sequence >= state.acked_sequence]
     if not acked:
         return _behind(state)
@@ -95,7 +95,7 @@ async def lag_of_owner(
     if left <= 0:
         return Lag()
     if oldest is None and after.sequence + 1 != state.uncounted_sequence:
-        oldest = next(iter(await looker.after(after.sequence, 1)), None)
+        oldest = next(iter(await queue_reader.after(after.sequence, 1)), None)
     return Lag(
         batches=left,
         records=max(0, state.next_lsn - (after.last_lsn + 1)),
@@ -104,12 +104,12 @@ async def lag_of_owner(
     )
 
 
-async def lag_behind(looker: QueueReader, position: int) -> Lag:
+async def lag_behind(queue_reader: QueueReader, position: int) -> Lag:
     """The lag of a group that is at this batch; -1 is before the first one.
 
     `Trimmed` if the next batch is not retained any more; `floor` is the oldest sequence.
     """
-    state = (await looker.state()).checked()
+    state = (await queue_reader.state()).checked()
     following = position + 1
     if following < state.floor_sequence:
         raise Trimmed(
@@ -121,7 +121,7 @@ async def lag_behind(looker: QueueReader, position: int) -> Lag:
     if left <= 0:
         return Lag()
     lost = state.uncounted_sequence
-    walked = await _walk(looker, position, state.next_sequence if lost is None else lost)
+    walked = await _walk(queue_reader, position, state.next_sequence if lost is None else lost)
     if not walked:
         return Lag(batches=left, size_bytes=None)
     first = walked[0]
@@ -134,10 +134,10 @@ async def lag_behind(looker: QueueReader, position: int) -> Lag:
     )
 
 
-async def _walk(looker: QueueReader, position: int, end: int) -> list[Descriptor]:
+async def _walk(queue_reader: QueueReader, position: int, end: int) -> list[Descriptor]:
     walked: list[Descriptor] = []
     while position + 1 < end:
-        found = await looker.after(position, LOOK_BATCHES)
+        found = await queue_reader.after(position, LOOK_BATCHES)
         walked += [d for d in found if d.sequence < end]
         if not found or len(walked) >= LAG_WALK_BATCHES:
             break

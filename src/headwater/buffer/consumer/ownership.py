@@ -38,14 +38,14 @@ class Ownership:
         stream: Stream,
         partition: int,
         group: str,
-        taker: QueueConsumer,
+        queue_consumer: QueueConsumer,
         sweeper: Sweeper | None,
     ) -> None:
         """Use `Ownership.open`."""
         self.stream = stream
         self.partition = partition
         self.group = group
-        self._taker = taker
+        self._queue_consumer = queue_consumer
         self._sweeper = sweeper
         self._process = ProcessGuard("ownership")
         self._calling = asyncio.Lock()
@@ -68,16 +68,16 @@ class Ownership:
         partition and `take_over` is false, or if nodes consume the stream.
         """
         check_consumable(stream, partition, group)
-        taker = stream.taker(partition)
-        metrics = ConsumerMetrics(taker.counters)
+        queue_consumer = stream.queue_consumer(partition)
+        metrics = ConsumerMetrics(queue_consumer.counters)
         sweeper = None
         if gc:
             collector = stream.collector(partition)
             retention = partial(retention_of, stream)
             sweeper = Sweeper(collector, retention, metrics, interval_s=gc_interval_s)
         async with explain_deletion(stream):
-            await taker.open(group, take_over=take_over, last_acked_sequence=acked_through)
-        ownership = cls(stream, partition, group, taker, sweeper)
+            await queue_consumer.open(group, take_over=take_over, last_acked_sequence=acked_through)
+        ownership = cls(stream, partition, group, queue_consumer, sweeper)
         if sweeper is not None:
             sweeper.start(ownership)
         return ownership
@@ -88,15 +88,15 @@ class Ownership:
     @property
     def epoch(self) -> int:
         """The epoch of this opening. Each opening gets a higher one."""
-        return self._taker.epoch
+        return self._queue_consumer.epoch
 
     async def check(self) -> None:
         """Raise `TakenOver` unless this is still the owner."""
-        await self._call(self._taker.check_fence)
+        await self._call(self._queue_consumer.check_fence)
 
     async def acknowledge(self, sequence: int) -> None:
         """Acknowledge every batch through this one; a lower one than before changes nothing."""
-        await self._call(lambda: self._taker.dequeue(sequence))
+        await self._call(lambda: self._queue_consumer.dequeue(sequence))
 
     async def give_up(self, error: Uncounted) -> None:
         """Continue without a batch that cannot be counted. Its dead letter is written first."""
@@ -104,7 +104,7 @@ class Ownership:
         await self.check()
         cause = f"{type(error).__name__}: {error}"
         letter = await write_dead_letter(self.stream, self.partition, lost, cause)
-        await self._call(lambda: self._taker.give_up(lost.sequence, rows=letter.rows))
+        await self._call(lambda: self._queue_consumer.give_up(lost.sequence, rows=letter.rows))
 
     async def close(self) -> None:
         """Stop collecting. Acknowledges nothing; the ownership stays until another one opens."""
@@ -124,7 +124,7 @@ class Ownership:
 
     async def _taken_over(self, error: Fenced) -> TakenOver:
         try:
-            state = await self.stream.looker(self.partition).state()
+            state = await self.stream.queue_reader(self.partition).state()
         except HeadwaterError:
             # The new owner cannot be read now, but there certainly is one.
             return TakenOver(

@@ -94,7 +94,7 @@ async def trimmed_by_lsn(stream: Stream, partition: int) -> AsyncIterator[None]:
     try:
         yield
     except Trimmed as error:
-        floor_lsn = (await stream.looker(partition).state()).floor_lsn
+        floor_lsn = (await stream.queue_reader(partition).state()).floor_lsn
         raise Trimmed(
             f"stream {stream.name!r}, partition {partition}: the next record was deleted by "
             f"retention; the oldest LSN is {floor_lsn} (start={floor_lsn} continues there)",
@@ -152,12 +152,12 @@ async def position_at_time(
     if time_us > _LAST_US:
         return None
     time_us = max(time_us, -_LAST_US - 1)
-    looker, handle = stream.looker(partition), FetchHandle.of(stream, partition)
-    while (batch := await looker.batch_at_time(time_us, by)) is not None:
+    queue_reader, handle = stream.queue_reader(partition), FetchHandle.of(stream, partition)
+    while (batch := await queue_reader.batch_at_time(time_us, by)) is not None:
         try:
             skip = await _rows_before(handle, batch, time_us, by)
         except UnreadableBatch:
-            if batch.sequence < await looker.floor():
+            if batch.sequence < await queue_reader.floor():
                 continue  # deleted by retention meanwhile: another batch is the first
             raise
         return QueuePosition(batch.sequence, batch.first_lsn + skip)

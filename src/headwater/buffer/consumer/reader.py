@@ -61,7 +61,7 @@ class PartitionReader:
     ) -> None:
         self._stream = stream
         self._partition = partition
-        self._looker = stream.looker(partition)
+        self._queue_reader = stream.queue_reader(partition)
         handle = FetchHandle.of(stream, partition)
         self._ahead = ReadAhead(handle.fetch, max_bytes=options.read_ahead_bytes)
         self._after = after
@@ -77,7 +77,7 @@ class PartitionReader:
             if last is None or not self._reaches_end(last):
                 try:
                     async with trimmed_by_lsn(self._stream, self._partition):
-                        await self._ahead.read_more(self._looker.after, self._after)
+                        await self._ahead.read_more(self._queue_reader.after, self._after)
                 except Uncounted as error:
                     self._end_at(error)
                     continue
@@ -292,8 +292,8 @@ async def _open_partition(
     end: ReadBounds,
     options: ReaderOptions,
 ) -> PartitionReader:
-    looker = stream.looker(partition)
-    state = (await looker.state()).checked()
+    queue_reader = stream.queue_reader(partition)
+    state = (await queue_reader.state()).checked()
     from_place, to_place = partition_bound(start, partition), partition_bound(end, partition)
     how: Any = {"time_by": options.time_by, "skips": options.on_bad_batch == "skip"}
     first_lsn = await resolve_start(stream, partition, from_place, state, **how)
@@ -308,7 +308,7 @@ async def _open_partition(
     after = None
     if from_place not in (None, EARLIEST):
         async with trimmed_by_lsn(stream, partition):
-            sequence = await looker.sequence_at_lsn(first_lsn)
+            sequence = await queue_reader.sequence_at_lsn(first_lsn)
         # -1 and not None before batch 0: asked for by number, it must be that one or `Trimmed`.
         after = (state.next_sequence if sequence is None else sequence) - 1
     return PartitionReader(

@@ -102,7 +102,7 @@ class RecordLists:
             values = self._values_column()
         except TypeError:
             return self._with_values(pa.array(self.values, RESERVED[VALUE])), None
-        return self._with_values(values.stand_in()), values
+        return self._with_values(values.placeholder()), values
 
     def _values_column(self) -> ValuesColumn:
         sizes = self.sizes if len(self.sizes) == len(self.values) else None
@@ -228,7 +228,7 @@ def joined_deferred(
     chunks = ChunkedColumn([piece.column(name) for piece in pieces])
     index = first.get_field_index(name)
     columns = list(joined([piece.drop_columns([name]) for piece in pieces]).columns)
-    columns.insert(index, chunks.stand_in())
+    columns.insert(index, chunks.placeholder())
     return pa.record_batch(columns, schema=first), chunks
 
 

@@ -303,7 +303,7 @@ class PartitionSender:
         sender = self._sender
         if batch.content is None:
             is_older = 0 < batch.schema_version < sender.schema_floor
-            deferred = self.appender.takes_loose and not is_older
+            deferred = self.appender.takes_deferred and not is_older
             content = batch.build(sender.defaults, deferred=deferred)
             if is_older:
                 records, batch.schema_version = sender.serializer.refit(content.records)

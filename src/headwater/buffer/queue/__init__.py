@@ -7,7 +7,7 @@ Always holds: a sequence and its LSNs, once assigned, never belong to another ba
 
 from typing import TYPE_CHECKING
 
-from headwater.front import exports
+from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
     from headwater.buffer.queue.contract import (

@@ -227,7 +227,7 @@ class Appender(ABC):
     counters: Counters
     inline_max_bytes: int
     """Batches of up to this size are stored in their entry; 0 if the format cannot."""
-    takes_loose: bool = False
+    takes_deferred: bool = False
     """Whether `encode` takes batches with a deferred column."""
 
     @abstractmethod

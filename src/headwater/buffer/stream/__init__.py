@@ -14,7 +14,7 @@ before that is appended; no change of it loses a retained value; a queue is crea
 
 from typing import TYPE_CHECKING
 
-from headwater.front import exports
+from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
     from headwater.buffer.stream.delete import (

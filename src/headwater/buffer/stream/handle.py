@@ -133,14 +133,14 @@ class Stream:
         pace_s = WRITE_PACE_S.get(self.store.stats.scheme, 0.0)
         return native.NativeAppender(self.store, prefix, self.id, producer_id, pace_s=pace_s)
 
-    def taker(self, partition: int) -> QueueConsumer:
+    def queue_consumer(self, partition: int) -> QueueConsumer:
         """What the owner of a partition reads and acknowledges by."""
         prefix = self._writable_queue(partition)
         if self.config.format == "v1":
             return v1.V1Consumer(self.store, prefix, self.id, lenient=self.config.is_lenient)
         return native.NativeConsumer(self.store, prefix, self.id)
 
-    def looker(self, partition: int) -> QueueReader:
+    def queue_reader(self, partition: int) -> QueueReader:
         """What reads a partition without opening it."""
         self.check_partition(partition)
         prefix = queue_prefix(self.config, partition)

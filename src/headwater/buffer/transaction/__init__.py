@@ -17,7 +17,7 @@ Always holds:
 
 from typing import TYPE_CHECKING
 
-from headwater.front import exports
+from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
     from headwater.buffer.transaction.commit import (
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
         active_holds,
         check_timeout_ms,
     )
-    from headwater.buffer.transaction.record import Appending, CommitAttempt
+    from headwater.buffer.transaction.record import CommitAppender, CommitAttempt
     from headwater.buffer.transaction.upload import Uploader, check_batch_bytes, check_writable
 
 __all__ = [
     "ActiveHolds",
-    "Appending",
+    "CommitAppender",
     "CommitAttempt",
     "CommitResult",
     "HoldLost",
@@ -56,7 +56,7 @@ __getattr__, __dir__ = exports(
     {
         "commit": "CommitResult OlderMicroBatch TaskUploads TransactionCommitter",
         "holds": "ActiveHolds HoldLost active_holds check_timeout_ms",
-        "record": "Appending CommitAttempt",
+        "record": "CommitAppender CommitAttempt",
         "upload": "Uploader check_batch_bytes check_writable",
     },
 )

@@ -35,8 +35,8 @@ from headwater.buffer.transaction.holds import TIMEOUT_MS, Holder, HoldLost
 from headwater.buffer.transaction.record import (
     NO_VERSION,
     RECENT_MAX,
-    Appending,
     ApplicationRecord,
+    CommitAppender,
     CommitAttempt,
     PartitionBatches,
     Upload,
@@ -107,14 +107,14 @@ class TransactionCommitter:
         attempt: CommitAttempt,
         *,
         timeout_ms: int = TIMEOUT_MS,
-        appending: Appending | None = None,
+        appending: CommitAppender | None = None,
     ) -> None:
         """`appending`: the appender of the application's last commit, which stays open."""
         self._stream = stream
         self._attempt = attempt
         self._register = application_register(stream, attempt.application)
         self._stays_open = appending is not None
-        self._appending = appending or Appending(stream, attempt.application)
+        self._appending = appending or CommitAppender(stream, attempt.application)
         self._holder = Holder(stream, attempt, timeout_ms)
         self._found: ApplicationRecord | None = None
         """The record in which this transaction was first found committed, by any attempt."""

@@ -265,7 +265,7 @@ class _OpenAppender(msgspec.Struct):
     """Whether the queue knew the producer id. If not, it was never used, or is forgotten."""
 
 
-class Appending:
+class CommitAppender:
     """Appends what the records of one application name. Not for concurrent use."""
 
     def __init__(self, stream: Stream, application: str) -> None:
@@ -385,7 +385,7 @@ class Appending:
 
 async def finish_append(stream: Stream, application: str, record: ApplicationRecord) -> None:
     """Append what a record names and is not appended yet."""
-    appending = Appending(stream, application)
+    appending = CommitAppender(stream, application)
     try:
         await appending.finish(record)
     finally:

@@ -32,11 +32,11 @@ T = TypeVar("T")
 
 async def inspect_partition(stream: Stream, partition: int, *, entries: int) -> InspectionReport:
     """How the queue of a partition stands, with its newest chunks and its producers."""
-    looker = stream.looker(partition)
+    queue_reader = stream.queue_reader(partition)
     prefix = queue_prefix(stream.config, partition)
     report = InspectionReport(f"queue of stream {stream.name}, partition {partition}")
     report.facts |= {"format": stream.config.format, "folder": prefix}
-    state = await _part(report, "state", looker.state())
+    state = await _part(report, "state", queue_reader.state())
     wrong = None
     if state is not None:
         wrong = disorder(state)
@@ -48,7 +48,7 @@ async def inspect_partition(stream: Stream, partition: int, *, entries: int) -> 
     else:
         await _native(report, stream, prefix, entries)
     if state is not None and wrong is None:
-        await _part(report, "entries", check_entries(report, stream, looker, state))
+        await _part(report, "entries", check_entries(report, stream, queue_reader, state))
     return report
 
 
@@ -211,10 +211,10 @@ PARALLEL: Final = 16
 
 
 async def check_entries(
-    report: InspectionReport, stream: Stream, looker: QueueReader, state: QueueState
+    report: InspectionReport, stream: Stream, queue_reader: QueueReader, state: QueueState
 ) -> None:
     """Look for the objects of the oldest and the newest retained entries."""
-    found = await _oldest_and_newest(looker, state)
+    found = await _oldest_and_newest(queue_reader, state)
     in_objects = [one for one in found if one.inline is None and not one.duplicate]
     retained = state.next_sequence - state.floor_sequence
     if len(found) < retained:
@@ -226,7 +226,7 @@ async def check_entries(
     if not missing:
         return
     # What is gone by now may have been acknowledged and collected while it was looked for.
-    floor = await looker.floor()
+    floor = await queue_reader.floor()
     gone = [one for one in missing if one.sequence >= floor]
     if gone:
         more = f", and those of {len(gone) - 1:,} others" if len(gone) > 1 else ""
@@ -241,14 +241,14 @@ async def check_entries(
         report.problems.append(Problem.of(problem, "batch objects", advice=advice))
 
 
-async def _oldest_and_newest(looker: QueueReader, state: QueueState) -> list[Descriptor]:
+async def _oldest_and_newest(queue_reader: QueueReader, state: QueueState) -> list[Descriptor]:
     """The oldest and the newest entries, each once."""
     while True:
         try:
-            oldest = await looker.after(None, LOOKED_AT)
+            oldest = await queue_reader.after(None, LOOKED_AT)
             seen = oldest[-1].sequence if oldest else -1
             start = max(seen, state.next_sequence - 1 - LOOKED_AT)
-            return oldest + (await looker.after(start, LOOKED_AT) if oldest else [])
+            return oldest + (await queue_reader.after(start, LOOKED_AT) if oldest else [])
         except Trimmed:
             continue  # collected meanwhile: the oldest are others
 

@@ -14,7 +14,7 @@ its limits.
 
 from typing import TYPE_CHECKING
 
-from headwater.front import exports
+from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
     from headwater.log.slots.slot import (

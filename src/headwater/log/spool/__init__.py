@@ -21,7 +21,7 @@ cut off, and what is cut off is reported.
 
 from typing import TYPE_CHECKING
 
-from headwater.front import exports
+from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
     from headwater.log.spool.codec import PreparedAppend, prepare_append, prepare_lost

@@ -78,7 +78,7 @@ class BufferSource:
         from headwater.buffer.consumer import FetchHandle
 
         self.name = f"the buffer of {stream.name}, partition {partition}"
-        self._looker = stream.looker(partition)
+        self._queue_reader = stream.queue_reader(partition)
         self._handle = FetchHandle.of(stream, partition)
 
     def read(self, first_lsn: int, last_lsn: int) -> Sequence[Group]:
@@ -88,15 +88,15 @@ class BufferSource:
     async def _read(self, first_lsn: int, last_lsn: int) -> list[Group]:
         from headwater.log.record.group import Group, consumed_records
 
-        state = await self._looker.state()
+        state = await self._queue_reader.state()
         found: list[Group] = []
         first_lsn = max(first_lsn, state.floor_lsn)
         if first_lsn > min(last_lsn, state.next_lsn - 1):
             return found
         try:
-            sequence = await self._looker.sequence_at_lsn(first_lsn)
+            sequence = await self._queue_reader.sequence_at_lsn(first_lsn)
             while sequence is not None and sum(group.nbytes for group in found) < LOG_SEGMENT_BYTES:
-                batches = await self._looker.after(sequence - 1, 1)
+                batches = await self._queue_reader.after(sequence - 1, 1)
                 if not batches or batches[0].first_lsn > last_lsn:
                     break
                 try:

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from headwater.buffer.compression import Compression
 from headwater.buffer.stream import Stream
 from headwater.buffer.transaction import (
-    Appending,
+    CommitAppender,
     CommitAttempt,
     TaskUploads,
     TransactionCommitter,
@@ -137,7 +137,7 @@ def _cancel(portal: Portal, uploader: Uploader) -> None:
 
 # Spark creates a writer for every commit, mostly in the same process. Opening the queue of a
 # partition takes about fifteen requests, appending to an open one takes one, so open partitions are
-# kept from one commit of a query to the next. That is only an optimization: `Appending` checks
+# kept from one commit of a query to the next. That is only an optimization: `CommitAppender` checks
 # whether another process committed meanwhile, and a new process opens them again.
 
 OPEN_APPENDINGS_MAX: Final = 16
@@ -148,22 +148,22 @@ class _OpenAppending(NamedTuple):
     """The open partitions of one query, for one configuration of the stream."""
 
     stream: Stream
-    appending: Appending
+    appending: CommitAppender
 
 
 _open_appendings: dict[tuple[str, str, str], _OpenAppending] = {}
 
 
-def take_appending(stream: Stream, attempt: CommitAttempt) -> Appending:
+def take_appending(stream: Stream, attempt: CommitAttempt) -> CommitAppender:
     """Take the query's open partitions for one commit, so that no other commit uses them."""
     found = _open_appendings.pop(_appending_key(stream, attempt), None)
     # Another configuration may have more partitions.
     if found is None or found.stream.config != stream.config:
-        return Appending(stream, attempt.application)
+        return CommitAppender(stream, attempt.application)
     return found.appending
 
 
-async def keep_appending(stream: Stream, attempt: CommitAttempt, appending: Appending) -> None:
+async def keep_appending(stream: Stream, attempt: CommitAttempt, appending: CommitAppender) -> None:
     """Keep the partitions open for the query's next commit."""
     _open_appendings[_appending_key(stream, attempt)] = _OpenAppending(stream, appending)
     while len(_open_appendings) > OPEN_APPENDINGS_MAX:

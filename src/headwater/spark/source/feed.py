@@ -63,7 +63,7 @@ class PartitionFeed:
         self._stream = stream
         self._partition = partition
         self._gives_up = skips_uncounted
-        self._looker = stream.looker(partition)
+        self._queue_reader = stream.queue_reader(partition)
         self._ownership: Ownership | None = None
         self._catching_up: QueuePosition | None = None
         """How far another group had acknowledged, while our position is before that."""
@@ -91,7 +91,7 @@ class PartitionFeed:
         sequence = None
         if lsn < state.next_lsn:
             async with explain_deletion(self._stream):
-                sequence = await self._looker.sequence_at_lsn(lsn)
+                sequence = await self._queue_reader.sequence_at_lsn(lsn)
         return QueuePosition(state.next_sequence if sequence is None else sequence, lsn)
 
     async def at_time(self, time_us: int, by: TimeBy) -> QueuePosition | None:
@@ -235,7 +235,7 @@ class PartitionFeed:
         while True:
             try:
                 async with explain_deletion(self._stream):
-                    return await self._looker.after(sequence, limit)
+                    return await self._queue_reader.after(sequence, limit)
             except Uncounted as error:
                 if self._ownership is None or not self._gives_up:
                     raise
@@ -243,7 +243,7 @@ class PartitionFeed:
 
     async def _state(self) -> QueueState:
         async with explain_deletion(self._stream):
-            return await self._looker.state()
+            return await self._queue_reader.state()
 
     async def _with_lsn(self, stored: GroupPosition) -> QueuePosition:
         """A stored position with its LSN, which groups without a query do not store."""

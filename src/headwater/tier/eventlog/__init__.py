@@ -21,7 +21,7 @@ what cannot be delivered is reported, never skipped.
 
 from typing import TYPE_CHECKING
 
-from headwater.front import exports
+from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
     from headwater.tier.eventlog.compactor import Compaction, Compactor

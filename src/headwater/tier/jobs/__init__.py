@@ -22,7 +22,7 @@ for readers.
 
 from typing import TYPE_CHECKING
 
-from headwater.front import exports
+from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
     from headwater.tier.jobs.config import TierConfig, Tiering, TierMetrics

@@ -14,7 +14,7 @@ raised; an object is written once, under an id that no other attempt uses.
 
 from typing import TYPE_CHECKING
 
-from headwater.front import exports
+from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
     from headwater.tier.segments.columns import FieldIds

@@ -31,7 +31,7 @@ Always holds:
 
 from typing import TYPE_CHECKING
 
-from headwater.front import exports
+from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
     from headwater.buffer.queue.native.appender import NativeAppender

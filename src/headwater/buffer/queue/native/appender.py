@@ -72,7 +72,7 @@ class NativeAppender(Appender):
     """One life of one producer id on one partition."""
 
     inline_max_bytes = limits.INLINE_MAX_BYTES
-    takes_loose = True
+    takes_deferred = True
 
     def __init__(
         self, store: Store, prefix: str, queue_id: str, producer_id: str, *, pace_s: float = 0.0

@@ -20,7 +20,7 @@ Always holds:
 
 from typing import TYPE_CHECKING
 
-from headwater.front import exports
+from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
     from headwater.buffer.queue.v1.adopt import Adopted, adopt_v1_queue, create_v1_queue
