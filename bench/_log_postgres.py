@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from bench._findings import Section
 from headwater.core import portal
-from headwater.log.spool import Spool, SpoolConfig
+from headwater.log import Spool, SpoolConfig
 
 BINARIES: Final = "/usr/lib/postgresql/*/bin"
 ACCOUNT: Final = "postgres"

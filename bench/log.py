@@ -38,7 +38,7 @@ from bench._log_replicas import replicas
 from bench._report import machine
 from headwater.core import portal
 from headwater.core.limits import MIB
-from headwater.log.spool import Spool, SpoolConfig, prepare_append
+from headwater.log import Spool, SpoolConfig, prepare_append
 
 RECORD_BYTES = 100
 WRITERS = 4

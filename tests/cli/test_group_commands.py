@@ -13,7 +13,9 @@ import typer
 from headwater.buffer.layout import slots_key
 from headwater.buffer.stream import open_stream
 from headwater.cli.app import app
-from headwater.log.slots import InvalidationCause, SlotRegister, SlotWriter
+from headwater.log import SlotRegister
+from headwater.log.primary.slot import InvalidationCause
+from headwater.log.primary.slot_writer import SlotWriter
 from headwater.store import Store, open_store
 from tests.cli.conftest import Invoke
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from headwater.buffer import BlockingProducer, blocking
 from headwater.cli.app import app
+from headwater.log import Spool, prepare_lost
 from headwater.log.replica.copies import SavedState, encode_state
-from headwater.log.spool import Spool, prepare_lost
 from headwater.log.spool.codec import GroupFrame
 from headwater.log.spool.frame import GroupKind
 from tests.log.given import encode_frame, numbered, wait

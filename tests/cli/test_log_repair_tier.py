@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headwater.log.spool import Spool
+from headwater.log import Spool
 from headwater.tier.jobs import TierManager
 from tests.cli.conftest import Invoke
 from tests.cli.test_tier_commands import led

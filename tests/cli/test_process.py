@@ -14,7 +14,7 @@ import pytest
 
 from headwater.cli.advice import output_problem
 from headwater.cli.app import app
-from headwater.log.spool import Spool
+from headwater.log import Spool
 from tests.cli.conftest import Invoke
 from tests.log.given import numbered, wait
 

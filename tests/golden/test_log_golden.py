@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from headwater.log.record import ChangeRecord, changes_of, group_of
-from headwater.log.spool import Spool, prepare_lost
+from headwater.log import ChangeRecord, Spool, changes_of, group_of, prepare_lost
 from headwater.log.spool.folder import decode_index
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import PATH, contents, opened, planted, wait

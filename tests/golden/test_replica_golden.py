@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.core.errors import NotSupported
-from headwater.log.replica import Image
+from headwater.log.replica.contract import Image
 from headwater.log.replica.copies import SavedState, decode_state, encode_state
 from headwater.log.replica.image import decode_image, encode_image
 

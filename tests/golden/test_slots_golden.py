@@ -6,8 +6,9 @@ import asyncio
 from pathlib import Path
 
 from headwater.core import runtime
-from headwater.log.slots import InvalidationCause, SlotWriter
-from headwater.log.slots.slot_register import SlotTable
+from headwater.log.primary.slot import InvalidationCause
+from headwater.log.primary.slot_register import SlotTable
+from headwater.log.primary.slot_writer import SlotWriter
 from tests.golden.fixed_runtime import FixedRuntime
 from tests.log.leaders import SLOTS_KEY, memory_store, slot_register
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from headwater.log.record import Group
+from headwater.log import Group
 from headwater.log.record.group import NO_RECORDS
 from headwater.tier import (
     EventOutcome,

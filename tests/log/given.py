@@ -12,8 +12,7 @@ import pyarrow as pa
 from headwater.core import portal
 from headwater.core.disk import Disk
 from headwater.core.errors import HeadwaterError
-from headwater.log.record import Group, record_hashes
-from headwater.log.spool import Spool, SpoolConfig, prepare_append
+from headwater.log import Group, Spool, SpoolConfig, prepare_append, record_hashes
 from headwater.log.spool.commit import PendingAppend
 from headwater.log.spool.frame import CRC, MAGIC, V3, check_payload_bytes
 from headwater.log.spool.state import SpoolSegment

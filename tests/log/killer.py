@@ -24,7 +24,7 @@ from typing import Final, NoReturn
 
 import pyarrow as pa
 
-from headwater.log.spool import Spool, SpoolConfig
+from headwater.log import Spool, SpoolConfig
 from tests.log.given import everything, values, wait
 from tests.warm_process import WarmProcess, serve
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headwater.core.errors import OutcomeUnknown
-from headwater.log.primary import PrimaryReplication, PrimaryService, ReplicaState
+from headwater.log import PrimaryReplication, PrimaryService, RetentionLimits, SlotRegister
 from headwater.log.primary.config import ReplicationConfig
-from headwater.log.slots import RetentionLimits, Slot, SlotRegister
+from headwater.log.primary.registry import ReplicaState
+from headwater.log.primary.slot import Slot
 from headwater.store import (
     ByteRange,
     Condition,
@@ -65,7 +66,7 @@ class ByName(PrimaryService):
     """For tests that are not about sessions: one that is not said is the one that counts."""
 
     def _registered(self, name: str, session: str | None) -> str:
-        return self._primary.replica(name, session=session).session
+        return self._primary.registry.get(name, session=session).session
 
 
 @dataclass
@@ -81,10 +82,10 @@ class Leader:
         self.service = ByName(self.primary)
 
     def replica(self, name: str) -> ReplicaState:
-        return self.primary.replica(name)
+        return self.primary.registry.get(name)
 
     def slot(self, name: str) -> Slot:
-        return self.primary.slot(name)
+        return self.primary.slots.get(name)
 
     def archive(self) -> None:
         """Everything in the log is archived: what is kept of it is kept for slots."""

@@ -8,9 +8,9 @@ from unittest import mock
 
 import pytest
 
-from headwater.log.primary import PrimaryService, RegisterResponse
+from headwater.log import Group, PrimaryService
 from headwater.log.primary.log_retention import LogRetention
-from headwater.log.record import Group
+from headwater.log.primary.service import RegisterResponse
 from headwater.log.replica.follower import LogFollower
 from headwater.log.replica.link import Verification
 from tests.planted import expect_noticed

@@ -9,25 +9,19 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from headwater.log.primary import PullResponse, log_retention
-from headwater.log.replica import (
-    Bookmark,
-    Image,
-    LogArchive,
-    Target,
-    follower,
-    keyed_table,
-    link,
-    log_copy,
-)
+from headwater.log import Bookmark, LogArchive, Target
+from headwater.log.primary import log_retention
+from headwater.log.primary.service import PullResponse
+from headwater.log.primary.slot import Slot
+from headwater.log.primary.slot_writer import LeaderSlots
+from headwater.log.replica import follower, keyed_table, link, log_copy
+from headwater.log.replica.contract import Image
 from headwater.log.replica.copies import ReplicaCopies, SavedState, SavedStateFile, encode_state
 from headwater.log.replica.follower import LogFollower
 from headwater.log.replica.keyed_state import KeyedState
 from headwater.log.replica.link import SplitPull
 from headwater.log.replica.log_copy import LogCopies, LogCopy
 from headwater.log.replica.replica import Replica
-from headwater.log.slots import Slot
-from headwater.log.slots.slot_writer import LeaderSlots
 from tests.planted import expect_noticed
 from tests.torture.replica_scenarios import SCENARIOS, replica_history
 

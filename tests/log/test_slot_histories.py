@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from headwater.core.errors import Damaged
-from headwater.log.primary import log_retention
+from headwater.log import SlotRegister
+from headwater.log.primary import log_retention, slot_register
 from headwater.log.primary.log_retention import LogRetention
 from headwater.log.primary.registry import ReplicaRegistry, ReplicaState
-from headwater.log.slots import SlotRegister, SlotTable, slot_register
-from headwater.log.slots.slot import Slot
-from headwater.log.slots.slot_writer import LeaderSlots
+from headwater.log.primary.slot import Slot
+from headwater.log.primary.slot_register import SlotTable
+from headwater.log.primary.slot_writer import LeaderSlots
 from tests.planted import expect_noticed
 from tests.torture.slot_scenarios import SCENARIOS, slot_history
 

@@ -19,9 +19,8 @@ import pyarrow as pa
 
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused
-from headwater.log.record import Group
+from headwater.log import Group, Spool, SpoolConfig
 from headwater.log.record.group import LOG_COLUMNS
-from headwater.log.spool import Spool, SpoolConfig
 from headwater.testing import Scenario, Simulation, simulate
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import everything, found, hashes, opened, stored_groups, values

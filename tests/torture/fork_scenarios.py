@@ -19,7 +19,8 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
-from headwater.log.replica import Bookmark, Replica, ReplicaPhase, Target
+from headwater.log import Bookmark, Replica, Target
+from headwater.log.replica.contract import ReplicaPhase
 from headwater.testing import Scenario, Simulation, simulate
 from tests.torture.fork_world import ForkLine, ForkWorld
 from tests.torture.replica_scenarios import LivingReplica, ReplicaHistory, quiet

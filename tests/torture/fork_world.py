@@ -12,9 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.log.primary import Acknowledgement, AcknowledgeResponse
-from headwater.log.record import Group
-from headwater.log.replica import KeyedState, LogCopy, Target
+from headwater.log import Group, KeyedState, LogCopy, Target
+from headwater.log.primary.service import Acknowledgement, AcknowledgeResponse
 from headwater.log.wal import Pruned
 from headwater.testing import Simulation
 from tests.log.given import read_now

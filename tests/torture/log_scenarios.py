@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from random import Random
 
 from headwater.core.errors import Conflict, Corrupt, DiskFailed, HeadwaterError
-from headwater.log.spool import Spool, SpoolConfig, frame
+from headwater.log import Spool, SpoolConfig
+from headwater.log.spool import frame
 from headwater.testing import Scenario
 from headwater.testing.disk import Crashed, CrashKind, FaultyDisk
 from tests.log.given import contents, everything, numbered, opened, planted, wait

@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from headwater.core import runtime
 from headwater.core.errors import Conflict, NoSpace, Unavailable
-from headwater.log.record import Group
-from headwater.log.spool import PreparedAppend, SpoolConfig, prepare_append
+from headwater.log import Group, PreparedAppend, SpoolConfig, prepare_append
 from headwater.testing import Scenario, Simulation, simulate
 from headwater.testing.disk import CrashKind, FaultyDisk
 from tests.log.given import hashes, numbered, opened, read_now

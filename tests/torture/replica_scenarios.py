@@ -19,15 +19,8 @@ from collections.abc import Iterator
 
 from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown, Unavailable
-from headwater.log.replica import (
-    Bookmark,
-    GoElsewhere,
-    Replica,
-    ReplicaConfig,
-    ReplicaPhase,
-    Target,
-    Targets,
-)
+from headwater.log import Bookmark, GoElsewhere, Replica, ReplicaConfig, Target, Targets
+from headwater.log.replica.contract import ReplicaPhase
 from headwater.testing import Process, Scenario, Simulation, simulate
 from headwater.testing.disk import CrashKind, FaultyDisk
 from tests.torture.replica_world import Line, ReplicaWorld, pause

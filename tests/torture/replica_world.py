@@ -16,26 +16,28 @@ import pyarrow as pa
 
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, Trimmed, Unavailable
-from headwater.log.primary import (
-    Acknowledgement,
-    AcknowledgeResponse,
-    BootstrapResponse,
-    PrimaryService,
-    PullResponse,
-    RegisterResponse,
-)
-from headwater.log.record import Group, range_hash, record_hashes
-from headwater.log.replica import (
-    Image,
+from headwater.log import (
+    Group,
     ImageStore,
     KeyedState,
     KeyedStates,
     LogCopies,
     LogCopy,
+    PrimaryService,
+    SpoolConfig,
     Target,
     Targets,
+    range_hash,
+    record_hashes,
 )
-from headwater.log.spool import SpoolConfig
+from headwater.log.primary.service import (
+    Acknowledgement,
+    AcknowledgeResponse,
+    BootstrapResponse,
+    PullResponse,
+    RegisterResponse,
+)
+from headwater.log.replica.contract import Image
 from headwater.store import Store
 from headwater.testing import Simulation
 from headwater.testing.disk import FaultyDisk

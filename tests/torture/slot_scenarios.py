@@ -25,15 +25,9 @@ from headwater.core.errors import (
     OutcomeUnknown,
     Unavailable,
 )
-from headwater.log.primary import (
-    AckN,
-    Acknowledgement,
-    CommitUnknown,
-    PrimaryReplication,
-    PrimaryService,
-    RegisterResponse,
-)
-from headwater.log.slots import FullRebootstrap, PartialResync, ResumeMode
+from headwater.log import AckN, CommitUnknown, PrimaryReplication, PrimaryService
+from headwater.log.primary.service import Acknowledgement, RegisterResponse
+from headwater.log.primary.slot import FullRebootstrap, PartialResync, ResumeMode
 from headwater.testing import Scenario, Simulation, simulate
 from tests.torture.slot_world import MAX_LAG_LSN, LeaderLife, World
 
@@ -354,7 +348,9 @@ class History:
         assert last.primary is not None
         pruned = await last.primary.prune_retained_wal_through(self.world.archived_lsn)
         held = min(self.world.archived_lsn, last.wal.current_lsn()) - pruned
-        self.world.check(held <= MAX_LAG_LSN, f"slots hold {held} records: {last.primary.slots()}")
+        self.world.check(
+            held <= MAX_LAG_LSN, f"slots hold {held} records: {last.primary.slots.all()}"
+        )
 
 
 class DamagedHistory(History):

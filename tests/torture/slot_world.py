@@ -13,8 +13,14 @@ import msgspec
 
 from headwater.core import runtime
 from headwater.core.retry import RetryPolicy
-from headwater.log.primary import PrimaryReplication, PrimaryService, ReplicationConfig
-from headwater.log.slots import RetentionLimits, SlotRegister, SlotTable
+from headwater.log import (
+    PrimaryReplication,
+    PrimaryService,
+    ReplicationConfig,
+    RetentionLimits,
+    SlotRegister,
+)
+from headwater.log.primary.slot_register import SlotTable
 from headwater.log.wal import Pruned
 from headwater.store import Condition, MemoryBackend, Store, Version
 from headwater.store.objects import Buffer

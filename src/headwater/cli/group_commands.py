@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from headwater.buffer.stream import Stream
-    from headwater.log.slots import Slot, SlotRegister, SlotTable
+    from headwater.log.primary.slot import Slot
+    from headwater.log.primary.slot_register import SlotRegister, SlotTable
 
     SlotsOrError = tuple[SlotTable | None, int] | str
     """The stored slots of a partition and its next LSN, or why they cannot be read."""
@@ -161,7 +162,7 @@ def _wanted(stream: Stream, partition: int | None) -> list[int]:
 
 
 def _register(stream: Stream, partition: int) -> SlotRegister:
-    from headwater.log.slots import SlotRegister
+    from headwater.log.primary.slot_register import SlotRegister
 
     return SlotRegister(stream.store, stream.name, partition, stream.id)
 

@@ -6,8 +6,7 @@ number of readers, here and on replicas.
     record   change records, groups of them, their hashes
     wal      the interface of a log that is replicated
     spool    the log on a local disk
-    slots    what the log is kept for
-    primary  the leader's side of replication
+    primary  the leader's side of replication, and the slots that the log is kept for
     replica  copies of the log, record for record or the latest record of each key
 """
 
@@ -16,45 +15,40 @@ from typing import TYPE_CHECKING
 from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
-    from headwater.log.primary import (
+    from headwater.log.primary.commits import (
         AckN,
         CommitUnknown,
         Local,
-        PrimaryReplication,
-        PrimaryService,
         Quorum,
         Regions,
-        ReplicationConfig,
-        ReplicationSource,
         parse_policy,
     )
-    from headwater.log.record import (
-        GROUP_SCHEMA,
-        ChangeRecord,
-        Group,
-        changes_of,
-        group_of,
-        range_hash,
-        record_hashes,
-    )
-    from headwater.log.replica import (
+    from headwater.log.primary.config import ReplicationConfig
+    from headwater.log.primary.replication import PrimaryReplication
+    from headwater.log.primary.service import PrimaryService, ReplicationSource
+    from headwater.log.primary.slot import RetentionLimits
+    from headwater.log.primary.slot_register import SlotRegister
+    from headwater.log.record.change import ChangeRecord, changes_of, group_of
+    from headwater.log.record.group import GROUP_SCHEMA, Group, consumed_records
+    from headwater.log.record.hashes import range_hash, record_hashes
+    from headwater.log.replica.contract import (
         Bookmark,
         Diverged,
         GoElsewhere,
-        ImageStore,
-        KeyedState,
-        KeyedStates,
         LogArchive,
-        LogCopies,
-        LogCopy,
         LogGap,
-        Replica,
         ReplicaConfig,
         Target,
         Targets,
     )
-    from headwater.log.slots import RetentionLimits, SlotRegister
-    from headwater.log.spool import Spool, SpoolConfig, SpoolCorrupt
+    from headwater.log.replica.image import ImageStore
+    from headwater.log.replica.keyed_state import KeyedState, KeyedStates
+    from headwater.log.replica.log_copy import LogCopies, LogCopy
+    from headwater.log.replica.replica import Replica
+    from headwater.log.spool.codec import PreparedAppend, prepare_append, prepare_lost
+    from headwater.log.spool.frame import SpoolCorrupt
+    from headwater.log.spool.spool import Spool
+    from headwater.log.spool.state import SpoolConfig
     from headwater.log.wal import Pruned, Wal
 
 __all__ = [
@@ -74,6 +68,7 @@ __all__ = [
     "LogCopies",
     "LogCopy",
     "LogGap",
+    "PreparedAppend",
     "PrimaryReplication",
     "PrimaryService",
     "Pruned",
@@ -92,8 +87,11 @@ __all__ = [
     "Targets",
     "Wal",
     "changes_of",
+    "consumed_records",
     "group_of",
     "parse_policy",
+    "prepare_append",
+    "prepare_lost",
     "range_hash",
     "record_hashes",
 ]
@@ -101,13 +99,25 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "primary": "AckN CommitUnknown Local PrimaryReplication PrimaryService Quorum Regions "
-        "ReplicationConfig ReplicationSource parse_policy",
-        "record": "GROUP_SCHEMA ChangeRecord Group changes_of group_of range_hash record_hashes",
-        "replica": "Bookmark Diverged GoElsewhere ImageStore KeyedState KeyedStates LogArchive "
-        "LogCopies LogCopy LogGap Replica ReplicaConfig Target Targets",
-        "slots": "RetentionLimits SlotRegister",
-        "spool": "Spool SpoolConfig SpoolCorrupt",
+        "primary.commits": "AckN CommitUnknown Local Quorum Regions parse_policy",
+        "primary.config": "ReplicationConfig",
+        "primary.replication": "PrimaryReplication",
+        "primary.service": "PrimaryService ReplicationSource",
+        "primary.slot": "RetentionLimits",
+        "primary.slot_register": "SlotRegister",
+        "record.change": "ChangeRecord changes_of group_of",
+        "record.group": "GROUP_SCHEMA Group consumed_records",
+        "record.hashes": "range_hash record_hashes",
+        "replica.contract": "Bookmark Diverged GoElsewhere LogArchive LogGap ReplicaConfig Target "
+        "Targets",
+        "replica.image": "ImageStore",
+        "replica.keyed_state": "KeyedState KeyedStates",
+        "replica.log_copy": "LogCopies LogCopy",
+        "replica.replica": "Replica",
+        "spool.codec": "PreparedAppend prepare_append prepare_lost",
+        "spool.frame": "SpoolCorrupt",
+        "spool.spool": "Spool",
+        "spool.state": "SpoolConfig",
         "wal": "Pruned Wal",
     },
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from headwater.core.errors import NotFound, Refused
-from headwater.log.primary import AckN, Acknowledgement
-from headwater.log.slots import (
+from headwater.log import AckN
+from headwater.log.primary.service import Acknowledgement
+from headwater.log.primary.slot import (
     BootstrapPlan,
     FullRebootstrap,
     InvalidationCause,
@@ -85,10 +86,10 @@ async def test_a_bootstrap_that_was_not_completed_is_begun_again_also_elsewhere(
 @virtual
 async def test_a_copy_that_is_being_replaced_counts_for_nothing_until_it_is_done() -> None:
     one, session = await with_a_lost_slot()
-    epoch = one.primary.topology_epoch
+    epoch = one.primary.registry.topology_epoch
     await one.service.begin_bootstrap("r1", image_lsn=7, session=session)
     assert one.replica("r1").rebootstrapping
-    assert one.primary.topology_epoch > epoch
+    assert one.primary.registry.topology_epoch > epoch
     await one.service.acknowledge("r1", Acknowledgement(8, 8), session=session)
     assert one.primary.replicated_lsn(AckN(1)) == 0
     await one.service.complete_bootstrap("r1", 8, session=session)
@@ -148,7 +149,7 @@ async def test_a_copy_that_took_too_long_is_taken_if_the_log_goes_on_from_it() -
     await one.service.begin_bootstrap("r1", image_lsn=7, session=session)
     one.wal.append(9)
     one.archive()
-    one.primary.enforce_retention_limits()
+    one.primary.retention.enforce_limits()
     assert not one.slot("r1").is_valid, "its limits hold for a bootstrap, too"
     await one.service.complete_bootstrap("r1", 17, session=session)
     assert one.slot("r1").is_valid

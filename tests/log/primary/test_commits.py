@@ -9,17 +9,17 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Fenced, OutcomeUnknown, Refused, Unavailable
-from headwater.log.primary import (
+from headwater.log import (
     AckN,
-    CommitPolicy,
     CommitUnknown,
     Local,
     Quorum,
     Regions,
-    ReplicaState,
     ReplicationConfig,
     parse_policy,
 )
+from headwater.log.primary.commits import CommitPolicy
+from headwater.log.primary.registry import ReplicaState
 from tests.log.leaders import leader, slot_register, virtual
 
 
@@ -139,7 +139,7 @@ async def test_a_writer_goes_on_when_enough_replicas_have_it_and_not_before() ->
     one.acknowledge("r2", 5, 5)
     committed = await waiting
     assert (committed.is_replicated, committed.acknowledged_by) == (True, ["r1", "r2"])
-    assert len(one.primary.commits.waiter) == 0
+    assert len(one.primary.commit_waiter) == 0
 
 
 @virtual
@@ -158,7 +158,7 @@ async def test_a_time_out_is_an_unknown_outcome_that_says_who_has_it() -> None:
     assert 3.0 <= runtime.monotonic_s() - began_s < 3.5
     assert one.wal.current_lsn() == 1
     assert one.primary.metrics.commit_timeouts == {"ack_n:2": 1}
-    assert len(one.primary.commits.waiter) == 0
+    assert len(one.primary.commit_waiter) == 0
 
     one.primary.register_replica("r2", position_lsn=0)
     one.acknowledge("r2", 1)
@@ -227,7 +227,7 @@ async def test_a_writer_that_gives_up_leaves_nothing_behind() -> None:
     await runtime.sleep(0.1)
     waiting.cancel()
     await asyncio.wait((waiting,))
-    assert len(one.primary.commits.waiter) == 0
+    assert len(one.primary.commit_waiter) == 0
 
 
 @virtual
@@ -241,12 +241,12 @@ async def test_writers_that_give_up_by_the_thousand_do_not_pile_up() -> None:
     ]
     await asyncio.wait(early)
     assert all(isinstance(task.exception(), CommitUnknown) for task in early)
-    assert len(one.primary.commits.waiter) == 1
-    (line,) = one.primary.commits.waiter._waiting.values()
+    assert len(one.primary.commit_waiter) == 1
+    (line,) = one.primary.commit_waiter._waiting.values()
     assert len(line._heap) <= 3
     one.acknowledge("standby", 1001)
     assert (await last).acknowledged_by == ["standby"]
-    assert one.primary.commits.waiter._waiting == {}
+    assert one.primary.commit_waiter._waiting == {}
 
 
 @virtual
@@ -298,7 +298,7 @@ async def test_an_overtaken_leader_lets_nobody_on_and_calls_nothing_replicated()
     await leader(wal=old.wal, store=old.store, epoch=2)
     old.primary.register_replica("r1", position_lsn=7)
     with pytest.raises(Fenced):
-        await old.primary.settle_slots()
+        await old.primary.slot_writer.settle()
     with pytest.raises(CommitUnknown, match="stop serving"):
         await old.primary.wait_committed(7)
     with pytest.raises(Fenced, match="stop serving"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.core import runtime
-from headwater.log.primary import throttle_delay_s
+from headwater.log.primary.commits import throttle_delay_s
 from tests.log.leaders import Leader, leader, virtual
 
 
@@ -30,7 +30,7 @@ async def behind() -> Leader:
 async def test_a_writer_goes_on_after_the_longest_delay_whatever_the_lag() -> None:
     one = await behind()
     assert 0.5 <= await one.primary.admit() < 0.6
-    assert one.primary.metrics.held_up == 1
+    assert one.primary.metrics.writers_delayed == 1
 
 
 @virtual

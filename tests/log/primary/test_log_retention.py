@@ -8,7 +8,7 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Damaged, Fenced, OutcomeUnknown, Refused, RolledBack
-from headwater.log.slots import FullRebootstrap, InvalidationCause, PartialResync, SlotStatus
+from headwater.log.primary.slot import FullRebootstrap, InvalidationCause, PartialResync, SlotStatus
 from headwater.store import Store
 from headwater.testing import MemoryWal
 from tests.log.leaders import SLOTS_KEY, Away, leader, slot_register, virtual
@@ -30,11 +30,11 @@ async def test_what_is_pruned_would_be_allowed_by_the_next_leader_as_well() -> N
     one.wal.append(9)
     one.primary.register_replica("r1", position_lsn=2)
     one.acknowledge("r1", 2)
-    await one.primary.settle_slots()
+    await one.primary.slot_writer.settle()
     one.acknowledge("r1", 8)
     backend.is_away = True
     assert await one.primary.prune_retained_wal_through(9) == 2, "the store does not know of 8"
-    assert one.primary.metrics.prunes_held == 1
+    assert one.primary.metrics.prunes_cut_short == 1
     backend.is_away = False
     assert await one.primary.prune_retained_wal_through(9) == 8
     stored = await slot_register(one.store).read()
@@ -49,7 +49,7 @@ async def test_a_write_that_may_have_landed_counts_as_one_that_has() -> None:
     one.wal.append(9)
     await one.service.register("r1", 0)
     one.acknowledge("r1", 9)
-    await one.primary.settle_slots()
+    await one.primary.slot_writer.settle()
 
     backend.goes_away_after_write = True
     with pytest.raises(OutcomeUnknown):
@@ -65,7 +65,7 @@ async def test_a_slot_is_given_up_for_the_next_leader_before_its_log_goes() -> N
     backend = Away()
     one = await leader(store=Store(backend), max_lag_lsn=3)
     one.primary.register_replica("slow", position_lsn=0)
-    await one.primary.settle_slots()
+    await one.primary.slot_writer.settle()
     one.wal.append(9)
     backend.is_away = True
     assert await one.primary.prune_retained_wal_through(9) == 0
@@ -79,7 +79,7 @@ async def test_a_leader_that_was_overtaken_prunes_nothing() -> None:
     one = await leader(epoch=1)
     one.wal.append(9)
     one.primary.register_replica("r1", position_lsn=0)
-    await one.primary.settle_slots()
+    await one.primary.slot_writer.settle()
     await slot_register(one.store).stamp(2)
     one.acknowledge("r1", 9)
     for _ in range(2):
@@ -98,7 +98,7 @@ async def test_a_leader_that_knows_it_prunes_nothing_although_its_slots_would_al
     await slot_register(one.store).stamp(2)
     one.acknowledge("r1", 6)
     with pytest.raises(Fenced):
-        await one.primary.settle_slots()
+        await one.primary.slot_writer.settle()
     with pytest.raises(Fenced):
         await one.primary.prune_retained_wal_through(3)
     assert one.wal.oldest_lsn() == 1
@@ -109,7 +109,7 @@ async def test_slots_that_cannot_be_read_free_nothing() -> None:
     one = await leader()
     one.wal.append(9)
     one.primary.register_replica("r1", position_lsn=2)
-    await one.primary.settle_slots()
+    await one.primary.slot_writer.settle()
     await one.store.put(SLOTS_KEY, b"{}")
     one.acknowledge("r1", 9)
     for _ in range(2):
@@ -149,10 +149,10 @@ async def test_a_slot_of_many_records_bytes_or_days_is_given_up() -> None:
     by_bytes.primary.register_replica("r1")
     by_bytes.wal.append(2)
     by_bytes.archive()
-    assert by_bytes.primary.enforce_retention_limits() == []
+    assert by_bytes.primary.retention.enforce_limits() == []
     by_bytes.wal.append(100)
     by_bytes.archive()
-    assert by_bytes.primary.enforce_retention_limits() == [("r1", InvalidationCause.HORIZON)]
+    assert by_bytes.primary.retention.enforce_limits() == [("r1", InvalidationCause.HORIZON)]
 
     by_time = await leader(max_lag_s=60.0)
     by_time.primary.register_replica("r1")
@@ -161,9 +161,9 @@ async def test_a_slot_of_many_records_bytes_or_days_is_given_up() -> None:
     for _ in range(7):
         await runtime.sleep(10.0)
         by_time.primary.note_replica_pull("r1", 0)
-        assert by_time.primary.enforce_retention_limits() == []
+        assert by_time.primary.retention.enforce_limits() == []
     await runtime.sleep(1.0)
-    assert by_time.primary.enforce_retention_limits() == [("r1", InvalidationCause.HORIZON)]
+    assert by_time.primary.retention.enforce_limits() == [("r1", InvalidationCause.HORIZON)]
 
 
 @virtual
@@ -171,9 +171,9 @@ async def test_what_is_kept_anyway_costs_a_slot_nothing() -> None:
     one = await leader(max_lag_lsn=5, max_lag_bytes=100, max_lag_s=60.0)
     one.primary.register_replica("r1", position_lsn=0)
     one.wal.append(1000)
-    one.primary.enforce_retention_limits()
+    one.primary.retention.enforce_limits()
     await runtime.sleep(600.0)
-    assert one.primary.enforce_retention_limits() == []
+    assert one.primary.retention.enforce_limits() == []
     (view,) = one.primary.slot_views()
     assert (view.status, view.lag_lsn) == (SlotStatus.RESERVED, 1000)
 
@@ -199,10 +199,10 @@ async def test_a_slot_that_has_everything_is_never_late() -> None:
     one.primary.register_replica("r1", position_lsn=0)
     one.wal.append(9)
     one.archive()
-    one.primary.enforce_retention_limits()
+    one.primary.retention.enforce_limits()
     one.acknowledge("r1", 9)
     await runtime.sleep(600.0)
-    assert one.primary.enforce_retention_limits() == []
+    assert one.primary.retention.enforce_limits() == []
 
 
 @virtual
@@ -214,7 +214,7 @@ async def test_a_leader_that_lost_its_disk_sends_no_one_over_the_gap() -> None:
     await first.primary.close()
 
     empty = await leader(wal=MemoryWal(first_lsn=1001), store=first.store, epoch=2)
-    planned = empty.primary.plan_replica_resume("r1", 500)
+    planned = empty.primary.retention.plan_resume("r1", 500)
     assert planned == FullRebootstrap(InvalidationCause.WAL_REMOVED)
     assert (await empty.service.register("r1", 500)).resume == planned, "and it stays so"
 
@@ -241,7 +241,7 @@ async def test_a_slot_above_the_log_is_stored_as_brought_back_before_anybody_wri
     one.wal.append(10)
     one.primary.register_replica("r1", position_lsn=0)
     one.acknowledge("r1", 10)
-    await one.primary.settle_slots()
+    await one.primary.slot_writer.settle()
     shorter = MemoryWal()
     shorter.append(5)
     await leader(wal=shorter, store=one.store, epoch=2)
@@ -290,9 +290,9 @@ async def test_unregistering_keeps_the_slot_and_dropping_it_frees_the_log() -> N
     assert one.primary.unregister_replica("r1")
     assert await one.primary.prune_retained_wal_through(9) == 2
 
-    epoch = one.primary.topology_epoch
+    epoch = one.primary.registry.topology_epoch
     assert one.primary.drop_slot("r1")
-    assert one.primary.topology_epoch == epoch, "it was not registered any more"
+    assert one.primary.registry.topology_epoch == epoch, "it was not registered any more"
     assert not one.primary.drop_slot("r1")
     assert await one.primary.prune_retained_wal_through(9) == 9
     assert one.primary.metrics.slots_dropped == 1
@@ -308,7 +308,7 @@ async def test_a_slot_that_was_dropped_from_outside_frees_the_log_and_its_replic
     await slot_register(one.store).drop("r1")
     one.primary.start()
     await runtime.sleep(120.0)
-    assert len(one.primary.replicas()) == 0
+    assert len(one.primary.registry.replicas()) == 0
     assert await one.primary.prune_retained_wal_through(9) == 9
     again = await one.service.register("r1", 9)
     assert again.resume == FullRebootstrap(InvalidationCause.NOT_BOOTSTRAPPED), "nothing to compare"
@@ -357,7 +357,7 @@ async def test_slots_that_are_gone_do_not_free_a_log_that_holds_records() -> Non
         await leader(wal=one.wal, store=one.store, epoch=2, must_exist=None)
     await slot_register(one.store).reset_damaged()
     second = await leader(wal=one.wal, store=one.store, epoch=2, must_exist=None)
-    assert second.primary.slots() == []
+    assert second.primary.slots.all() == []
 
 
 @virtual

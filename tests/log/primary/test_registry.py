@@ -9,7 +9,8 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Fenced, NotFound, Refused, Unavailable
-from headwater.log.primary import AckN, Acknowledgement, PrimaryService
+from headwater.log import AckN, PrimaryService
+from headwater.log.primary.service import Acknowledgement
 from tests.log.leaders import leader, virtual
 
 
@@ -88,7 +89,7 @@ async def test_whoever_is_not_registered_acknowledges_nothing_and_makes_no_slot(
         one.acknowledge("stranger", 5)
     with pytest.raises(NotFound, match="register"):
         one.primary.note_replica_pull("stranger", 5)
-    assert one.primary.slots() == []
+    assert one.primary.slots.all() == []
 
 
 @virtual
@@ -158,21 +159,21 @@ async def test_the_health_sweep_flips_replicas_and_bumps_the_topology_epoch() ->
     one = await leader(health_timeout_s=10.0)
     one.primary.register_replica("quiet")
     one.primary.register_replica("lively")
-    epoch = one.primary.topology_epoch
+    epoch = one.primary.registry.topology_epoch
     await runtime.sleep(9.0)
     one.acknowledge("lively", 0)
     one.primary.sweep()
-    assert one.primary.topology_epoch == epoch, "nothing changed"
+    assert one.primary.registry.topology_epoch == epoch, "nothing changed"
 
     await runtime.sleep(2.0)
     one.primary.sweep()
     assert [one.replica(name).healthy for name in ("quiet", "lively")] == [False, True]
-    assert one.primary.topology_epoch == epoch + 1
+    assert one.primary.registry.topology_epoch == epoch + 1
 
     one.primary.note_replica_pull("quiet", 0)
     one.primary.sweep()
     assert one.replica("quiet").healthy
-    assert one.primary.topology_epoch == epoch + 2
+    assert one.primary.registry.topology_epoch == epoch + 2
     assert one.primary.metrics.health_flips == {"unhealthy": 1, "healthy": 1}
 
 
@@ -214,10 +215,10 @@ async def _sweeps_after(error: Exception) -> None:
 async def test_the_flag_of_a_rebootstrap_changes_the_topology() -> None:
     one = await leader()
     one.primary.register_replica("r1")
-    epoch = one.primary.topology_epoch
+    epoch = one.primary.registry.topology_epoch
     assert one.primary.set_replica_rebootstrapping("r1", True)
     assert one.primary.set_replica_rebootstrapping("r1", True)
-    assert one.primary.topology_epoch == epoch + 1
+    assert one.primary.registry.topology_epoch == epoch + 1
     assert one.replica("r1").rebootstrapping
     assert not one.primary.set_replica_rebootstrapping("ghost", True)
 

@@ -12,16 +12,10 @@ import shutil
 from pathlib import Path
 
 from headwater.core import runtime
-from headwater.log.primary import (
-    Acknowledgement,
-    PrimaryReplication,
-    PrimaryService,
-    ReplicaState,
-    ReplicationConfig,
-    ReplicationProgress,
-)
-from headwater.log.slots import FullRebootstrap, InvalidationCause, PartialResync
-from headwater.log.spool import Spool
+from headwater.log import PrimaryReplication, PrimaryService, ReplicationConfig, Spool
+from headwater.log.primary.registry import ReplicaState, ReplicationProgress
+from headwater.log.primary.service import Acknowledgement
+from headwater.log.primary.slot import FullRebootstrap, InvalidationCause, PartialResync
 from headwater.store import open_store
 from headwater.testing import MemoryWal
 from tests.log.given import values
@@ -35,31 +29,31 @@ def retained(one: Leader) -> list[int]:
 @virtual
 async def test_topology_epoch_monotonic_on_register_and_unregister() -> None:
     primary = (await leader()).primary
-    epochs = [primary.topology_epoch]
+    epochs = [primary.registry.topology_epoch]
     primary.register_replica("r1")
-    epochs.append(primary.topology_epoch)
+    epochs.append(primary.registry.topology_epoch)
     primary.register_replica("r2")
-    epochs.append(primary.topology_epoch)
+    epochs.append(primary.registry.topology_epoch)
     assert primary.unregister_replica("r1")
-    epochs.append(primary.topology_epoch)
+    epochs.append(primary.registry.topology_epoch)
     assert epochs == sorted(set(epochs))
     assert not primary.unregister_replica("ghost")
-    assert primary.topology_epoch == epochs[-1]
+    assert primary.registry.topology_epoch == epochs[-1]
 
 
 @virtual
 async def test_register_replica_is_idempotent_on_reconnect() -> None:
     one = await leader()
     one.primary.register_replica("r1")
-    assert len(one.primary.replicas()) == 1
-    epoch = one.primary.topology_epoch
+    assert len(one.primary.registry.replicas()) == 1
+    epoch = one.primary.registry.topology_epoch
     one.primary.note_replica_pull("r1", 42)
     one.acknowledge("r1", 40)
 
     again = one.primary.register_replica("r1")
 
-    assert len(one.primary.replicas()) == 1
-    assert one.primary.topology_epoch == epoch
+    assert len(one.primary.registry.replicas()) == 1
+    assert one.primary.registry.topology_epoch == epoch
     after = one.replica("r1")
     assert (after.last_sent_lsn, after.last_acked_lsn, after.last_durable_lsn) == (42, 40, 40)
     assert again.restart_lsn == 40, "the slot's position, not the last one sent"
@@ -83,13 +77,19 @@ def test_replica_slot_persists_and_reconnect_resumes_from_restart_lsn(tmp_path: 
         assert (await service.pull("r1", 0, session=session)).through_lsn == 12
         acknowledged = Acknowledgement(applied_lsn=10, durable_lsn=8)
         await service.acknowledge("r1", acknowledged, session=session)
-        assert (primary.slot("r1").restart_lsn, primary.slot("r1").confirmed_lsn) == (8, 10)
+        assert (primary.slots.get("r1").restart_lsn, primary.slots.get("r1").confirmed_lsn) == (
+            8,
+            10,
+        )
         shutil.copytree(tmp_path / "running", tmp_path / "crashed-early")
-        await primary.settle_slots()
+        await primary.slot_writer.settle()
         shutil.copytree(tmp_path / "running", tmp_path / "crashed")
 
         copied, reopened = await open_leader(tmp_path / "crashed", 2)
-        assert (reopened.slot("r1").restart_lsn, reopened.slot("r1").confirmed_lsn) == (8, 10)
+        assert (reopened.slots.get("r1").restart_lsn, reopened.slots.get("r1").confirmed_lsn) == (
+            8,
+            10,
+        )
         assert reopened.register_replica("r1").restart_lsn == 8
         registered = await PrimaryService(reopened).register("r1", 8)
         assert registered.resume == PartialResync(8)
@@ -99,7 +99,7 @@ def test_replica_slot_persists_and_reconnect_resumes_from_restart_lsn(tmp_path: 
 
         # Before it was stored, the slot keeps more than the replica needs, and never less.
         _, early = await open_leader(tmp_path / "crashed-early", 2)
-        assert (early.slot("r1").restart_lsn, early.slot("r1").confirmed_lsn) == (0, 0)
+        assert (early.slots.get("r1").restart_lsn, early.slots.get("r1").confirmed_lsn) == (0, 0)
         assert (await PrimaryService(early).register("r1", 8)).resume == PartialResync(8)
 
     asyncio.run(main())
@@ -148,8 +148,8 @@ async def test_bootstrap_slot_pin_prevents_wal_removed_rebootstrap_after_prune()
 
     assert await one.primary.prune_retained_wal_through(8) == 5
     assert retained(one) == [6, 7, 8]
-    assert one.primary.slot_rebootstrap_reason("bootstrapping") is None
-    assert one.primary.slot_rebootstrap_reason("bootstrapping", 5) is None
+    assert one.primary.retention.rebootstrap_reason("bootstrapping", None) is None
+    assert one.primary.retention.rebootstrap_reason("bootstrapping", 5) is None
 
 
 def test_default_config_enables_finite_slot_retention_cap() -> None:
@@ -182,20 +182,22 @@ async def test_slot_invalidation_cause_codes_cover_wal_removed_horizon_and_idle_
     removed.primary.register_replica("wal")
     wal.append(1)
     await wal.prune_through(1)
-    assert removed.primary.slot_rebootstrap_reason("wal") is InvalidationCause.WAL_REMOVED
+    assert (
+        removed.primary.retention.rebootstrap_reason("wal", None) is InvalidationCause.WAL_REMOVED
+    )
 
     horizon = await leader(max_lag_lsn=3)
     horizon.primary.register_replica("horizon")
     horizon.wal.append(4)
     horizon.archive()
-    assert horizon.primary.enforce_retention_limits() == [("horizon", InvalidationCause.HORIZON)]
+    assert horizon.primary.retention.enforce_limits() == [("horizon", InvalidationCause.HORIZON)]
 
     idle = await leader(idle_timeout_s=0.010)
     idle.primary.register_replica("idle")
     await runtime.sleep(0.009)
-    assert idle.primary.enforce_retention_limits() == []
+    assert idle.primary.retention.enforce_limits() == []
     await runtime.sleep(0.002)
-    assert idle.primary.enforce_retention_limits() == [("idle", InvalidationCause.IDLE_TIMEOUT)]
+    assert idle.primary.retention.enforce_limits() == [("idle", InvalidationCause.IDLE_TIMEOUT)]
 
     assert [cause.value for cause in InvalidationCause][:3] == [
         "wal-removed",
@@ -209,15 +211,15 @@ async def test_plan_replica_resume_partial_within_window_full_past_cap() -> None
     within = await leader()
     within.primary.register_replica("blip")
     within.wal.append(5)
-    assert within.primary.plan_replica_resume("blip", 2) == PartialResync(2)
+    assert within.primary.retention.plan_resume("blip", 2) == PartialResync(2)
     assert within.primary.metrics.partial_resyncs == 1
 
     past_cap = await leader(max_lag_lsn=3)
     past_cap.primary.register_replica("slow")
     past_cap.wal.append(6)
     past_cap.archive()
-    past_cap.primary.enforce_retention_limits()
-    planned = past_cap.primary.plan_replica_resume("slow", 0)
+    past_cap.primary.retention.enforce_limits()
+    planned = past_cap.primary.retention.plan_resume("slow", 0)
     assert planned == FullRebootstrap(InvalidationCause.HORIZON)
     assert past_cap.primary.metrics.partial_resyncs == 0
     assert past_cap.primary.metrics.full_rebootstraps == {"horizon": 1}
@@ -227,14 +229,14 @@ async def test_plan_replica_resume_partial_within_window_full_past_cap() -> None
 async def test_ensure_replica_registered_self_registers_then_is_a_noop() -> None:
     one = await leader()
     assert one.primary.ensure_replica_registered("r1")
-    assert len(one.primary.replicas()) == 1
-    epoch = one.primary.topology_epoch
+    assert len(one.primary.registry.replicas()) == 1
+    epoch = one.primary.registry.topology_epoch
     one.primary.note_replica_pull("r1", 7)
     assert one.replica("r1").last_sent_lsn == 7
 
     assert not one.primary.ensure_replica_registered("r1")
-    assert len(one.primary.replicas()) == 1
-    assert one.primary.topology_epoch == epoch
+    assert len(one.primary.registry.replicas()) == 1
+    assert one.primary.registry.topology_epoch == epoch
     assert one.replica("r1").last_sent_lsn == 7
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Fenced, NotFound, Refused, Unavailable
-from headwater.log.primary import Acknowledgement, PullResponse, ReplicationSource
-from headwater.log.record import Group
-from headwater.log.slots import FullRebootstrap, InvalidationCause, PartialResync
+from headwater.log import Group, ReplicationSource
+from headwater.log.primary.service import Acknowledgement, PullResponse
+from headwater.log.primary.slot import FullRebootstrap, InvalidationCause, PartialResync
 from headwater.store import Store
 from headwater.testing import MemoryWal
 from tests.log.leaders import Away, leader, slot_register, virtual
@@ -156,7 +156,7 @@ async def test_a_leader_that_was_overtaken_answers_no_one() -> None:
     await slot_register(one.store).stamp(2)
     await one.service.acknowledge("r1", Acknowledgement(1, 1))
     with pytest.raises(Fenced):
-        await one.primary.settle_slots()
+        await one.primary.slot_writer.settle()
     with pytest.raises(Fenced):
         await one.service.pull("r1", 0)
     with pytest.raises(Fenced):
@@ -172,7 +172,7 @@ async def test_a_pull_that_waited_while_another_leader_took_over_is_not_answered
     await slot_register(one.store).stamp(2)
     one.primary.register_replica("r2")
     with pytest.raises(Fenced):
-        await one.primary.settle_slots()
+        await one.primary.slot_writer.settle()
     one.wal.append(1)
     with pytest.raises(Fenced):
         await waiting
@@ -210,7 +210,7 @@ async def test_a_slot_that_is_given_up_while_it_is_stored_is_not_gone_on_from() 
     one.archive()
     registering = runtime.spawn(one.service.register("r1", 0), name="register")
     await runtime.sleep(0)
-    one.primary.enforce_retention_limits()
+    one.primary.retention.enforce_limits()
     told = await registering
     assert told.resume == FullRebootstrap(InvalidationCause.HORIZON)
 
@@ -239,7 +239,7 @@ def test_a_number_that_is_none_is_refused_and_harms_nobody_else(wrong: Any) -> N
                 await asked()
         one.acknowledge("good", 5)
         await one.service.register("another", 9)
-        assert [slot.name for slot in one.primary.slots()] == ["another", "good"]
+        assert [slot.name for slot in one.primary.slots.all()] == ["another", "good"]
         assert await one.primary.prune_retained_wal_through(9) == 5
 
     run()
@@ -256,7 +256,7 @@ async def test_a_number_of_another_kind_is_taken_as_the_number_it_is() -> None:
     one.wal.append(9)
     await one.service.register("r1", four)
     await one.service.acknowledge("r1", Acknowledgement(four, four))
-    await one.primary.settle_slots()
+    await one.primary.slot_writer.settle()
     stored = await slot_register(one.store).read()
     assert stored is not None
     assert stored.slots[0].restart_lsn == 4
@@ -277,7 +277,7 @@ async def test_a_leader_that_was_closed_answers_nobody() -> None:
     ):
         with pytest.raises(Unavailable, match="was closed"):
             await asked()
-    assert [slot.name for slot in one.primary.slots()] == ["r1"]
+    assert [slot.name for slot in one.primary.slots.all()] == ["r1"]
 
 
 @virtual

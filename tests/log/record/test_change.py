@@ -10,7 +10,7 @@ import pytest
 
 from headwater.buffer.records import Operation
 from headwater.core.errors import Corrupt, Refused
-from headwater.log.record import ChangeRecord, Group, changes_of, group_of
+from headwater.log import ChangeRecord, Group, changes_of, group_of
 
 PUBLISHED = (
     b'{"collection":"users","entity_bytes_hex":"010203","kind":"row","lsn":7,'

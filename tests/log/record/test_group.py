@@ -12,7 +12,7 @@ import pytest
 from headwater.buffer import Call, Calls
 from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.core.errors import Bug
-from headwater.log.record import Group, changes_of, consumed_records
+from headwater.log import Group, changes_of, consumed_records
 from headwater.log.record.group import check_columns
 
 

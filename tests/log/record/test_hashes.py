@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.buffer.records import HEADERS_TYPE
-from headwater.log.record import Group, range_hash, record_hashes
+from headwater.log import Group, range_hash, record_hashes
 
 TIMES = pa.timestamp("us", "UTC")
 

@@ -8,8 +8,8 @@ import json
 import pyarrow as pa
 import pytest
 
-from headwater.log.record import Group, changes_of
-from headwater.log.record.layout import python_rows
+from headwater.log import Group, changes_of
+from headwater.log.record.arrow_types import python_rows
 from tests.log.edges import EDGES
 from tests.log.leaders import memory_store, virtual
 from tests.log.replica.given import keyed_states

@@ -9,17 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.core import runtime
-from headwater.log.primary import (
-    Acknowledgement,
-    AcknowledgeResponse,
-    BootstrapResponse,
-    PullResponse,
-    RegisterResponse,
-    ReplicationSource,
-)
-from headwater.log.record import Group, range_hash
-from headwater.log.replica import (
-    Image,
+from headwater.log import (
+    Group,
     ImageStore,
     KeyedState,
     KeyedStates,
@@ -27,8 +18,18 @@ from headwater.log.replica import (
     LogCopy,
     Replica,
     ReplicaConfig,
+    ReplicationSource,
     Targets,
+    range_hash,
 )
+from headwater.log.primary.service import (
+    Acknowledgement,
+    AcknowledgeResponse,
+    BootstrapResponse,
+    PullResponse,
+    RegisterResponse,
+)
+from headwater.log.replica.contract import Image
 from headwater.store import Store
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk

@@ -6,7 +6,7 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Refused
-from headwater.log.replica import Bookmark, GoElsewhere
+from headwater.log import Bookmark, GoElsewhere
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk
 from tests.log.leaders import leader, virtual

@@ -11,10 +11,9 @@ from headwater.core import runtime
 from headwater.core.errors import Corrupt, Refused, Unavailable
 from headwater.core.limits import KEYED_IMAGE_HASHES
 from headwater.core.retry import RetryPolicy
-from headwater.log.primary import PullResponse
-from headwater.log.record import Group
-from headwater.log.replica import Replica
-from headwater.log.slots import InvalidationCause
+from headwater.log import Group, Replica
+from headwater.log.primary.service import PullResponse
+from headwater.log.primary.slot import InvalidationCause
 from headwater.store import Store
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk

@@ -12,7 +12,8 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace, Refused
-from headwater.log.primary import AcknowledgeResponse, ReplicationSource
+from headwater.log import ReplicationSource
+from headwater.log.primary.service import AcknowledgeResponse
 from headwater.log.replica.copies import SavedState, SavedStateFile
 from headwater.testing import Process, Simulation, simulate
 from headwater.testing.disk import CrashKind, FaultyDisk

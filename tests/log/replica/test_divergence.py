@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from headwater.core.errors import Refused
-from headwater.log.replica import Bookmark, Diverged, GoElsewhere, ReplicaPhase
+from headwater.log import Bookmark, Diverged, GoElsewhere
+from headwater.log.replica.contract import ReplicaPhase
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk
 from tests.log.leaders import Leader, leader, memory_store, virtual

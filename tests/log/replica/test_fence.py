@@ -15,8 +15,8 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Corrupt, DiskFailed, NotSupported, Refused
-from headwater.log.primary import AckN
-from headwater.log.replica import LogCopies, ReplicaPhase
+from headwater.log import AckN, LogCopies, Spool
+from headwater.log.replica.contract import ReplicaPhase
 from headwater.log.replica.copies import (
     ReplicaCopies,
     SavedState,
@@ -24,7 +24,6 @@ from headwater.log.replica.copies import (
     decode_state,
     encode_state,
 )
-from headwater.log.spool import Spool
 from headwater.testing import MemoryWal
 from headwater.testing.disk import Crashed, CrashKind, FaultyDisk
 from tests.log.given import numbered

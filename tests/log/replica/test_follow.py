@@ -11,11 +11,10 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Refused
-from headwater.log.primary import AckN, PullResponse
-from headwater.log.record import Group
-from headwater.log.replica import LogCopies, LogCopy, LogGap, ReplicaPhase
+from headwater.log import AckN, Group, LogCopies, LogCopy, LogGap, SpoolConfig
+from headwater.log.primary.service import PullResponse
+from headwater.log.replica.contract import ReplicaPhase
 from headwater.log.replica.link import split_pull
-from headwater.log.spool import SpoolConfig
 from headwater.store import Store
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk

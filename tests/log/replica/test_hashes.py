@@ -7,7 +7,8 @@ from unittest import mock
 import pyarrow as pa
 
 from headwater.core import runtime
-from headwater.log.record import Group, hashes, record_hashes
+from headwater.log import Group, record_hashes
+from headwater.log.record import hashes
 from headwater.log.record.group import NO_RECORDS, GroupRing
 from headwater.log.record.hashes import hashes_between
 from headwater.log.replica.link import compare_groups

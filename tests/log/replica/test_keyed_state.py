@@ -11,10 +11,11 @@ import pytest
 from headwater.buffer.records import Operation
 from headwater.core import runtime
 from headwater.core.errors import Corrupt, NotFound, NotSupported, Refused
-from headwater.log.record import ChangeRecord, Group, group_of, record_hashes
+from headwater.log import ChangeRecord, Group, KeyedState, group_of, record_hashes
 from headwater.log.record.group import GroupRing
-from headwater.log.replica import Image, KeyedState, keyed_table
 from headwater.log.replica import image as image_module
+from headwater.log.replica import keyed_table
+from headwater.log.replica.contract import Image
 from headwater.log.replica.image import decode_image, encode_image
 from headwater.store import Store
 from tests.log.edges import EDGES

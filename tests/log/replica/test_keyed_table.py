@@ -7,8 +7,8 @@ import pytest
 
 from headwater.buffer.records import Operation
 from headwater.core.errors import NotSupported
-from headwater.log.record import ChangeRecord, Group, group_of
-from headwater.log.replica import KeyedState, keyed_table
+from headwater.log import ChangeRecord, Group, KeyedState, group_of
+from headwater.log.replica import keyed_table
 from tests.log.leaders import memory_store, virtual
 from tests.log.replica.given import images, rows
 

@@ -9,9 +9,16 @@ import pyarrow as pa
 import pytest
 
 from headwater.core.errors import Damaged, NotFound, Refused, Trimmed, Unavailable
-from headwater.log.record import Group, range_hash, record_hashes
-from headwater.log.replica import Image, LogCopies, LogCopy, ReplicaConfig
-from headwater.log.spool import SpoolConfig
+from headwater.log import (
+    Group,
+    LogCopies,
+    LogCopy,
+    ReplicaConfig,
+    SpoolConfig,
+    range_hash,
+    record_hashes,
+)
+from headwater.log.replica.contract import Image
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk
 from tests.log.leaders import leader, virtual

@@ -8,11 +8,11 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Refused, Unavailable
-from headwater.log.primary import PullResponse
-from headwater.log.replica import GoElsewhere, LogCopies, LogCopy, ReplicaPhase, follower
-from headwater.log.replica.contract import Bookmark
-from headwater.log.slots import InvalidationCause
-from headwater.log.spool import SpoolConfig
+from headwater.log import GoElsewhere, LogCopies, LogCopy, SpoolConfig
+from headwater.log.primary.service import PullResponse
+from headwater.log.primary.slot import InvalidationCause
+from headwater.log.replica import follower
+from headwater.log.replica.contract import Bookmark, ReplicaPhase
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk
 from tests.log.leaders import leader, memory_store, virtual

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from headwater.core import runtime
-from headwater.log.replica import Bookmark, LogCopies
+from headwater.log import Bookmark, LogCopies
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk
 from tests.log.leaders import leader, virtual

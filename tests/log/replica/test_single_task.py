@@ -9,7 +9,7 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Refused, Unavailable
-from headwater.log.replica import LogCopies, LogCopy, Replica
+from headwater.log import LogCopies, LogCopy, Replica
 from headwater.testing.disk import FaultyDisk
 from tests.log.leaders import Leader, leader, virtual
 from tests.log.replica.given import is_prefix, reaches, standby

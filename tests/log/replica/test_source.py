@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 
 from headwater.core.errors import Bug, Damaged
-from headwater.log.primary import PullResponse
-from headwater.log.replica import ReplicaPhase
-from headwater.log.spool import Spool, SpoolConfig
+from headwater.log import Spool, SpoolConfig
+from headwater.log.primary.service import PullResponse
+from headwater.log.replica.contract import ReplicaPhase
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import segment_path

@@ -9,10 +9,19 @@ import pyarrow as pa
 import pytest
 
 from headwater.core import runtime
-from headwater.log.primary import AckN, CommitUnknown, PrimaryService
-from headwater.log.record import Group
-from headwater.log.replica import Bookmark, GoElsewhere, LogCopy, Replica, ReplicaPhase
-from headwater.log.spool import Spool, SpoolConfig
+from headwater.log import (
+    AckN,
+    Bookmark,
+    CommitUnknown,
+    GoElsewhere,
+    Group,
+    LogCopy,
+    PrimaryService,
+    Replica,
+    Spool,
+    SpoolConfig,
+)
+from headwater.log.replica.contract import ReplicaPhase
 from headwater.testing import MemoryWal
 from headwater.testing.disk import CrashKind, FaultyDisk
 from tests.log.leaders import Leader, leader, virtual
@@ -49,7 +58,7 @@ async def followed(disk: FaultyDisk, **config: Any) -> tuple[Leader, Tampering, 
     await reaches(replica, 10)
     await runtime.sleep(10.0)
     assert first.slot("r1").restart_lsn == 10
-    await first.primary.settle_slots()
+    await first.primary.slot_writer.settle()
     return first, source, replica
 
 

@@ -10,9 +10,8 @@ import pyarrow as pa
 import pytest
 
 from headwater.core.errors import Conflict, Fenced, Unavailable
-from headwater.log.record import Group
+from headwater.log import Group, Spool, SpoolConfig, prepare_append, prepare_lost
 from headwater.log.record.group import LOG_COLUMNS, NO_RECORDS
-from headwater.log.spool import Spool, SpoolConfig, prepare_append, prepare_lost
 from headwater.log.spool.codec import fill_columns, merge_schemas
 from headwater.log.spool.commit import PendingAppend
 from headwater.log.spool.spool import _pending

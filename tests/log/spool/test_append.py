@@ -18,7 +18,8 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
-from headwater.log.spool import Appended, Spool, SpoolConfig, prepare_append, prepare_lost
+from headwater.log import Spool, SpoolConfig, prepare_append, prepare_lost
+from headwater.log.spool.commit import Appended
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import everything, numbered, opened, spans, values, wait
 from tests.store.scripted import virtual

@@ -8,11 +8,10 @@ import pyarrow as pa
 import pytest
 
 from headwater.core.errors import Bug, Conflict, Refused, Unavailable
-from headwater.log.record import changes_of, range_hash
+from headwater.log import Spool, SpoolConfig, changes_of, prepare_append, range_hash
 from headwater.log.record.group import LOG_COLUMNS
-from headwater.log.spool import Appended, Spool, SpoolConfig, prepare_append
 from headwater.log.spool.codec import fill_columns
-from headwater.log.spool.commit import PendingAppend, WriteBatch
+from headwater.log.spool.commit import Appended, PendingAppend, WriteBatch
 from headwater.log.spool.spool import _pending
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import opened, wait

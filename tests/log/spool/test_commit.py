@@ -12,7 +12,7 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Bug, HeadwaterError, OutcomeUnknown, Refused, Unavailable
-from headwater.log.spool import Spool, SpoolConfig
+from headwater.log import Spool, SpoolConfig
 from headwater.log.spool.commit import Appended, GroupCommit, PendingAppend
 from headwater.log.spool.writer import SegmentWriter
 from headwater.testing import Simulation, simulate

@@ -11,7 +11,7 @@ import pytest
 
 from headwater.core import disk_locks
 from headwater.core.errors import HeadwaterError, InUse
-from headwater.log.spool import Spool, SpoolConfig
+from headwater.log import Spool, SpoolConfig
 from headwater.log.spool.frame import SpoolCorrupt
 from headwater.testing.disk import FaultyDisk
 from headwater.testing.disk_explore import explore

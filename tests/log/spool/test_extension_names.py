@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.core.errors import Refused
-from headwater.log.record import record_hashes
+from headwater.log import record_hashes
 from headwater.log.spool import codec
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import closing, contents, opened, wait

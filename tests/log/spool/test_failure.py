@@ -13,19 +13,11 @@ import pytest
 from headwater.core import runtime
 from headwater.core.disk import DiskFile
 from headwater.core.errors import DiskFailed, HeadwaterError, NoSpace, Unavailable
-from headwater.log.spool import (
-    Appended,
-    Spool,
-    SpoolConfig,
-    codec,
-    frame,
-    prepare_append,
-    recovery,
-    scan,
-)
+from headwater.log import Spool, SpoolConfig, prepare_append
+from headwater.log.spool import codec, frame, recovery, scan
 from headwater.log.spool import commit as run_module
 from headwater.log.spool import spool as spool_module
-from headwater.log.spool.commit import PendingAppend, WriteBatch
+from headwater.log.spool.commit import Appended, PendingAppend, WriteBatch
 from headwater.log.spool.folder import Folder, SparseIndex, SpoolWatermarks
 from headwater.log.spool.recovery import Recovered
 from headwater.log.spool.state import SpoolSegment

@@ -14,7 +14,7 @@ import pytest
 from headwater.core import runtime
 from headwater.core.disk import OsDisk
 from headwater.core.errors import DiskFailed, Fenced, HeadwaterError, OutcomeUnknown, Refused
-from headwater.log.spool import Spool, SpoolConfig
+from headwater.log import Spool, SpoolConfig
 from headwater.testing import Simulation, simulate
 from headwater.testing.disk import FaultyDisk, FaultyFile
 from tests.log.given import PATH, closing, contents, everything, numbered, opened, wait

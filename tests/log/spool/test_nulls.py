@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 from headwater.core.errors import Refused
-from headwater.log.record.layout import check_nulls
-from headwater.log.spool import codec, prepare_append
+from headwater.log import prepare_append
+from headwater.log.record.arrow_types import check_nulls
+from headwater.log.spool import codec
 from headwater.testing.disk import FaultyDisk
 from tests.log.edges import EDGES
 from tests.log.given import closing, opened, wait

@@ -10,8 +10,9 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.limits import DECODE_INLINE_BYTES
-from headwater.log.spool import Appended, PreparedAppend, Spool, codec, prepare_append
-from headwater.log.spool.commit import CallOrder
+from headwater.log import PreparedAppend, Spool, prepare_append
+from headwater.log.spool import codec
+from headwater.log.spool.commit import Appended, CallOrder
 from headwater.log.spool.spool import _pending
 from tests.planted import expect_noticed
 from tests.torture.pipeline_scenarios import PIPELINED, pipelined_history

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.core.errors import Refused
-from headwater.log.record import ChangeRecord, changes_of, record_hashes
-from headwater.log.spool import Spool, SpoolCorrupt
+from headwater.log import ChangeRecord, Spool, SpoolCorrupt, changes_of, record_hashes
 from tests.log.given import contents, encode_frame, numbered, opened, planted, spans, wait
 
 NAME = "x.logical.wal"

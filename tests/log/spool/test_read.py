@@ -12,8 +12,7 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Refused
-from headwater.log import Wal
-from headwater.log.spool import SpoolConfig, SpoolCorrupt
+from headwater.log import SpoolConfig, SpoolCorrupt, Wal
 from headwater.log.spool.codec import GroupFrame
 from headwater.log.spool.frame import GroupKind
 from headwater.log.spool.state import ReadPosition

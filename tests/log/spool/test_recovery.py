@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from headwater.core.errors import Refused
-from headwater.log.spool import SpoolConfig, SpoolCorrupt
+from headwater.log import SpoolConfig, SpoolCorrupt
 from headwater.log.spool.codec import GroupFrame
 from headwater.log.spool.frame import (
     CRC_BYTES,

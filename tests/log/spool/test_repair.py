@@ -11,8 +11,7 @@ import pytest
 from headwater.buffer import Producer, Stream, create_stream
 from headwater.core import portal
 from headwater.core.errors import Corrupt, NoSpace, Refused
-from headwater.log.record import Group, range_hash
-from headwater.log.spool import SpoolConfig, SpoolCorrupt
+from headwater.log import Group, SpoolConfig, SpoolCorrupt, range_hash
 from headwater.log.spool import scan as spool_survey
 from headwater.log.spool.codec import GroupFrame
 from headwater.log.spool.frame import GROUP_MAGIC, V3

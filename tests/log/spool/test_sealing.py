@@ -10,8 +10,7 @@ import pytest
 from headwater.core import runtime
 from headwater.core.errors import Corrupt
 from headwater.core.limits import LOG_TEND_EVERY_S
-from headwater.log.record import Group
-from headwater.log.spool import SpoolConfig, prepare_lost
+from headwater.log import Group, SpoolConfig, prepare_lost
 from headwater.testing import Simulation, simulate
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import numbered, opened, wait

@@ -7,9 +7,8 @@ import zlib
 
 from headwater.buffer.records import Operation
 from headwater.core.limits import LOG_INDEX_BYTES
-from headwater.log.record import ChangeRecord, changes_of, group_of
+from headwater.log import ChangeRecord, Spool, changes_of, group_of
 from headwater.log.record.change import DEFAULT_TERM
-from headwater.log.spool import Spool
 from headwater.log.spool.folder import SparseIndex, decode_index
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import contents, opened, planted, spans, values, wait

@@ -8,9 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.log.record import Group
-from headwater.log.record.parquet_types import check_column_type
-from headwater.log.spool import SpoolConfig
+from headwater.log import Group, SpoolConfig
+from headwater.log.record.arrow_types import check_column_type
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import PATH, closing, contents, opened, wait
 

@@ -14,10 +14,8 @@ import pytest
 
 from headwater.core import limits
 from headwater.core.errors import Denied, HeadwaterError, Unavailable
-from headwater.log import Spool, SpoolConfig
-from headwater.log.record import record_hashes
+from headwater.log import Spool, SpoolConfig, prepare_lost, record_hashes
 from headwater.log.record.group import Group
-from headwater.log.spool import prepare_lost
 from headwater.store import MemoryBackend, Store
 from headwater.tier import SegmentId, SegmentState, TopicIdPartition, TopicMetadataManager
 from headwater.tier.cache import PartitionCache

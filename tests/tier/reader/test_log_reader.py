@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, NotFound, Refused, RolledBack, Trimmed, Unavailable
-from headwater.log.record import Group, range_hash
+from headwater.log import Group, range_hash
 from headwater.log.spool.frame import SpoolCorrupt
 from headwater.store import MemoryBackend, Store
 from headwater.testing import Faults, FaultyStore, MemoryWal, Simulation, simulate

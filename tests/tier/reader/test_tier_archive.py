@@ -11,7 +11,7 @@ import pytest
 
 from headwater.core import runtime
 from headwater.log import Group, LogCopies, LogCopy, Replica, Spool, range_hash
-from headwater.log.replica import ReplicaPhase
+from headwater.log.replica.contract import ReplicaPhase
 from headwater.store import MemoryBackend, Store
 from headwater.testing import MemoryWal, Simulation, simulate
 from headwater.testing.disk import CrashKind, FaultyDisk

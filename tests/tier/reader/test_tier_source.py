@@ -10,8 +10,7 @@ import pytest
 
 from headwater.core import portal
 from headwater.core.errors import Refused
-from headwater.log.record import Group, range_hash
-from headwater.log.spool import SpoolConfig, prepare_lost
+from headwater.log import Group, SpoolConfig, prepare_lost, range_hash
 from headwater.log.spool.repair import repair
 from headwater.testing.disk import FaultyDisk
 from headwater.tier.reader import TierSource

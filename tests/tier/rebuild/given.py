@@ -6,7 +6,7 @@ import uuid
 from typing import Any
 
 from headwater.buffer.stream import create_stream
-from headwater.log.record import record_hashes
+from headwater.log import record_hashes
 from headwater.store import MemoryBackend, Store
 from headwater.tier import CoverPiece, TierCache, TopicIdPartition, TopicMetadataManager
 from headwater.tier.event_replay import DamagedEvents, EventReplay

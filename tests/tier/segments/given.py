@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 import pyarrow as pa
 
 from headwater.buffer.records import HEADERS_TYPE
-from headwater.log.record import Group
+from headwater.log import Group
 from headwater.log.record.group import NO_RECORDS
 from headwater.store import MemoryBackend, Store
 from headwater.tier import SegmentMetadata

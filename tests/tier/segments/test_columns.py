@@ -10,7 +10,7 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
-from headwater.log.record import Group
+from headwater.log import Group
 from headwater.table.catalog import RegisterCatalog
 from headwater.tier.segments import FieldIds
 from headwater.tier.segments.columns import EVERY_RECORD, ID_KEY, children

@@ -10,8 +10,7 @@ import pytest
 
 from headwater.core import limits
 from headwater.core.errors import Corrupt, NotSupported, Refused, Trimmed
-from headwater.log.record import Group, range_hash
-from headwater.log.spool import SpoolConfig
+from headwater.log import Group, SpoolConfig, range_hash
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk
 from headwater.tier import decode_event, encode_event

@@ -20,7 +20,7 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.retry import RetryPolicy
-from headwater.log.record import Group
+from headwater.log import Group
 from headwater.store import ByteRange, MemoryBackend, Object, PreconditionFailed, Store
 from headwater.testing import Faults, FaultyStore, Simulation, simulate
 from headwater.tier import SegmentId, TopicIdPartition

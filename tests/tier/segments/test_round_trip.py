@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from headwater.buffer.records import HEADERS_TYPE, Operation
 from headwater.core.errors import Corrupt, Refused
-from headwater.log.record import Group, changes_of, group_of, range_hash, record_hashes
+from headwater.log import Group, changes_of, group_of, range_hash, record_hashes
+from headwater.log.record.arrow_types import check_column_type
 from headwater.log.record.change import ChangeRecord
 from headwater.log.record.group import LOG_COLUMNS
-from headwater.log.record.parquet_types import check_column_type
 from headwater.log.spool.codec import prepare_append
 from headwater.store import MemoryBackend, Store
 from headwater.tier.segments import SegmentConfig, reading

@@ -30,7 +30,7 @@ from headwater.cli.inspection.report import InspectedObject, InspectionReport, P
 from headwater.cli.stream_view import retention_words
 from headwater.core.errors import Corrupt, NotSupported
 from headwater.core.limits import REGISTER_HISTORY
-from headwater.log.slots import SlotTable
+from headwater.log.primary.slot_register import SlotTable
 from headwater.store.register import decode_envelope
 
 _WRITERS: Final = {

@@ -3,69 +3,23 @@
 Enters: registrations, pulls and acknowledgements of replicas; what was archived; writers that wait.
 Leaves: groups of the log, without gaps; commits as a policy says; the LSN that may be pruned.
 
-    replication     `PrimaryReplication`, which contains the others
-    registry        replicas of this leader, their health, the topology epoch
-    log_retention   slots against the log: floor, limits, pruning, resuming, bootstrapping
-    commits         writers that are delayed, or wait until a record is replicated
-    config          settings, commit policies, metrics
-    service         what replicas request: `ReplicationSource`, and `PrimaryService` over this log
+    replication    `PrimaryReplication`, which contains the others
+    service        what replicas request: `ReplicationSource`, and `PrimaryService` over this log
+    registry       replicas of this leader, their health, the topology epoch
+    commits        commit policies; writers that are delayed, or wait until a record is replicated
+    config         settings and metrics
+    slot           one slot: its state, limits, and how its replica resumes
+    slot_register  all slots as one stored value, fenced by the leader's epoch
+    slot_writer    the leader's slots in memory, and writing them at a bounded rate
+    log_retention  slots against the log: floor, limits, pruning, resuming, bootstrapping
 
-Always holds: a replica counts only for what it acknowledged since it registered; a time-out is an
-unknown outcome, never a failure; what is sent has no gap; what a valid slot needs is not pruned.
+Always holds:
+
+- a replica counts only for what it acknowledged since it registered;
+- a time-out is an unknown outcome, never a failure;
+- what is sent has no gap;
+- nothing that a valid slot needs is pruned, also if the leader dies at once; slots that cannot be
+  read free nothing; a dead slot holds no more than its limits.
 """
 
-from headwater.log.primary.commits import Committed, CommitUnknown, throttle_delay_s
-from headwater.log.primary.config import (
-    AckN,
-    CommitPolicy,
-    Local,
-    Quorum,
-    Regions,
-    ReplicationConfig,
-    ReplicationMetrics,
-    parse_policy,
-)
-from headwater.log.primary.log_retention import SlotView
-from headwater.log.primary.registry import (
-    Registration,
-    ReplicaRegistry,
-    ReplicaState,
-    ReplicationProgress,
-)
-from headwater.log.primary.replication import PrimaryReplication
-from headwater.log.primary.service import (
-    Acknowledgement,
-    AcknowledgeResponse,
-    BootstrapResponse,
-    PrimaryService,
-    PullResponse,
-    RegisterResponse,
-    ReplicationSource,
-)
-
-__all__ = [
-    "AckN",
-    "AcknowledgeResponse",
-    "Acknowledgement",
-    "BootstrapResponse",
-    "CommitPolicy",
-    "CommitUnknown",
-    "Committed",
-    "Local",
-    "PrimaryReplication",
-    "PrimaryService",
-    "PullResponse",
-    "Quorum",
-    "Regions",
-    "RegisterResponse",
-    "Registration",
-    "ReplicaRegistry",
-    "ReplicaState",
-    "ReplicationConfig",
-    "ReplicationMetrics",
-    "ReplicationProgress",
-    "ReplicationSource",
-    "SlotView",
-    "parse_policy",
-    "throttle_delay_s",
-]
+__all__: list[str] = []

@@ -1,4 +1,14 @@
-"""Writers: delayed while replicas are far behind, and waiting until a record is replicated.
+"""When a write counts as replicated, and the writers that wait for it or are delayed.
+
+| policy | a record is replicated once |
+| --- | --- |
+| `local` | it is in the leader's log |
+| `ack_n:2` | two replicas have it on their disks |
+| `quorum:3` | a majority of three has it; the leader is one of them |
+| `regions:eu=1,us=1` | that many replicas of each region have it |
+
+The size of a quorum is configured, not counted from the replicas that are present: such a quorum
+would shrink to the leader alone exactly when replicas fail.
 
 Whether a policy is met is always computed from the registry, never counted up. So an
 acknowledgement of a replica that left, or lost its data, stops counting by itself.
@@ -21,22 +31,15 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused
 from headwater.core.settings import whole_number
-from headwater.log.primary.config import (
-    CommitPolicy,
-    ReplicationConfig,
-    ReplicationMetrics,
-    acknowledged_by,
-)
-from headwater.log.primary.registry import ReplicaRegistry
-from headwater.log.slots import LeaderSlots
-from headwater.log.wal import Wal
+from headwater.log.primary.registry import ReplicaState
 
 
 class CommitUnknown(OutcomeUnknown):
@@ -55,6 +58,137 @@ class CommitUnknown(OutcomeUnknown):
         """The replicas that have it."""
 
 
+class Committed(msgspec.Struct, frozen=True):
+    """A record that is in the log, and the replicas that have it."""
+
+    lsn: int
+    is_replicated: bool
+    """False if the time was over first and `on_commit_timeout` is `continue`."""
+    acknowledged_by: list[str]
+
+
+@dataclass(frozen=True)
+class Local:
+    """The leader's log is enough."""
+
+    def __str__(self) -> str:
+        return "local"
+
+    def replicated_lsn(self, replicas: Iterable[ReplicaState], current_lsn: int) -> int:
+        """The last LSN that satisfies the policy."""
+        return current_lsn
+
+
+@dataclass(frozen=True)
+class AckN:
+    """This many replicas have it."""
+
+    replicas: int
+
+    def __post_init__(self) -> None:
+        if whole_number("ack_n", self.replicas) < 1:
+            raise Refused(f"ack_n of {self.replicas} waits for no replica: use local")
+
+    def __str__(self) -> str:
+        return f"ack_n:{self.replicas}"
+
+    def replicated_lsn(self, replicas: Iterable[ReplicaState], current_lsn: int) -> int:
+        return _nth_durable(replicas, self.replicas)
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """A majority of this many members has it. The leader is a member."""
+
+    members: int
+
+    def __post_init__(self) -> None:
+        if whole_number("quorum", self.members) < 2:
+            raise Refused(
+                f"a quorum of {self.members} member is the leader alone: say local, or how many "
+                "members there are, the leader included"
+            )
+
+    def __str__(self) -> str:
+        return f"quorum:{self.members}"
+
+    def replicated_lsn(self, replicas: Iterable[ReplicaState], current_lsn: int) -> int:
+        return _nth_durable(replicas, self.members // 2)
+
+
+@dataclass(frozen=True)
+class Regions:
+    """This many replicas of each of these regions have it."""
+
+    needed: tuple[tuple[str, int], ...]
+
+    def __post_init__(self) -> None:
+        if not self.needed or any(whole_number(name, count) < 1 for name, count in self.needed):
+            raise Refused("regions: name each region with one replica or more, as in eu=1,us=2")
+        names = [region for region, _ in self.needed]
+        if len(set(names)) != len(names):
+            raise Refused("regions: one is named twice")
+
+    @classmethod
+    def of(cls, needed: Mapping[str, int]) -> Regions:
+        """By name of the region."""
+        return cls(tuple(sorted(needed.items())))
+
+    def __str__(self) -> str:
+        return "regions:" + ",".join(f"{region}={count}" for region, count in self.needed)
+
+    def replicated_lsn(self, replicas: Iterable[ReplicaState], current_lsn: int) -> int:
+        present = list(replicas)
+        return min(
+            _nth_durable((one for one in present if one.region == region), count)
+            for region, count in self.needed
+        )
+
+
+CommitPolicy = Local | AckN | Quorum | Regions
+
+
+def check_policy(name: str, policy: object) -> CommitPolicy:
+    """The policy itself; `Refused` for anything else, such as its text."""
+    if not isinstance(policy, CommitPolicy):
+        raise Refused(f"{name} is {policy!r}: give Local(), AckN(2) …, or parse_policy(text)")
+    return policy
+
+
+def acknowledged_by(replicas: Iterable[ReplicaState], lsn: int) -> list[str]:
+    """The replicas that have this record, of those that count."""
+    return sorted(one.name for one in replicas if one.is_counted and one.last_durable_lsn >= lsn)
+
+
+def parse_policy(text: str) -> CommitPolicy:
+    """A policy from its text; `Refused` says which there are."""
+    kind, _, value = text.strip().partition(":")
+    try:
+        if kind == "local" and not value:
+            return Local()
+        if kind == "ack_n":
+            return AckN(int(value))
+        if kind == "quorum":
+            return Quorum(int(value))
+        if kind == "regions":
+            pairs = [pair.partition("=") for pair in value.split(",")]
+            return Regions(tuple(sorted((name.strip(), int(count)) for name, _, count in pairs)))
+    except ValueError as error:
+        raise Refused(
+            f"commit policy {text!r}: a count is a whole number, as in ack_n:2 or regions:eu=1,us=1"
+        ) from error
+    raise Refused(
+        f"commit policy {text!r} is not known; there are local, ack_n:2, quorum:3 and "
+        "regions:eu=1,us=1"
+    )
+
+
+def _nth_durable(replicas: Iterable[ReplicaState], count: int) -> int:
+    """What this many replicas have at least; 0 if there are fewer of them."""
+    durable = sorted((one.last_durable_lsn for one in replicas if one.is_counted), reverse=True)
+    return durable[count - 1] if len(durable) >= count else 0
+
+
 def throttle_delay_s(lag_lsn: int, *, soft_lag_lsn: int, max_delay_s: float) -> float:
     """The delay at this lag: 0 up to the soft limit, `max_delay_s` from twice that on."""
     over = lag_lsn - soft_lag_lsn
@@ -64,12 +198,11 @@ def throttle_delay_s(lag_lsn: int, *, soft_lag_lsn: int, max_delay_s: float) -> 
 
 
 class FlowControl:
-    """Delays writers while replicas are far behind."""
+    """Delays writers while replicas are far behind; without `soft_lag_lsn` none."""
 
     def __init__(
         self, lag_lsn: Callable[[], int], *, soft_lag_lsn: int | None, max_delay_s: float
     ) -> None:
-        """Without `soft_lag_lsn` no writer is delayed."""
         self._lag_lsn = lag_lsn
         self._soft_lag_lsn = soft_lag_lsn
         self._max_delay_s = max_delay_s
@@ -108,7 +241,6 @@ class FlowControl:
             self._released.set()
 
 
-ReplicatedLsn = Callable[[CommitPolicy], int]
 WaitEntry = tuple[int, int, asyncio.Future[None]]
 """An LSN, the order of arrival, and the future to resolve."""
 
@@ -131,7 +263,6 @@ class _WaitQueue:
         heapq.heappush(self._heap, entry)
 
     def count_cancelled(self) -> None:
-        """Note that an entry was cancelled."""
         self._cancelled += 1
         if 2 * self._cancelled > len(self._heap):
             self._heap = [entry for entry in self._heap if not entry[2].cancelled()]
@@ -139,7 +270,6 @@ class _WaitQueue:
             self._cancelled = 0
 
     def resolve_through(self, lsn: int) -> None:
-        """Resolve all entries at or below this LSN."""
         while self._heap and self._heap[0][0] <= lsn:
             waiting = heapq.heappop(self._heap)[2]
             if waiting.cancelled():
@@ -154,9 +284,9 @@ class _WaitQueue:
 
 
 class CommitWaiter:
-    """Those who wait, by policy and LSN."""
+    """The writers that wait, by policy and LSN."""
 
-    def __init__(self, replicated_lsn: ReplicatedLsn) -> None:
+    def __init__(self, replicated_lsn: Callable[[CommitPolicy], int]) -> None:
         self._replicated_lsn = replicated_lsn
         self._waiting: dict[CommitPolicy, _WaitQueue] = {}
         self._turn = itertools.count()
@@ -199,125 +329,3 @@ class CommitWaiter:
         for queue in self._waiting.values():
             queue.end(error)
         self._waiting.clear()
-
-
-class Committed(msgspec.Struct, frozen=True):
-    """A record that is in the log, and who has it besides."""
-
-    lsn: int
-    is_replicated: bool
-    """False if the time was over first and `on_commit_timeout` is `continue`."""
-    acknowledged_by: list[str]
-
-
-class Commits:
-    """The writers of one leader, and what its replicas acknowledged."""
-
-    def __init__(
-        self,
-        wal: Wal,
-        registry: ReplicaRegistry,
-        slots: LeaderSlots,
-        config: ReplicationConfig,
-        metrics: ReplicationMetrics,
-    ) -> None:
-        self.wal = wal
-        self.config = config
-        self.metrics = metrics
-        self.waiter = CommitWaiter(self.replicated_lsn)
-        self.flow = FlowControl(
-            self._flow_lag_lsn, soft_lag_lsn=config.soft_lag_lsn, max_delay_s=config.max_delay_s
-        )
-        self._registry = registry
-        self._slots = slots
-
-    def replicated_lsn(self, policy: CommitPolicy | None = None) -> int:
-        """The last record that is replicated as the policy says."""
-        chosen = policy or self.config.commit_policy
-        return chosen.replicated_lsn(self._registry.replicas(), self.wal.current_lsn())
-
-    async def wait_committed(
-        self, lsn: int, *, policy: CommitPolicy | None = None, timeout_s: float | None = None
-    ) -> Committed:
-        """Wait until a record that is in the log is replicated.
-
-        A time-out is `CommitUnknown`, or with `on_commit_timeout="continue"` an answer that says
-        so. It takes nothing back: the record is in the log, and replicas will have it. A leader
-        that stopped or was overtaken says `CommitUnknown` under every policy.
-        """
-        chosen = policy or self.config.commit_policy
-        timeout_s = self.config.commit_timeout_s if timeout_s is None else timeout_s
-        if not isinstance(chosen, CommitPolicy):
-            raise Refused(f"policy is {chosen!r}: give one, as AckN(2), or parse_policy of words")
-        if not timeout_s >= 0:
-            raise Refused(f"timeout_s is {timeout_s}: it must be 0 or more")
-        if whole_number("lsn", lsn) < 1:
-            raise Refused(f"LSN {lsn} is no record's: they begin at 1")
-        if lsn > self.wal.current_lsn():
-            raise Refused(
-                f"LSN {lsn} is not in the log, which ends at {self.wal.current_lsn()}: wait for a "
-                "record after it was appended"
-            )
-        began_s = runtime.monotonic_s()
-        in_time = await self.waiter.wait(lsn, chosen, timeout_s=timeout_s)
-        acked = acknowledged_by(self._registry.replicas(), lsn)
-        if in_time:
-            self.metrics.commit_seconds.observe(runtime.monotonic_s() - began_s)
-            return Committed(lsn, True, acked)
-        self.metrics.commit_timeouts[str(chosen)] += 1
-        if self.config.on_commit_timeout == "continue":
-            return Committed(lsn, False, acked)
-        raise CommitUnknown(
-            f"LSN {lsn} is in the log, but {chosen} was not met within "
-            f"{runtime.monotonic_s() - began_s:.1f} s: {', '.join(acked) or 'no replica'} has it. "
-            "It may still be replicated: do not write it again",
-            lsn=lsn,
-            policy=str(chosen),
-            acknowledged_by=tuple(acked),
-        )
-
-    async def admit(self) -> float:
-        """Delay a writer if replicas are far behind; returns for how long."""
-        held_s = await self.flow.admit()
-        if held_s:
-            self.metrics.held_up += 1
-            self.metrics.held_up_seconds.observe(held_s)
-        return held_s
-
-    def evaluate(self) -> None:
-        """Resolve writers whose policy is met, and end delays: replicas have changed."""
-        self.waiter.evaluate()
-        self.flow.evaluate()
-
-    def stop(self) -> None:
-        """End all waiting writers with `CommitUnknown`: the leader stops."""
-        self.waiter.end(lambda: CommitUnknown("the leader stops: the record is in its log"))
-
-    def fail(self, failure: HeadwaterError) -> None:
-        """This leader can no longer know who has what."""
-        self.waiter.end(
-            lambda: CommitUnknown(
-                f"the record is in this leader's log; who else will have it is not known: {failure}"
-            )
-        )
-
-    def _flow_lag_lsn(self) -> int:
-        """The lag of the slowest replica that is healthy, has acknowledged, and is not
-        bootstrapping.
-
-        It counts from the slot if that is higher: a replica that is still compared below its slot
-        has those records.
-        """
-        slowest = min(
-            (
-                max(one.last_acked_lsn, self._held_lsn(one.name))
-                for one in self._registry.replicas()
-                if one.healthy and one.is_counted and one.last_acked_lsn
-            ),
-            default=None,
-        )
-        return 0 if slowest is None else max(0, self.wal.current_lsn() - slowest)
-
-    def _held_lsn(self, name: str) -> int:
-        slot = self._slots.find(name)
-        return 0 if slot is None else slot.restart_lsn

@@ -17,29 +17,28 @@ import msgspec
 from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown, Refused, Unavailable
 from headwater.log.primary.config import ReplicationMetrics
-from headwater.log.slots import (
+from headwater.log.primary.slot import (
     BootstrapPlan,
     FullRebootstrap,
     InvalidationCause,
     LagClock,
-    PartialResync,
     ResumeMode,
     RetentionLimits,
     Slot,
     SlotLag,
     SlotStatus,
-    SlotWriter,
     exceeded_limit,
     is_comparable,
     plan_bootstrap,
     plan_resume,
     slot_status,
 )
+from headwater.log.primary.slot_writer import SlotWriter
 from headwater.log.wal import Wal
 
 
 class SlotView(msgspec.Struct, frozen=True):
-    """What one slot holds, and for whom."""
+    """One slot: its status, and how far its replica is behind."""
 
     name: str
     status: SlotStatus
@@ -55,32 +54,6 @@ class SlotView(msgspec.Struct, frozen=True):
     bootstrapping: bool
     cause: InvalidationCause | None
     """Why it was given up."""
-
-
-def slot_view(
-    slot: Slot,
-    lag: SlotLag,
-    held: SlotLag,
-    bounds: RetentionLimits,
-    *,
-    oldest_lsn: int,
-    archived_lsn: int,
-    is_active: bool,
-) -> SlotView:
-    """The view of a slot at this moment: what its replica lacks, and what is held for it alone."""
-    not_in_log = slot.restart_lsn - slot.confirmed_lsn if slot.bootstrapping else 0
-    return SlotView(
-        slot.name,
-        slot_status(slot, held, bounds, oldest_lsn=oldest_lsn, archived_lsn=archived_lsn),
-        slot.restart_lsn,
-        slot.confirmed_lsn,
-        lag.lsn + max(0, not_in_log),
-        lag.bytes,
-        lag.seconds,
-        None if is_active else slot.last_seen_ms,
-        slot.bootstrapping,
-        None if slot.invalidation is None else slot.invalidation.cause,
-    )
 
 
 _log: Final = logging.getLogger("headwater")
@@ -111,7 +84,7 @@ class LogRetention:
         """The first record that a replica can count on."""
         return max(self.wal.oldest_lsn(), self._pruning_lsn + 1)
 
-    def hold(self, name: str, position_lsn: int | None) -> Slot:
+    def register(self, name: str, position_lsn: int | None) -> Slot:
         """The slot of a replica that registers with this position, created if needed."""
         self.slot_writer.check()
         slot = self.slots.find(name)
@@ -141,11 +114,11 @@ class LogRetention:
                 self.slots.invalidate(slot.name, slot.invalidation.cause)
 
     def enforce_limits(self) -> list[tuple[str, InvalidationCause]]:
-        """Give up slots that are beyond a limit; which, and why."""
+        """Give up slots that are beyond a limit; returns their names and causes."""
         self._lag_clock.note(runtime.monotonic_s(), self.wal.current_lsn())
         given_up = []
         for slot in self.slots.all():
-            cause = exceeded_limit(self._held(slot), self._bounds) if slot.is_valid else None
+            cause = exceeded_limit(self._kept(slot), self._bounds) if slot.is_valid else None
             if cause is not None:
                 self._invalidate(slot.name, cause)
                 given_up.append((slot.name, cause))
@@ -159,7 +132,7 @@ class LogRetention:
             try:
                 await self.slot_writer.settle()
             except (Unavailable, OutcomeUnknown, Refused):
-                self._metrics.prunes_held += 1
+                self._metrics.prunes_cut_short += 1
         self.slot_writer.check()
         prune_lsn = min(self._may_prune(self.slots.floor_lsn()), self.wal.current_lsn())
         if prune_lsn > 0:
@@ -169,23 +142,18 @@ class LogRetention:
         return prune_lsn
 
     def rebootstrap_reason(self, name: str, position_lsn: int | None) -> InvalidationCause | None:
-        """Why a replica cannot resume from here; None if it can. Marks a lost slot as invalid."""
-        slot = self.slots.find(name)
-        mode = self._plan(slot, position_lsn)
-        if isinstance(mode, PartialResync):
-            return None
-        if slot is not None and mode.cause is InvalidationCause.WAL_REMOVED:
-            self._invalidate(name, mode.cause)
-        return mode.cause
+        """Why a replica cannot resume from here; None if it can."""
+        mode = self._plan(name, position_lsn)
+        return mode.cause if isinstance(mode, FullRebootstrap) else None
 
     def plan_resume(self, name: str, position_lsn: int | None) -> ResumeMode:
         """How a replica resumes; counted in the metrics."""
-        cause = self.rebootstrap_reason(name, position_lsn)
-        if cause is not None:
-            self._metrics.full_rebootstraps[cause.value] += 1
-            return FullRebootstrap(cause)
-        self._metrics.partial_resyncs += 1
-        return self._plan(self.slots.find(name), position_lsn)
+        mode = self._plan(name, position_lsn)
+        if isinstance(mode, FullRebootstrap):
+            self._metrics.full_rebootstraps[mode.cause.value] += 1
+        else:
+            self._metrics.partial_resyncs += 1
+        return mode
 
     def begin_bootstrap(self, name: str, image_lsn: int | None) -> BootstrapPlan:
         """Plan a fresh copy, and keep the log after it from here on."""
@@ -197,8 +165,8 @@ class LogRetention:
             raise Refused(f"replica {name!r} cannot be bootstrapped: {plan.why}")
         # The image was not acknowledged; what the replica had acknowledged before stays.
         before = self.slots.find(name)
-        known_lsn = 0 if before is None else min(before.confirmed_lsn, plan.after_lsn)
-        self.slots.create(name, plan.after_lsn, bootstrapping=True, confirmed_lsn=known_lsn)
+        confirmed_lsn = 0 if before is None else min(before.confirmed_lsn, plan.after_lsn)
+        self.slots.create(name, plan.after_lsn, bootstrapping=True, confirmed_lsn=confirmed_lsn)
         return plan
 
     def complete_bootstrap(self, name: str, lsn: int) -> Slot:
@@ -237,23 +205,31 @@ class LogRetention:
                 f"the log begins at LSN {self.oldest_lsn()}, and what follows {since_lsn} was "
                 f"pruned: register again with what replica {name!r} has"
             )
-        return self.mark_removed(name)
-
-    def mark_removed(self, name: str) -> FullRebootstrap:
-        """Invalidate a slot because the log no longer has what its replica needs."""
         self._invalidate(name, InvalidationCause.WAL_REMOVED)
         return FullRebootstrap(InvalidationCause.WAL_REMOVED)
 
     def view(self, slot: Slot, *, is_active: bool) -> SlotView:
-        """The view of a slot."""
-        return slot_view(
+        """The view of a slot: what its replica lacks, and what is kept for it alone."""
+        lag, kept = self._lag(slot), self._kept(slot)
+        copied_lsns = slot.restart_lsn - slot.confirmed_lsn if slot.bootstrapping else 0
+        status = slot_status(
             slot,
-            self._lag(slot),
-            self._held(slot),
+            kept,
             self._bounds,
             oldest_lsn=self.oldest_lsn(),
             archived_lsn=self.archived_lsn,
-            is_active=is_active,
+        )
+        return SlotView(
+            slot.name,
+            status,
+            slot.restart_lsn,
+            slot.confirmed_lsn,
+            lag.lsn + max(0, copied_lsns),
+            lag.bytes,
+            lag.seconds,
+            None if is_active else slot.last_seen_ms,
+            slot.bootstrapping,
+            None if slot.invalidation is None else slot.invalidation.cause,
         )
 
     def _new_slot(self, name: str, position_lsn: int | None) -> Slot:
@@ -266,10 +242,17 @@ class LogRetention:
         # What the replica has does not reach the log: it needs a copy, and its slot says so.
         return self.slots.create(name, current_lsn, bootstrapping=True, confirmed_lsn=0)
 
-    def _plan(self, slot: Slot | None, position_lsn: int | None) -> ResumeMode:
-        return plan_resume(
-            slot, position_lsn, oldest_lsn=self.oldest_lsn(), current_lsn=self.wal.current_lsn()
+    def _plan(self, name: str, position_lsn: int | None) -> ResumeMode:
+        """How a replica resumes. A slot whose records are gone is invalid from then on."""
+        mode = plan_resume(
+            self.slots.find(name),
+            position_lsn,
+            oldest_lsn=self.oldest_lsn(),
+            current_lsn=self.wal.current_lsn(),
         )
+        if isinstance(mode, FullRebootstrap) and mode.cause is InvalidationCause.WAL_REMOVED:
+            self._invalidate(name, mode.cause)
+        return mode
 
     def _has_lost_some(self, slot: Slot, position_lsn: int) -> bool:
         """Whether a replica has less than it acknowledged, and the log still has the rest.
@@ -310,7 +293,7 @@ class LogRetention:
             self.slots.idle_s(slot.name),
         )
 
-    def _held(self, slot: Slot) -> SlotLag:
+    def _kept(self, slot: Slot) -> SlotLag:
         """What the log keeps for this slot alone.
 
         What is not archived is kept anyway. If it counted, a slow replica of a log that is longer

@@ -8,10 +8,6 @@
 
 Methods that change state are synchronous and use neither store nor disk; methods that wait are
 coroutines. Replicas connect through `PrimaryService`.
-
-Always holds: a replica counts towards a commit only with what it acknowledged since it registered;
-every waiting writer gets an answer; nothing that a valid slot needs is pruned (see
-`log_retention`).
 """
 
 from __future__ import annotations
@@ -25,8 +21,16 @@ from headwater.core import runtime
 from headwater.core.errors import Fenced, HeadwaterError, Refused, Unavailable
 from headwater.core.limits import LSN_MAX
 from headwater.core.settings import whole_number
-from headwater.log.primary.commits import Commits, Committed
-from headwater.log.primary.config import CommitPolicy, ReplicationConfig, ReplicationMetrics
+from headwater.log.primary.commits import (
+    CommitPolicy,
+    Committed,
+    CommitUnknown,
+    CommitWaiter,
+    FlowControl,
+    acknowledged_by,
+    check_policy,
+)
+from headwater.log.primary.config import ReplicationConfig, ReplicationMetrics
 from headwater.log.primary.log_retention import LogRetention, SlotView
 from headwater.log.primary.registry import (
     Registration,
@@ -34,27 +38,21 @@ from headwater.log.primary.registry import (
     ReplicaState,
     ReplicationProgress,
 )
-from headwater.log.slots import (
-    BootstrapPlan,
-    InvalidationCause,
-    ResumeMode,
-    Slot,
-    SlotRegister,
-    SlotWriter,
-)
+from headwater.log.primary.slot import BootstrapPlan, Slot
+from headwater.log.primary.slot_register import SlotRegister
+from headwater.log.primary.slot_writer import SlotWriter
 from headwater.log.wal import Wal
 
+_log: Final = logging.getLogger("headwater")
 
-def check_position(what: str, given: int) -> int:
+
+def check_position(name: str, value: int) -> int:
     """A position in the log, or a count; `Refused` if it is not a whole number from 0 on.
 
     Slots are stored as one value: a number that cannot be stored would keep the slots of all other
     replicas from being stored, and so the log from being pruned.
     """
-    return whole_number(what, given, at_least=0, at_most=LSN_MAX)
-
-
-_log: Final = logging.getLogger("headwater")
+    return whole_number(name, value, at_least=0, at_most=LSN_MAX)
 
 
 class PrimaryReplication:
@@ -64,18 +62,21 @@ class PrimaryReplication:
         self, wal: Wal, slot_writer: SlotWriter, config: ReplicationConfig | None = None
     ) -> None:
         """Use `PrimaryReplication.open`."""
-        self.config = config or ReplicationConfig()
+        self.config = config = config or ReplicationConfig()
         self.metrics = ReplicationMetrics()
         self.wal = wal
-        self.retention = LogRetention(wal, slot_writer, self.config.retention, self.metrics)
-        self._slot_writer = slot_writer
-        self._slots = slot_writer.slots
-        self._registry = ReplicaRegistry(self._slots.leader_epoch)
-        self.commits = Commits(wal, self._registry, self._slots, self.config, self.metrics)
+        self.slot_writer = slot_writer
+        self.slots = slot_writer.slots
+        self.registry = ReplicaRegistry(self.slots.leader_epoch)
+        self.retention = LogRetention(wal, slot_writer, config.retention, self.metrics)
+        self.commit_waiter = CommitWaiter(self.replicated_lsn)
+        self._flow_control = FlowControl(
+            self._flow_lag_lsn, soft_lag_lsn=config.soft_lag_lsn, max_delay_s=config.max_delay_s
+        )
         self._sweeping: asyncio.Task[None] | None = None
         self._is_closed = False
-        slot_writer.on_dropped = self._dropped_elsewhere
-        slot_writer.on_failure = self.commits.fail
+        slot_writer.on_dropped = self._note_dropped
+        slot_writer.on_failure = self._fail
 
     @classmethod
     async def open(
@@ -113,60 +114,45 @@ class PrimaryReplication:
 
     def start(self) -> None:
         """Write slots and sweep replicas, every few seconds, until `close`."""
-        self._slot_writer.start()
+        self.slot_writer.start()
         if self._sweeping is None:
             self._sweeping = runtime.spawn(self._run_sweeps(), name="headwater-replicas")
 
     async def __aenter__(self) -> Self:
-        """Started; the block's end closes it."""
         self.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """See `close`."""
         await self.close()
 
     async def close(self) -> None:
         """End all waiting writers, store the slots, and stop."""
         self._is_closed = True
-        self.commits.stop()
+        self.commit_waiter.end(lambda: CommitUnknown("the leader stops: the record is in its log"))
         sweeping, self._sweeping = self._sweeping, None
         if sweeping is not None:
             sweeping.cancel()
             await asyncio.wait((sweeping,))
-        await self._slot_writer.close()
+        await self.slot_writer.close()
 
     @property
     def term(self) -> int:
         """The leader's epoch."""
-        return self._slots.leader_epoch
+        return self.slots.leader_epoch
 
     def check_leading(self) -> None:
         """Raise `Fenced` once a newer leader is known, and `Unavailable` once closed: slots are no
         longer stored then."""
-        if isinstance(self._slot_writer.failure, Fenced):
-            self._slot_writer.check()
+        if isinstance(self.slot_writer.failure, Fenced):
+            self.slot_writer.check()
         if self._is_closed:
             raise Unavailable("this leader was closed: ask the next one")
 
-    # Who replicates
-
-    @property
-    def topology_epoch(self) -> int:
-        """Rises whenever the set of replicas, their health or their bootstraps change."""
-        return self._registry.topology_epoch
-
-    def replicas(self) -> list[ReplicaState]:
-        """All registered replicas."""
-        return self._registry.replicas()
-
-    def replica(self, name: str, *, session: str | None = None) -> ReplicaState:
-        """One replica; `NotFound`, or `Fenced` if the name was registered again since."""
-        return self._registry.get(name, session=session)
+    # Replicas
 
     def progress(self) -> ReplicationProgress | None:
         """The progress of all replicas together; None if there are none."""
-        return ReplicationProgress.from_replicas(self._registry.replicas())
+        return ReplicationProgress.from_replicas(self.registry.replicas())
 
     def register_replica(
         self,
@@ -185,42 +171,41 @@ class PrimaryReplication:
         check_group_name(name)
         if position_lsn is not None:
             position_lsn = check_position("position_lsn", position_lsn)
-        slot = self.retention.hold(name, position_lsn)
-        state = self._registry.register(
+        slot = self.retention.register(name, position_lsn)
+        state = self.registry.register(
             name,
             region=region,
             sent_lsn=min(max(slot.restart_lsn, position_lsn or 0), self.wal.current_lsn()),
             position_lsn=position_lsn,
             by_pull=by_pull,
         )
-        self._evaluate()
+        self.evaluate()
         return Registration(state.session, slot.restart_lsn, slot.confirmed_lsn)
 
     def ensure_replica_registered(self, name: str, *, position_lsn: int | None = None) -> bool:
         """Register a replica that only pulls, the first time it does; whether this was it."""
-        if name in self._registry:
+        if name in self.registry:
             return False
         self.register_replica(name, position_lsn=position_lsn, by_pull=True)
         return True
 
     def unregister_replica(self, name: str) -> bool:
         """Remove a replica until it registers again; its slot stays, and keeps the log."""
-        left = self._registry.unregister(name)
-        if left:
-            self._evaluate()
-        return left
+        is_removed = self.registry.unregister(name)
+        self.evaluate()
+        return is_removed
 
     def set_replica_rebootstrapping(self, name: str, rebootstrapping: bool) -> bool:
         """Whether it loads a fresh copy, so that readers who must see their writes go elsewhere."""
-        known = self._registry.set_rebootstrapping(name, rebootstrapping)
-        self._evaluate()
-        return known
+        is_registered = self.registry.set_rebootstrapping(name, rebootstrapping)
+        self.evaluate()
+        return is_registered
 
     def note_replica_pull(self, name: str, last_sent_lsn: int) -> None:
         """A replica was sent records through this one."""
-        self._registry.note_pull(name, last_sent_lsn)
-        if self._slots.find(name) is not None:
-            self._slots.touch(name)
+        self.registry.note_pull(name, last_sent_lsn)
+        if self.slots.find(name) is not None:
+            self.slots.touch(name)
 
     def acknowledge(
         self,
@@ -240,17 +225,17 @@ class PrimaryReplication:
         apply_error_count = check_position("apply_error_count", apply_error_count)
         divergence_count = check_position("divergence_count", divergence_count)
         self.check_known(name, max(applied_lsn, durable_lsn))
-        state = self._registry.acknowledge(
+        state = self.registry.acknowledge(
             name,
             applied_lsn=applied_lsn,
             durable_lsn=durable_lsn,
             apply_error_count=apply_error_count,
             divergence_count=divergence_count,
         )
-        if self._slots.find(name) is not None:
-            self._slots.advance(name, applied_lsn=applied_lsn, durable_lsn=durable_lsn)
+        if self.slots.find(name) is not None:
+            self.slots.advance(name, applied_lsn=applied_lsn, durable_lsn=durable_lsn)
         self.metrics.acknowledgements += 1
-        self._evaluate()
+        self.evaluate()
         return state
 
     def check_known(self, name: str, lsn: int) -> None:
@@ -259,40 +244,28 @@ class PrimaryReplication:
         Also if the replica registered with it: a log that ends below it may get other records there
         than the replica has.
         """
-        known_lsn = max(self._registry.get(name).last_sent_lsn, self.wal.current_lsn())
-        if lsn > known_lsn:
+        end_lsn = max(self.registry.get(name).last_sent_lsn, self.wal.current_lsn())
+        if lsn > end_lsn:
             raise Refused(
-                f"replica {name!r} is at LSN {lsn}, and the log ends at {known_lsn}: it is not a "
+                f"replica {name!r} is at LSN {lsn}, and the log ends at {end_lsn}: it is not a "
                 "copy of this log, unless the log gets there and it is compared"
             )
 
     def sweep(self) -> None:
         """Update the health of replicas, and give up slots beyond their limits."""
-        for state in self._registry.sweep(self.config.health_timeout_s):
+        for state in self.registry.sweep(self.config.health_timeout_s):
             self.metrics.health_flips["healthy" if state.healthy else "unhealthy"] += 1
-        self.enforce_retention_limits()
-        self._evaluate()
+        self.retention.enforce_limits()
+        self.evaluate()
 
     # What the log is kept for
 
-    def slots(self) -> list[Slot]:
-        """The slots as they are at this moment."""
-        return self._slots.all()
-
-    def slot(self, name: str) -> Slot:
-        """The slot of this name; `NotFound` if its replica has to register."""
-        return self._slots.get(name)
-
     def slot_views(self) -> list[SlotView]:
         """The slots with their status, lag, and how long they are unused."""
-        healthy = {one.name for one in self._registry.replicas() if one.healthy}
+        healthy = {one.name for one in self.registry.replicas() if one.healthy}
         return [
-            self.retention.view(slot, is_active=slot.name in healthy) for slot in self._slots.all()
+            self.retention.view(slot, is_active=slot.name in healthy) for slot in self.slots.all()
         ]
-
-    def enforce_retention_limits(self) -> list[tuple[str, InvalidationCause]]:
-        """Give up slots that are beyond a limit; which, and why."""
-        return self.retention.enforce_limits()
 
     async def prune_retained_wal_through(self, archived_lsn: int) -> int:
         """Prune what is archived elsewhere and no slot needs; the LSN through which it went.
@@ -302,23 +275,13 @@ class PrimaryReplication:
         """
         return await self.retention.prune_through(check_position("archived_lsn", archived_lsn))
 
-    def slot_rebootstrap_reason(
-        self, name: str, position_lsn: int | None = None
-    ) -> InvalidationCause | None:
-        """Why a replica cannot resume from here; None if it can. Marks a lost slot as invalid."""
-        return self.retention.rebootstrap_reason(name, position_lsn)
-
-    def plan_replica_resume(self, name: str, position_lsn: int | None = None) -> ResumeMode:
-        """How a replica resumes; counted in the metrics."""
-        return self.retention.plan_resume(name, position_lsn)
-
     def begin_rebootstrap(self, name: str, *, image_lsn: int | None = None) -> BootstrapPlan:
         """Plan a fresh copy from an image of everything through `image_lsn`, or from the log alone.
 
         The log after it is kept from here on. `Refused` says why there is nothing to begin from.
         """
         self.check_leading()
-        self._registry.get(name)
+        self.registry.get(name)
         if image_lsn is not None:
             image_lsn = check_position("image_lsn", image_lsn)
         plan = self.retention.begin_bootstrap(name, image_lsn)
@@ -331,34 +294,64 @@ class PrimaryReplication:
         lsn = check_position("lsn", lsn)
         self.check_known(name, lsn)
         slot = self.retention.complete_bootstrap(name, lsn)
-        self._registry.renew(name, lsn)
+        self.registry.renew(name, lsn)
         self.metrics.slots_renewed += 1
-        self._evaluate()
+        self.evaluate()
         return slot
 
     def drop_slot(self, name: str) -> bool:
         """Drop a slot and its replica; whether there was one. It frees the log once stored."""
-        self._registry.unregister(name)
-        dropped = self._slots.drop(name)
+        self.registry.unregister(name)
+        dropped = self.slots.drop(name)
         self.metrics.slots_dropped += dropped
-        self._evaluate()
+        self.evaluate()
         return dropped
-
-    async def settle_slots(self) -> None:
-        """Return once the slots, as they are now, would survive this leader."""
-        await self._slot_writer.settle()
 
     # Commits
 
     def replicated_lsn(self, policy: CommitPolicy | None = None) -> int:
         """The last record that is replicated as the policy says."""
-        return self.commits.replicated_lsn(policy)
+        policy = policy or self.config.commit_policy
+        return policy.replicated_lsn(self.registry.replicas(), self.wal.current_lsn())
 
     async def wait_committed(
         self, lsn: int, *, policy: CommitPolicy | None = None, timeout_s: float | None = None
     ) -> Committed:
-        """Wait until a record that is in the log is replicated; see `Commits.wait_committed`."""
-        return await self.commits.wait_committed(lsn, policy=policy, timeout_s=timeout_s)
+        """Wait until a record that is in the log is replicated.
+
+        A time-out is `CommitUnknown`, or with `on_commit_timeout="continue"` an answer that says
+        so. It takes nothing back: the record is in the log, and replicas will have it. A leader
+        that stopped or was overtaken says `CommitUnknown` under every policy.
+        """
+        policy = check_policy("policy", policy or self.config.commit_policy)
+        timeout_s = self.config.commit_timeout_s if timeout_s is None else timeout_s
+        if not timeout_s >= 0:
+            raise Refused(f"timeout_s is {timeout_s}: it must be 0 or more")
+        if whole_number("lsn", lsn) < 1:
+            raise Refused(f"LSN {lsn} is no record's: they begin at 1")
+        if lsn > self.wal.current_lsn():
+            raise Refused(
+                f"LSN {lsn} is not in the log, which ends at {self.wal.current_lsn()}: wait for a "
+                "record after it was appended"
+            )
+        began_s = runtime.monotonic_s()
+        is_in_time = await self.commit_waiter.wait(lsn, policy, timeout_s=timeout_s)
+        waited_s = runtime.monotonic_s() - began_s
+        acked = acknowledged_by(self.registry.replicas(), lsn)
+        if is_in_time:
+            self.metrics.commit_seconds.observe(waited_s)
+            return Committed(lsn, True, acked)
+        self.metrics.commit_timeouts[str(policy)] += 1
+        if self.config.on_commit_timeout == "continue":
+            return Committed(lsn, False, acked)
+        raise CommitUnknown(
+            f"LSN {lsn} is in the log, but {policy} was not met within {waited_s:.1f} s: "
+            f"{', '.join(acked) or 'no replica'} has it. It may still be replicated: do not write "
+            "it again",
+            lsn=lsn,
+            policy=str(policy),
+            acknowledged_by=tuple(acked),
+        )
 
     async def admit(self) -> float:
         """Delay a writer if replicas are far behind; returns for how long.
@@ -366,14 +359,41 @@ class PrimaryReplication:
         `Fenced` once a newer leader is known.
         """
         self.check_leading()
-        return await self.commits.admit()
+        delayed_s = await self._flow_control.admit()
+        if delayed_s:
+            self.metrics.writers_delayed += 1
+            self.metrics.writer_delay_seconds.observe(delayed_s)
+        return delayed_s
 
-    # Inside
+    def evaluate(self) -> None:
+        """Resolve writers whose policy is met, and end delays: replicas have changed."""
+        self.commit_waiter.evaluate()
+        self._flow_control.evaluate()
 
-    def _evaluate(self) -> None:
-        self.commits.evaluate()
+    def _flow_lag_lsn(self) -> int:
+        """The lag of the slowest replica that is healthy, has acknowledged, and is not
+        bootstrapping.
 
-    def _dropped_elsewhere(self, names: list[str]) -> None:
+        It counts from the slot if that is higher: a replica that is still compared below its slot
+        has those records.
+        """
+        positions = []
+        for one in self.registry.replicas():
+            if one.healthy and one.is_counted and one.last_acked_lsn:
+                slot = self.slots.find(one.name)
+                positions.append(max(one.last_acked_lsn, 0 if slot is None else slot.restart_lsn))
+        return max(0, self.wal.current_lsn() - min(positions)) if positions else 0
+
+    def _fail(self, failure: HeadwaterError) -> None:
+        """The slots can no longer be stored: this leader does not know which replicas count."""
+        self.commit_waiter.end(
+            lambda: CommitUnknown(
+                "the record is in this leader's log; which replicas will have it is not known: "
+                f"{failure}"
+            )
+        )
+
+    def _note_dropped(self, names: list[str]) -> None:
         for name in names:
             self.metrics.slots_dropped += 1
             self.unregister_replica(name)

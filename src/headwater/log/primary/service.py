@@ -26,12 +26,18 @@ from headwater.core import limits
 from headwater.core.errors import Refused
 from headwater.core.settings import whole_number
 from headwater.log.primary.replication import PrimaryReplication, check_position
+from headwater.log.primary.slot import (
+    BootstrapPlan,
+    FullRebootstrap,
+    InvalidationCause,
+    ResumeMode,
+    Slot,
+)
 from headwater.log.record.group import Group
-from headwater.log.slots import BootstrapPlan, FullRebootstrap, InvalidationCause, ResumeMode, Slot
 
 
 class RegisterResponse(msgspec.Struct, frozen=True):
-    """The answer to `register`."""
+    """The answer to `ReplicationSource.register`."""
 
     term: int
     session: str
@@ -155,23 +161,22 @@ class PrimaryService:
     async def register(
         self, name: str, position_lsn: int, *, region: str | None = None
     ) -> RegisterResponse:
-        """See `ReplicationSource`."""
         primary = self._primary
         position_lsn = check_position("position_lsn", position_lsn)
         registration = primary.register_replica(name, region=region, position_lsn=position_lsn)
-        resume = primary.plan_replica_resume(name, position_lsn)
-        await primary.settle_slots()
+        resume = primary.retention.plan_resume(name, position_lsn)
+        await primary.slot_writer.settle()
         # The name may have been registered again, or dropped, while this was stored.
-        primary.replica(name, session=registration.session)
+        primary.registry.get(name, session=registration.session)
         # Before it was stored, the slot may have been given up and the log pruned.
-        cause = primary.slot_rebootstrap_reason(name, position_lsn)
+        cause = primary.retention.rebootstrap_reason(name, position_lsn)
         if cause is not None:
             resume = FullRebootstrap(cause)
         return RegisterResponse(
             primary.term,
             registration.session,
             resume,
-            primary.topology_epoch,
+            primary.registry.topology_epoch,
             registration.restart_lsn,
             registration.confirmed_lsn,
             primary.retention.oldest_lsn(),
@@ -188,15 +193,14 @@ class PrimaryService:
         max_bytes: int = limits.PULL_MAX_BYTES,
         wait_s: float = 0.0,
     ) -> PullResponse:
-        """See `ReplicationSource`."""
         primary = self._primary
         primary.check_leading()
         since_lsn = check_position("since_lsn", since_lsn)
         max_records = whole_number("max_records", max_records, at_least=1)
         max_bytes = whole_number("max_bytes", max_bytes, at_least=1)
         if session is None and primary.ensure_replica_registered(name, position_lsn=since_lsn):
-            await primary.settle_slots()
-            resume = primary.plan_replica_resume(name, since_lsn)
+            await primary.slot_writer.settle()
+            resume = primary.retention.plan_resume(name, since_lsn)
             if isinstance(resume, FullRebootstrap):
                 return self._rebootstrap_response(since_lsn, resume)
         session = self._registered(name, session)
@@ -214,7 +218,7 @@ class PrimaryService:
             max_bytes=min(max_bytes, limits.PULL_MAX_BYTES),
         )
         primary.check_leading()
-        primary.replica(name, session=session)
+        primary.registry.get(name, session=session)
         # Nothing to send may mean that it was pruned to its end meanwhile.
         if (groups[0].first_lsn if groups else primary.wal.oldest_lsn()) > since_lsn + 1:
             return self._rebootstrap_response(
@@ -229,13 +233,12 @@ class PrimaryService:
             groups,
             through_lsn,
             primary.wal.current_lsn(),
-            primary.topology_epoch,
+            primary.registry.topology_epoch,
         )
 
     async def acknowledge(
         self, name: str, progress: Acknowledgement, *, session: str | None = None
     ) -> AcknowledgeResponse:
-        """See `ReplicationSource`."""
         self._primary.check_leading()
         self._registered(name, session)
         self._primary.acknowledge(
@@ -245,37 +248,34 @@ class PrimaryService:
             apply_error_count=progress.apply_error_count,
             divergence_count=progress.divergence_count,
         )
-        return self._acknowledged(self._primary.slot(name))
+        return self._acknowledged(self._primary.slots.get(name))
 
     async def begin_bootstrap(
         self, name: str, *, image_lsn: int | None = None, session: str | None = None
     ) -> BootstrapResponse:
-        """See `ReplicationSource`."""
         session = self._registered(name, session)
         plan = self._primary.begin_rebootstrap(name, image_lsn=image_lsn)
-        await self._primary.settle_slots()
-        self._primary.replica(name, session=session)
+        await self._primary.slot_writer.settle()
+        self._primary.registry.get(name, session=session)
         return BootstrapResponse(self._primary.term, plan)
 
     async def complete_bootstrap(
         self, name: str, lsn: int, *, session: str | None = None
     ) -> AcknowledgeResponse:
-        """See `ReplicationSource`."""
         session = self._registered(name, session)
         slot = self._primary.complete_rebootstrap(name, lsn)
-        await self._primary.settle_slots()
-        self._primary.replica(name, session=session)
+        await self._primary.slot_writer.settle()
+        self._primary.registry.get(name, session=session)
         return self._acknowledged(slot)
 
     async def unregister(self, name: str, *, session: str | None = None) -> None:
-        """See `ReplicationSource`."""
         self._registered(name, session)
         self._primary.unregister_replica(name)
 
     def _registered(self, name: str, session: str | None) -> str:
         """The checked session of a request. Only a replica that was registered by its pull has
         none."""
-        state = self._primary.replica(name, session=session)
+        state = self._primary.registry.get(name, session=session)
         if session is None and state.session:
             raise Refused(
                 f"replica {name!r} is registered with a session: send it with every request, or "
@@ -301,12 +301,12 @@ class PrimaryService:
             (),
             since_lsn,
             primary.wal.current_lsn(),
-            primary.topology_epoch,
+            primary.registry.topology_epoch,
             rebootstrap,
         )
 
     def _acknowledged(self, slot: Slot) -> AcknowledgeResponse:
         cause = None if slot.invalidation is None else slot.invalidation.cause
         return AcknowledgeResponse(
-            self._primary.term, slot.restart_lsn, self._primary.topology_epoch, cause
+            self._primary.term, slot.restart_lsn, self._primary.registry.topology_epoch, cause
         )

@@ -32,6 +32,7 @@ from headwater.buffer.records import (
     Operation,
 )
 from headwater.core.errors import Corrupt, Refused
+from headwater.log.record.arrow_types import python_rows
 from headwater.log.record.group import (
     COLLECTION,
     COMMIT_TIMESTAMP,
@@ -43,7 +44,6 @@ from headwater.log.record.group import (
     RID,
     Group,
 )
-from headwater.log.record.layout import python_rows
 
 DEFAULT_TERM: Final = 1
 Headers = tuple[tuple[str, bytes | None], ...]

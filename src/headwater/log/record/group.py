@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from headwater.buffer.records import RESERVED, VALUE
 from headwater.core.errors import Bug, Refused
-from headwater.log.record.layout import records_size_bytes
+from headwater.log.record.arrow_types import records_size_bytes
 
 if TYPE_CHECKING:
     from headwater.buffer.consumer.consumed_batch import ConsumedBatch

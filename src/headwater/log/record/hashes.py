@@ -26,8 +26,8 @@ import xxhash
 from headwater.buffer.records import HEADERS, OPERATION, TIMESTAMP
 from headwater.core import limits, runtime
 from headwater.core.errors import Bug
+from headwater.log.record.arrow_types import is_list
 from headwater.log.record.group import COLLECTION, COMMIT_TIMESTAMP, DEFAULT_KIND, KIND, RID, Group
-from headwater.log.record.layout import is_list
 
 HASH_MASK: Final = (1 << 64) - 1
 _PIECE_ROWS: Final = 4_096
@@ -92,37 +92,6 @@ def _hashed_columns(records: pa.RecordBatch) -> dict[str, pa.Array]:
 
 def _without(column: pa.Array, excluded: pa.Array) -> pa.Array:
     return pc.if_else(pc.fill_null(excluded, False), pa.scalar(None, column.type), column)
-
-
-def is_hashable_type(kind: pa.DataType) -> bool:
-    """Whether values of this type have hashes: a log carries no others."""
-    if pa.types.is_map(kind):
-        return is_hashable_type(kind.key_type) and is_hashable_type(kind.item_type)
-    if is_list(kind):
-        return is_hashable_type(kind.value_type)
-    if pa.types.is_struct(kind):
-        return all(is_hashable_type(field.type) for field in kind)
-    return any(is_kind(kind) for is_kind in _SIMPLE)
-
-
-_SIMPLE: Final = (
-    pa.types.is_null,
-    pa.types.is_boolean,
-    pa.types.is_integer,
-    pa.types.is_floating,
-    pa.types.is_decimal,
-    pa.types.is_timestamp,
-    pa.types.is_duration,
-    pa.types.is_time,
-    pa.types.is_date,
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_string_view,
-    pa.types.is_binary,
-    pa.types.is_large_binary,
-    pa.types.is_binary_view,
-    pa.types.is_fixed_size_binary,
-)
 
 
 def _hashes(array: pa.Array) -> pa.Array:

@@ -3,56 +3,18 @@
 Enters: a `ReplicationSource` (the leader, in this process or over a wire). Leaves: a copy that can
 be read, by bookmark where a reader must see what it saw elsewhere.
 
-    replica       opens, runs, is read; bootstraps where it must
-    follower      registers, compares, pulls, applies, acknowledges; fills fresh copies
-    link          the session with the leader, and checking what was pulled
-    copies        the copy that counts, its readers, and the stored state: fence and divergence
-    contract      settings, status, bookmarks, errors, and the interfaces of targets
-    log_copy      a target that is the log again, record for record
-    keyed_state   a target with the latest record of each key; keyed_table, one collection of it
-    image         a keyed state in Parquet, and where images are stored
+    replica      opens, runs, is read
+    follower     registers, compares, pulls, applies, acknowledges; fills fresh copies
+    link         the session with the leader, and checking what was pulled
+    copies       the copy that counts, its readers, and the stored state: fence and divergence
+    contract     settings, status, bookmarks, errors, and the interfaces of targets
+    log_copy     a target that is the log again, record for record
+    keyed_state  a target with the latest record of each key; keyed_table, one collection of it
+    image        a keyed state in Parquet, and where images are stored
 
 Always holds: a copy is a prefix of the log; an older leader changes nothing, also after a restart;
 what is acknowledged as durable survives; a fresh copy replaces the old one at once and shows no
 less.
 """
 
-from headwater.log.replica.contract import (
-    Bookmark,
-    Diverged,
-    GoElsewhere,
-    Image,
-    LogArchive,
-    LogGap,
-    ReplicaConfig,
-    ReplicaPhase,
-    ReplicaStatus,
-    Target,
-    Targets,
-)
-from headwater.log.replica.image import ImageStore
-from headwater.log.replica.keyed_state import KeyedState, KeyedStates
-from headwater.log.replica.link import ReplicaMetrics
-from headwater.log.replica.log_copy import LogCopies, LogCopy
-from headwater.log.replica.replica import Replica
-
-__all__ = [
-    "Bookmark",
-    "Diverged",
-    "GoElsewhere",
-    "Image",
-    "ImageStore",
-    "KeyedState",
-    "KeyedStates",
-    "LogArchive",
-    "LogCopies",
-    "LogCopy",
-    "LogGap",
-    "Replica",
-    "ReplicaConfig",
-    "ReplicaMetrics",
-    "ReplicaPhase",
-    "ReplicaStatus",
-    "Target",
-    "Targets",
-]
+__all__: list[str] = []

@@ -36,7 +36,7 @@ import pyarrow as pa
 from headwater.core import limits
 from headwater.core.errors import Damaged, Refused, Unavailable
 from headwater.core.settings import check_above_zero
-from headwater.log.record import Group
+from headwater.log.record.group import Group
 
 
 class Bookmark(msgspec.Struct, frozen=True, order=True):

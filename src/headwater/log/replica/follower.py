@@ -30,8 +30,9 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
-from headwater.log.primary import Acknowledgement, PullResponse
-from headwater.log.record import Group
+from headwater.log.primary.service import Acknowledgement, PullResponse
+from headwater.log.primary.slot import FullRebootstrap
+from headwater.log.record.group import Group
 from headwater.log.replica.contract import (
     Bookmark,
     Image,
@@ -52,7 +53,6 @@ from headwater.log.replica.link import (
     compare_groups,
     split_pull,
 )
-from headwater.log.slots import FullRebootstrap
 
 ApplyGroups = Callable[[Target, SplitPull], Awaitable[None]]
 

@@ -30,9 +30,14 @@ import xxhash
 
 from headwater.buffer.layout import check_group_name, images_prefix
 from headwater.core.errors import Corrupt, NotFound, NotSupported, Refused
-from headwater.log.record import Group, range_hash
-from headwater.log.record.layout import nullable_type
-from headwater.log.record.parquet_types import from_parquet_column, parquet_type, to_parquet_column
+from headwater.log.record.arrow_types import (
+    from_parquet_column,
+    nullable_type,
+    parquet_type,
+    to_parquet_column,
+)
+from headwater.log.record.group import Group
+from headwater.log.record.hashes import range_hash
 from headwater.log.replica.contract import Image
 from headwater.log.replica.keyed_table import LSN_COLUMN
 from headwater.store import Store

@@ -28,10 +28,9 @@ import pyarrow.compute as pc
 from headwater.buffer.records import OPERATION, Operation
 from headwater.core import limits, runtime
 from headwater.core.errors import NotSupported, OutcomeUnknown, Refused, Unavailable
-from headwater.log.record import Group
-from headwater.log.record.group import COLLECTION, REFRESH_RECORDS, GroupRing
+from headwater.log.record.arrow_types import without_views
+from headwater.log.record.group import COLLECTION, REFRESH_RECORDS, Group, GroupRing
 from headwater.log.record.hashes import hashes_between
-from headwater.log.record.layout import without_views
 from headwater.log.replica.contract import Image, Target
 from headwater.log.replica.image import ImageStore, decode_image, encode_image
 from headwater.log.replica.keyed_table import LSN_COLUMN, Identity, KeyedTable

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from headwater.buffer.records import KEY, OPERATION, VALUE, Operation
 from headwater.core.errors import NotSupported
 from headwater.core.limits import KEYED_CHUNK_ROWS
+from headwater.log.record.arrow_types import nullable_type, python_rows
 from headwater.log.record.group import RID
-from headwater.log.record.layout import nullable_type, python_rows
 
 LSN_COLUMN: Final = "_lsn"
 SMALL_CHUNKS: Final = 64

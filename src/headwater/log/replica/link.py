@@ -36,7 +36,7 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.metrics import Histogram, Metrics
-from headwater.log.primary import (
+from headwater.log.primary.service import (
     Acknowledgement,
     AcknowledgeResponse,
     BootstrapResponse,
@@ -44,10 +44,10 @@ from headwater.log.primary import (
     RegisterResponse,
     ReplicationSource,
 )
-from headwater.log.record import Group
+from headwater.log.primary.slot import is_comparable
+from headwater.log.record.group import Group
 from headwater.log.record.hashes import hashes_between
 from headwater.log.replica.contract import LogGap, ReplicaConfig, Target
-from headwater.log.slots import is_comparable
 
 
 class SplitPull(NamedTuple):

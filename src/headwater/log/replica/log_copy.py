@@ -25,10 +25,12 @@ from headwater.core.limits import (
     LOG_TEND_EVERY_S,
     REPLICA_DISTRUST_S,
 )
-from headwater.log.record import Group
+from headwater.log.record.group import Group
 from headwater.log.record.hashes import hashes_between
 from headwater.log.replica.contract import Image, LogArchive, Target
-from headwater.log.spool import PreparedAppend, Spool, SpoolConfig, prepare_append, prepare_lost
+from headwater.log.spool.codec import PreparedAppend, prepare_append, prepare_lost
+from headwater.log.spool.spool import Spool
+from headwater.log.spool.state import SpoolConfig
 
 _log: Final = logging.getLogger("headwater")
 

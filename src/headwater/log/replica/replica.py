@@ -32,7 +32,7 @@ from headwater.core.disk import Disk, OsDisk
 from headwater.core.errors import Fenced, HeadwaterError, Refused, Unavailable
 from headwater.core.retry import retry_pause_s
 from headwater.core.runtime import Waiters
-from headwater.log.primary import ReplicationSource
+from headwater.log.primary.service import ReplicationSource
 from headwater.log.replica.contract import (
     Bookmark,
     GoElsewhere,

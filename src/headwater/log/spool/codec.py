@@ -23,9 +23,8 @@ from headwater.buffer.arrow_stream import check_valid, has_names, without_names
 from headwater.buffer.records import VALUE
 from headwater.core.errors import Bug, Corrupt, Refused
 from headwater.core.limits import LOG_GROUP_BYTES, TIER_MERGE_COLUMNS
-from headwater.log.record.change import DEFAULT_TERM, ChangeRecord, group_of
-from headwater.log.record.group import NO_RECORDS, Group, check_columns
-from headwater.log.record.layout import (
+from headwater.log.record.arrow_types import (
+    check_column_type,
     check_nulls,
     per_schema,
     records_size_bytes,
@@ -34,7 +33,8 @@ from headwater.log.record.layout import (
     with_views,
     without_views,
 )
-from headwater.log.record.parquet_types import check_column_type
+from headwater.log.record.change import DEFAULT_TERM, ChangeRecord, group_of
+from headwater.log.record.group import NO_RECORDS, Group, check_columns
 from headwater.log.spool.frame import (
     CRC,
     CRC_BYTES,

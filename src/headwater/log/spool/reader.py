@@ -7,8 +7,8 @@ import threading
 from headwater.core.errors import Corrupt, NotFound
 from headwater.core.limits import LOG_READ_RECORDS
 from headwater.core.settings import whole_number
+from headwater.log.record.arrow_types import without_views
 from headwater.log.record.group import NO_RECORDS, Group, GroupRing
-from headwater.log.record.layout import without_views
 from headwater.log.spool.codec import decode_group
 from headwater.log.spool.folder import Folder, SparseIndex
 from headwater.log.spool.frame import FrameHead, SpoolCorrupt, Window, frames_after

@@ -19,7 +19,9 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.limits import EPOCH_STEP_MAX, SLOT_LOOK_S, SLOT_WRITE_GAP_S, SLOTS_MAX
-from headwater.log.slots import InvalidationCause, SlotRegister, SlotWriter
+from headwater.log import SlotRegister
+from headwater.log.primary.slot import InvalidationCause
+from headwater.log.primary.slot_writer import SlotWriter
 from headwater.store import Store
 from tests.log.leaders import SLOTS_KEY, Away, memory_store, slot_register, virtual
 

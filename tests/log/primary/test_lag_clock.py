@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.log.slots.slot import MARKS_MAX, LagClock
+from headwater.log.primary.slot import MARKS_MAX, LagClock
 
 
 def test_who_has_everything_is_not_behind() -> None:

@@ -24,7 +24,7 @@ from headwater.core import limits, runtime
 from headwater.core.errors import Damaged, Fenced, NotFound, NotSupported, Refused, RolledBack
 from headwater.core.limits import TERM_MAX
 from headwater.core.settings import whole_number
-from headwater.log.slots.slot import Slot
+from headwater.log.primary.slot import Slot
 from headwater.store import Register, Store
 
 SLOTS_FORMAT: Final = 2

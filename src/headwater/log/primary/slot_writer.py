@@ -25,8 +25,8 @@ from typing import Final
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Bug, Damaged, Fenced, HeadwaterError, LimitExceeded, NotFound
-from headwater.log.slots.slot import InvalidationCause, Slot, retention_floor
-from headwater.log.slots.slot_register import SlotRegister, SlotTable, make_table
+from headwater.log.primary.slot import InvalidationCause, Slot, retention_floor
+from headwater.log.primary.slot_register import SlotRegister, SlotTable, make_table
 
 
 class LeaderSlots:

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from headwater.core.errors import Fenced, NotSupported
-from headwater.log.slots.slot import Invalidation, InvalidationCause, Slot
-from headwater.log.slots.slot_register import (
+from headwater.log.primary.slot import Invalidation, InvalidationCause, Slot
+from headwater.log.primary.slot_register import (
     SlotTable,
     make_table,
     merge_tables,

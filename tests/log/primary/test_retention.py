@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from headwater.core.errors import Refused
-from headwater.log.slots import (
+from headwater.log import RetentionLimits
+from headwater.log.primary.slot import (
     InvalidationCause,
-    RetentionLimits,
     Slot,
     SlotLag,
     SlotStatus,

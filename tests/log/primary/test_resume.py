@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.log.slots import (
+from headwater.log.primary.slot import (
     BootstrapPlan,
     FullRebootstrap,
     InvalidationCause,

@@ -1,1 +1,0 @@
-"""Replication slots."""
