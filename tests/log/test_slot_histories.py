@@ -39,7 +39,7 @@ def frees_what_it_knows(self: LeaderSlots) -> int | None:
 
 def joins_blindly(stored: Any, mine: Any) -> Any:
     """Writes down whatever the leader remembers, dropped or not."""
-    slot_register._refuse_others(stored, mine)
+    slot_register._check_leader(stored, mine)
     generation = max(stored.next_generation, mine.next_generation)
     return msgspec.structs.replace(mine, next_generation=generation)
 
@@ -87,7 +87,7 @@ PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "unreadable-slots-are-none": (SlotRegister, "stamp", begins_without),
     "pruned-before-stored": (LeaderSlots, "floor_lsn", frees_what_it_knows),
     "dropped-slot-comes-back": (slot_register, "merge_tables", joins_blindly),
-    "older-leader-writes": (slot_register, "_refuse_others", looks_away),
+    "older-leader-writes": (slot_register, "_check_leader", looks_away),
     "dead-slot-holds-for-ever": (log_retention, "exceeded_limit", looks_away),
     "empty-log-resumes-anybody": (LogRetention, "oldest_lsn", empty_log_has_no_oldest),
     "rebootstrap-for-ever": (LeaderSlots, "create", never_renews),

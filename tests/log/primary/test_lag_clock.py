@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.log.primary.slot import MARKS_MAX, LagClock
+from headwater.log.primary.slot import LAG_SAMPLES_MAX, LagClock
 
 
 def test_who_has_everything_is_not_behind() -> None:
@@ -38,6 +38,6 @@ def test_it_is_never_more_than_the_truth_and_never_grows(
         if passed_s is None and current > lsn:
             passed_s = now_s
         clock.note(now_s, current)
-        assert len(clock._lsns) <= MARKS_MAX
+        assert len(clock._lsns) <= LAG_SAMPLES_MAX
     told_s = clock.behind_s(now_s, lsn)
     assert 0 <= told_s <= (0.0 if passed_s is None else now_s - passed_s)

@@ -161,8 +161,6 @@ class LogRetention:
         plan = plan_bootstrap(
             image_lsn, oldest_lsn=self.oldest_lsn(), current_lsn=self.wal.current_lsn()
         )
-        if not isinstance(plan, BootstrapPlan):
-            raise Refused(f"replica {name!r} cannot be bootstrapped: {plan.why}")
         # The image was not acknowledged; what the replica had acknowledged before stays.
         before = self.slots.find(name)
         confirmed_lsn = 0 if before is None else min(before.confirmed_lsn, plan.after_lsn)

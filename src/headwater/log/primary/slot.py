@@ -121,13 +121,13 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
         return done.advanced(applied_lsn=lsn, durable_lsn=lsn)
 
 
-MARKS_MAX: Final = 512
+LAG_SAMPLES_MAX: Final = 512
 
 
 class LagClock:
     """Samples of (time, LSN), both rising, to express a lag in records in seconds.
 
-    There are MARKS_MAX samples at most. When they are full, every second one is dropped and the
+    There are LAG_SAMPLES_MAX samples at most. When they are full, every second one is dropped and the
     spacing doubles. So the result is never too high, and too low by one spacing at most.
     """
 
@@ -142,7 +142,7 @@ class LagClock:
             current_lsn <= self._lsns[-1] or now_s < self._times_s[-1] + self._spacing_s
         ):
             return
-        if len(self._lsns) == MARKS_MAX:
+        if len(self._lsns) == LAG_SAMPLES_MAX:
             self._times_s, self._lsns = self._times_s[::2], self._lsns[::2]
             self._spacing_s *= 2
         self._times_s.append(now_s)
@@ -171,10 +171,10 @@ class RetentionLimits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            given = getattr(self, field.name)
-            if given is not None and not given > 0:
+            value = getattr(self, field.name)
+            if value is not None and not value > 0:
                 raise Refused(
-                    f"{field.name} is {given}: it must be above 0, or None for no such limit"
+                    f"{field.name} is {value}: it must be above 0, or None for no such limit"
                 )
 
 
@@ -188,15 +188,15 @@ class SlotLag(NamedTuple):
     idle_s: float
 
 
-def exceeded_limit(held: SlotLag, bounds: RetentionLimits) -> InvalidationCause | None:
-    """The cause for giving up a slot that holds this much; None if it is within the limits."""
+def exceeded_limit(kept: SlotLag, bounds: RetentionLimits) -> InvalidationCause | None:
+    """The cause for giving up a slot for which this is kept; None if it is within the limits."""
     if (
-        _is_above(held.lsn, bounds.max_lag_lsn)
-        or _is_above(held.bytes, bounds.max_lag_bytes)
-        or _is_above(held.seconds, bounds.max_lag_s)
+        _is_above(kept.lsn, bounds.max_lag_lsn)
+        or _is_above(kept.bytes, bounds.max_lag_bytes)
+        or _is_above(kept.seconds, bounds.max_lag_s)
     ):
         return InvalidationCause.HORIZON
-    if _is_above(held.idle_s, bounds.idle_timeout_s):
+    if _is_above(kept.idle_s, bounds.idle_timeout_s):
         return InvalidationCause.IDLE_TIMEOUT
     return None
 
@@ -207,7 +207,7 @@ def retention_floor(slots: Iterable[Slot]) -> int | None:
 
 
 def slot_status(
-    slot: Slot, held: SlotLag, bounds: RetentionLimits, *, oldest_lsn: int, archived_lsn: int
+    slot: Slot, kept: SlotLag, bounds: RetentionLimits, *, oldest_lsn: int, archived_lsn: int
 ) -> SlotStatus:
     """The state of the log that a slot needs.
 
@@ -215,7 +215,7 @@ def slot_status(
     """
     if not slot.is_valid or oldest_lsn > slot.restart_lsn + 1:
         return SlotStatus.LOST
-    if exceeded_limit(held, bounds) is not None:
+    if exceeded_limit(kept, bounds) is not None:
         return SlotStatus.UNRESERVED
     if slot.restart_lsn < archived_lsn:
         return SlotStatus.EXTENDED
@@ -284,31 +284,26 @@ class BootstrapPlan(msgspec.Struct, frozen=True):
     current_lsn: int
 
 
-class NoBootstrap(msgspec.Struct, frozen=True):
-    """There is nothing to begin from."""
+def plan_bootstrap(image_lsn: int | None, *, oldest_lsn: int, current_lsn: int) -> BootstrapPlan:
+    """Where a replica with this image of everything through `image_lsn`, or with none, begins.
 
-    why: str
-
-
-def plan_bootstrap(
-    image_lsn: int | None, *, oldest_lsn: int, current_lsn: int
-) -> BootstrapPlan | NoBootstrap:
-    """Where a replica with this image of everything through `image_lsn`, or with none, begins."""
+    `Refused` if there is nothing to begin from.
+    """
     if image_lsn is not None and image_lsn > current_lsn:
-        return NoBootstrap(
-            f"the log ends at LSN {current_lsn}, and what it would begin from at {image_lsn}: it "
-            "waits until the log is there, and compares"
+        raise Refused(
+            f"the log ends at LSN {current_lsn}, and the image to begin from at {image_lsn}: the "
+            "replica waits until the log is there, and compares"
         )
     if image_lsn is not None and oldest_lsn <= image_lsn + 1:
         return BootstrapPlan(image_lsn, current_lsn)
     if oldest_lsn <= 1:
         return BootstrapPlan(0, current_lsn)
     if image_lsn is None:
-        return NoBootstrap(
+        raise Refused(
             f"the log begins at LSN {oldest_lsn}, and without an image of what came before it "
             "no complete copy can be made"
         )
-    return NoBootstrap(
+    raise Refused(
         f"the log begins at LSN {oldest_lsn}, and the image ends at {image_lsn}: records "
         f"{image_lsn + 1} to {oldest_lsn - 1} are in neither. It is tried again: another keyed "
         "replica may write a newer image, and the tier may catch up"

@@ -93,24 +93,6 @@ def stamp_epoch(stored: SlotTable | None, leader_epoch: int, leader_token: str) 
     )
 
 
-def with_lower_epoch(stored: SlotTable | None, leader_epoch: int) -> SlotTable:
-    """The table with a lower epoch, so that leaders after `leader_epoch` can write it."""
-    if stored is None:
-        raise NotFound("no leader has stored slots here: there is no epoch to lower")
-    before = check_format(stored)
-    if leader_epoch >= before.leader_epoch:
-        raise Refused(
-            f"the slots are a leader's with epoch {before.leader_epoch}: only a lower one than "
-            f"that is set by hand, not {leader_epoch}"
-        )
-    return msgspec.structs.replace(before, leader_epoch=leader_epoch, leader_token="")
-
-
-def check_epoch(leader_epoch: int) -> int:
-    """The epoch itself; `Refused` if it is not a valid term."""
-    return whole_number("leader_epoch", leader_epoch, at_least=1, at_most=TERM_MAX)
-
-
 def merge_tables(stored: SlotTable | None, mine: SlotTable) -> SlotTable:
     """The stored table with the leader's changes.
 
@@ -119,12 +101,12 @@ def merge_tables(stored: SlotTable | None, mine: SlotTable) -> SlotTable:
     if the table belongs to another leader: each would drop the slots that the other one added.
     """
     before = check_format(stored or EMPTY_TABLE)
-    _refuse_others(before, mine)
-    kept = {slot.name: slot for slot in before.slots}
+    _check_leader(before, mine)
+    by_name = {slot.name: slot for slot in before.slots}
     slots = [
-        _merge_slot(kept.get(slot.name), slot)
+        _merge_slot(by_name.get(slot.name), slot)
         for slot in mine.slots
-        if slot.name in kept or slot.generation >= before.next_generation
+        if slot.name in by_name or slot.generation >= before.next_generation
     ]
     generation = max(before.next_generation, mine.next_generation)
     return make_table(
@@ -155,7 +137,7 @@ def without_slot(stored: SlotTable, name: str) -> SlotTable:
     return msgspec.structs.replace(check_format(stored), slots=slots)
 
 
-def _refuse_others(stored: SlotTable, mine: SlotTable) -> None:
+def _check_leader(stored: SlotTable, mine: SlotTable) -> None:
     if (stored.leader_epoch, stored.leader_token) != (mine.leader_epoch, mine.leader_token):
         raise _fenced(stored, mine.leader_epoch)
 
@@ -196,7 +178,7 @@ class SlotRegister:
 
         With `must_exist` a missing table is damage.
         """
-        epoch, token = check_epoch(leader_epoch), runtime.new_token().hex()
+        epoch, token = _valid_epoch(leader_epoch), runtime.new_token().hex()
 
         def change(stored: SlotTable | None) -> SlotTable:
             if stored is None and must_exist:
@@ -239,8 +221,20 @@ class SlotRegister:
 
         `Refused` unless it is lower than what is stored.
         """
-        epoch = check_epoch(leader_epoch)
-        await self._register.update(lambda stored: with_lower_epoch(stored, epoch))
+        epoch = _valid_epoch(leader_epoch)
+
+        def change(stored: SlotTable | None) -> SlotTable:
+            if stored is None:
+                raise NotFound("no leader has stored slots here: there is no epoch to lower")
+            before = check_format(stored)
+            if epoch >= before.leader_epoch:
+                raise Refused(
+                    f"the slots are a leader's with epoch {before.leader_epoch}: only a lower one "
+                    f"than that is set by hand, not {epoch}"
+                )
+            return msgspec.structs.replace(before, leader_epoch=epoch, leader_token="")
+
+        await self._register.update(change)
 
     async def reset_damaged(self) -> None:
         """Replace a table that is damaged or gone by an empty one; `Refused` if it can be read.
@@ -257,3 +251,7 @@ class SlotRegister:
             return await self.read() is None
         except Damaged:
             return False
+
+
+def _valid_epoch(leader_epoch: int) -> int:
+    return whole_number("leader_epoch", leader_epoch, at_least=1, at_most=TERM_MAX)

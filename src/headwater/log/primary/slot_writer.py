@@ -98,7 +98,7 @@ class LeaderSlots:
     ) -> Slot:
         """A new slot at this position; one of the same name becomes a new generation.
 
-        `confirmed_lsn` is what the replica is known to have, if that is less than `at_lsn`;
+        `confirmed_lsn` is what the replica acknowledged, if that is less than `at_lsn`;
         `last_seen_ms` is for a slot that is recreated without a request of its replica.
         """
         if name not in self._slots and len(self._slots) >= limits.SLOTS_MAX:
@@ -178,12 +178,14 @@ class LeaderSlots:
         self._stored = found
         self._seen_stored_ms = _last_seen_ms(found)
         self._maybe_stored_floor = None
-        kept = {slot.name for slot in found.slots}
+        stored_names = {slot.name for slot in found.slots}
         dropped = []
         for slot in sent.slots:
             present = self._slots.get(slot.name)
-            if slot.name in kept or present is None or present.generation != slot.generation:
-                continue  # a slot that was made again while this was written is not the dropped one
+            if slot.name in stored_names or present is None:
+                continue
+            if present.generation != slot.generation:
+                continue  # recreated while this was written: it is not the dropped one
             del self._slots[slot.name]
             del self._heard_s[slot.name]
             dropped.append(slot.name)
