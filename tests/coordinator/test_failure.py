@@ -85,7 +85,7 @@ async def test_every_later_call_fails_too() -> None:
     with pytest.raises(FlushFailed, match="no more"):
         await (await handle.flush()).wait(WRITTEN)
     assert await write.wait(APPLIED) == 1
-    subscriber, monitor = handle.subscribe()
+    subscriber, monitor = c.subscribe()
     for later in (
         lambda: write.wait(WRITTEN),
         lambda: handle.write(Put("b", 2)),

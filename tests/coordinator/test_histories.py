@@ -28,8 +28,7 @@ async def watermark_first(self: FlushLoop, frozen: Any, write_epochs: range) -> 
     await runtime.sleep(0)
     self._board.publish_flushed(snapshot, write_epochs)
     self._frozen -= 1
-    if self._room_freed is not None and not self._room_freed.done():
-        self._room_freed.set_result(None)
+    self._room_freed.set()
 
 
 def oldest_first(self: ViewBoard[Any, Any, Any], frozen: Any, current: Any) -> None:

@@ -444,7 +444,7 @@ async def test_should_recover_from_message_lost_subscriber() -> None:
         with pytest.raises(MessageLost):
             await subscriber.recv()
 
-        subscriber, _ = handle.subscribe()
+        subscriber, _ = c.subscribe()
         assert len(subscriber.initialize().snapshot) == COORDINATOR_VIEWS + 4
         handle.try_write(Put("post_recovery", 100))
         await handle.flush()

@@ -52,7 +52,7 @@ async def test_a_slow_subscriber_loses_and_a_quick_one_does_not() -> None:
     c = coordinator(KeyFlusher())
     c.start()
     slow, slow_monitor = c.subscribe()
-    quick, _ = c.handle("default").subscribe()
+    quick, _ = c.subscribe()
     seen: list[range] = []
     following = asyncio.ensure_future(follow(quick, seen))
     waiting = asyncio.ensure_future(slow_monitor.wait(1))

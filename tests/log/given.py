@@ -61,9 +61,7 @@ def opened(disk: Disk, *, first_lsn: int | None = None, config: SpoolConfig | No
 
 def pending_append() -> PendingAppend:
     """An append that was not submitted."""
-    return PendingAppend(
-        prepare_append(numbered(1, 1)).take(), term=1, first_lsn=None, timestamp_ms=0
-    )
+    return PendingAppend(prepare_append(numbered(1, 1)), term=1, first_lsn=None, timestamp_ms=0)
 
 
 def encode_frame(payload: bytes, *, term: int, lsn: int, timestamp_ms: int) -> bytes:

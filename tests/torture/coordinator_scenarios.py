@@ -42,7 +42,7 @@ from tests.torture.coordinator_world import (
 )
 
 Coordinator = WriteCoordinator[Put, int, State, State, Kept]
-Handle = ChannelHandle[Put, int, State, State, Kept]
+Handle = ChannelHandle[Put, int]
 ENDED = (FlushFailed, Shutdown)
 ANSWER_WITHIN_S = 3600.0
 """Of virtual time, after everything is over."""

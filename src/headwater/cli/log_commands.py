@@ -19,8 +19,7 @@ from headwater.core.errors import Refused
 if TYPE_CHECKING:
     from headwater.buffer.stream import Stream
     from headwater.core.portal import Portal
-    from headwater.log.spool.repair import RepairReport
-    from headwater.log.spool.repair_source import RepairSource, SpoolSource
+    from headwater.log.spool.repair import RepairReport, RepairSource, SpoolSource
     from headwater.store import Store
 
 T = TypeVar("T")
@@ -91,7 +90,7 @@ def _copy(path: str, *, damaged: str) -> SpoolSource:
     """Another copy of the log: a folder of segments, or the one that counts of a replica's."""
     from headwater.core.disk import OsDisk
     from headwater.log.replica.copies import SavedStateFile
-    from headwater.log.spool.repair_source import SpoolSource
+    from headwater.log.spool.repair import SpoolSource
 
     path = os.path.abspath(path)
     files = SavedStateFile(OsDisk(), path)
@@ -135,7 +134,7 @@ def _tier(url: str, name: str, partition: int, options: list[str]) -> Iterator[R
 @contextlib.contextmanager
 def _buffer(url: str, name: str, partition: int, options: list[str]) -> Iterator[RepairSource]:
     """The buffer of a stream."""
-    from headwater.log.spool.repair_source import BufferSource
+    from headwater.log.spool.repair import BufferSource
 
     with _opened(url, name, partition, options) as (_, _, stream):
         yield BufferSource(stream, partition)

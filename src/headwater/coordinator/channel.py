@@ -17,15 +17,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from headwater.coordinator.delta import ChannelConfig, Durability
 from headwater.coordinator.errors import ApplyFailed, Backpressure, Termination, WriteTimeout
-from headwater.coordinator.view import View, ViewBoard, ViewMonitor, ViewSubscriber
 from headwater.coordinator.watermarks import STORAGE_FLUSHES, CoordinatorMetrics, WriteWatermarks
 from headwater.core.errors import Refused
 
 W = TypeVar("W")
 R = TypeVar("R")
-D = TypeVar("D")
-V = TypeVar("V")
-S = TypeVar("S")
 
 
 class _Waiter(NamedTuple):
@@ -271,33 +267,24 @@ class WriteHandle(Generic[R]):
                 future.set_result(None)
 
 
-class FlushCommand:
+class FlushHandle(WriteHandle[None]):
     """A flush, queued among the writes."""
 
-    __slots__ = ("durable", "handle")
+    __slots__ = ("is_durable",)
 
-    def __init__(self, handle: WriteHandle[None], durable: bool) -> None:
-        self.handle = handle
-        self.durable = durable
-
-    def terminate(self, termination: Termination) -> None:
-        """The flush will not run."""
-        self.handle.terminate(termination)
+    def __init__(self, watermarks: WriteWatermarks, *, is_durable: bool) -> None:
+        super().__init__(None, watermarks)
+        self.is_durable = is_durable
 
 
-class ChannelHandle(Generic[W, R, D, V, S]):
+class ChannelHandle(Generic[W, R]):
     """Writes into one channel. Any number of tasks may share it."""
 
     def __init__(
-        self,
-        channel: Channel,
-        watermarks: WriteWatermarks,
-        board: ViewBoard[D, V, S],
-        metrics: CoordinatorMetrics,
+        self, channel: Channel, watermarks: WriteWatermarks, metrics: CoordinatorMetrics
     ) -> None:
         self._channel = channel
         self._watermarks = watermarks
-        self._board = board
         self._metrics = metrics
 
     def __repr__(self) -> str:
@@ -336,21 +323,11 @@ class ChannelHandle(Generic[W, R, D, V, S]):
 
         With `durable` the flusher's `flush_storage` runs as well, also if no write is unflushed.
         """
-        handle: WriteHandle[None] = WriteHandle(None, self._watermarks)
-        command = FlushCommand(handle, durable)
-        if not self._channel.offer(command, None):
+        handle = FlushHandle(self._watermarks, is_durable=durable)
+        if not self._channel.offer(handle, None):
             self._metrics.backpressure["waited"] += 1
-            await self._channel.put(command, None)
+            await self._channel.put(handle, None)
         return handle
-
-    def view(self) -> View[D, V, S]:
-        """The present view."""
-        return self._board.view
-
-    def subscribe(self) -> tuple[ViewSubscriber[D, V, S], ViewMonitor]:
-        """Follow the views from now on."""
-        subscriber = ViewSubscriber(self._board)
-        return subscriber, subscriber.monitor
 
 
 class PauseHandle:

@@ -104,9 +104,9 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
         names = ", ".join(one.name for one in self._channels)
         return f"<write coordinator of {names}: {self._watermarks}>"
 
-    def handle(self, name: str) -> ChannelHandle[W, R, D, V, S]:
+    def handle(self, name: str) -> ChannelHandle[W, R]:
         """Writes into a channel. Writes before `start` wait in the channel."""
-        return ChannelHandle(self._channel(name), self._watermarks, self._board, self.metrics)
+        return ChannelHandle(self._channel(name), self._watermarks, self.metrics)
 
     def pause_handle(self, name: str) -> PauseHandle:
         """Pauses and unpauses a channel."""

@@ -79,7 +79,7 @@ class MessageLost(HeadwaterError):
 
 
 class Termination:
-    """How a coordinator terminated: by a stop, or by a failure with its cause."""
+    """How a coordinator, or one subscription, terminated: by a stop, or by a failure."""
 
     def __init__(self, cause: BaseException | None = None) -> None:
         self.cause = cause
@@ -93,6 +93,8 @@ class Termination:
         """A new error for each caller: a shared one would collect every raiser's frames."""
         if self.cause is None:
             return Shutdown("the write coordinator was stopped", write=write)
+        if isinstance(self.cause, MessageLost):
+            return MessageLost(str(self.cause))
         message = message_of(self.cause)
         if not isinstance(self.cause, HeadwaterError):
             # The text alone may say nothing: a KeyError's is its key.

@@ -21,7 +21,7 @@ from headwater.coordinator.delta import DeltaView, Durability
 from headwater.coordinator.errors import MessageLost, Termination
 from headwater.coordinator.watermarks import WriteWatermarks
 from headwater.core import limits
-from headwater.core.errors import Bug, HeadwaterError, Refused
+from headwater.core.errors import Bug, Refused
 
 D = TypeVar("D")
 V = TypeVar("V")
@@ -102,19 +102,6 @@ class ViewBoard(Generic[D, V, S]):
         return [subscriber for _, subscriber in pairs if subscriber is not None]
 
 
-class SubscriptionLost(Termination):
-    """One subscription terminated, because the subscriber was too slow or was closed."""
-
-    is_stop = False
-
-    def __init__(self, message: str) -> None:
-        super().__init__()
-        self._message = message
-
-    def error(self, write: object = None) -> HeadwaterError:
-        return MessageLost(self._message)
-
-
 class ViewSubscriber(Generic[D, V, S]):
     """Receives the present view, then every view that follows, in order. For one task."""
 
@@ -127,8 +114,8 @@ class ViewSubscriber(Generic[D, V, S]):
         self._waiting: asyncio.Future[None] | None = None
         self._processed = WriteWatermarks()
         # Without this, a task that waits for a dropped subscriber would wait without end.
-        gone = SubscriptionLost("the subscriber is gone")
-        weakref.finalize(self, self._processed.terminate_from_any_thread, gone).atexit = False
+        gone = Termination(MessageLost("the subscriber is gone"))
+        weakref.finalize(self, self._processed.terminate, gone).atexit = False
         board.subscribe(self)
 
     def __repr__(self) -> str:
@@ -167,7 +154,7 @@ class ViewSubscriber(Generic[D, V, S]):
         self._mark_processed()
         self._board.unsubscribe(self)
         self._views.clear()
-        self.terminate(SubscriptionLost("the subscriber was closed"))
+        self.terminate(Termination(MessageLost("the subscriber was closed")))
 
     def offer(self, view: View[D, V, S]) -> None:
         """Queue a view. Called by the board only."""
@@ -175,7 +162,7 @@ class ViewSubscriber(Generic[D, V, S]):
             self._views.clear()
             self._board.unsubscribe(self)
             missed = f"more than {limits.COORDINATOR_VIEWS} views were not received in time"
-            self.terminate(SubscriptionLost(missed))
+            self.terminate(Termination(MessageLost(missed)))
             return
         self._views.append(view)
         self._wake()

@@ -9,17 +9,14 @@ watermark or by the error that terminated the coordinator.
 
 from __future__ import annotations
 
-import asyncio
-import heapq
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from headwater.coordinator.delta import Durability
 from headwater.coordinator.errors import Termination
-from headwater.core import runtime
 from headwater.core.metrics import Histogram, Metrics
+from headwater.core.runtime import ThresholdWaiters
 
 if TYPE_CHECKING:
     from headwater.coordinator.channel import Channel
@@ -33,15 +30,10 @@ class WriteWatermarks:
     def __init__(self) -> None:
         levels = (*Durability, STORAGE_FLUSHES)
         self._at: dict[int, int] = dict.fromkeys(levels, 0)
-        self._waiting: dict[int, list[tuple[int, int, asyncio.Future[None]]]] = {
-            level: [] for level in levels
-        }
-        self._turn = itertools.count()
+        self._waiting = {level: ThresholdWaiters() for level in levels}
         self._durable_reported = 0
-        self._cancelled = 0
         self._last: tuple[int, Termination] | None = None
         """The last write epoch that will be reached, and why no later one will."""
-        self._termination: Termination | None = None
 
     def __repr__(self) -> str:
         return f"<applied {self.applied}, written {self.written}, durable {self.durable}>"
@@ -84,68 +76,28 @@ class WriteWatermarks:
         """Wait until a write reaches `level`, or raise what terminated the coordinator."""
         if self._at[level] >= write_epoch:
             return
-        # Created before the check for termination: a finaliser may terminate in between.
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self._termination is not None:
-            raise self._termination.error()
         if self._last is not None and write_epoch > self._last[0]:
             raise self._last[1].error()
-        heapq.heappush(self._waiting[level], (write_epoch, next(self._turn), future))
-        try:
-            await future
-        except asyncio.CancelledError:
-            self._remove_cancelled()
-            raise
+        await self._waiting[level].wait(write_epoch)
 
     def terminate(self, termination: Termination) -> None:
-        """No watermark moves any more: fail every present and future wait."""
-        self._termination = termination
+        """No watermark moves any more: fail every present and future wait.
+
+        Finalisers call it from any thread.
+        """
         for waiting in self._waiting.values():
-            for _, _, future in waiting:
-                # A future of a closed event loop would raise and leave the others waiting.
-                if not future.done() and not future.get_loop().is_closed():
-                    future.set_exception(termination.error())
-            waiting.clear()
+            waiting.fail(termination.error)
 
     def terminate_beyond(self, write_epoch: int, termination: Termination) -> None:
         """No watermark passes this write epoch: fail waits for later ones at once."""
         self._last = (write_epoch, termination)
         for waiting in self._waiting.values():
-            for wanted, _, future in waiting:
-                if wanted > write_epoch:
-                    _fail(future, termination)
-
-    def terminate_from_any_thread(self, termination: Termination) -> None:
-        """As `terminate`, for finalisers, which run on any thread: each wait fails on its loop."""
-        self._termination = termination
-        for level, waiting in self._waiting.items():
-            self._waiting[level] = []
-            for _, _, future in waiting:
-                runtime.call_on(future.get_loop(), _fail, future, termination)
-
-    def _remove_cancelled(self) -> None:
-        """Remove cancelled waits once they are the majority: they must not accumulate."""
-        self._cancelled += 1
-        if 2 * self._cancelled > sum(map(len, self._waiting.values())):
-            self._cancelled = 0
-            for level, waiting in self._waiting.items():
-                self._waiting[level] = [one for one in waiting if not one[2].done()]
-                heapq.heapify(self._waiting[level])
+            waiting.fail(termination.error, above=write_epoch)
 
     def _advance(self, level: int, write_epoch: int) -> None:
-        if write_epoch <= self._at[level]:
-            return
-        self._at[level] = write_epoch
-        waiting = self._waiting[level]
-        while waiting and waiting[0][0] <= write_epoch:
-            future = heapq.heappop(waiting)[2]
-            if not future.done():
-                future.set_result(None)
-
-
-def _fail(future: asyncio.Future[None], termination: Termination) -> None:
-    if not future.done():
-        future.set_exception(termination.error())
+        if write_epoch > self._at[level]:
+            self._at[level] = write_epoch
+            self._waiting[level].reach(write_epoch)
 
 
 class CoordinatorMetrics(Metrics):

@@ -18,11 +18,12 @@ Always holds:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
-from headwater.coordinator.channel import Channel, FlushCommand, WriteHandle
+from headwater.coordinator.channel import Channel, FlushHandle, WriteHandle
 from headwater.coordinator.delta import CoordinatorConfig, Delta, DeltaView, Flusher, FrozenDelta
 from headwater.coordinator.view import ViewBoard
 from headwater.coordinator.watermarks import CoordinatorMetrics, WriteWatermarks
@@ -65,9 +66,9 @@ class FlushLoop:
         self._storage_flushes_requested = 0
         self._is_stopping = False
         self._give_up_at_s: float | None = None
-        self._changed: asyncio.Future[None] | None = None
-        self._pausing: asyncio.Future[None] | None = None
-        self._room_freed: asyncio.Future[None] | None = None
+        self._changed = asyncio.Event()
+        self._giving_up = asyncio.Event()
+        self._room_freed = asyncio.Event()
 
     @property
     def has_room(self) -> bool:
@@ -77,11 +78,8 @@ class FlushLoop:
     async def wait_for_room(self) -> None:
         """Wait until one more delta may be frozen."""
         while not self.has_room:
-            self._room_freed = asyncio.get_running_loop().create_future()
-            try:
-                await self._room_freed
-            finally:
-                self._room_freed = None
+            self._room_freed.clear()
+            await self._room_freed.wait()
 
     def add_delta(self, frozen: Any, write_epochs: range) -> None:
         """Queue a frozen delta, which the view shows already."""
@@ -105,12 +103,12 @@ class FlushLoop:
         """Repeat flushes with `Unavailable` errors for this long at most, and the next one now."""
         if self._give_up_at_s is None:
             self._give_up_at_s = runtime.monotonic_s() + seconds
-        _wake(self._pausing)
+        self._giving_up.set()
 
     def stop(self) -> None:
         """End once everything is flushed; nothing is added any more."""
         self._is_stopping = True
-        _wake(self._changed)
+        self._changed.set()
 
     async def run(self) -> None:
         """Run until stopped with everything flushed, or until the flusher fails for good."""
@@ -124,11 +122,8 @@ class FlushLoop:
                 self._events.popleft()
             if self._is_stopping:
                 return
-            self._changed = asyncio.get_running_loop().create_future()
-            try:
-                await self._changed
-            finally:
-                self._changed = None
+            self._changed.clear()
+            await self._changed.wait()
 
     async def _flush(self, frozen: Any, write_epochs: range) -> None:
         started_s = runtime.monotonic_s()
@@ -140,7 +135,7 @@ class FlushLoop:
         self._metrics.flush_seconds.observe(runtime.monotonic_s() - started_s)
         self._frozen -= 1
         self._metrics.frozen = self._frozen
-        _wake(self._room_freed)
+        self._room_freed.set()
 
     async def _flush_storage(self, number: int) -> None:
         await self._persist(self._flusher.flush_storage)
@@ -167,22 +162,13 @@ class FlushLoop:
         if self._give_up_at_s is not None:
             await runtime.sleep(seconds)
             return
-        self._pausing = asyncio.get_running_loop().create_future()
-        timer = asyncio.get_running_loop().call_later(seconds, _wake, self._pausing)
-        try:
-            await self._pausing
-        finally:
-            timer.cancel()
-            self._pausing = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._giving_up.wait()
 
     def _add(self, event: FlushEvent) -> None:
         self._events.append(event)
-        _wake(self._changed)
-
-
-def _wake(future: asyncio.Future[None] | None) -> None:
-    if future is not None and not future.done():
-        future.set_result(None)
+        self._changed.set()
 
 
 _AnyDelta = Delta[Any, Any, Any, Any, Any, Any]
@@ -215,11 +201,11 @@ class Writer:
         self._timer: asyncio.TimerHandle | None = None
         self._is_due = False
         self._is_stopping = False
-        self._sleeping: asyncio.Future[None] | None = None
+        self._changed = asyncio.Event()
 
     def wake(self) -> None:
         """A channel or a setting changed: look for work."""
-        _wake(self._sleeping)
+        self._changed.set()
 
     def stop(self) -> None:
         """Apply and flush what is queued, then end."""
@@ -244,15 +230,9 @@ class Writer:
             elif self._is_stopping:
                 break
             else:
-                await self._sleep()
+                self._changed.clear()
+                await self._changed.wait()
         await self._flush("stop")
-
-    async def _sleep(self) -> None:
-        self._sleeping = asyncio.get_running_loop().create_future()
-        try:
-            await self._sleeping
-        finally:
-            self._sleeping = None
 
     async def _run_turn(self) -> bool:
         """Take from every channel in turn, until all are empty or the turn is over.
@@ -282,7 +262,7 @@ class Writer:
         """Take up to `most` commands of one channel, in order. Returns how many were taken."""
         taken = 0
         while taken < most and channel.commands and not channel.is_paused:
-            if isinstance(channel.commands[0], FlushCommand):
+            if isinstance(channel.commands[0], FlushHandle):
                 taken += 1
                 await self._run_flush_command(channel.pop())
                 continue
@@ -304,7 +284,7 @@ class Writer:
         taken = 0
         # A delta may pause the channel while it applies a write.
         while taken < most and commands and not channel.is_paused:
-            if isinstance(commands[0], FlushCommand):
+            if isinstance(commands[0], FlushHandle):
                 break
             handle: WriteHandle[Any] = pop()
             taken += 1
@@ -334,12 +314,12 @@ class Writer:
             self._config.flush_interval_s, self._set_due
         )
 
-    async def _run_flush_command(self, command: FlushCommand) -> None:
-        number = self._flush_loop.next_storage_flush() if command.durable else 0
+    async def _run_flush_command(self, handle: FlushHandle) -> None:
+        number = self._flush_loop.next_storage_flush() if handle.is_durable else 0
         # Settled before anything is awaited: its waiters then wait on the watermarks, which raise
         # a failure.
-        command.handle.storage_flush = number
-        command.handle.set_applied(self._next_write_epoch - 1, None)
+        handle.storage_flush = number
+        handle.set_applied(self._next_write_epoch - 1, None)
         await self._flush("command")
         if number:
             self._flush_loop.add_storage_flush(number)

@@ -16,6 +16,8 @@ import atexit
 import contextlib
 import contextvars
 import functools
+import heapq
+import itertools
 import os
 import random as _random
 import threading
@@ -344,3 +346,56 @@ class Waiters:
         except TimeoutError:
             return is_settled()
         return True
+
+
+class ThresholdWaiters:
+    """Tasks that wait until a number is reached, the lowest number first. One event loop."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, asyncio.Future[None]]] = []
+        """The number, the order of arrival, and the future to resolve."""
+        self._turn = itertools.count()
+        self._waiting = 0
+        self._error: Callable[[], BaseException] | None = None
+
+    def __len__(self) -> int:
+        return self._waiting
+
+    async def wait(self, number: int) -> None:
+        """Return once `number` is reached; raise what `fail` makes."""
+        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._heap, (number, next(self._turn), reached))
+        # Only now: a finaliser may call `fail` between any two steps.
+        if self._error is not None:
+            _fail_future(reached, self._error)
+        self._waiting += 1
+        try:
+            await reached
+        finally:
+            self._waiting -= 1
+            # Not each by itself, which would search the heap: when what they wait for stalls,
+            # thousands of tasks give up at once.
+            if 2 * self._waiting < len(self._heap):
+                self._heap = [entry for entry in self._heap if not entry[2].done()]
+                heapq.heapify(self._heap)
+
+    def reach(self, number: int) -> None:
+        """Wake the tasks that wait for this number or a lower one."""
+        while self._heap and self._heap[0][0] <= number:
+            reached = heapq.heappop(self._heap)[2]
+            if not reached.done():
+                reached.set_result(None)
+
+    def fail(self, error: Callable[[], BaseException], *, above: int | None = None) -> None:
+        """Raise a new error in each task that waits, now or later; with `above` only in those that
+        wait now, for a number above it. Any thread may call it: each task fails on its own loop."""
+        if above is None:
+            self._error = error
+        for number, _, reached in list(self._heap):
+            if above is None or number > above:
+                call_on(reached.get_loop(), _fail_future, reached, error)
+
+
+def _fail_future(future: asyncio.Future[None], error: Callable[[], BaseException]) -> None:
+    if not future.done():
+        future.set_exception(error())

@@ -250,6 +250,26 @@ async def test_writers_that_give_up_by_the_thousand_do_not_pile_up() -> None:
 
 
 @virtual
+async def test_a_writer_is_not_forgotten_when_others_give_up_together() -> None:
+    one = await leader(commit_policy=AckN(1), commit_timeout_s=60.0)
+    await one.service.register("standby", 0)
+    one.wal.append(7)
+    *early, first, last = [
+        runtime.spawn(one.primary.wait_committed(lsn), name="writer") for lsn in range(1, 8)
+    ]
+    await runtime.sleep(0.1)
+    for writer in early:
+        writer.cancel()
+    await asyncio.wait(early)
+    one.acknowledge("standby", 6)
+    await first
+    one.acknowledge("standby", 7)
+    began_s = runtime.monotonic_s()
+    await last
+    assert runtime.monotonic_s() - began_s < 1.0
+
+
+@virtual
 async def test_everybody_who_waits_is_told_when_the_leader_ends() -> None:
     one = await leader(commit_policy=AckN(1))
     one.wal.append(1)

@@ -168,6 +168,6 @@ def another(group: Group) -> Group:
 
 
 def replica_disk(replica: object) -> FaultyDisk:
-    disk = replica._holdings._files.folder.disk  # type: ignore[attr-defined]
+    disk = replica._copies._files.folder.disk  # type: ignore[attr-defined]
     assert isinstance(disk, FaultyDisk)
     return disk

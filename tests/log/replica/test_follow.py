@@ -134,7 +134,7 @@ async def test_groups_out_of_order_are_not_applied() -> None:
     )
     replica = await standby(source, FaultyDisk(), start=False)
     with pytest.raises(LogGap):
-        await replica._follow()
+        await replica._follow_leader()
     assert replica.target.applied_lsn == 0
     await replica.close()
 

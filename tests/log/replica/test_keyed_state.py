@@ -245,8 +245,9 @@ def test_an_image_says_what_it_is_and_another_one_is_refused() -> None:
 async def test_an_image_with_any_byte_changed_is_not_read() -> None:
     store = memory_store()
     table = pa.table({"_key": pa.array([b"a"]), "_lsn": pa.array([3])})
-    image = await images(store).write(3, encode_image({"": [table]}, 3))
-    data = await images(store).read(image)
+    data = encode_image({"": [table]}, 3)
+    image = await images(store).write(3, data)
+    assert (await images(store).read(image)).collections == {"": [table]}
     for place in range(0, len(data), 7):
         changed = bytearray(data)
         changed[place] ^= 1

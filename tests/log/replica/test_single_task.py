@@ -105,7 +105,7 @@ async def test_a_replica_that_stops_over_a_mistake_of_its_target_leaves_no_stray
     replica = await standby(one.service, FaultyDisk(), start=False)
     with mock.patch.object(LogCopy, "apply", side_effect=RuntimeError("no such kernel")):
         replica.start()
-        task = replica._work._task
+        task = replica._task
         assert task is not None
         await asyncio.wait((task,))
     assert not task._log_traceback, "nobody else asks for it"

@@ -43,9 +43,6 @@ def body(disk: FaultyDisk, ack: Callable[[Said], None]) -> None:
         spool = opened(disk, config=CONFIG)
         _append(spool, 2, ack)
         _prune(spool, spool.current_lsn(), ack)
-        floor_lsn = spool.current_lsn() + 9
-        ack(("floor", floor_lsn))
-        wait(spool.start_over(floor_lsn + 1))
         _append(spool, 1, ack)
         wait(spool.close())
 

@@ -257,7 +257,7 @@ async def _append_with_an_lsn_from_before(
     first_lsn = getattr(self, "next_lsn", 1)
     self.next_lsn = first_lsn + records.num_rows  # type: ignore[attr-defined]
     draft = await runtime.run_blocking(prepare_append, records)
-    append = PendingAppend(draft.take(), term=term, first_lsn=first_lsn, timestamp_ms=0)
+    append = PendingAppend(draft, term=term, first_lsn=first_lsn, timestamp_ms=0)
     return await self._commit.submit(append)
 
 

@@ -24,7 +24,6 @@ USES: dict[str, Use] = {
     "append": lambda spool: wait(spool.append(numbered(1, 1), term=1)),
     "read": lambda spool: wait(spool.read_since(0)),
     "prune": lambda spool: wait(spool.prune_through(8)),
-    "start over": lambda spool: wait(spool.start_over(5000)),
     "seal": lambda spool: wait(spool.seal()),
     "tend": lambda spool: wait(spool.tend()),
     "sync": lambda spool: wait(spool.sync()),

@@ -15,8 +15,7 @@ from headwater.log import Group, SpoolConfig, SpoolCorrupt, range_hash
 from headwater.log.spool import scan as spool_survey
 from headwater.log.spool.codec import GroupFrame
 from headwater.log.spool.frame import GROUP_MAGIC, V3
-from headwater.log.spool.repair import repair
-from headwater.log.spool.repair_source import BufferSource, RepairSource, SpoolSource
+from headwater.log.spool.repair import BufferSource, RepairSource, SpoolSource, repair
 from headwater.log.spool.scan import Survey
 from headwater.store import MemoryBackend, Store
 from headwater.testing.disk import FaultyDisk

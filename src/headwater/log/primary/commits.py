@@ -29,8 +29,6 @@ HeadwaterError
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -38,6 +36,7 @@ import msgspec
 
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused
+from headwater.core.runtime import ThresholdWaiters
 from headwater.core.settings import whole_number
 from headwater.log.primary.registry import ReplicaState
 
@@ -241,55 +240,12 @@ class FlowControl:
             self._released.set()
 
 
-WaitEntry = tuple[int, int, asyncio.Future[None]]
-"""An LSN, the order of arrival, and the future to resolve."""
-
-
-class _WaitQueue:
-    """The writers that wait under one policy, the lowest LSN first.
-
-    Cancelled entries stay in the heap until they are the majority: when replicas die, thousands of
-    writers give up at once, and removing each by itself would search the whole heap.
-    """
-
-    def __init__(self) -> None:
-        self._heap: list[WaitEntry] = []
-        self._cancelled = 0
-
-    def __len__(self) -> int:
-        return len(self._heap) - self._cancelled
-
-    def push(self, entry: WaitEntry) -> None:
-        heapq.heappush(self._heap, entry)
-
-    def count_cancelled(self) -> None:
-        self._cancelled += 1
-        if 2 * self._cancelled > len(self._heap):
-            self._heap = [entry for entry in self._heap if not entry[2].cancelled()]
-            heapq.heapify(self._heap)
-            self._cancelled = 0
-
-    def resolve_through(self, lsn: int) -> None:
-        while self._heap and self._heap[0][0] <= lsn:
-            waiting = heapq.heappop(self._heap)[2]
-            if waiting.cancelled():
-                self._cancelled -= 1
-            else:
-                waiting.set_result(None)
-
-    def end(self, error: Callable[[], HeadwaterError]) -> None:
-        for _, _, waiting in self._heap:
-            if not waiting.done():
-                waiting.set_exception(error())
-
-
 class CommitWaiter:
     """The writers that wait, by policy and LSN."""
 
     def __init__(self, replicated_lsn: Callable[[CommitPolicy], int]) -> None:
         self._replicated_lsn = replicated_lsn
-        self._waiting: dict[CommitPolicy, _WaitQueue] = {}
-        self._turn = itertools.count()
+        self._waiting: dict[CommitPolicy, ThresholdWaiters] = {}
         self._ending: Callable[[], HeadwaterError] | None = None
 
     def __len__(self) -> int:
@@ -302,30 +258,26 @@ class CommitWaiter:
             raise self._ending()
         if self._replicated_lsn(policy) >= lsn:
             return True
-        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue = self._waiting.setdefault(policy, _WaitQueue())
-        queue.push((lsn, next(self._turn), reached))
+        waiters = self._waiting.setdefault(policy, ThresholdWaiters())
         try:
             async with asyncio.timeout(timeout_s):
-                await reached
+                await waiters.wait(lsn)
         except TimeoutError:
             # The last acknowledgement may have arrived together with the time-out.
             return self._replicated_lsn(policy) >= lsn
         finally:
-            if reached.cancelled():
-                queue.count_cancelled()
-            if not queue and self._waiting.get(policy) is queue:
+            if not waiters and self._waiting.get(policy) is waiters:
                 del self._waiting[policy]
         return True
 
     def evaluate(self) -> None:
         """Resolve the writers whose policy is met by now."""
-        for policy, queue in self._waiting.items():
-            queue.resolve_through(self._replicated_lsn(policy))
+        for policy, waiters in self._waiting.items():
+            waiters.reach(self._replicated_lsn(policy))
 
     def end(self, error: Callable[[], HeadwaterError]) -> None:
         """Nothing more is replicated: raise this for every writer that waits, now or later."""
         self._ending = error
-        for queue in self._waiting.values():
-            queue.end(error)
+        for waiters in self._waiting.values():
+            waiters.fail(error)
         self._waiting.clear()

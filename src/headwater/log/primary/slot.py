@@ -127,8 +127,8 @@ LAG_SAMPLES_MAX: Final = 512
 class LagClock:
     """Samples of (time, LSN), both rising, to express a lag in records in seconds.
 
-    There are LAG_SAMPLES_MAX samples at most. When they are full, every second one is dropped and the
-    spacing doubles. So the result is never too high, and too low by one spacing at most.
+    Of LAG_SAMPLES_MAX samples every second one is dropped, and the spacing doubles. So the result
+    is never too high, and too low by one spacing at most.
     """
 
     def __init__(self, *, spacing_s: float = 1.0) -> None:

@@ -188,14 +188,6 @@ class GroupRing:
                 self._drop_first()
             self._compact()
 
-    def restart(self, next_lsn: int) -> None:
-        """Drop everything."""
-        with self._mutex:
-            self._groups.clear()
-            self._last_lsns.clear()
-            self._dropped = self._size_bytes = 0
-            self._next_lsn = next_lsn
-
     def after(self, lsn: int, max_groups: int) -> list[Group] | None:
         """The first groups with LSNs above `lsn`; None if the ring does not reach back that far."""
         with self._mutex:

@@ -98,22 +98,18 @@ class ReplicaConfig:
 class GoElsewhere(Unavailable):
     """This copy does not hold what the reader has to see."""
 
-    def __init__(self, message: str, *, bookmark: Bookmark, at: Bookmark) -> None:
-        super().__init__(message)
+    def __init__(self, replica: str, why: str, *, bookmark: Bookmark, at: Bookmark) -> None:
+        super().__init__(
+            f"replica {replica!r} is at {at} {why}: read from another copy, or from the leader"
+        )
         self.bookmark = bookmark
-        """What was asked for."""
+        """The requested one."""
         self.at = at
         """How far this copy is."""
 
-    @classmethod
-    def of(cls, replica: str, why: str, *, bookmark: Bookmark, at: Bookmark) -> GoElsewhere:
-        """With what to do about it."""
-        told = f"replica {replica!r} is at {at} {why}: read from another copy, or from the leader"
-        return cls(told, bookmark=bookmark, at=at)
-
 
 class UnusableImage(Unavailable):
-    """A fresh copy cannot begin from an image, which is passed over from then on."""
+    """A fresh copy cannot begin from an image, which is skipped from then on."""
 
 
 class Diverged(Damaged):

@@ -115,7 +115,7 @@ class SavedStateFile:
         names = self.folder.disk.list_dir(self.copy_path(number))
         return any(not is_dir for _, is_dir in names)
 
-    def write(self, kept: SavedState) -> None:
+    def write(self, state: SavedState) -> None:
         """Store the state durably.
 
         `DiskFailed` if that is not known: the disk has to be read again. After any other error a
@@ -123,7 +123,7 @@ class SavedStateFile:
         """
         path = self.folder.file(STATE_NAME)
         with self.folder.replacing(path) as file:
-            file.append(encode_state(kept))
+            file.append(encode_state(state))
             file.sync()
         try:
             self.folder.disk.sync_dir(self.folder.path)
@@ -133,9 +133,9 @@ class SavedStateFile:
             ) from error
 
 
-def encode_state(kept: SavedState) -> bytes:
+def encode_state(state: SavedState) -> bytes:
     """The bytes of the file."""
-    body = msgspec.json.encode(kept, order="sorted")
+    body = msgspec.json.encode(state, order="sorted")
     return msgspec.json.encode(_StateFile(f"{zlib.crc32(body):08x}", msgspec.Raw(body))) + b"\n"
 
 
@@ -145,15 +145,15 @@ def decode_state(data: bytes, path: str = STATE_NAME) -> SavedState:
         file = msgspec.json.decode(data, type=_StateFile)
         if file.crc32 != f"{zlib.crc32(file.kept):08x}":
             raise Corrupt(f"{path} fails its checksum. {_ADVICE}")
-        kept = msgspec.json.decode(file.kept, type=SavedState)
+        state = msgspec.json.decode(file.kept, type=SavedState)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupt(f"{path} is not what a replica writes: {error}. {_ADVICE}") from error
-    if kept.format not in _READABLE_FORMATS:
+    if state.format not in _READABLE_FORMATS:
         raise NotSupported(
-            f"{path} is of format {kept.format}; this version reads formats up to {STATE_FORMAT}. "
+            f"{path} is of format {state.format}; this version reads formats up to {STATE_FORMAT}. "
             "Upgrade Headwater."
         )
-    return kept
+    return state
 
 
 _ADVICE: Final = (
@@ -179,7 +179,7 @@ class OpenCopy:
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[Target]:
-        """The target, which is not closed meanwhile."""
+        """The target; it is not closed before the block is left."""
         self._readers += 1
         try:
             yield self.target
@@ -219,13 +219,13 @@ class ReplicaCopies:
     """The copies of one replica, and its fence."""
 
     def __init__(
-        self, files: SavedStateFile, targets: Targets, kept: SavedState, copy: OpenCopy
+        self, files: SavedStateFile, targets: Targets, state: SavedState, copy: OpenCopy
     ) -> None:
         """Use `ReplicaCopies.load`."""
         self.copy = copy
         self._files = files
         self._targets = targets
-        self._state = kept
+        self._state = state
         self._replaced: OpenCopy | None = None
         self._saving = asyncio.Lock()
         """Held while the state is stored: the answer to a prefetch may bring a newer term."""
@@ -236,15 +236,15 @@ class ReplicaCopies:
         found = await runtime.run_blocking(files.read)
         if found is None:
             await runtime.run_blocking(files.refuse_log)
-        kept = (found or SavedState()).of_kind(targets.kind, files.folder.path)
+        state = (found or SavedState()).of_kind(targets.kind, files.folder.path)
         # Also if it exists: the process that wrote it may have died before it was durable.
-        await runtime.run_blocking(files.write, kept)
+        await runtime.run_blocking(files.write, state)
         for number in await runtime.run_blocking(files.copy_numbers):
-            if number != kept.copy:
+            if number != state.copy:
                 await targets.discard(files.copy_path(number))
-        path = files.copy_path(kept.copy)
+        path = files.copy_path(state.copy)
         target = await targets.open(path)
-        return cls(files, targets, kept, OpenCopy(targets, target, kept.copy, path))
+        return cls(files, targets, state, OpenCopy(targets, target, state.copy, path))
 
     @property
     def target(self) -> Target:
@@ -352,11 +352,11 @@ class ReplicaCopies:
 
     async def _save(self, **changes: int | None) -> None:
         """Return, or be cancelled, only when it is known whether this is stored. One at a time."""
-        kept = msgspec.structs.replace(self._state, **changes)
-        writing = runtime.spawn(runtime.run_blocking(self._files.write, kept), name="keep")
+        state = msgspec.structs.replace(self._state, **changes)
+        writing = runtime.spawn(runtime.run_blocking(self._files.write, state), name="save state")
         try:
             await asyncio.shield(writing)
         finally:
             await asyncio.wait((writing,))
             if not writing.cancelled() and writing.exception() is None:
-                self._state = kept
+                self._state = state

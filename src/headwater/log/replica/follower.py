@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple
 
 from headwater.core import limits, runtime
@@ -54,139 +54,19 @@ from headwater.log.replica.link import (
     split_pull,
 )
 
-ApplyGroups = Callable[[Target, SplitPull], Awaitable[None]]
-
-
-class BootstrapStart(NamedTuple):
-    """What a bootstrap begins from; the log after it is kept."""
-
-    kind: Literal["own", "image", "log"]
-    after_lsn: int
-    current_lsn: int
-    """Where the log ended then."""
-    image: Image | None = None
-    compared_after_lsn: int = 0
-    """From here to `after_lsn` the log has what the image was made of, to be compared."""
-
-
-class Bootstrapper:
-    """Plans fresh copies with the source, and fills them."""
-
-    def __init__(
-        self,
-        link: LeaderSession,
-        targets: Targets,
-        config: ReplicaConfig,
-        metrics: ReplicaMetrics,
-        apply: ApplyGroups,
-    ) -> None:
-        self._link = link
-        self._metrics = metrics
-        self._targets = targets
-        self._config = config
-        self._apply = apply
-
-    async def begin(self, own: Target | None) -> BootstrapStart:
-        """Agree with the source where to begin. `own` is None if the present copy is of no use.
-
-        The present copy is preferred, then the newest image that the log reaches, then the log from
-        LSN 1. `Refused` if there is none of them. An image beyond the end of the log is of a longer
-        log: the replica waits for the log only if there is nothing else.
-        """
-        told = self._link.registration
-        own_lsn = -1 if own is None else await _durable_lsn(own)
-        if own_lsn > 0 and self._link.reaches(own_lsn):
-            plan = (await self._link.begin_bootstrap(own_lsn)).plan
-            return BootstrapStart("own", own_lsn, plan.current_lsn)
-        image = await self._targets.newest_image(below_lsn=told.current_lsn + 1)
-        if image is None and told.oldest_lsn > 1:
-            await self._refuse_what_is_beyond(told.current_lsn)
-        offered_lsn = 0 if image is None else self._compared_after_lsn(image)
-        plan = (await self._link.begin_bootstrap(offered_lsn or None)).plan
-        if plan.after_lsn != offered_lsn:
-            raise Bug(f"a copy was to begin after {offered_lsn}, and not after {plan.after_lsn}")
-        if image is not None:
-            return BootstrapStart("image", image.lsn, plan.current_lsn, image, offered_lsn)
-        return BootstrapStart("log" if own_lsn else "own", 0, plan.current_lsn)
-
-    async def open(self, path: str, beginning: BootstrapStart) -> Target:
-        """The fresh copy, with its image; `UnusableImage` if another image has to be tried."""
-        try:
-            return await self._targets.begin(path, beginning.image)
-        except (Corrupt, NotFound, NotSupported) as error:
-            raise UnusableImage(f"the image cannot be used: {error}") from error
-
-    async def fill(self, fresh: Target, beginning: BootstrapStart, through_lsn: int) -> None:
-        """Compare the image of a fresh copy, apply the log through this LSN, and sync.
-
-        `UnusableImage` if the image is of another log: such images are skipped from then on.
-        """
-        verified_lsn = beginning.compared_after_lsn
-        while verified_lsn < max(through_lsn, fresh.applied_lsn):
-            pulled = await self._link.pull(verified_lsn, wait_s=self._config.wait_s)
-            if pulled.rebootstrap is not None:
-                raise Unavailable(
-                    f"the log is no longer kept for a copy at LSN {verified_lsn} "
-                    f"({pulled.rebootstrap.cause.value}): it starts again"
-                )
-            split = split_pull(
-                pulled,
-                fresh.applied_lsn,
-                filtered=self._config.filtered,
-                compared_lsn=verified_lsn,
-            )
-            await self._compare(fresh, split.repeated)
-            await self._apply(fresh, split)
-            await fresh.tend()
-            verified_lsn = max(verified_lsn, pulled.through_lsn)
-        await fresh.sync()
-
-    async def _compare(self, fresh: Target, groups: Sequence[Group]) -> None:
-        compared = await compare_groups(fresh, groups)
-        if compared.differs_lsn is not None:
-            await self._targets.distrust(compared.differs_lsn)
-            raise UnusableImage(
-                f"the image holds another record under LSN {compared.differs_lsn} than the log"
-            )
-        self._metrics.count_compared(compared)
-
-    def _compared_after_lsn(self, image: Image) -> int:
-        """The LSN after which the log must be kept to compare the image with it.
-
-        Not further back than images have hashes: the slot's limits count from there.
-        """
-        compared = min(self._config.compare_records, limits.KEYED_IMAGE_HASHES)
-        return min(image.lsn, max(0, self._link.registration.oldest_lsn - 1, image.lsn - compared))
-
-    async def _refuse_what_is_beyond(self, current_lsn: int) -> None:
-        image = await self._targets.newest_image()
-        if image is not None:
-            raise Refused(
-                f"the log ends at LSN {current_lsn}, and the image to begin from at {image.lsn}: "
-                "it waits until the log is there, and compares"
-            )
-
-
-async def _durable_lsn(own: Target) -> int:
-    # Records that cannot be synced now are pulled again if needed.
-    with contextlib.suppress(Unavailable, OutcomeUnknown, NotSupported):
-        await own.sync()
-    return own.durable_lsn
-
-
 _log: Final = logging.getLogger("headwater")
 RETRIABLE: Final = (Unavailable, OutcomeUnknown, NotFound, Fenced, Refused, Conflict, LogGap)
 """A replica registers again after these errors; all others end it."""
 
 
 class LogFollower:
-    """A copy's leader, and how far the copy was found in its log."""
+    """Follows a leader, and knows how far the copy was found in its log."""
 
     def __init__(
         self,
         name: str,
         link: LeaderSession,
-        holdings: ReplicaCopies,
+        copies: ReplicaCopies,
         config: ReplicaConfig,
         metrics: ReplicaMetrics,
         on_change: Callable[[], None],
@@ -198,9 +78,9 @@ class LogFollower:
         self.current_lsn = 0
         """The last known end of the log."""
         self._link = link
-        self._holdings = holdings
+        self._copies = copies
         self._on_change = on_change
-        self._ahead = Prefetch(lambda since_lsn: link.pull(since_lsn, wait_s=0.0))
+        self._prefetch = Prefetch(lambda since_lsn: link.pull(since_lsn, wait_s=0.0))
         self._verification = UNVERIFIED
         self._verified_term = 0
         """The term of the last leader in whose log the copy was found since it was opened."""
@@ -209,7 +89,7 @@ class LogFollower:
     @property
     def target(self) -> Target:
         """The copy that counts."""
-        return self._holdings.target
+        return self._copies.target
 
     @property
     def bookmark(self) -> Bookmark:
@@ -220,13 +100,13 @@ class LogFollower:
 
     def shows(self, bookmark: Bookmark) -> bool:
         """Whether the copy has the bookmark's record, and is known to be a copy of that log."""
-        if self._holdings.diverged_lsn is not None or self.target.applied_lsn < bookmark.lsn:
+        if self._copies.diverged_lsn is not None or self.target.applied_lsn < bookmark.lsn:
             return False
         if self._verified_term and bookmark.term <= self._verified_term:
             return True
         # The copy is still compared with this leader's log: what was found there counts.
-        is_found = self._verification.verified_lsn(bookmark.lsn) >= bookmark.lsn
-        return self._holdings.term >= bookmark.term and is_found
+        is_verified = self._verification.verified_lsn(bookmark.lsn) >= bookmark.lsn
+        return self._copies.term >= bookmark.term and is_verified
 
     async def follow(self, on_round: Callable[[str | None], None]) -> None:
         """Follow until the source asks for a fresh copy.
@@ -239,24 +119,24 @@ class LogFollower:
                 pulled = await self._pull()
                 if pulled.rebootstrap is not None:
                     return
-                self._ahead.begin(pulled)
+                self._prefetch.begin(pulled)
                 await self._take(pulled)
                 await self.target.tend()
                 await self._acknowledge()
                 on_round(self._verification.waits_for(pulled.current_lsn))
         finally:
-            await self._ahead.drop()
+            await self._prefetch.drop()
 
     async def register(self) -> bool:
         """Register; returns whether a fresh copy is needed."""
-        told = await self._link.register(self.target.applied_lsn)
+        registration = await self._link.register(self.target.applied_lsn)
         self.metrics.registrations += 1
-        self.current_lsn = told.current_lsn
+        self.current_lsn = registration.current_lsn
         self._verification = UNVERIFIED
-        if isinstance(told.resume, FullRebootstrap):
+        if isinstance(registration.resume, FullRebootstrap):
             return True
         self.begin_verification()
-        if (problem := self._verification.waits_for(told.current_lsn)) is not None:
+        if (problem := self._verification.waits_for(self.current_lsn)) is not None:
             _log.warning("replica %s: %s", self.name, problem)
         return False
 
@@ -292,10 +172,10 @@ class LogFollower:
         self.metrics.apply_seconds.observe(runtime.monotonic_s() - began_s)
         self.metrics.count_applied(split.new)
 
-    def _note_verification(self, proof: Verification) -> None:
-        self._verification = proof
-        if proof.is_done:
-            self._verified_term = self._holdings.term
+    def _note_verification(self, verification: Verification) -> None:
+        self._verification = verification
+        if verification.is_done:
+            self._verified_term = self._copies.term
         self._on_change()
 
     async def _pull(self) -> PullResponse:
@@ -304,7 +184,7 @@ class LogFollower:
         began_s = runtime.monotonic_s()
         due_s = self.target.tend_within_s
         wait_s = self.config.wait_s if due_s is None else min(self.config.wait_s, due_s)
-        pulled = await self._ahead.take(since_lsn)
+        pulled = await self._prefetch.take(since_lsn)
         if pulled is None:
             pulled = await self._link.pull(since_lsn, wait_s=wait_s)
         self.metrics.pulls += 1
@@ -338,11 +218,11 @@ class LogFollower:
 
     async def _diverge(self, lsn: int) -> None:
         self.metrics.divergences += 1
-        await self._holdings.mark_diverged(lsn)
+        await self._copies.mark_diverged(lsn)
         self._on_change()
         with contextlib.suppress(*RETRIABLE):
             await self._acknowledge()
-        self._holdings.check_sound(self.name)
+        self._copies.check_sound(self.name)
 
     async def _acknowledge(self) -> None:
         """Acknowledge progress; without progress from time to time."""
@@ -350,6 +230,167 @@ class LogFollower:
             self._verification.verified_lsn(self.target.applied_lsn),
             self._verification.verified_lsn(self.target.durable_lsn),
             apply_error_count=self.metrics.apply_errors - self._apply_errors_before,
-            divergence_count=int(self._holdings.diverged_lsn is not None),
+            divergence_count=int(self._copies.diverged_lsn is not None),
         )
         self.metrics.acknowledgements += await self._link.acknowledge(progress)
+
+
+class BootstrapStart(NamedTuple):
+    """What a bootstrap begins from; the log after it is kept."""
+
+    kind: Literal["own", "image", "log"]
+    after_lsn: int
+    current_lsn: int
+    """Where the log ended then."""
+    image: Image | None = None
+    compared_after_lsn: int = 0
+    """From here to `after_lsn` the log has what the image was made of, to be compared."""
+
+
+class Bootstrapper:
+    """Makes fresh copies where the copy that is there cannot go on."""
+
+    def __init__(
+        self,
+        link: LeaderSession,
+        targets: Targets,
+        copies: ReplicaCopies,
+        follower: LogFollower,
+    ) -> None:
+        self._link = link
+        self._targets = targets
+        self._copies = copies
+        self._follower = follower
+        self._config = follower.config
+        self._metrics = follower.metrics
+
+    async def run(self, *, is_forced: bool = False) -> None:
+        """Keep the present copy if it is usable, unless `is_forced`, or replace it; then report it.
+
+        The replica has registered; `Refused` if there is nothing to begin from.
+        """
+        diverged_lsn = self._copies.diverged_lsn
+        if diverged_lsn is not None:
+            # Before the source says where its log ends: what others write of it later is good.
+            await self._targets.distrust(diverged_lsn)
+        present = self._copies.target
+        is_usable = diverged_lsn is None and self._link.reaches(present.applied_lsn)
+        start = await self._begin(present if is_usable and not is_forced else None)
+        if start.kind == "own":
+            self._follower.begin_verification()
+        await self._follower.complete_bootstrap()
+        self._metrics.bootstraps[start.kind] += 1
+
+    async def _begin(self, own: Target | None) -> BootstrapStart:
+        """Keep the present copy, or make one from the best start that turns out usable."""
+        unusable: dict[Image | None, UnusableImage] = {}
+        while True:
+            try:
+                start = await self._plan(own)
+            except Refused:
+                self._metrics.bootstraps_refused += 1
+                raise
+            if start.image in unusable:
+                raise unusable[start.image]
+            try:
+                if start.kind != "own":
+                    await self._replace_copy(start)
+                return start
+            except UnusableImage as error:
+                _log.warning("replica %s tries another start: %s", self._follower.name, error)
+                unusable[start.image] = error
+
+    async def _plan(self, own: Target | None) -> BootstrapStart:
+        """Agree with the source where to begin. `own` is None if the present copy is of no use.
+
+        The present copy is preferred, then the newest image that the log reaches, then the log from
+        LSN 1. `Refused` if there is none of them. An image beyond the end of the log is of a longer
+        log: the replica waits for the log only if there is nothing else.
+        """
+        registration = self._link.registration
+        own_lsn = -1 if own is None else await _durable_lsn(own)
+        if own_lsn > 0 and self._link.reaches(own_lsn):
+            plan = (await self._link.begin_bootstrap(own_lsn)).plan
+            return BootstrapStart("own", own_lsn, plan.current_lsn)
+        image = await self._targets.newest_image(below_lsn=registration.current_lsn + 1)
+        if image is None and registration.oldest_lsn > 1:
+            await self._refuse_image_beyond(registration.current_lsn)
+        offered_lsn = 0 if image is None else self._compared_after_lsn(image)
+        plan = (await self._link.begin_bootstrap(offered_lsn or None)).plan
+        if plan.after_lsn != offered_lsn:
+            raise Bug(f"a copy was to begin after {offered_lsn}, and not after {plan.after_lsn}")
+        if image is not None:
+            return BootstrapStart("image", image.lsn, plan.current_lsn, image, offered_lsn)
+        return BootstrapStart("log" if own_lsn else "own", 0, plan.current_lsn)
+
+    async def _replace_copy(self, start: BootstrapStart) -> None:
+        async def begin(path: str) -> Target:
+            try:
+                return await self._targets.begin(path, start.image)
+            except (Corrupt, NotFound, NotSupported) as error:
+                raise UnusableImage(f"the image cannot be used: {error}") from error
+
+        async def fill(fresh: Target) -> None:
+            # Readers must not find less afterwards, unless what they saw was wrong.
+            is_diverged = self._copies.diverged_lsn is not None
+            shown_lsn = 0 if is_diverged else self._copies.target.applied_lsn
+            await self._fill(fresh, start, max(start.current_lsn, shown_lsn))
+
+        await self._copies.replace(begin, fill, self._follower.mark_verified)
+
+    async def _fill(self, fresh: Target, start: BootstrapStart, through_lsn: int) -> None:
+        """Compare the image of a fresh copy, apply the log through this LSN, and sync.
+
+        `UnusableImage` if the image is of another log: such images are skipped from then on.
+        """
+        verified_lsn = start.compared_after_lsn
+        while verified_lsn < max(through_lsn, fresh.applied_lsn):
+            pulled = await self._link.pull(verified_lsn, wait_s=self._config.wait_s)
+            if pulled.rebootstrap is not None:
+                raise Unavailable(
+                    f"the log is no longer kept for a copy at LSN {verified_lsn} "
+                    f"({pulled.rebootstrap.cause.value}): it starts again"
+                )
+            split = split_pull(
+                pulled,
+                fresh.applied_lsn,
+                filtered=self._config.filtered,
+                compared_lsn=verified_lsn,
+            )
+            await self._compare(fresh, split.repeated)
+            await self._follower.apply(fresh, split)
+            await fresh.tend()
+            verified_lsn = max(verified_lsn, pulled.through_lsn)
+        await fresh.sync()
+
+    async def _compare(self, fresh: Target, groups: Sequence[Group]) -> None:
+        compared = await compare_groups(fresh, groups)
+        if compared.differs_lsn is not None:
+            await self._targets.distrust(compared.differs_lsn)
+            raise UnusableImage(
+                f"the image holds another record under LSN {compared.differs_lsn} than the log"
+            )
+        self._metrics.count_compared(compared)
+
+    def _compared_after_lsn(self, image: Image) -> int:
+        """The LSN after which the log must be kept to compare the image with it.
+
+        Not further back than images have hashes: the slot's limits count from there.
+        """
+        compared = min(self._config.compare_records, limits.KEYED_IMAGE_HASHES)
+        return min(image.lsn, max(0, self._link.registration.oldest_lsn - 1, image.lsn - compared))
+
+    async def _refuse_image_beyond(self, current_lsn: int) -> None:
+        image = await self._targets.newest_image()
+        if image is not None:
+            raise Refused(
+                f"the log ends at LSN {current_lsn}, and the image to begin from at {image.lsn}: "
+                "it waits until the log is there, and compares"
+            )
+
+
+async def _durable_lsn(own: Target) -> int:
+    # Records that cannot be synced now are pulled again if needed.
+    with contextlib.suppress(Unavailable, OutcomeUnknown, NotSupported):
+        await own.sync()
+    return own.durable_lsn

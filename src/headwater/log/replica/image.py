@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from headwater.buffer.layout import check_group_name, images_prefix
+from headwater.core import runtime
 from headwater.core.errors import Corrupt, NotFound, NotSupported, Refused
 from headwater.log.record.arrow_types import (
     from_parquet_column,
@@ -106,12 +107,12 @@ def _encoded(
     tables = [pa.table({LSN_COLUMN: pa.array([], pa.int64())})]
     for collection in sorted(collections):
         for table in collections[collection]:
-            kept = _parquet_table(table)
-            columns = [names.of(field) for field in kept.schema]
+            stored = _parquet_table(table)
+            columns = [names.of(field) for field in stored.schema]
             parts.append(
                 _ImagePart(collection, table.num_rows, columns, _schema_text(table.schema))
             )
-            tables.append(kept.rename_columns(columns))
+            tables.append(stored.rename_columns(columns))
     rows = sum(part.rows for part in parts)
     head = _ImageHead(IMAGE_FORMAT, lsn, rows, sorted(collections), parts, list(last_hashes))
     sink = io.BytesIO()
@@ -160,9 +161,9 @@ def _collections(table: pa.Table, head: _ImageHead) -> dict[str, list[pa.Table]]
 def _parquet_table(table: pa.Table) -> pa.Table:
     columns = {}
     for field, column in zip(table.schema, table.columns, strict=True):
-        kept = nullable_type(parquet_type(field.name, field.type))
-        chunks = [to_parquet_column(one, kept) for one in column.chunks]
-        columns[field.name] = pa.chunked_array(chunks, kept)
+        stored = nullable_type(parquet_type(field.name, field.type))
+        chunks = [to_parquet_column(one, stored) for one in column.chunks]
+        columns[field.name] = pa.chunked_array(chunks, stored)
     return pa.table(columns)
 
 
@@ -171,16 +172,12 @@ def _schema_text(schema: pa.Schema) -> str:
 
 
 def _is_same(
-    found: Mapping[str, Sequence[pa.Table]], given: Mapping[str, Sequence[pa.Table]]
+    one: Mapping[str, Sequence[pa.Table]], other: Mapping[str, Sequence[pa.Table]]
 ) -> bool:
-    if {name: len(tables) for name, tables in found.items()} != {
-        name: len(tables) for name, tables in given.items()
-    }:
-        return False
-    pairs = (
-        pair for name, tables in given.items() for pair in zip(tables, found[name], strict=True)
+    return one.keys() == other.keys() and all(
+        len(tables) == len(other[name]) and all(map(_is_same_table, tables, other[name]))
+        for name, tables in one.items()
     )
-    return all(_is_same_table(*pair) for pair in pairs)
 
 
 def _is_same_table(one: pa.Table, other: pa.Table) -> bool:
@@ -205,14 +202,14 @@ class _FileNames:
         self._taken: set[str] = set()
 
     def of(self, field: pa.Field) -> str:
-        known = self._names.get((field.name, field.type))
-        if known is None:
-            known, number = field.name, 2
-            while known in self._taken:
-                known, number = f"{field.name}.{number}", number + 1
-            self._names[field.name, field.type] = known
-            self._taken.add(known)
-        return known
+        name = self._names.get((field.name, field.type))
+        if name is None:
+            name, number = field.name, 2
+            while name in self._taken:
+                name, number = f"{field.name}.{number}", number + 1
+            self._names[field.name, field.type] = name
+            self._taken.add(name)
+        return name
 
 
 ALL_RECORDS: Final = "all"
@@ -232,7 +229,7 @@ class ImageStore:
         self.prefix = f"{images_prefix(stream, partition, stream_id)}/{check_group_name(of)}"
         self._store = store
         self._of = of
-        self._passed_over: set[str] = set()
+        self._skipped: set[str] = set()
         self._distrusted: set[str] = set()
 
     def check_filtered(self) -> None:
@@ -243,8 +240,8 @@ class ImageStore:
             )
 
     async def newest(self, *, below_lsn: int | None = None) -> Image | None:
-        """The newest image that was not found unusable."""
-        unusable = self._passed_over | self._distrusted
+        """The newest image that is not skipped."""
+        unusable = self._skipped | self._distrusted
         images = [
             image
             for image in await self._list()
@@ -252,17 +249,16 @@ class ImageStore:
         ]
         return max(images, key=lambda image: (image.lsn, image.key), default=None)
 
-    async def read(self, image: Image) -> bytes:
-        """Its bytes, checked. An unusable image is skipped from then on."""
+    async def read(self, image: Image) -> ImageContent:
+        """Its content, checked. An unusable image is skipped from then on."""
         try:
             data = bytes((await self._store.get(image.key)).data)
-        except NotFound:
-            self.pass_over(image)
+            if image.key != self._key(image.lsn, data):
+                raise Corrupt(f"{image.key} is not what was written: its checksum is another")
+            return await runtime.run_blocking(decode_image, data, image)
+        except self.UNUSABLE:
+            self._skipped.add(image.key)
             raise
-        if image.key != self._key(image.lsn, data):
-            self.pass_over(image)
-            raise Corrupt(f"{image.key} is not what was written: its checksum is another")
-        return data
 
     async def write(self, lsn: int, data: bytes) -> Image:
         """Store an image of everything through this LSN."""
@@ -271,10 +267,6 @@ class ImageStore:
         # The same bytes as a distrusted image: it is good after all.
         self._distrusted.discard(key)
         return Image(lsn, key)
-
-    def pass_over(self, image: Image) -> None:
-        """Skip this image from now on."""
-        self._passed_over.add(image.key)
 
     async def drop_older(self, keep: int, *, than: Image) -> None:
         """Delete all but the newest few; `than`, and what is newer, stays.

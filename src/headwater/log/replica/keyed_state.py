@@ -32,7 +32,7 @@ from headwater.log.record.arrow_types import without_views
 from headwater.log.record.group import COLLECTION, REFRESH_RECORDS, Group, GroupRing
 from headwater.log.record.hashes import hashes_between
 from headwater.log.replica.contract import Image, Target
-from headwater.log.replica.image import ImageStore, decode_image, encode_image
+from headwater.log.replica.image import ImageStore, encode_image
 from headwater.log.replica.keyed_table import LSN_COLUMN, Identity, KeyedTable
 
 _log: Final = logging.getLogger("headwater")
@@ -52,8 +52,8 @@ class KeyedState:
         image_records: int = limits.KEYED_IMAGE_RECORDS,
     ) -> None:
         """Use `KeyedStates`. `last_hashes` are those of the last records through `lsn`."""
-        self._began_lsn = lsn
-        self._began_hashes = pa.array(last_hashes, pa.uint64())
+        self._image_lsn = lsn
+        self._image_hashes = pa.array(last_hashes, pa.uint64())
         self._images = images
         self._tables = tables
         self._applied_lsn = lsn
@@ -71,17 +71,14 @@ class KeyedState:
 
     @property
     def applied_lsn(self) -> int:
-        """See `Target`."""
         return self._applied_lsn
 
     @property
     def durable_lsn(self) -> int:
-        """See `Target`."""
         return self._durable_lsn
 
     @property
     def tend_within_s(self) -> float | None:
-        """See `Target`."""
         return None
 
     def get(self, key: Identity, collection: str = "") -> dict[str, Any] | None:
@@ -111,7 +108,6 @@ class KeyedState:
             return sorted(self._tables)
 
     async def apply(self, groups: Sequence[Group], through_lsn: int) -> None:
-        """See `Target`."""
         for group in groups:
             if group.lost is None:
                 if group.nbytes <= limits.DECODE_INLINE_BYTES:
@@ -123,14 +119,14 @@ class KeyedState:
         self._applied_lsn = max(self._applied_lsn, through_lsn)
 
     async def hashes(self, first_lsn: int, last_lsn: int) -> pa.UInt64Array:
-        """See `Target`. Known are the last few megabytes of the log, and its image's hashes."""
+        """Of the last few megabytes of the log, and of the records whose hashes its image has."""
         parts: list[pa.Array] = []
         next_lsn = first_lsn
-        known_lsn = self._began_lsn - len(self._began_hashes) + 1
-        begins, ends = max(first_lsn, known_lsn), min(last_lsn, self._began_lsn)
+        image_first_lsn = self._image_lsn - len(self._image_hashes) + 1
+        begins, ends = max(first_lsn, image_first_lsn), min(last_lsn, self._image_lsn)
         if begins <= ends:
-            known = self._began_hashes.slice(begins - known_lsn, ends - begins + 1)
-            parts += [pa.nulls(begins - first_lsn, pa.uint64()), known]
+            hashes = self._image_hashes.slice(begins - image_first_lsn, ends - begins + 1)
+            parts += [pa.nulls(begins - first_lsn, pa.uint64()), hashes]
             next_lsn = ends + 1
         if next_lsn <= last_lsn:
             recent = self._recent.between(next_lsn, last_lsn)
@@ -138,14 +134,14 @@ class KeyedState:
         return pa.concat_arrays(parts)
 
     async def sync(self) -> None:
-        """See `Target`: writes an image."""
+        """Writes an image."""
         if self._durable_lsn == self._applied_lsn:
             return
         lsn = self._applied_lsn
         first_lsn = max(1, lsn - limits.KEYED_IMAGE_HASHES + 1)
         hashes = (await self.hashes(first_lsn, lsn)).to_pylist()
-        known = list(itertools.takewhile(lambda one: one is not None, reversed(hashes)))
-        data = await runtime.run_blocking(self._encoded, lsn, known[::-1])
+        last_hashes = list(itertools.takewhile(lambda one: one is not None, reversed(hashes)))
+        data = await runtime.run_blocking(self._encoded, lsn, last_hashes[::-1])
         image = await self._images.write(lsn, data)
         self._durable_lsn, self._imaged_s = lsn, runtime.monotonic_s()
         self.images_written += 1
@@ -154,7 +150,7 @@ class KeyedState:
             await self._images.drop_older(limits.KEYED_IMAGES_KEPT, than=image)
 
     async def tend(self) -> None:
-        """See `Target`: writes an image where one is due.
+        """Writes an image where one is due.
 
         If the store is away, it is tried again soon. If no image can hold the records, the state
         continues without one, and its slot keeps the log until an image can be written.
@@ -173,7 +169,7 @@ class KeyedState:
             self._try_again_in(max(self._image_interval_s, limits.KEYED_IMAGE_RETRY_S))
 
     async def close(self) -> None:
-        """See `Target`."""
+        """There is nothing to release."""
 
     def _try_again_in(self, pause_s: float) -> None:
         self.images_failed += 1
@@ -227,43 +223,34 @@ class KeyedStates:
         self._image_records = image_records
 
     def check_filtered(self) -> None:
-        """See `Targets`."""
         self._images.check_filtered()
 
     async def open(self, path: str) -> Target:
-        """See `Targets`: the state of the newest image that can be read, or an empty one."""
+        """The state of the newest image that can be read, or an empty one."""
         while (image := await self.newest_image()) is not None:
             try:
                 return await self.begin(path, image)
             except self._images.UNUSABLE as error:
-                _log.warning("an image of a keyed state is passed over: %s", error)
+                _log.warning("an image of a keyed state is skipped: %s", error)
         return self._of({}, Image(0, ""))
 
     async def newest_image(self, *, below_lsn: int | None = None) -> Image | None:
-        """See `Targets`."""
         return await self._images.newest(below_lsn=below_lsn)
 
     async def begin(self, path: str, image: Image | None) -> Target:
-        """See `Targets`."""
         if image is None:
             return self._of({}, Image(0, ""))
-        data = await self._images.read(image)
-        try:
-            tables, last_hashes = await runtime.run_blocking(_tables, data, image)
-        except self._images.UNUSABLE:
-            self._images.pass_over(image)
-            raise
-        return self._of(tables, image, last_hashes)
+        content = await self._images.read(image)
+        tables = await runtime.run_blocking(_tables, content.collections)
+        return self._of(tables, image, content.last_hashes)
 
     async def discard(self, path: str) -> None:
-        """See `Targets`. There is nothing to remove."""
+        """There is nothing to remove."""
 
     async def distrust(self, from_lsn: int) -> None:
-        """See `Targets`."""
         await self._images.distrust(from_lsn)
 
     async def drop_distrusted(self) -> None:
-        """See `Targets`."""
         await self._images.drop_distrusted()
 
     def _of(
@@ -279,13 +266,11 @@ class KeyedStates:
         )
 
 
-def _tables(data: bytes, image: Image) -> tuple[dict[str, KeyedTable], list[int]]:
-    content = decode_image(data, image)
-    tables = {
+def _tables(collections: dict[str, list[pa.Table]]) -> dict[str, KeyedTable]:
+    return {
         name: KeyedTable.of(batch for part in parts for batch in part.to_batches())
-        for name, parts in content.collections.items()
+        for name, parts in collections.items()
     }
-    return tables, content.last_hashes
 
 
 def _refreshes(records: pa.RecordBatch) -> list[int]:

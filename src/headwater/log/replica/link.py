@@ -229,37 +229,34 @@ class ReplicaMetrics(Metrics):
         self.records_lost += sum(len(one) for one in groups if one.lost is not None)
 
 
-PullFunction = Callable[[int], Coroutine[Any, Any, PullResponse]]
-
-
 class Prefetch:
     """At most one pull ahead of its use."""
 
-    def __init__(self, pull: PullFunction) -> None:
+    def __init__(self, pull: Callable[[int], Coroutine[Any, Any, PullResponse]]) -> None:
         self._pull = pull
         self._since_lsn = 0
-        self._asking: asyncio.Task[PullResponse] | None = None
+        self._pulling: asyncio.Task[PullResponse] | None = None
 
     def begin(self, pulled: PullResponse) -> None:
         """Pull what follows an answer, if there is more."""
-        if self._asking is None and pulled.groups and pulled.through_lsn < pulled.current_lsn:
+        if self._pulling is None and pulled.groups and pulled.through_lsn < pulled.current_lsn:
             self._since_lsn = pulled.through_lsn
-            self._asking = runtime.spawn(self._pull(self._since_lsn), name="pull ahead")
+            self._pulling = runtime.spawn(self._pull(self._since_lsn), name="prefetch")
 
     async def take(self, since_lsn: int) -> PullResponse | None:
         """The answer for this LSN, or its error; None if another LSN was pulled."""
-        if self._asking is None or self._since_lsn != since_lsn:
+        if self._pulling is None or self._since_lsn != since_lsn:
             await self.drop()
             return None
-        asking, self._asking = self._asking, None
-        return await asking
+        pulling, self._pulling = self._pulling, None
+        return await pulling
 
     async def drop(self) -> None:
         """Cancel the pull, and ignore its answer or error."""
-        asking, self._asking = self._asking, None
-        if asking is not None:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+        pulling, self._pulling = self._pulling, None
+        if pulling is not None:
+            pulling.cancel()
+            await asyncio.gather(pulling, return_exceptions=True)
 
 
 class _Answer(Protocol):
@@ -278,12 +275,12 @@ class LeaderSession:
     """A source, the session with it, and the fence in front of its answers."""
 
     def __init__(
-        self, name: str, source: ReplicationSource, config: ReplicaConfig, heed: CheckTerm
+        self, name: str, source: ReplicationSource, config: ReplicaConfig, check_term: CheckTerm
     ) -> None:
         self._name = name
         self._source = source
         self._config = config
-        self._check_term = heed
+        self._check_term = check_term
         self._registration: RegisterResponse | None = None
         self._acknowledged: Acknowledgement | None = None
         self._acknowledged_s = 0.0
@@ -307,7 +304,7 @@ class LeaderSession:
     async def register(self, position_lsn: int) -> RegisterResponse:
         """Register; the following requests use the session of the answer."""
         self._registration = None
-        answer = await self._ask(
+        answer = await self._request(
             self._source.register(self._name, position_lsn, region=self._config.region)
         )
         self._registration, self._acknowledged = answer, None
@@ -316,7 +313,7 @@ class LeaderSession:
     async def pull(self, since_lsn: int, *, wait_s: float) -> PullResponse:
         """What follows, or nothing after `wait_s`."""
         config = self._config
-        return await self._ask(
+        return await self._request(
             self._source.pull(
                 self._name,
                 since_lsn,
@@ -334,24 +331,24 @@ class LeaderSession:
         is_due = now_s - self._acknowledged_s >= self._config.ack_interval_s
         if progress == self._acknowledged and not is_due:
             return False
-        await self._ask(self._source.acknowledge(self._name, progress, session=self._session))
+        await self._request(self._source.acknowledge(self._name, progress, session=self._session))
         self._acknowledged, self._acknowledged_s = progress, now_s
         return True
 
     async def begin_bootstrap(self, image_lsn: int | None) -> BootstrapResponse:
         """Ask for the log to be kept after an image, or from its beginning."""
-        return await self._ask(
+        return await self._request(
             self._source.begin_bootstrap(self._name, image_lsn=image_lsn, session=self._session)
         )
 
     async def complete_bootstrap(self, lsn: int) -> AcknowledgeResponse:
         """Report that everything through this LSN is here and on disk."""
         self._acknowledged = None
-        return await self._ask(
+        return await self._request(
             self._source.complete_bootstrap(self._name, lsn, session=self._session)
         )
 
-    async def _ask(self, answering: Awaitable[AnswerT], *, wait_s: float = 0.0) -> AnswerT:
+    async def _request(self, answering: Awaitable[AnswerT], *, wait_s: float = 0.0) -> AnswerT:
         timeout_s = self._config.call_timeout_s + wait_s
         try:
             async with asyncio.timeout(timeout_s):

@@ -45,22 +45,19 @@ class LogCopy:
 
     @property
     def applied_lsn(self) -> int:
-        """See `Target`."""
         return self.spool.current_lsn()
 
     @property
     def durable_lsn(self) -> int:
-        """See `Target`."""
         return self.spool.synced_lsn
 
     @property
     def tend_within_s(self) -> float | None:
-        """See `Target`."""
         interval_s = self.spool.config.sync_interval_s
         return None if self.durable_lsn == self.applied_lsn else interval_s
 
     async def apply(self, groups: Sequence[Group], through_lsn: int) -> None:
-        """See `Target`. Groups of one schema share a write and a sync."""
+        """Groups of one schema share a write and a sync."""
         for run in _append_runs(groups):
             size_bytes = sum(group.nbytes for group in run)
             if size_bytes <= DECODE_INLINE_BYTES:
@@ -75,7 +72,6 @@ class LogCopy:
             )
 
     async def hashes(self, first_lsn: int, last_lsn: int) -> pa.UInt64Array:
-        """See `Target`."""
         parts: list[pa.Array] = []
         next_lsn = first_lsn
         while next_lsn <= last_lsn:
@@ -89,17 +85,15 @@ class LogCopy:
         return pa.concat_arrays(parts)
 
     async def sync(self) -> None:
-        """See `Target`."""
         await self.spool.sync()
 
     async def tend(self) -> None:
-        """See `Target`. Not after every pull: each time costs a sync of the folder."""
+        """Not after every pull: each time costs a sync of the folder."""
         if runtime.monotonic_s() - self._tended_s >= LOG_TEND_EVERY_S:
             self._tended_s = runtime.monotonic_s()
             await self.spool.tend()
 
     async def close(self) -> None:
-        """See `Target`."""
         await self.spool.close()
 
 
@@ -128,15 +122,13 @@ class LogCopies:
         self._distrusted_until_s = -math.inf
 
     def check_filtered(self) -> None:
-        """See `Targets`."""
         raise Refused("a copy of the log has every record: it cannot be filtered")
 
     async def open(self, path: str) -> Target:
-        """See `Targets`."""
         return LogCopy(await runtime.run_blocking(self._open, path, None))
 
     async def newest_image(self, *, below_lsn: int | None = None) -> Image | None:
-        """See `Targets`: the archive, as far as it goes and is wanted.
+        """The archive, as far as it goes and is wanted.
 
         Where it has nothing, a copy is still complete that begins with the log at the log start.
         """
@@ -148,7 +140,6 @@ class LogCopies:
         return Image(last_lsn, self._archive.name) if is_complete else None
 
     async def begin(self, path: str, image: Image | None) -> Target:
-        """See `Targets`."""
         if image is None:
             return LogCopy(await self._empty(path, 1))
         if self._archive is None or image.key != self._archive.name:
@@ -166,11 +157,10 @@ class LogCopies:
         return copy
 
     async def discard(self, path: str) -> None:
-        """See `Targets`."""
         await runtime.run_blocking(self._discard, path)
 
     async def distrust(self, from_lsn: int) -> None:
-        """See `Targets`. An archive that differs from the log is not used for a while, not even
+        """An archive that differs from the log is not used for a while, not even
         below the difference: where the log begins above, that could not be compared. After that it
         is used again: the other records may be this leader's, and the next leader may not have
         them."""
@@ -194,7 +184,7 @@ class LogCopies:
         return spool
 
     async def drop_distrusted(self) -> None:
-        """See `Targets`. An archive is not changed."""
+        """An archive is not changed."""
 
     def _open(self, path: str, first_lsn: int | None) -> Spool:
         return Spool.open(path, first_lsn=first_lsn, config=self._config, disk=self._disk)

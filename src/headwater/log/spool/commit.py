@@ -28,7 +28,13 @@ from headwater.core.errors import (
 )
 from headwater.core.limits import LOG_FLUSH_BYTES
 from headwater.log.record.group import Group
-from headwater.log.spool.codec import GroupFrame, fill_columns, frames_of, join_schemas
+from headwater.log.spool.codec import (
+    GroupFrame,
+    PreparedAppend,
+    fill_columns,
+    frames_of,
+    join_schemas,
+)
 from headwater.log.spool.state import resolve_from_thread
 
 _CHANGED_NOTHING: Final = (Unavailable, Refused, Conflict, Fenced)
@@ -46,16 +52,10 @@ class PendingAppend:
     """One append that waits to be written."""
 
     def __init__(
-        self,
-        frames: list[GroupFrame],
-        *,
-        term: int,
-        first_lsn: int | None,
-        timestamp_ms: int,
-        give_back: Callable[[list[GroupFrame]], None] = lambda frames: None,
+        self, prepared: PreparedAppend, *, term: int, first_lsn: int | None, timestamp_ms: int
     ) -> None:
-        """`give_back` gets the frames back if the append changed nothing."""
-        self.frames = frames
+        self._prepared = prepared
+        self.frames = frames = prepared.take()
         self.term = term
         self.first_lsn = first_lsn
         self.timestamp_ms = timestamp_ms
@@ -69,7 +69,6 @@ class PendingAppend:
         self.is_settled = False
         self.settled: asyncio.Future[None] | None = None
         """Resolved when the append is settled."""
-        self._give_back = give_back
         self._appended: Appended | None = None
         self._error: BaseException | None = None
 
@@ -93,7 +92,7 @@ class PendingAppend:
             return
         self._appended, self._error, self.is_settled = appended, error, True
         if isinstance(error, _CHANGED_NOTHING):
-            self._give_back(self.frames)
+            self._prepared.give_back(self.frames)
         if self.settled is not None:
             resolve_from_thread(self.settled)
 
@@ -151,8 +150,7 @@ class GroupCommit:
     def _enqueue(self, append: PendingAppend) -> bool:
         """Whether a writer has to be started."""
         with self._mutex:
-            refusal = self._refusal(append)
-            if refusal is not None:
+            if (refusal := self._refusal(append)) is not None:
                 append.fail(refusal)
                 raise refusal
             self._waiting.append(append)

@@ -26,7 +26,6 @@ from __future__ import annotations
 import contextlib
 import posixpath
 import re
-import sys
 import zlib
 from array import array
 from bisect import bisect_right
@@ -220,7 +219,7 @@ class SparseIndex:
     def encode(self, *, last_lsn: int, segment_bytes: int) -> bytes:
         """The bytes of the index file."""
         head = _HEADER.pack(INDEX_MAGIC, self.first_lsn, last_lsn, segment_bytes, len(self))
-        body = b"".join((head, _little(self._lsns), _little(self._offsets)))
+        body = head + Struct(f"<{2 * len(self)}Q").pack(*self._lsns, *self._offsets)
         return body + _INDEX_CRC.pack(zlib.crc32(body))
 
 
@@ -236,26 +235,10 @@ def decode_index(
         return None
     if len(data) != _HEADER.size + 16 * places + _INDEX_CRC.size:
         return None
-    found = SparseIndex(first_lsn)
-    middle = _HEADER.size + 8 * places
-    found._lsns = _from_little(data[_HEADER.size : middle])
-    found._offsets = _from_little(data[middle : -_INDEX_CRC.size])
-    return found, last_lsn
-
-
-def _little(values: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        values = values[:]
-        values.byteswap()
-    return values.tobytes()
-
-
-def _from_little(data: bytes) -> array[int]:
-    values = array("Q")
-    values.frombytes(data)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
+    numbers = Struct(f"<{2 * places}Q").unpack(data[_HEADER.size : -_INDEX_CRC.size])
+    index = SparseIndex(first_lsn)
+    index._lsns, index._offsets = array("Q", numbers[:places]), array("Q", numbers[places:])
+    return index, last_lsn
 
 
 class SpoolLock:

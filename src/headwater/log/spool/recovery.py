@@ -228,8 +228,8 @@ def _begin_elsewhere(folder: Folder, found: Recovered, first_lsn: int) -> Recove
 
 
 def _begin_above_floor(folder: Folder, found: Recovered) -> Recovered:
-    """Everything left is below the floor: the log was about to start over, or its unsynced end is
-    gone, which was pruned."""
+    """Everything left is below the floor: the log was pruned beyond what was synced, and lost the
+    rest."""
     found.file.close()
     file = folder.disk.create(folder.segment(found.watermarks.floor_lsn + 1))
     folder.disk.sync_dir(folder.path)

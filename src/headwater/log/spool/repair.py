@@ -1,10 +1,13 @@
-"""Repairing a damaged spool from sources that have the records: another copy of the log, or others.
+"""Repairing a damaged spool from sources that have the records.
+
+A source is another copy of the log (a replica, or a saved folder), the tier, or the buffer that the
+log was derived from: its batches carry their LSNs, and a leader derives the same records from them.
 
 Always holds: a segment is replaced only when every LSN that it should hold is there again; the
 damaged file is kept beside it, under a name that ends in `.damaged`; what cannot be repaired is
 reported and left as it is, unless it is given up, and then the log says itself that it is lost. At
 most one segment is in memory, and what a source returns at a time. Nothing is taken from a source
-that holds another record than this log under one LSN.
+that holds another record than this log under one LSN: it may be the log of another stream.
 """
 
 from __future__ import annotations
@@ -13,21 +16,114 @@ import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from headwater.buffer.consumer.dead_letter import UnreadableBatch
+from headwater.buffer.queue.contract import Uncounted
+from headwater.buffer.stream import Stream
+from headwater.core import portal
 from headwater.core.disk import Disk, OsDisk
-from headwater.core.errors import Refused
-from headwater.log.spool.folder import Folder, SpoolListing, SpoolWatermarks
+from headwater.core.errors import HeadwaterError, Refused, Trimmed
+from headwater.core.limits import LOG_SEGMENT_BYTES
+from headwater.log.spool.folder import Folder, SpoolWatermarks
 from headwater.log.spool.frame import FrameHead, Window, move_frame
-from headwater.log.spool.repair_source import CopyCheck, RepairSource
-from headwater.log.spool.scan import MissingRange, Survey, survey_segment
+from headwater.log.spool.scan import MissingRange, Survey, groups_between, survey_segment
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from headwater.log.record.group import Group
 
-DAMAGED_SUFFIX = ".damaged"
-LOST_CAUSE = "given up in a repair"
-_PRUNED_CAUSE = "pruned before a repair"
+DAMAGED_SUFFIX: Final = ".damaged"
+LOST_CAUSE: Final = "given up in a repair"
+_PRUNED_CAUSE: Final = "pruned before a repair"
+_SAMPLED_SEGMENTS_MAX: Final = 8
+"""Segments, spread over the log, whose first and last frames are compared with each source."""
+_COMPARED_FRAMES_MAX: Final = 64
+"""Frames next to the gaps of one segment that are compared."""
+
+
+class RepairSource(Protocol):
+    """Something that may have the missing records: a replica, the tier, the buffer."""
+
+    @property
+    def name(self) -> str:
+        """Its name in a report."""
+
+    def read(self, first_lsn: int, last_lsn: int) -> Sequence[Group]:
+        """The groups it has of these LSNs, in order; empty only if it has none of them.
+
+        It may return fewer: call it again for what follows. Term 0 means that the term is unknown.
+        """
+
+
+class SpoolSource:
+    """Another copy of the log: the folder of a spool, which is only read."""
+
+    def __init__(self, path: str, disk: Disk | None = None) -> None:
+        self.name = path
+        self._folder = Folder(disk or OsDisk(), path)
+        if not self._folder.listing().segments:
+            raise Refused(f"there is no log in {path}: name the folder of a copy")
+
+    def read(self, first_lsn: int, last_lsn: int) -> Sequence[Group]:
+        """Whole frames of one segment, even if others of it are damaged."""
+        firsts = self._folder.listing().segments
+        for place, first in enumerate(firsts):
+            # Frames behind the first LSN of the next segment are not part of the log.
+            until = firsts[place + 1] - 1 if place + 1 < len(firsts) else last_lsn
+            if first <= last_lsn and until >= first_lsn:
+                path, through = self._folder.segment(first), min(until, last_lsn)
+                found = list(groups_between(self._folder.disk, path, first_lsn, through))
+                if found:
+                    return found
+        return []
+
+
+class BufferSource:
+    """The buffer that the log was derived from, as far as its batches are retained. Blocks.
+
+    The stream is one that was opened through `portal.shared()`.
+    """
+
+    def __init__(self, stream: Stream, partition: int) -> None:
+        from headwater.buffer.consumer import FetchHandle
+
+        self.name = f"the buffer of {stream.name}, partition {partition}"
+        self._queue_reader = stream.queue_reader(partition)
+        self._handle = FetchHandle.of(stream, partition)
+
+    def read(self, first_lsn: int, last_lsn: int) -> Sequence[Group]:
+        """Batches that follow each other, up to about a segment. Terms are not known there."""
+        return portal.shared().call(self._read(first_lsn, last_lsn))
+
+    async def _read(self, first_lsn: int, last_lsn: int) -> list[Group]:
+        from headwater.log.record.group import Group, consumed_records
+
+        state = await self._queue_reader.state()
+        found: list[Group] = []
+        first_lsn = max(first_lsn, state.floor_lsn)
+        if first_lsn > min(last_lsn, state.next_lsn - 1):
+            return found
+        try:
+            sequence = await self._queue_reader.sequence_at_lsn(first_lsn)
+            while sequence is not None and sum(group.nbytes for group in found) < LOG_SEGMENT_BYTES:
+                batches = await self._queue_reader.after(sequence - 1, 1)
+                if not batches or batches[0].first_lsn > last_lsn:
+                    break
+                try:
+                    batch = await self._handle.fetch(batches[0])
+                except UnreadableBatch:
+                    if found:
+                        break
+                else:
+                    if len(batch):
+                        records = consumed_records(batch)
+                        found.append(Group(0, batch.first_lsn, batch.last_lsn, records))
+                sequence += 1
+        except (Trimmed, Uncounted):
+            pass  # deleted meanwhile, or without LSNs: not available
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +165,7 @@ def repair(
     if listing.watermarks is None and not listing.segments:
         raise Refused(f"there is no log in {path}: name the folder of one")
     with folder.disk.lock(folder.file("lock")):
-        return _Repair(folder, sources, give_up=give_up).run(folder.listing())
+        return _Repair(folder, sources, give_up=give_up).run()
 
 
 class _RepairPart(NamedTuple):
@@ -79,30 +175,32 @@ class _RepairPart(NamedTuple):
     source: str
     groups: list[Group]
 
+    @property
+    def repaired(self) -> RepairedRange:
+        return RepairedRange(*self.missing, self.source)
+
 
 class _Repair:
     def __init__(self, folder: Folder, sources: Sequence[RepairSource], *, give_up: bool) -> None:
+        listing = folder.listing()
         self._folder = folder
+        self._firsts = listing.segments
+        self._has_watermarks = listing.watermarks is not None
         self._sources = sources
         self._give_up = give_up
         self._report = RepairReport()
-        self._floor_lsn = 0
-        self._term = 1
+        self._watermarks = listing.watermarks or SpoolWatermarks(1, 0, 0)
+        self._term = max(1, self._watermarks.term)
         """The highest term of any frame: a lost range must not lower the log's term."""
-        self._likeness = CopyCheck(folder)
+        self._copy_check = _CopyCheck(folder, listing.segments)
 
-    def run(self, listing: SpoolListing) -> RepairReport:
-        watermarks = listing.watermarks or SpoolWatermarks(1, 0, 0)
-        synced_lsn, next_lsn = watermarks.synced_lsn, watermarks.floor_lsn + 1
-        self._floor_lsn, self._term = watermarks.floor_lsn, max(self._term, watermarks.term)
-        firsts = self._likeness.firsts = listing.segments
-        for place, first in enumerate(firsts):
-            if first > next_lsn and (listing.watermarks or place):
+    def run(self) -> RepairReport:
+        synced_lsn, next_lsn = self._watermarks.synced_lsn, self._watermarks.floor_lsn + 1
+        for first, following in zip(self._firsts, [*self._firsts[1:], synced_lsn + 1], strict=True):
+            if first > next_lsn and (self._has_watermarks or self._report.segments):
                 self._restore(MissingRange(next_lsn, first - 1))
-            is_last = place + 1 == len(firsts)
-            last_lsn = synced_lsn if is_last else firsts[place + 1] - 1
             self._report.segments += 1
-            next_lsn = self._repair_segment(first, last_lsn) + 1
+            next_lsn = self._repair_segment(first, following - 1) + 1
         if next_lsn <= synced_lsn:
             self._restore(MissingRange(next_lsn, synced_lsn))
         return self._report
@@ -112,14 +210,14 @@ class _Repair:
         found = survey_segment(self._folder, first_lsn, last_lsn)
         self._term = max(self._term, *(one.header.term or 0 for one in found.frames), 0)
         reached = max([last_lsn, found.scan.synced_lsn, first_lsn - 1])
-        self._likeness.look_beside(found)
+        self._copy_check.compare_gaps_of(found)
         parts = [part for gap in found.missing for part in self._parts(gap)]
-        wanting = [part.missing for part in parts if not part.groups]
-        self._report.missing += wanting
-        if parts and not wanting:
-            self._report.repaired += map(_repaired_range, parts)
-            gathered = [group for part in parts for group in part.groups]
-            self._replace(first_lsn, reached, found, gathered)
+        still_missing = [part.missing for part in parts if not part.groups]
+        self._report.missing += still_missing
+        if parts and not still_missing:
+            self._report.repaired += [part.repaired for part in parts]
+            groups = [group for part in parts for group in part.groups]
+            self._replace(first_lsn, reached, found, groups)
         return max(reached, found.scan.last_lsn)
 
     def _restore(self, gone: MissingRange) -> None:
@@ -127,7 +225,7 @@ class _Repair:
         for part in self._parts(gone):
             if part.groups:
                 self._replace(*part.missing, None, part.groups)
-                self._report.repaired.append(_repaired_range(part))
+                self._report.repaired.append(part.repaired)
             else:
                 self._report.missing.append(part.missing)
 
@@ -154,25 +252,24 @@ class _Repair:
                 groups.append(part if part.term else replace(part, term=self._term))
                 reached = part.last_lsn + 1
             if groups:
-                if not self._likeness.check(source) and source.name not in self._report.uncompared:
-                    self._report.uncompared.append(source.name)
+                uncompared = self._report.uncompared
+                if not self._copy_check.check(source) and source.name not in uncompared:
+                    uncompared.append(source.name)
                 return _RepairPart(MissingRange(lsn, reached - 1), source.name, groups)
-        return self._unknown(MissingRange(lsn, later - 1))
+        return self._without_source(MissingRange(lsn, later - 1))
 
-    def _unknown(self, missing: MissingRange) -> _RepairPart:
+    def _without_source(self, missing: MissingRange) -> _RepairPart:
         """A part that no source has. Below the floor it was pruned, and is filled as lost."""
         first_lsn, last_lsn = missing
-        if first_lsn <= self._floor_lsn:
-            pruned = MissingRange(first_lsn, min(last_lsn, self._floor_lsn))
-            return _RepairPart(pruned, _PRUNED_CAUSE, [self._lost(pruned, _PRUNED_CAUSE)])
-        if self._give_up:
-            return _RepairPart(missing, LOST_CAUSE, [self._lost(missing, LOST_CAUSE)])
-        return _RepairPart(missing, "", [])
+        if first_lsn <= self._watermarks.floor_lsn:
+            pruned = MissingRange(first_lsn, min(last_lsn, self._watermarks.floor_lsn))
+            return self._as_lost(pruned, _PRUNED_CAUSE)
+        return self._as_lost(missing, LOST_CAUSE) if self._give_up else _RepairPart(missing, "", [])
 
-    def _lost(self, missing: MissingRange, cause: str) -> Group:
+    def _as_lost(self, missing: MissingRange, cause: str) -> _RepairPart:
         from headwater.log.record.group import NO_RECORDS, Group
 
-        return Group(self._term, *missing, NO_RECORDS, 0, cause)
+        return _RepairPart(missing, cause, [Group(self._term, *missing, NO_RECORDS, 0, cause)])
 
     def _set_aside(self, path: str) -> None:
         """Give the damaged file a second name that no earlier repair has taken."""
@@ -183,18 +280,18 @@ class _Repair:
                 return
 
     def _replace(
-        self, first_lsn: int, last_lsn: int, found: Survey | None, gathered: list[Group]
+        self, first_lsn: int, last_lsn: int, found: Survey | None, groups: list[Group]
     ) -> None:
         """Rewrite the segment, in order, and keep the damaged file under another name."""
         folder, path = self._folder, self._folder.segment(first_lsn)
-        pieces: list[FrameHead | Group] = [*(found.frames if found else []), *gathered]
+        pieces: list[FrameHead | Group] = [*(found.frames if found else []), *groups]
         pieces.sort(key=lambda piece: piece.first_lsn)
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
             window = None
             if found is not None:
-                old = held.enter_context(folder.disk.open(path))
+                old = stack.enter_context(folder.disk.open(path))
                 window = Window(old, path, end=found.scan.size_bytes)
-            file = held.enter_context(folder.replacing(path))
+            file = stack.enter_context(folder.replacing(path))
             offset = 0
             for piece in pieces:
                 if piece.first_lsn <= last_lsn:
@@ -209,33 +306,145 @@ class _Repair:
         folder.disk.sync_dir(folder.path)
 
 
-def _repaired_range(part: _RepairPart) -> RepairedRange:
-    return RepairedRange(*part.missing, part.source)
-
-
 def _placed(piece: FrameHead | Group, window: Window | None, offset: int) -> bytes | bytearray:
     """The frame of a piece, for this offset of the new segment."""
-    if not isinstance(piece, FrameHead):
-        return _new_frame(piece, offset)
-    assert window is not None
-    frame = window.view(piece.offset, piece.header.frame_bytes)
-    if piece.envelope is None:
-        return bytes(frame)
-    return move_frame(frame, synced_lsn=piece.first_lsn - 1, offset=offset)
-
-
-def _new_frame(group: Group, offset: int) -> bytearray:
+    if isinstance(piece, FrameHead):
+        assert window is not None
+        frame = window.view(piece.offset, piece.header.frame_bytes)
+        if piece.envelope is None:
+            return bytes(frame)
+        return move_frame(frame, synced_lsn=piece.first_lsn - 1, offset=offset)
     from headwater.log.spool.codec import GroupFrame
 
-    if group.lost is not None:
-        frame = GroupFrame.of_lost(len(group), group.lost)
+    if piece.lost is None:
+        made = GroupFrame.of_records(piece.records)
     else:
-        frame = GroupFrame.of_records(group.records)
-    frame.place(
-        term=group.term,
-        first_lsn=group.first_lsn,
-        timestamp_ms=group.timestamp_ms,
-        synced_lsn=group.first_lsn - 1,
+        made = GroupFrame.of_lost(len(piece), piece.lost)
+    made.place(
+        term=piece.term,
+        first_lsn=piece.first_lsn,
+        timestamp_ms=piece.timestamp_ms,
+        synced_lsn=piece.first_lsn - 1,
         offset=offset,
     )
-    return frame.data
+    return made.data
+
+
+class _CopyCheck:
+    """Compares sources with what is whole in a log: with each segment that has gaps, and with a
+    sample of all, once."""
+
+    def __init__(self, folder: Folder, firsts: list[int]) -> None:
+        self._folder = folder
+        self._firsts = firsts
+        self._sample: list[_Fingerprint] | None = None
+        self._beside_gaps: list[_Fingerprint] = []
+        self._results: dict[tuple[int, bool], bool] = {}
+        """By source, of the sample and of the rest: comparing makes the source scan segments."""
+
+    def compare_gaps_of(self, found: Survey) -> None:
+        """From now on also compare the frames next to the gaps of this segment."""
+        ends = {one.first_lsn - 1 for one in found.missing}
+        begins = {one.last_lsn + 1 for one in found.missing}
+        frames = [p for p in found.frames if p.header.lsn in ends or p.first_lsn in begins]
+        frames = frames[:_COMPARED_FRAMES_MAX]
+        self._beside_gaps = list(_fingerprints(self._folder, found, frames))
+        self._results = {key: result for key, result in self._results.items() if key[1]}
+
+    def check(self, source: RepairSource) -> bool:
+        """Whether there was anything to compare; `Refused` if the source holds another record."""
+        if self._sample is None:
+            self._sample = list(self._sampled())
+        beside_gaps = self._compare(source, self._beside_gaps, is_sample=False)
+        sample = self._compare(source, self._sample, is_sample=True)
+        return beside_gaps or sample
+
+    def _compare(
+        self, source: RepairSource, fingerprints: list[_Fingerprint], *, is_sample: bool
+    ) -> bool:
+        key = (id(source), is_sample)
+        if key not in self._results:
+            compared = [_compare_fingerprint(one, source) for one in fingerprints]
+            self._results[key] = any(compared)
+        return self._results[key]
+
+    def _sampled(self) -> Iterator[_Fingerprint]:
+        step = max(1, -(-len(self._firsts) // _SAMPLED_SEGMENTS_MAX))
+        for first_lsn in self._firsts[::step]:
+            found = survey_segment(self._folder, first_lsn, 0)
+            yield from _fingerprints(
+                self._folder, found, [*found.frames[:1], *found.frames[1:][-1:]]
+            )
+
+
+class _Fingerprint(NamedTuple):
+    """The hashes of a group, to compare it without its records."""
+
+    first_lsn: int
+    last_lsn: int
+    hashes: pa.Array
+    untimed: pa.Array
+    is_timed: bool
+
+
+def _fingerprints(folder: Folder, found: Survey, frames: list[FrameHead]) -> Iterator[_Fingerprint]:
+    if not frames:
+        return  # nothing is damaged, and Arrow is not loaded
+    from headwater.log.spool.codec import decode_group
+
+    with folder.disk.open(found.path) as file:
+        window = Window(file, found.path, end=found.scan.size_bytes)
+        for peeked in frames:
+            payload = window.payload(peeked)
+            try:
+                group = None if payload is None else decode_group(peeked.header, payload)
+            except HeadwaterError:
+                continue  # whole, and of a kind that this version does not know
+            if group is not None and group.lost is None:
+                yield _fingerprint(group)
+
+
+def _compare_fingerprint(ours: _Fingerprint, source: RepairSource) -> bool:
+    """Whether the source has any of these LSNs; `Refused` if it has another record there."""
+    compared = False
+    for found in source.read(ours.first_lsn, ours.last_lsn):
+        group = found.between(ours.first_lsn, ours.last_lsn)
+        if group is None or group.lost is not None:
+            continue
+        lsn = _first_difference(ours, _fingerprint(group))
+        if lsn is not None:
+            raise Refused(
+                f"{source.name} holds another record than this log under LSN {lsn}: it is no copy "
+                "of it. Name one that is"
+            )
+        compared = True
+    return compared
+
+
+def _first_difference(ours: _Fingerprint, theirs: _Fingerprint) -> int | None:
+    """The first LSN of theirs under which the two hold different records."""
+    first, count = theirs.first_lsn - ours.first_lsn, len(theirs.hashes)
+    place = _first_unequal(ours.hashes.slice(first, count), theirs.hashes)
+    if place is not None and ours.is_timed != theirs.is_timed:
+        # One log was written without ingestion times: compare the records without them.
+        place = _first_unequal(ours.untimed.slice(first, count), theirs.untimed)
+    return None if place is None else theirs.first_lsn + place
+
+
+def _first_unequal(ours: pa.Array, theirs: pa.Array) -> int | None:
+    import pyarrow.compute as pc
+
+    place: int = pc.index(pc.not_equal(ours, theirs), True).as_py()
+    return None if place < 0 else place
+
+
+def _fingerprint(group: Group) -> _Fingerprint:
+    from headwater.log.record.group import COMMIT_TIMESTAMP
+    from headwater.log.record.hashes import record_hashes
+
+    hashes = untimed = record_hashes(group)
+    is_timed = COMMIT_TIMESTAMP in group.records.schema.names
+    if is_timed:
+        without = group.records.drop_columns([COMMIT_TIMESTAMP])
+        untimed = record_hashes(replace(group, records=without))
+    return _Fingerprint(group.first_lsn, group.last_lsn, hashes, untimed, is_timed)

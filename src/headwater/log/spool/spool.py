@@ -186,8 +186,12 @@ class Spool:
         `DiskFailed` the outcome is not known, and the spool has to be opened again.
         """
         self._lock.check_open()
-        is_prepared = isinstance(records, PreparedAppend)
-        is_small = is_prepared or _checked(records).nbytes <= DECODE_INLINE_BYTES
+        if not isinstance(records, pa.RecordBatch | PreparedAppend):
+            raise Refused(
+                "a log takes a pyarrow.RecordBatch or a PreparedAppend, not "
+                f"{type(records).__name__}: a table has them in to_batches()"
+            )
+        is_small = isinstance(records, PreparedAppend) or records.nbytes <= DECODE_INLINE_BYTES
         if is_small and self._calls.is_free():
             append = _pending(self._prepared(records), term, first_lsn, timestamp_ms)
             appended = self._commit.submit(append)
@@ -206,7 +210,7 @@ class Spool:
         if isinstance(records, PreparedAppend):
             return records
         group_bytes, schema = self.config.group_bytes, self._writer.schema
-        return prepare_append(_checked(records), group_bytes=group_bytes, schema=schema)
+        return prepare_append(records, group_bytes=group_bytes, schema=schema)
 
     async def read_since(
         self, lsn: int, *, max_records: int | None = None, max_bytes: int = LOG_READ_BYTES
@@ -234,12 +238,6 @@ class Spool:
     async def prune_through(self, lsn: int) -> Pruned:
         """Raise the floor to `lsn`, durably, then drop the segments wholly below it."""
         return await _on_thread(self._prune_through, whole_number("lsn", lsn))
-
-    async def start_over(self, first_lsn: int) -> Pruned:
-        """Drop everything and go on at `first_lsn`, above all that was written: for a leader whose
-        disk is behind."""
-        first_lsn = whole_number("first_lsn", first_lsn, at_least=1, at_most=LSN_MAX)
-        return await _on_thread(self._start_over, first_lsn)
 
     async def sync(self) -> None:
         """Return once everything that was appended is on stable storage, whatever `sync` says."""
@@ -284,17 +282,6 @@ class Spool:
             removed = self._state.raise_floor(lsn)
             self._tail.prune_through(lsn)
             return self._remove(removed)
-
-    def _start_over(self, first_lsn: int) -> Pruned:
-        with self._names_locked():
-            if first_lsn <= self._state.current_lsn + 1:
-                raise Refused(
-                    f"the log goes on with LSN {self._state.current_lsn + 1}: it starts over only "
-                    f"above that, not at {first_lsn}"
-                )
-            # The floor first: if the process dies here, the log begins above it as well.
-            self._store_watermarks(floor_lsn=first_lsn - 1)
-            return self._remove(self._writer.restart(first_lsn))
 
     def _tend(self) -> None:
         self._writer.tend()
@@ -377,19 +364,4 @@ def _pending(
         first_lsn = whole_number("first_lsn", first_lsn, at_least=0, at_most=_U64_MAX)
     now_ms = max(0, runtime.wall_ms()) if timestamp_ms is None else timestamp_ms
     now_ms = whole_number("timestamp_ms", now_ms, at_least=0, at_most=_U64_MAX)
-    return PendingAppend(
-        prepared.take(),
-        term=term,
-        first_lsn=first_lsn,
-        timestamp_ms=now_ms,
-        give_back=prepared.give_back,
-    )
-
-
-def _checked(records: object) -> pa.RecordBatch:
-    if not isinstance(records, pa.RecordBatch):
-        raise Refused(
-            f"a log takes a pyarrow.RecordBatch or a PreparedAppend, not "
-            f"{type(records).__name__}: a table has them in to_batches()"
-        )
-    return records
+    return PendingAppend(prepared, term=term, first_lsn=first_lsn, timestamp_ms=now_ms)

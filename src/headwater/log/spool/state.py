@@ -196,14 +196,6 @@ class SpoolState:
             del self._segments[: len(gone)]
             return gone
 
-    def restart(self, segment: SpoolSegment) -> list[SpoolSegment]:
-        """Go on with one empty segment; returns the segments before it."""
-        with self.mutex:
-            gone, self._segments = self._segments, [segment]
-            self.floor_lsn = self.current_lsn = self.synced_lsn = segment.last_lsn
-        self._wake_waiters()
-        return gone
-
     def fail(self, error: HeadwaterError) -> None:
         """Nothing more is written."""
         self.failure = error

@@ -136,17 +136,6 @@ class SegmentWriter:
             self._old_from_s = runtime.monotonic_s() + LOG_TEND_EVERY_S
             _log.warning("%s is old, and was not sealed: %s", self._where, error)
 
-    def restart(self, first_lsn: int) -> list[SpoolSegment]:
-        """Go on at another LSN; returns the segments before it, which may be removed."""
-        with self._mutex:
-            self._check_usable()
-            segment, file = self._create(first_lsn)
-            self._next_schema = None
-            gone = self._state.restart(segment)
-            self._tail.restart(first_lsn)
-            self._use(segment, file)
-            return gone
-
     def close(self) -> None:
         """Sync and close the file. Callers that waited for the lock get `Refused`."""
         with self._mutex:

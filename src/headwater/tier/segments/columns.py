@@ -26,8 +26,8 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 
 from headwater.core.errors import Refused
-from headwater.log.record.group import LOG_COLUMNS, Group, check_columns
 from headwater.log.record.arrow_types import from_parquet_column, parquet_type, to_parquet_column
+from headwater.log.record.group import LOG_COLUMNS, Group, check_columns
 from headwater.tier.errors import NotOneSegment
 
 LSN: Final = "_lsn"
