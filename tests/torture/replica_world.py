@@ -187,7 +187,7 @@ class Tier:
     def __init__(self, world: ReplicaWorld) -> None:
         self._world = world
 
-    async def held(self) -> range:
+    async def available(self) -> range:
         await self._line()
         return range(self._world.log_start_lsn, self._world.archived_lsn + 1)
 

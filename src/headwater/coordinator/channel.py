@@ -96,7 +96,6 @@ class Channel:
 
     @property
     def writers_waiting(self) -> int:
-        """Calls that wait for room."""
         return sum(not waiter.admitted.done() for waiter in self._waiting)
 
     def pop(self) -> Any:
@@ -123,7 +122,6 @@ class Channel:
                 self._reserve(waiter.size_bytes)
 
     def drain(self) -> list[Any]:
-        """Remove and return all commands."""
         commands = list(self.commands)
         self.commands.clear()
         self._sizes.clear()
@@ -225,13 +223,11 @@ class WriteHandle(Generic[R]):
     # Called by the writer only.
 
     def set_applied(self, write_epoch: int, result: Any) -> None:
-        """The delta took the write."""
         self._write_epoch, self._result, self.write = write_epoch, result, None
         if self._waiting is not None:
             self._wake_waiting()
 
     def set_refused(self, write_epoch: int, error: BaseException) -> None:
-        """The delta refused the write."""
         self._write_epoch, self._refusal = write_epoch, error
         if self._waiting is not None:
             self._wake_waiting()
@@ -347,6 +343,5 @@ class PauseHandle:
         self._channel.is_paused = True
 
     def unpause(self) -> None:
-        """Take commands from the channel again."""
         self._channel.is_paused = False
         self._wake()

@@ -109,7 +109,6 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
         return ChannelHandle(self._channel(name), self._watermarks, self.metrics)
 
     def pause_handle(self, name: str) -> PauseHandle:
-        """Pauses and unpauses a channel."""
         return PauseHandle(self._channel(name), self._writer.wake)
 
     def start(self) -> None:
@@ -147,7 +146,6 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
             raise self._termination.error()
 
     def view(self) -> View[D, V, S]:
-        """The present view."""
         return self._board.view
 
     def subscribe(self) -> tuple[ViewSubscriber[D, V, S], ViewMonitor]:

@@ -53,7 +53,6 @@ class ApplyFailed(Refused):
 
     @classmethod
     def of(cls, write_epoch: int, error: BaseException) -> ApplyFailed:
-        """For the error that the delta raised."""
         return cls(write_epoch, message_of(error))
 
 

@@ -68,7 +68,6 @@ class ViewBoard(Generic[D, V, S]):
             self._subscribers.append(weakref.ref(subscriber))
 
     def unsubscribe(self, subscriber: ViewSubscriber[D, V, S]) -> None:
-        """Send no more views to `subscriber`."""
         self._subscribers = [one for one in self._subscribers if one() is not subscriber]
 
     def publish_frozen(self, frozen: DeltaView[V], current: D) -> None:

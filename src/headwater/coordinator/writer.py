@@ -76,7 +76,6 @@ class FlushLoop:
         return self._frozen < self._config.max_frozen
 
     async def wait_for_room(self) -> None:
-        """Wait until one more delta may be frozen."""
         while not self.has_room:
             self._room_freed.clear()
             await self._room_freed.wait()
@@ -88,12 +87,10 @@ class FlushLoop:
         self._add(FlushEvent(frozen, write_epochs))
 
     def next_storage_flush(self) -> int:
-        """The number of the next storage flush."""
         self._storage_flushes_requested += 1
         return self._storage_flushes_requested
 
     def add_storage_flush(self, number: int) -> None:
-        """Queue a storage flush."""
         # A queued one that has not begun is replaced by this one. The first may have begun.
         if len(self._events) > 1 and self._events[-1].write_epochs is None:
             self._events.pop()

@@ -16,29 +16,15 @@ Always holds:
 - a secret never prints and never pickles.
 """
 
-from headwater.core import errors, limits, runtime
-from headwater.core.disk import Disk, DiskFile, FileStat, OsDisk
-from headwater.core.metrics import Histogram, Metrics
-from headwater.core.retry import Budget, RetryPolicy
-from headwater.core.runtime import Runtime, UlidFactory, decode_ulid, encode_ulid, ulid_time_ms
+from headwater.core import errors, limits, portal, runtime
+from headwater.core.retry import RetryPolicy
 from headwater.core.settings import Secret
 
 __all__ = [
-    "Budget",
-    "Disk",
-    "DiskFile",
-    "FileStat",
-    "Histogram",
-    "Metrics",
-    "OsDisk",
     "RetryPolicy",
-    "Runtime",
     "Secret",
-    "UlidFactory",
-    "decode_ulid",
-    "encode_ulid",
     "errors",
     "limits",
+    "portal",
     "runtime",
-    "ulid_time_ms",
 ]

@@ -75,7 +75,6 @@ class HeldLock:
             _descriptors.close(self._descriptor)
 
     def release(self) -> None:
-        """Release the lock."""
         # In a child forked meanwhile the descriptor is closed, and its number may be reused.
         if os.getpid() == self._process:
             # A child may still have its copy for a moment: unlocking does not wait for it. If

@@ -36,7 +36,6 @@ class Histogram:
         )
 
     def observe(self, value: float) -> None:
-        """Count one value."""
         self.buckets[bisect.bisect_left(self.bounds, value)] += 1
         self.count += 1
         self.sum += value

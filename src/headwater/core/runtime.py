@@ -237,11 +237,6 @@ def installed(runtime: Runtime) -> Iterator[Runtime]:
         _current.reset(before)
 
 
-def wall_ms() -> int:
-    """Milliseconds since 1970, from the current runtime."""
-    return current().wall_ms()
-
-
 def utc_text(time_ms: int, timespec: str = "seconds") -> str:
     """Milliseconds since 1970 for people to read, also for times past the year 9999."""
     try:
@@ -252,48 +247,46 @@ def utc_text(time_ms: int, timespec: str = "seconds") -> str:
     return f"{utc.isoformat(sep=' ', timespec=timespec)} UTC"
 
 
+# The methods of the current runtime: see `Runtime`.
+
+
+def wall_ms() -> int:
+    return current().wall_ms()
+
+
 def wall_ns() -> int:
-    """Nanoseconds since 1970, from the current runtime."""
     return current().wall_ns()
 
 
 def monotonic_s() -> float:
-    """Seconds on a clock that never goes back, from the current runtime."""
     return current().monotonic_s()
 
 
 def boottime_s() -> float:
-    """Seconds on a clock that continues while the machine sleeps, from the current runtime."""
     return current().boottime_s()
 
 
 def random() -> _random.Random:
-    """The current runtime's source of randomness."""
     return current().random()
 
 
 def new_ulid(*, above: str | None = None) -> str:
-    """A new ULID from the current runtime, above every earlier one and above `above`."""
     return current().new_ulid(above=above)
 
 
 def new_token() -> bytes:
-    """Sixteen unique bytes, from the current runtime."""
     return current().new_token()
 
 
 async def sleep(seconds: float) -> None:
-    """Let other tasks run for at least `seconds`."""
     await current().sleep(seconds)
 
 
 def spawn(coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-    """Start a task."""
     return current().spawn(coroutine, name=name)
 
 
 async def run_blocking(function: Callable[..., T], *args: Any) -> T:
-    """Run a function that blocks without blocking the event loop."""
     return await current().run_blocking(function, *args)
 
 

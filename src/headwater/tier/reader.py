@@ -265,7 +265,7 @@ class TierArchive:
         self._log_start = log_start
         self._reader = LogReader(storage, cover, log_start, parallel=parallel)
 
-    async def held(self) -> range:
+    async def available(self) -> range:
         """See `LogArchive`: from the log start to the end of the cover or its first gap."""
         pieces = await self._cover(0, END_LSN)
         # After the cover: deleted segments below the log start may still be in it.

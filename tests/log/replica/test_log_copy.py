@@ -118,7 +118,7 @@ class Breaking:
 
     name = "the archive"
 
-    async def held(self) -> range:
+    async def available(self) -> range:
         return range(3, 12)
 
     async def read(self, first_lsn: int, end_lsn: int) -> AsyncGenerator[Group, None]:
@@ -148,7 +148,7 @@ class Emptied:
 
     name = "the archive"
 
-    async def held(self) -> range:
+    async def available(self) -> range:
         return range(603, 603)
 
     async def read(self, first_lsn: int, end_lsn: int) -> AsyncGenerator[Group, None]:

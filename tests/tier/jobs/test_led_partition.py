@@ -202,7 +202,7 @@ async def _give_up(led: Led) -> None:
 
 async def _held(led: Led) -> None:
     covering, start = RefreshedCover(led.metadata), led.led.register.first_lsn
-    assert await TierArchive("the tier", led.storage, covering, start).held() == range(
+    assert await TierArchive("the tier", led.storage, covering, start).available() == range(
         1, SEGMENTS + 1
     )
 

@@ -130,7 +130,6 @@ class Regions:
 
     @classmethod
     def of(cls, needed: Mapping[str, int]) -> Regions:
-        """By name of the region."""
         return cls(tuple(sorted(needed.items())))
 
     def __str__(self) -> str:

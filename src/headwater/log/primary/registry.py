@@ -34,8 +34,6 @@ class ReplicaState(msgspec.Struct, frozen=True):
     replica that has just registered counts for nothing."""
     apply_error_count: int = 0
     divergence_count: int = 0
-    connected_at_ms: int = 0
-    last_seen_at_ms: int = 0
     region: str | None = None
     rebootstrapping: bool = False
     """It loads a fresh copy, and is about to discard what it has applied."""
@@ -61,12 +59,12 @@ class ReplicationProgress(msgspec.Struct, frozen=True):
     @classmethod
     def from_replicas(cls, replicas: Iterable[ReplicaState]) -> ReplicationProgress | None:
         """None if there are no replicas."""
-        known = list(replicas)
-        if not known:
+        present = list(replicas)
+        if not present:
             return None
-        sent = max(replica.last_sent_lsn for replica in known)
-        acked = min(replica.last_acked_lsn for replica in known)
-        durable = min(replica.last_durable_lsn for replica in known)
+        sent = max(replica.last_sent_lsn for replica in present)
+        acked = min(replica.last_acked_lsn for replica in present)
+        durable = min(replica.last_durable_lsn for replica in present)
         return cls(max(0, sent - acked), durable)
 
 
@@ -97,7 +95,6 @@ class ReplicaRegistry:
         return name in self._replicas
 
     def replicas(self) -> list[ReplicaState]:
-        """All replicas, in the order of their registrations."""
         return list(self._replicas.values())
 
     def get(self, name: str, *, session: str | None = None) -> ReplicaState:
@@ -136,19 +133,11 @@ class ReplicaRegistry:
         A replica whose position is lower than that has lost the rest, and no longer counts for it.
         A replica that is registered by its pull has no session.
         """
-        now_ms = runtime.wall_ms()
         session = "" if by_pull else f"{self._leader_epoch}-{runtime.new_token().hex()}"
         before = self._replicas.get(name)
         if before is None:
             self.topology_epoch += 1
-            state = ReplicaState(
-                name,
-                last_sent_lsn=sent_lsn,
-                connected_at_ms=now_ms,
-                last_seen_at_ms=now_ms,
-                region=region,
-                session=session,
-            )
+            state = ReplicaState(name, last_sent_lsn=sent_lsn, region=region, session=session)
         else:
             state = msgspec.structs.replace(
                 before,
@@ -158,8 +147,7 @@ class ReplicaRegistry:
             )
             if position_lsn is not None:
                 state = _with_at_most(state, position_lsn)
-        self._hear(state)
-        return self._replicas[name]
+        return self._hear(state)
 
     def unregister(self, name: str) -> bool:
         """Forget a replica; whether it was there."""
@@ -180,7 +168,7 @@ class ReplicaRegistry:
     ) -> ReplicaState:
         """Note the progress of a replica, and the errors of its copy since it was created."""
         before = self.get(name)
-        self._hear(
+        return self._hear(
             msgspec.structs.replace(
                 before,
                 last_acked_lsn=max(before.last_acked_lsn, applied_lsn),
@@ -189,7 +177,6 @@ class ReplicaRegistry:
                 divergence_count=max(before.divergence_count, divergence_count),
             )
         )
-        return self._replicas[name]
 
     def note_pull(self, name: str, last_sent_lsn: int) -> None:
         """The replica was sent records through this one."""
@@ -235,11 +222,10 @@ class ReplicaRegistry:
         self.topology_epoch += len(changed)
         return changed
 
-    def _hear(self, state: ReplicaState) -> None:
-        self._replicas[state.name] = msgspec.structs.replace(
-            state, last_seen_at_ms=runtime.wall_ms()
-        )
+    def _hear(self, state: ReplicaState) -> ReplicaState:
+        self._replicas[state.name] = state
         self._heard_s[state.name] = runtime.monotonic_s()
+        return state
 
 
 def _with_at_most(state: ReplicaState, position_lsn: int) -> ReplicaState:

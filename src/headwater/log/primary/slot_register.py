@@ -46,7 +46,6 @@ class SlotTable(msgspec.Struct, frozen=True):
     """Of the opening that may write: under one epoch there may be several, and the last counts."""
 
     def slot(self, name: str) -> Slot | None:
-        """The slot of this name, if there is one."""
         return next((slot for slot in self.slots if slot.name == name), None)
 
 

@@ -53,11 +53,9 @@ class LeaderSlots:
         return self._stored.leader_epoch
 
     def all(self) -> list[Slot]:
-        """All slots, by name."""
         return sorted(self._slots.values(), key=lambda slot: slot.name)
 
     def find(self, name: str) -> Slot | None:
-        """The slot of this name, if there is one."""
         return self._slots.get(name)
 
     def get(self, name: str) -> Slot:
@@ -120,7 +118,6 @@ class LeaderSlots:
         return slot
 
     def advance(self, name: str, *, applied_lsn: int, durable_lsn: int) -> Slot:
-        """Note an acknowledgement."""
         slot = self.get(name).advanced(applied_lsn=applied_lsn, durable_lsn=durable_lsn)
         self._put(slot)
         return self.touch(name)
@@ -138,7 +135,6 @@ class LeaderSlots:
         return seen
 
     def invalidate(self, name: str, cause: InvalidationCause) -> Slot:
-        """Give a slot up."""
         slot = self.get(name).invalidated(cause, runtime.wall_ms())
         self._put(slot)
         return slot
@@ -157,7 +153,6 @@ class LeaderSlots:
         return True
 
     def table(self) -> SlotTable:
-        """What is to be stored."""
         return make_table(
             self._slots.values(),
             leader_epoch=self.leader_epoch,
@@ -169,16 +164,16 @@ class LeaderSlots:
         """Note a table that is about to be written: it may be stored until a later write landed."""
         self._maybe_stored_floor = _lowest(self._maybe_stored_floor, retention_floor(sent.slots))
 
-    def stored(self, sent: SlotTable, found: SlotTable) -> list[str]:
+    def stored(self, sent: SlotTable, result: SlotTable) -> list[str]:
         """`sent` was written, and the result is `found`; returns names that others had dropped.
 
         Earlier writes that had not landed by then never will: each names the version that it
         replaces.
         """
-        self._stored = found
-        self._seen_stored_ms = _last_seen_ms(found)
+        self._stored = result
+        self._seen_stored_ms = _last_seen_ms(result)
         self._maybe_stored_floor = None
-        stored_names = {slot.name for slot in found.slots}
+        stored_names = {slot.name for slot in result.slots}
         dropped = []
         for slot in sent.slots:
             present = self._slots.get(slot.name)
@@ -308,7 +303,7 @@ class SlotWriter:
         changes, sent = self.slots.changes, self.slots.table()
         self.slots.sending(sent)
         try:
-            found = await self._register.write(sent)
+            result = await self._register.write(sent)
         except HeadwaterError as error:
             self.writes_failed += 1
             self._failed = (self._attempts, error)
@@ -321,7 +316,7 @@ class SlotWriter:
             self._last_write_s = runtime.monotonic_s()
         self.writes += 1
         self._written = max(self._written, changes)
-        dropped = self.slots.stored(sent, found)
+        dropped = self.slots.stored(sent, result)
         if dropped:
             self.on_dropped(dropped)
 

@@ -99,17 +99,17 @@ def per_schema(work_out: Callable[[pa.Schema], _Found]) -> Callable[[pa.Schema],
     in metadata alone would be one, to hash them takes longer than to compare a few, and those with
     extension types that were made in Python cannot be hashed at all.
     """
-    known: tuple[tuple[pa.Schema, _Found], ...] = ()
+    remembered: tuple[tuple[pa.Schema, _Found], ...] = ()
 
     def answer(schema: pa.Schema) -> _Found:
-        nonlocal known
-        for one, found in known:
-            if one.equals(schema, check_metadata=True):
-                return found
-        found = work_out(schema)
+        nonlocal remembered
+        for remembered_schema, value in remembered:
+            if remembered_schema.equals(schema, check_metadata=True):
+                return value
+        value = work_out(schema)
         # One assignment: another thread sees all of it or nothing.
-        known = ((schema, found), *known[: _REMEMBERED - 1])
-        return found
+        remembered = ((schema, value), *remembered[: _REMEMBERED - 1])
+        return value
 
     return answer
 
@@ -185,8 +185,8 @@ def _first_misplaced(records: pa.RecordBatch) -> str | None:
             if column.null_count:
                 return str(field.name)
             continue
-        for found in _misplaced(field.name, field, column, 0):
-            return found
+        for misplaced in _misplaced(field.name, field, column, 0):
+            return misplaced
     return None
 
 

@@ -69,7 +69,7 @@ class ChangeRecord:
 
     def to_json(self) -> bytes:
         """The published form."""
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "collection": self.collection,
             "kind": self.kind,
             "lsn": self.lsn,
@@ -79,37 +79,37 @@ class ChangeRecord:
             "timestamp": self.timestamp_ms,
         }
         if self.entity_bytes is not None:
-            found["entity_bytes_hex"] = self.entity_bytes.hex()
+            fields["entity_bytes_hex"] = self.entity_bytes.hex()
         if self.key is not None:
-            found["key_hex"] = self.key.hex()
+            fields["key_hex"] = self.key.hex()
         if self.headers:
-            found["headers"] = [
+            fields["headers"] = [
                 [name, None if value is None else value.hex()] for name, value in self.headers
             ]
         if self.refresh_records is not None:
-            found["refresh_records_hex"] = [record.hex() for record in self.refresh_records]
+            fields["refresh_records_hex"] = [record.hex() for record in self.refresh_records]
         if self.metadata is not None:
-            found |= _metadata_to_json(self.metadata)
-        return compact_json(found)
+            fields |= _metadata_to_json(self.metadata)
+        return compact_json(fields)
 
     @classmethod
     def from_json(cls, data: bytes | memoryview) -> ChangeRecord:
         """Read the published form, with its defaults and aliases."""
         try:
-            found = json.loads(bytes(data))
+            fields = json.loads(bytes(data))
             return cls(
-                lsn=_whole(found.get("lsn", 0)),
-                term=_whole(found.get("term", DEFAULT_TERM)),
-                timestamp_ms=_whole(found.get("timestamp", 0)),
-                operation=_OPERATIONS[found["operation"]],
-                collection=_text(found.get("collection", "")),
-                rid=_whole(found.get("rid", found.get("entity_id", 0))),
-                key=_hex(found.get("key_hex")),
-                kind=_text(found.get("kind", found.get("entity_kind", DEFAULT_KIND))),
-                entity_bytes=_hex(found.get("entity_bytes_hex")),
-                metadata=_metadata_from_json(found),
-                headers=tuple((_text(k), _hex(v)) for k, v in found.get("headers", ())),
-                refresh_records=_hexes(found.get("refresh_records_hex")),
+                lsn=_whole(fields.get("lsn", 0)),
+                term=_whole(fields.get("term", DEFAULT_TERM)),
+                timestamp_ms=_whole(fields.get("timestamp", 0)),
+                operation=_OPERATIONS[fields["operation"]],
+                collection=_text(fields.get("collection", "")),
+                rid=_whole(fields.get("rid", fields.get("entity_id", 0))),
+                key=_hex(fields.get("key_hex")),
+                kind=_text(fields.get("kind", fields.get("entity_kind", DEFAULT_KIND))),
+                entity_bytes=_hex(fields.get("entity_bytes_hex")),
+                metadata=_metadata_from_json(fields),
+                headers=tuple((_text(k), _hex(v)) for k, v in fields.get("headers", ())),
+                refresh_records=_hexes(fields.get("refresh_records_hex")),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Corrupt(f"not a change record in JSON: {error!r}") from error
@@ -131,10 +131,10 @@ def _metadata_to_json(metadata: bytes) -> dict[str, Any]:
     return {"metadata_hex": metadata.hex()}
 
 
-def _metadata_from_json(found: dict[str, Any]) -> bytes | None:
-    if found.get("metadata") is not None:
-        return compact_json(found["metadata"])
-    return _hex(found.get("metadata_hex"))
+def _metadata_from_json(fields: dict[str, Any]) -> bytes | None:
+    if fields.get("metadata") is not None:
+        return compact_json(fields["metadata"])
+    return _hex(fields.get("metadata_hex"))
 
 
 def _hexes(values: list[str] | None) -> tuple[bytes, ...] | None:
@@ -209,8 +209,8 @@ def _times_ms(records: pa.RecordBatch) -> list[int]:
 
 
 def _without_times(records: pa.RecordBatch) -> pa.RecordBatch:
-    given = set(records.schema.names)
-    return records.drop_columns([name for name in (TIMESTAMP, COMMIT_TIMESTAMP) if name in given])
+    names = set(records.schema.names)
+    return records.drop_columns([name for name in (TIMESTAMP, COMMIT_TIMESTAMP) if name in names])
 
 
 def _entity(row: dict[str, Any]) -> bytes | None:

@@ -233,7 +233,7 @@ class LogArchive(Protocol):
     def name(self) -> str:
         """Its name in messages."""
 
-    async def held(self) -> range:
+    async def available(self) -> range:
         """The range of LSNs that it has, from the oldest that was not given up; may be empty.
 
         LSNs that are given up after that can be read for a while longer.

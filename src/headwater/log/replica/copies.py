@@ -81,7 +81,6 @@ class SavedStateFile:
         self.folder = Folder(disk, path)
 
     def copy_path(self, number: int) -> str:
-        """The folder of a copy."""
         return posixpath.join(self.folder.path, f"copy-{number}")
 
     def copy_numbers(self) -> list[int]:
@@ -103,7 +102,6 @@ class SavedStateFile:
         return decode_state(data, path)
 
     def refuse_log(self) -> None:
-        """Raise `Refused` if the folder is that of a log."""
         names = self.folder.disk.list_dir(self.folder.path)
         if any(not is_dir and SEGMENT.fullmatch(name) for name, is_dir in names):
             raise Refused(
@@ -134,7 +132,6 @@ class SavedStateFile:
 
 
 def encode_state(state: SavedState) -> bytes:
-    """The bytes of the file."""
     body = msgspec.json.encode(state, order="sorted")
     return msgspec.json.encode(_StateFile(f"{zlib.crc32(body):08x}", msgspec.Raw(body))) + b"\n"
 
@@ -233,10 +230,10 @@ class ReplicaCopies:
     @classmethod
     async def load(cls, files: SavedStateFile, targets: Targets) -> ReplicaCopies:
         """Open what the folder holds, and remove copies that were never finished."""
-        found = await runtime.run_blocking(files.read)
-        if found is None:
+        stored = await runtime.run_blocking(files.read)
+        if stored is None:
             await runtime.run_blocking(files.refuse_log)
-        state = (found or SavedState()).of_kind(targets.kind, files.folder.path)
+        state = (stored or SavedState()).of_kind(targets.kind, files.folder.path)
         # Also if it exists: the process that wrote it may have died before it was durable.
         await runtime.run_blocking(files.write, state)
         for number in await runtime.run_blocking(files.copy_numbers):
@@ -248,7 +245,6 @@ class ReplicaCopies:
 
     @property
     def target(self) -> Target:
-        """The copy that counts."""
         return self.copy.target
 
     @property
@@ -276,7 +272,6 @@ class ReplicaCopies:
         return False
 
     async def close(self) -> None:
-        """Close the copies."""
         try:
             if self._replaced is not None:
                 await self._replaced.close()
@@ -294,7 +289,6 @@ class ReplicaCopies:
             )
 
     async def mark_diverged(self, lsn: int) -> None:
-        """Store that the copy diverged."""
         async with self._saving:
             await self._save(diverged_lsn=lsn)
 

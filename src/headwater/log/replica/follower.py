@@ -88,7 +88,6 @@ class LogFollower:
 
     @property
     def target(self) -> Target:
-        """The copy that counts."""
         return self._copies.target
 
     @property
@@ -160,7 +159,6 @@ class LogFollower:
         )
 
     async def apply(self, target: Target, split: SplitPull) -> None:
-        """Apply an answer to a copy."""
         if split.through_lsn <= target.applied_lsn:
             return
         began_s = runtime.monotonic_s()

@@ -89,8 +89,8 @@ def encode_image(
     """
     try:
         data = _encoded(collections, lsn, last_hashes)
-        found = decode_image(data, Image(lsn, "what was written"))
-        if not _is_same(found.collections, collections):
+        content = decode_image(data, Image(lsn, "what was written"))
+        if not _is_same(content.collections, collections):
             raise Corrupt("reading it back returns other records")
     except (pa.ArrowException, OSError, ValueError, Refused, Corrupt) as error:
         raise NotSupported(
@@ -127,11 +127,15 @@ def decode_image(data: bytes, image: Image) -> ImageContent:
     try:
         table = pq.read_table(io.BytesIO(data), page_checksum_verification=True)
         written = (table.schema.metadata or {})[_IMAGE_METADATA]
-        found = msgspec.json.decode(written, type=_ImageFormat).image_format
-        if found != IMAGE_FORMAT:
+        version = msgspec.json.decode(written, type=_ImageFormat).image_format
+        if version != IMAGE_FORMAT:
             raise NotSupported(
-                f"{image.key} is an image of format {found}; this version reads {IMAGE_FORMAT}. "
-                + ("Upgrade Headwater." if found > IMAGE_FORMAT else "It cannot be used any more.")
+                f"{image.key} is an image of format {version}; this version reads {IMAGE_FORMAT}. "
+                + (
+                    "Upgrade Headwater."
+                    if version > IMAGE_FORMAT
+                    else "It cannot be used any more."
+                )
             )
         head = msgspec.json.decode(written, type=_ImageHead)
         if (head.lsn, head.rows) != (image.lsn, table.num_rows):
@@ -142,7 +146,7 @@ def decode_image(data: bytes, image: Image) -> ImageContent:
 
 
 def _collections(table: pa.Table, head: _ImageHead) -> dict[str, list[pa.Table]]:
-    found: dict[str, list[pa.Table]] = {name: [] for name in head.collections}
+    collections: dict[str, list[pa.Table]] = {name: [] for name in head.collections}
     begins = 0
     for part in head.parts:
         rows = table.slice(begins, part.rows).select(part.columns)
@@ -153,9 +157,9 @@ def _collections(table: pa.Table, head: _ImageHead) -> dict[str, list[pa.Table]]
             )
             for field, column in zip(schema, rows.columns, strict=True)
         ]
-        found[part.collection].append(pa.table(columns, schema=schema))
+        collections[part.collection].append(pa.table(columns, schema=schema))
         begins += part.rows
-    return found
+    return collections
 
 
 def _parquet_table(table: pa.Table) -> pa.Table:
@@ -261,7 +265,6 @@ class ImageStore:
             raise
 
     async def write(self, lsn: int, data: bytes) -> Image:
-        """Store an image of everything through this LSN."""
         key = self._key(lsn, data)
         await self._store.put(key, data)
         # The same bytes as a distrusted image: it is good after all.
@@ -283,18 +286,17 @@ class ImageStore:
         self._distrusted |= {image.key for image in await self._list() if image.lsn >= from_lsn}
 
     async def drop_distrusted(self) -> None:
-        """Delete distrusted images."""
         for key in sorted(self._distrusted):
             await self._store.delete(key)
             self._distrusted.discard(key)
 
     async def _list(self) -> list[Image]:
-        found = []
+        images = []
         async for meta in self._store.list(f"{self.prefix}/"):
             match = _IMAGE_NAME.fullmatch(meta.key.rpartition("/")[2])
             if match is not None:
-                found.append(Image(int(match[1]), meta.key))
-        return found
+                images.append(Image(int(match[1]), meta.key))
+        return images
 
     def _key(self, lsn: int, data: bytes) -> str:
         return f"{self.prefix}/{lsn:020d}-{xxhash.xxh3_128_hexdigest(data)}.parquet"

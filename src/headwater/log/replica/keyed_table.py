@@ -45,11 +45,11 @@ class KeyedTable:
 
     def put(self, records: pa.RecordBatch) -> int:
         """Take records in their order, with `_lsn`; how many had neither key nor row id."""
-        known = with_identity(records)
-        if known.num_rows:
-            self._append(known, identities(known))
+        records_with_identity = with_identity(records)
+        if records_with_identity.num_rows:
+            self._append(records_with_identity, identities(records_with_identity))
             self._tidy()
-        return int(records.num_rows - known.num_rows)
+        return int(records.num_rows - records_with_identity.num_rows)
 
     def get(self, identity: Identity) -> dict[str, Any] | None:
         """The latest record of a key, with its `_lsn`; None if there is none or it was deleted."""
@@ -97,9 +97,9 @@ class KeyedTable:
         """The table of records that are each the latest of their keys, as `scan` gives them."""
         made = cls()
         for part in parts:
-            if (known := with_identity(part)).num_rows:
-                made._append(known, identities(known))
-            if known.num_rows < part.num_rows:
+            if (records_with_identity := with_identity(part)).num_rows:
+                made._append(records_with_identity, identities(records_with_identity))
+            if records_with_identity.num_rows < part.num_rows:
                 rest = part.filter(pc.invert(has_identity(part)))
                 made._append(rest, made._places(rest.num_rows))
         return made
@@ -179,8 +179,8 @@ def identities(records: pa.RecordBatch) -> list[Identity]:
 
 def with_identity(records: pa.RecordBatch) -> pa.RecordBatch:
     """Those that are known by something; where all are, they are not copied."""
-    known = has_identity(records)
-    return records if pc.all(known).as_py() is not False else records.filter(known)
+    is_identified = has_identity(records)
+    return records if pc.all(is_identified).as_py() is not False else records.filter(is_identified)
 
 
 def has_identity(records: pa.RecordBatch) -> pa.BooleanArray:
@@ -222,7 +222,9 @@ def _two_types(parts: list[pa.Table]) -> str:
     """The column that prevents one table."""
     kinds: dict[str, pa.DataType] = {}
     for field in (field for part in parts for field in part.schema):
-        known = kinds.setdefault(field.name, field.type)
-        if known != field.type and not pa.types.is_null(field.type):
-            return f"column {field.name!r} is {known} in some records and {field.type} in others"
+        first_type = kinds.setdefault(field.name, field.type)
+        if first_type != field.type and not pa.types.is_null(field.type):
+            return (
+                f"column {field.name!r} is {first_type} in some records and {field.type} in others"
+            )
     return "the records differ in their columns"

@@ -219,12 +219,10 @@ class ReplicaMetrics(Metrics):
         self.reads_sent_elsewhere = 0
 
     def count_compared(self, compared: ComparedRecords) -> None:
-        """Count records that were compared."""
         self.records_not_comparable += compared.unknown
         self.records_compared += compared.same
 
     def count_applied(self, groups: Sequence[Group]) -> None:
-        """These were applied."""
         self.records_applied += sum(len(group) for group in groups)
         self.records_lost += sum(len(one) for one in groups if one.lost is not None)
 

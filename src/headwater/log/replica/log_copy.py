@@ -78,9 +78,9 @@ class LogCopy:
             groups = await self.spool.read_since(
                 next_lsn - 1, max_records=last_lsn - next_lsn + 1, max_bytes=LOG_READ_BYTES
             )
-            found = [part for group in groups if (part := group.between(next_lsn, last_lsn))]
-            reached_lsn = found[-1].last_lsn if found else last_lsn
-            parts.append(await hashes_between(found, next_lsn, reached_lsn))
+            parts_of_log = [part for group in groups if (part := group.between(next_lsn, last_lsn))]
+            reached_lsn = parts_of_log[-1].last_lsn if parts_of_log else last_lsn
+            parts.append(await hashes_between(parts_of_log, next_lsn, reached_lsn))
             next_lsn = reached_lsn + 1
         return pa.concat_arrays(parts)
 
@@ -134,9 +134,9 @@ class LogCopies:
         """
         if self._archive is None or runtime.monotonic_s() < self._distrusted_until_s:
             return None
-        held = await self._archive.held()
-        last_lsn = min(held.stop, held.stop if below_lsn is None else below_lsn) - 1
-        is_complete = last_lsn >= max(1, held.start - 1)
+        available = await self._archive.available()
+        last_lsn = min(available.stop, available.stop if below_lsn is None else below_lsn) - 1
+        is_complete = last_lsn >= max(1, available.start - 1)
         return Image(last_lsn, self._archive.name) if is_complete else None
 
     async def begin(self, path: str, image: Image | None) -> Target:
@@ -144,12 +144,12 @@ class LogCopies:
             return LogCopy(await self._empty(path, 1))
         if self._archive is None or image.key != self._archive.name:
             raise Refused(f"a copy of the log cannot begin from {image.key}")
-        held = await self._archive.held()
-        if not held.start - 1 <= image.lsn < held.stop:
+        available = await self._archive.available()
+        if not available.start - 1 <= image.lsn < available.stop:
             raise NotFound(f"{image.key} has no LSN {image.lsn} any more")
-        copy = LogCopy(await self._empty(path, held.start))
+        copy = LogCopy(await self._empty(path, available.start))
         try:
-            await _load(copy, self._archive, range(held.start, image.lsn + 1))
+            await _load(copy, self._archive, range(available.start, image.lsn + 1))
         except BaseException:
             await copy.close()
             raise

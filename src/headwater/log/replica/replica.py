@@ -133,11 +133,9 @@ class Replica:
 
     @property
     def phase(self) -> ReplicaPhase:
-        """The current phase."""
         return ReplicaPhase.DIVERGED if self.is_diverged else self._phase
 
     def status(self) -> ReplicaStatus:
-        """The status at this moment."""
         applied_lsn = self.target.applied_lsn
         return ReplicaStatus(
             self.name,

@@ -55,18 +55,18 @@ _SAMPLE_ROWS: Final = 1024
 
 
 def join_schemas(
-    schema: pa.Schema, given: pa.Schema, *, rows: int, nbytes: int
+    schema: pa.Schema, own_schema: pa.Schema, *, rows: int, nbytes: int
 ) -> pa.Schema | None:
-    """`schema` with the columns that only `given` has, for an append of `rows` and `nbytes`.
+    """`schema` with the columns that only `own_schema` has, for an append of `rows` and `nbytes`.
 
     None if a column has two types, if there would be too many columns, or if the append would be
     mostly nulls: more bytes than its records, and more than a segment of its own costs. Also None
     if the columns of the segment are not known.
     """
-    both = merge_schemas(schema, given) if len(schema) else None
-    if both is None or len(both) > max(TIER_MERGE_COLUMNS, len(given)):
+    both = merge_schemas(schema, own_schema) if len(schema) else None
+    if both is None or len(both) > max(TIER_MERGE_COLUMNS, len(own_schema)):
         return None
-    there = set(given.names)
+    there = set(own_schema.names)
     null_bytes = rows * sum(_null_bytes(field.type) for field in both if field.name not in there)
     return None if null_bytes > max(nbytes, LOG_GROUP_BYTES) else both
 
@@ -154,7 +154,6 @@ class GroupFrame:
 
     @classmethod
     def of_lost(cls, lsn_count: int, cause: str) -> GroupFrame:
-        """The frame of a lost range."""
         return cls._of([cause.encode()], GroupKind.LOST, lsn_count, NO_RECORDS, cause)
 
     @classmethod
@@ -263,14 +262,12 @@ def prepare_append(
     check_carried(records.schema)
     check_nulls(records)
     records = _without_extension_names(records)
-    given = records.schema
-    if schema is not None and given != schema:
-        both = join_schemas(
-            schema, given, rows=records.num_rows, nbytes=records_size_bytes(records)
-        )
-        if both == schema:
-            records = fill_columns(records, schema, own_schema=given)
-    return PreparedAppend(frames_of(records, own_schema=given, group_bytes=group_bytes))
+    own_schema = records.schema
+    if schema is not None and own_schema != schema:
+        nbytes = records_size_bytes(records)
+        if join_schemas(schema, own_schema, rows=records.num_rows, nbytes=nbytes) == schema:
+            records = fill_columns(records, schema, own_schema=own_schema)
+    return PreparedAppend(frames_of(records, own_schema=own_schema, group_bytes=group_bytes))
 
 
 @per_schema

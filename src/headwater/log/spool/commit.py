@@ -73,7 +73,6 @@ class PendingAppend:
         self._error: BaseException | None = None
 
     def settle(self, appended: Appended) -> None:
-        """The append is written."""
         self._end(appended, None)
 
     def fail(self, error: BaseException) -> None:

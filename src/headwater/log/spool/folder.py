@@ -55,7 +55,6 @@ class SpoolWatermarks(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The file name that stores them."""
         return "-".join(f"{number:020d}" for number in self) + ".marks"
 
 
@@ -112,22 +111,22 @@ class Folder:
 
     def listing(self) -> SpoolListing:
         """What is there now."""
-        found = SpoolListing([], [], None, [], [], [])
+        listing = SpoolListing([], [], None, [], [], [])
         for name, is_dir in self.disk.list_dir(self.path):
             if is_dir:
                 continue
             if match := SEGMENT.fullmatch(name):
-                found.segments.append(int(match[1]))
+                listing.segments.append(int(match[1]))
             elif match := _INDEX.fullmatch(name):
-                found.indexes.append(int(match[1]))
+                listing.indexes.append(int(match[1]))
             elif match := _WATERMARKS.fullmatch(name):
-                found.all_watermarks.append(SpoolWatermarks(*map(int, match.groups())))
+                listing.all_watermarks.append(SpoolWatermarks(*map(int, match.groups())))
             elif name.endswith(PUBLISHED_SUFFIX):
-                found.published.append(name)
+                listing.published.append(name)
             elif name.endswith(_TEMPORARY):
-                found.temporary.append(name)
-        found.segments.sort()
-        return found._replace(watermarks=_highest(found.all_watermarks))
+                listing.temporary.append(name)
+        listing.segments.sort()
+        return listing._replace(watermarks=_highest(listing.all_watermarks))
 
     def rename_watermarks(self, before: SpoolWatermarks, after: SpoolWatermarks) -> None:
         """Replace the watermarks; they are safe once the folder is synced."""
@@ -263,7 +262,6 @@ class SpoolLock:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the spool was closed."""
         return self._closed
 
     def check_open(self) -> None:
@@ -303,7 +301,6 @@ class SpoolLock:
         return ended
 
     def release(self) -> None:
-        """Let another process open the spool."""
         self._held.close()
 
     def _begin_in_child(self) -> None:

@@ -67,7 +67,6 @@ class FrameHeader(NamedTuple):
 
     @property
     def frame_bytes(self) -> int:
-        """The whole frame."""
         crc = 0 if self.version == 1 else CRC_BYTES
         return self.header_bytes + self.payload_bytes + crc
 
@@ -117,7 +116,6 @@ def is_whole_as(header: FrameHeader, frame: memoryview) -> bool:
 
 
 def payload_of(header: FrameHeader, frame: memoryview) -> memoryview:
-    """The payload of a whole frame."""
     return frame[header.header_bytes : header.header_bytes + header.payload_bytes]
 
 

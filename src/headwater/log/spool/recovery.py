@@ -58,41 +58,41 @@ class TornTail:
 
 
 def cut_torn_end(
-    file: DiskFile, path: str, found: SegmentScan, *, floor_lsn: int = 0
+    file: DiskFile, path: str, result: SegmentScan, *, floor_lsn: int = 0
 ) -> TornTail | None:
     """Cut off a torn end; refuse a corrupt one. What was pruned cannot be corrupt."""
-    if found.ending is FileEnd.CLEAN:
+    if result.ending is FileEnd.CLEAN:
         return None
-    if found.gave_up and found.why is None:
+    if result.gave_up and result.why is None:
         raise SpoolCorrupt(
             "these bytes are no whole frame, and too much after them looks like frames to tell "
             "whether they were synced",
             path=path,
-            offset=found.valid_bytes,
-            lsn=found.last_lsn + 1,
+            offset=result.valid_bytes,
+            lsn=result.last_lsn + 1,
             advice="look at it with: headwater inspect wal FILE. If nothing from there on is "
             "needed, cut the file off at this offset by hand",
         )
-    if found.ending is FileEnd.CORRUPT and (found.why or found.synced_lsn > floor_lsn):
-        synced = f"these bytes were synced (through LSN {found.synced_lsn}) and are no whole frame"
+    if result.ending is FileEnd.CORRUPT and (result.why or result.synced_lsn > floor_lsn):
+        synced = f"these bytes were synced (through LSN {result.synced_lsn}) and are no whole frame"
         raise SpoolCorrupt(
-            found.why or synced,
+            result.why or synced,
             path=path,
-            offset=found.valid_bytes,
-            lsn=found.last_lsn + 1,
+            offset=result.valid_bytes,
+            lsn=result.last_lsn + 1,
         )
-    last_lsns = [peeked.header.lsn for peeked in found.later]
-    if found.said_lsn is not None:
-        last_lsns.append(found.said_lsn)
+    last_lsns = [peeked.header.lsn for peeked in result.later]
+    if result.said_lsn is not None:
+        last_lsns.append(result.said_lsn)
     torn = TornTail(
         path,
-        found.valid_bytes,
-        found.size_bytes - found.valid_bytes,
-        found.last_lsn + 1,
+        result.valid_bytes,
+        result.size_bytes - result.valid_bytes,
+        result.last_lsn + 1,
         max(last_lsns, default=None),
     )
     _log.warning("%s", torn)
-    file.truncate(found.valid_bytes)
+    file.truncate(result.valid_bytes)
     return torn
 
 
@@ -182,12 +182,12 @@ def recover(folder: Folder, *, first_lsn: int | None) -> Recovered:
     _check_first(folder, listing, watermarks)
     folder.rewrite_watermarks(listing.all_watermarks, watermarks)
     _drop_pruned(folder, listing, watermarks)
-    found = _open_active(folder, listing, watermarks)
-    if found.last_lsn < watermarks.floor_lsn:
-        return _begin_above_floor(folder, found)
-    if found.last_lsn < watermarks.began_lsn and first_lsn not in (None, watermarks.began_lsn):
-        return _begin_elsewhere(folder, found, first_lsn or 1)
-    return found
+    result = _open_active(folder, listing, watermarks)
+    if result.last_lsn < watermarks.floor_lsn:
+        return _begin_above_floor(folder, result)
+    if result.last_lsn < watermarks.began_lsn and first_lsn not in (None, watermarks.began_lsn):
+        return _begin_elsewhere(folder, result, first_lsn or 1)
+    return result
 
 
 def _check_nothing_is_gone(folder: Folder, watermarks: SpoolWatermarks | None) -> None:
@@ -214,30 +214,30 @@ def _begin(folder: Folder, listing: SpoolListing, first_lsn: int) -> Recovered:
     return _at_beginning(file, fresh)
 
 
-def _begin_elsewhere(folder: Folder, found: Recovered, first_lsn: int) -> Recovered:
+def _begin_elsewhere(folder: Folder, result: Recovered, first_lsn: int) -> Recovered:
     """Nothing was ever written: `first_lsn` says where the log begins, also if that is lower.
 
     The empty segment is removed first. Beside a segment that begins lower it would look like the
     next one.
     """
-    found.file.close()
-    for segment in found.segments:
+    result.file.close()
+    for segment in result.segments:
         folder.disk.unlink(folder.segment(segment.first_lsn))
     folder.disk.sync_dir(folder.path)
     return _begin(folder, folder.listing(), first_lsn)
 
 
-def _begin_above_floor(folder: Folder, found: Recovered) -> Recovered:
+def _begin_above_floor(folder: Folder, result: Recovered) -> Recovered:
     """Everything left is below the floor: the log was pruned beyond what was synced, and lost the
     rest."""
-    found.file.close()
-    file = folder.disk.create(folder.segment(found.watermarks.floor_lsn + 1))
+    result.file.close()
+    file = folder.disk.create(folder.segment(result.watermarks.floor_lsn + 1))
     folder.disk.sync_dir(folder.path)
-    for segment in found.segments:
+    for segment in result.segments:
         folder.disk.unlink(folder.segment(segment.first_lsn))
         folder.disk.unlink(folder.index(segment.first_lsn))
-    began = _at_beginning(file, found.watermarks)
-    began.term, began.torn = found.term, found.torn
+    began = _at_beginning(file, result.watermarks)
+    began.term, began.torn = result.term, result.torn
     return began
 
 
@@ -278,20 +278,20 @@ def _open_active(folder: Folder, listing: SpoolListing, watermarks: SpoolWaterma
     try:
         window = Window(file, path, end=file.stat().size_bytes)
         foreign = is_foreign(window)
-        found = scan(
+        result = scan(
             window, first_lsn=firsts[-1], synced_lsn=watermarks.synced_lsn, native=not foreign
         )
-        torn = cut_torn_end(file, path, found, floor_lsn=watermarks.floor_lsn)
+        torn = cut_torn_end(file, path, result, floor_lsn=watermarks.floor_lsn)
         file.sync()
         recovered = Recovered(
-            sealed, watermarks, found.last_lsn, file, found.index, watermarks.term
+            sealed, watermarks, result.last_lsn, file, result.index, watermarks.term
         )
         recovered.torn = torn
-        _remember(recovered, window, found)
-        if found.last is None and sealed:
+        _remember(recovered, window, result)
+        if result.last is None and sealed:
             recovered.term = max(recovered.term, _last_term(folder, sealed[-1]))
-        active = SpoolSegment(firsts[-1], found.last_lsn, found.valid_bytes, found.index)
-        proven_lsn = found.last_lsn if foreign else found.synced_lsn
+        active = SpoolSegment(firsts[-1], result.last_lsn, result.valid_bytes, result.index)
+        proven_lsn = result.last_lsn if foreign else result.synced_lsn
         renewed = rewrite_unsynced(folder, window, active, synced_lsn=proven_lsn, seal=foreign)
     except BaseException:
         file.close()
@@ -309,16 +309,16 @@ def _open_active(folder: Folder, listing: SpoolListing, watermarks: SpoolWaterma
     return recovered
 
 
-def _remember(recovered: Recovered, window: Window, found: SegmentScan) -> None:
+def _remember(recovered: Recovered, window: Window, result: SegmentScan) -> None:
     """Set term, schema and age of the active segment from its frames."""
-    if found.last is not None:
-        recovered.term = max(recovered.term, found.last.header.term or 0)
-        recovered.age_s = max(0.0, (runtime.wall_ms() - found.first_timestamp_ms) / 1000)
-    if found.last_records is not None:
-        payload = window.payload(found.last_records)
+    if result.last is not None:
+        recovered.term = max(recovered.term, result.last.header.term or 0)
+        recovered.age_s = max(0.0, (runtime.wall_ms() - result.first_timestamp_ms) / 1000)
+    if result.last_records is not None:
+        payload = window.payload(result.last_records)
         try:
             if payload is not None:
-                recovered.schema = decode_group(found.last_records.header, payload).records.schema
+                recovered.schema = decode_group(result.last_records.header, payload).records.schema
         except Corrupt as error:
             # Reading this frame raises; the rest of the log can be read. The next append goes to
             # another segment: no records fit an empty schema.
@@ -343,9 +343,9 @@ def _sealed(folder: Folder, first_lsn: int, last_lsn: int) -> SpoolSegment:
 
 def load_index(folder: Folder, segment: SpoolSegment) -> SparseIndex:
     """The index of a sealed segment: from its file, or rebuilt from the heads of its frames."""
-    kept = _stored_index(folder, segment)
-    if kept is not None:
-        return kept
+    index = _stored_index(folder, segment)
+    if index is not None:
+        return index
     path = folder.segment(segment.first_lsn)
     index = SparseIndex(segment.first_lsn)
     with folder.disk.open(path) as file:
@@ -364,8 +364,8 @@ def _stored_index(folder: Folder, segment: SpoolSegment) -> SparseIndex | None:
             data = file.read_at(0, file.stat().size_bytes)
     except NotFound:
         return None
-    kept = decode_index(data, first_lsn=segment.first_lsn, segment_bytes=segment.size_bytes)
-    if kept is None or kept[1] != segment.last_lsn:
+    index = decode_index(data, first_lsn=segment.first_lsn, segment_bytes=segment.size_bytes)
+    if index is None or index[1] != segment.last_lsn:
         _log.warning("%s is not the index of its segment; it is made again", path)
         return None
-    return kept[0]
+    return index[0]

@@ -74,17 +74,15 @@ class SpoolSource:
             until = firsts[place + 1] - 1 if place + 1 < len(firsts) else last_lsn
             if first <= last_lsn and until >= first_lsn:
                 path, through = self._folder.segment(first), min(until, last_lsn)
-                found = list(groups_between(self._folder.disk, path, first_lsn, through))
-                if found:
-                    return found
+                groups = list(groups_between(self._folder.disk, path, first_lsn, through))
+                if groups:
+                    return groups
         return []
 
 
 class BufferSource:
-    """The buffer that the log was derived from, as far as its batches are retained. Blocks.
-
-    The stream is one that was opened through `portal.shared()`.
-    """
+    """The buffer that the log was derived from, as far as its batches are retained. Blocks: the
+    stream was opened through `portal.shared()`."""
 
     def __init__(self, stream: Stream, partition: int) -> None:
         from headwater.buffer.consumer import FetchHandle
@@ -101,29 +99,29 @@ class BufferSource:
         from headwater.log.record.group import Group, consumed_records
 
         state = await self._queue_reader.state()
-        found: list[Group] = []
+        groups: list[Group] = []
         first_lsn = max(first_lsn, state.floor_lsn)
         if first_lsn > min(last_lsn, state.next_lsn - 1):
-            return found
+            return groups
         try:
             sequence = await self._queue_reader.sequence_at_lsn(first_lsn)
-            while sequence is not None and sum(group.nbytes for group in found) < LOG_SEGMENT_BYTES:
+            while sequence is not None and sum(one.nbytes for one in groups) < LOG_SEGMENT_BYTES:
                 batches = await self._queue_reader.after(sequence - 1, 1)
                 if not batches or batches[0].first_lsn > last_lsn:
                     break
                 try:
                     batch = await self._handle.fetch(batches[0])
                 except UnreadableBatch:
-                    if found:
+                    if groups:
                         break
                 else:
                     if len(batch):
                         records = consumed_records(batch)
-                        found.append(Group(0, batch.first_lsn, batch.last_lsn, records))
+                        groups.append(Group(0, batch.first_lsn, batch.last_lsn, records))
                 sequence += 1
         except (Trimmed, Uncounted):
             pass  # deleted meanwhile, or without LSNs: not available
-        return found
+        return groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +194,9 @@ class _Repair:
 
     def run(self) -> RepairReport:
         synced_lsn, next_lsn = self._watermarks.synced_lsn, self._watermarks.floor_lsn + 1
-        for first, following in zip(self._firsts, [*self._firsts[1:], synced_lsn + 1], strict=True):
+        for first, following in zip(
+            self._firsts, [*self._firsts[1:], synced_lsn + 1], strict=False
+        ):
             if first > next_lsn and (self._has_watermarks or self._report.segments):
                 self._restore(MissingRange(next_lsn, first - 1))
             self._report.segments += 1
@@ -207,18 +207,18 @@ class _Repair:
 
     def _repair_segment(self, first_lsn: int, last_lsn: int) -> int:
         """Repair a segment; returns the last LSN that it should have."""
-        found = survey_segment(self._folder, first_lsn, last_lsn)
-        self._term = max(self._term, *(one.header.term or 0 for one in found.frames), 0)
-        reached = max([last_lsn, found.scan.synced_lsn, first_lsn - 1])
-        self._copy_check.compare_gaps_of(found)
-        parts = [part for gap in found.missing for part in self._parts(gap)]
+        survey = survey_segment(self._folder, first_lsn, last_lsn)
+        self._term = max(self._term, *(one.header.term or 0 for one in survey.frames), 0)
+        reached = max([last_lsn, survey.scan.synced_lsn, first_lsn - 1])
+        self._copy_check.compare_gaps_of(survey)
+        parts = [part for gap in survey.missing for part in self._parts(gap)]
         still_missing = [part.missing for part in parts if not part.groups]
         self._report.missing += still_missing
         if parts and not still_missing:
             self._report.repaired += [part.repaired for part in parts]
             groups = [group for part in parts for group in part.groups]
-            self._replace(first_lsn, reached, found, groups)
-        return max(reached, found.scan.last_lsn)
+            self._replace(first_lsn, reached, survey, groups)
+        return max(reached, survey.scan.last_lsn)
 
     def _restore(self, gone: MissingRange) -> None:
         """Recreate segments whose files are gone, as far as a source has their records."""
@@ -280,17 +280,17 @@ class _Repair:
                 return
 
     def _replace(
-        self, first_lsn: int, last_lsn: int, found: Survey | None, groups: list[Group]
+        self, first_lsn: int, last_lsn: int, survey: Survey | None, groups: list[Group]
     ) -> None:
         """Rewrite the segment, in order, and keep the damaged file under another name."""
         folder, path = self._folder, self._folder.segment(first_lsn)
-        pieces: list[FrameHead | Group] = [*(found.frames if found else []), *groups]
+        pieces: list[FrameHead | Group] = [*(survey.frames if survey else []), *groups]
         pieces.sort(key=lambda piece: piece.first_lsn)
         with contextlib.ExitStack() as stack:
             window = None
-            if found is not None:
+            if survey is not None:
                 old = stack.enter_context(folder.disk.open(path))
-                window = Window(old, path, end=found.scan.size_bytes)
+                window = Window(old, path, end=survey.scan.size_bytes)
             file = stack.enter_context(folder.replacing(path))
             offset = 0
             for piece in pieces:
@@ -299,7 +299,7 @@ class _Repair:
                     file.append(frame)
                     offset += len(frame)
             file.sync()
-            if found is not None:
+            if survey is not None:
                 # Only now: a rewrite that finds no room leaves nothing behind.
                 self._set_aside(path)
         folder.disk.unlink(folder.index(first_lsn))
@@ -342,13 +342,13 @@ class _CopyCheck:
         self._results: dict[tuple[int, bool], bool] = {}
         """By source, of the sample and of the rest: comparing makes the source scan segments."""
 
-    def compare_gaps_of(self, found: Survey) -> None:
+    def compare_gaps_of(self, survey: Survey) -> None:
         """From now on also compare the frames next to the gaps of this segment."""
-        ends = {one.first_lsn - 1 for one in found.missing}
-        begins = {one.last_lsn + 1 for one in found.missing}
-        frames = [p for p in found.frames if p.header.lsn in ends or p.first_lsn in begins]
-        frames = frames[:_COMPARED_FRAMES_MAX]
-        self._beside_gaps = list(_fingerprints(self._folder, found, frames))
+        ends = {one.first_lsn - 1 for one in survey.missing}
+        begins = {one.last_lsn + 1 for one in survey.missing}
+        frames = [p for p in survey.frames if p.header.lsn in ends or p.first_lsn in begins]
+        fingerprints = _fingerprints(self._folder.disk, survey, frames[:_COMPARED_FRAMES_MAX])
+        self._beside_gaps = list(fingerprints)
         self._results = {key: result for key, result in self._results.items() if key[1]}
 
     def check(self, source: RepairSource) -> bool:
@@ -371,10 +371,9 @@ class _CopyCheck:
     def _sampled(self) -> Iterator[_Fingerprint]:
         step = max(1, -(-len(self._firsts) // _SAMPLED_SEGMENTS_MAX))
         for first_lsn in self._firsts[::step]:
-            found = survey_segment(self._folder, first_lsn, 0)
-            yield from _fingerprints(
-                self._folder, found, [*found.frames[:1], *found.frames[1:][-1:]]
-            )
+            survey = survey_segment(self._folder, first_lsn, 0)
+            ends = [*survey.frames[:1], *survey.frames[1:][-1:]]
+            yield from _fingerprints(self._folder.disk, survey, ends)
 
 
 class _Fingerprint(NamedTuple):
@@ -387,13 +386,13 @@ class _Fingerprint(NamedTuple):
     is_timed: bool
 
 
-def _fingerprints(folder: Folder, found: Survey, frames: list[FrameHead]) -> Iterator[_Fingerprint]:
+def _fingerprints(disk: Disk, survey: Survey, frames: list[FrameHead]) -> Iterator[_Fingerprint]:
     if not frames:
         return  # nothing is damaged, and Arrow is not loaded
     from headwater.log.spool.codec import decode_group
 
-    with folder.disk.open(found.path) as file:
-        window = Window(file, found.path, end=found.scan.size_bytes)
+    with disk.open(survey.path) as file:
+        window = Window(file, survey.path, end=survey.scan.size_bytes)
         for peeked in frames:
             payload = window.payload(peeked)
             try:
@@ -407,8 +406,8 @@ def _fingerprints(folder: Folder, found: Survey, frames: list[FrameHead]) -> Ite
 def _compare_fingerprint(ours: _Fingerprint, source: RepairSource) -> bool:
     """Whether the source has any of these LSNs; `Refused` if it has another record there."""
     compared = False
-    for found in source.read(ours.first_lsn, ours.last_lsn):
-        group = found.between(ours.first_lsn, ours.last_lsn)
+    for read in source.read(ours.first_lsn, ours.last_lsn):
+        group = read.between(ours.first_lsn, ours.last_lsn)
         if group is None or group.lost is not None:
             continue
         lsn = _first_difference(ours, _fingerprint(group))

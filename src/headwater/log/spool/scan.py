@@ -96,36 +96,38 @@ def scan(
     window: Window, *, first_lsn: int, synced_lsn: int = 0, native: bool = True
 ) -> SegmentScan:
     """Check every frame. `synced_lsn` is what the watermarks prove."""
-    found = SegmentScan(SparseIndex(first_lsn), size_bytes=window.end, first_lsn=first_lsn)
-    found.last_lsn, found.synced_lsn = first_lsn - 1, synced_lsn
+    result = SegmentScan(SparseIndex(first_lsn), size_bytes=window.end, first_lsn=first_lsn)
+    result.last_lsn, result.synced_lsn = first_lsn - 1, synced_lsn
     offset = 0
     while offset < window.end:
-        peeked = _whole(window, offset, found.last_lsn, native=native)
+        peeked = _whole(window, offset, result.last_lsn, native=native)
         if peeked is None:
-            found.said_lsn = _claimed_lsn(window, offset, found.last_lsn)
-            found.why = _misplaced(window, offset, found, native=native)
-            found.gave_up = _look_further(window, offset + 1, found, native=native)
-            corrupt = found.synced_lsn > found.last_lsn or found.gave_up or found.why is not None
-            found.ending = FileEnd.CORRUPT if corrupt else FileEnd.TORN
+            result.said_lsn = _claimed_lsn(window, offset, result.last_lsn)
+            result.why = _misplaced(window, offset, result, native=native)
+            result.gave_up = _look_further(window, offset + 1, result, native=native)
+            corrupt = (
+                result.synced_lsn > result.last_lsn or result.gave_up or result.why is not None
+            )
+            result.ending = FileEnd.CORRUPT if corrupt else FileEnd.TORN
             break
-        _note_frame(found, peeked, native=native)
-        offset = found.valid_bytes = peeked.end
+        _note_frame(result, peeked, native=native)
+        offset = result.valid_bytes = peeked.end
     else:
         # A file that simply stops below what was synced has lost its end.
-        if found.synced_lsn > found.last_lsn:
-            found.ending = FileEnd.CORRUPT
-    return found
+        if result.synced_lsn > result.last_lsn:
+            result.ending = FileEnd.CORRUPT
+    return result
 
 
-def _note_frame(found: SegmentScan, peeked: FrameHead, *, native: bool) -> None:
-    found.frames += 1
-    if found.frames == 1:
-        found.first_timestamp_ms = peeked.header.timestamp_ms
-    found.index.note(peeked.first_lsn, peeked.offset)
-    found.synced_lsn = max(found.synced_lsn, _proves(peeked, found.last_lsn, native=native))
-    found.last_lsn, found.last = peeked.header.lsn, peeked
+def _note_frame(result: SegmentScan, peeked: FrameHead, *, native: bool) -> None:
+    result.frames += 1
+    if result.frames == 1:
+        result.first_timestamp_ms = peeked.header.timestamp_ms
+    result.index.note(peeked.first_lsn, peeked.offset)
+    result.synced_lsn = max(result.synced_lsn, _proves(peeked, result.last_lsn, native=native))
+    result.last_lsn, result.last = peeked.header.lsn, peeked
     if peeked.envelope is None or peeked.envelope.kind == 0:
-        found.last_records = peeked
+        result.last_records = peeked
 
 
 def _proves(peeked: FrameHead, previous_lsn: int, *, native: bool) -> int:
@@ -153,7 +155,7 @@ def _claimed_lsn(window: Window, offset: int, above: int) -> int | None:
     return peeked.header.lsn if peeked is not None and peeked.header.lsn > above else None
 
 
-def _misplaced(window: Window, offset: int, found: SegmentScan, *, native: bool) -> str | None:
+def _misplaced(window: Window, offset: int, result: SegmentScan, *, native: bool) -> str | None:
     """What is wrong with a whole frame in an impossible place; None if it is not whole."""
     peeked = window.peek(offset)
     if peeked is None:
@@ -169,11 +171,11 @@ def _misplaced(window: Window, offset: int, found: SegmentScan, *, native: bool)
     if not native and not _is_followed(window, peeked):
         return "no frame follows this one of version 1, which has no checksum: it is damaged"
     if not native:
-        return _out_of_order(peeked, found.last_lsn)
+        return _out_of_order(peeked, result.last_lsn)
     if offset == 0 and peeked.envelope is not None and peeked.envelope.offset == 0:
         return (
             f"it begins, whole, with LSN {peeked.first_lsn}, and its name says "
-            f"{found.first_lsn}: it has the name of another segment"
+            f"{result.first_lsn}: it has the name of another segment"
         )
     return None
 
@@ -197,10 +199,10 @@ def _out_of_order(peeked: FrameHead, above: int) -> str:
     return f"the whole frame of LSN {peeked.header.lsn} is behind that of LSN {above}"
 
 
-def _look_further(window: Window, offset: int, found: SegmentScan, *, native: bool) -> bool:
+def _look_further(window: Window, offset: int, result: SegmentScan, *, native: bool) -> bool:
     """Gather whole frames from `offset` on, and what they prove; True if the search gave up."""
     budget = _SEARCH_BUDGET_FACTOR * window.end + _PROOF_MIN_BYTES
-    above = found.last_lsn
+    above = result.last_lsn
     for at in _magics(window, offset):
         peeked = window.peek(at) if at >= offset else None
         if peeked is None or peeked.end > window.end:
@@ -218,11 +220,11 @@ def _look_further(window: Window, offset: int, found: SegmentScan, *, native: bo
         if window.payload(peeked) is None:
             continue
         if below:
-            found.why = found.why or _out_of_order(peeked, above)
+            result.why = result.why or _out_of_order(peeked, above)
             continue
-        found.later.append(peeked)
+        result.later.append(peeked)
         previous = max(peeked.first_lsn - 1, above)
-        found.synced_lsn = max(found.synced_lsn, _proves(peeked, previous, native=native))
+        result.synced_lsn = max(result.synced_lsn, _proves(peeked, previous, native=native))
         offset, above = peeked.end, peeked.header.lsn
     return False
 
@@ -278,20 +280,20 @@ def _first_lsn(window: Window, *, asked_lsn: int) -> int:
     if head is not None and whole and head.header.lsn < 1:
         raise Refused(f"{window.path} begins with LSN {head.header.lsn}: LSNs begin at 1")
     first_lsn = head.first_lsn if whole and head is not None else 1
-    found = scan(window, first_lsn=first_lsn, native=False)
-    if found.last_lsn > LSN_MAX:
-        raise Refused(f"{window.path} ends with LSN {found.last_lsn}: the last one is {LSN_MAX}")
-    if found.why is not None:
+    result = scan(window, first_lsn=first_lsn, native=False)
+    if result.last_lsn > LSN_MAX:
+        raise Refused(f"{window.path} ends with LSN {result.last_lsn}: the last one is {LSN_MAX}")
+    if result.why is not None:
         raise SpoolCorrupt(
-            found.why,
+            result.why,
             path=window.path,
-            offset=found.valid_bytes,
-            lsn=found.last_lsn + 1,
-            advice=_REWRITE if found.frames or whole else _RESTORE,
+            offset=result.valid_bytes,
+            lsn=result.last_lsn + 1,
+            advice=_REWRITE if result.frames or whole else _RESTORE,
         )
-    if not whole and found.ending is FileEnd.CORRUPT:
+    if not whole and result.ending is FileEnd.CORRUPT:
         raise SpoolCorrupt(
-            f"these bytes are no whole frame, and {len(found.later):,} whole ones follow",
+            f"these bytes are no whole frame, and {len(result.later):,} whole ones follow",
             path=window.path,
             offset=0,
             lsn=1,
@@ -358,11 +360,11 @@ def survey(window: Window, *, first_lsn: int | None = None, last_lsn: int = 0) -
     native = not _is_foreign_segment(window, head)
     if first_lsn is None:
         first_lsn = 1 if head is None else head.first_lsn
-    found = scan(window, first_lsn=first_lsn, synced_lsn=last_lsn, native=native)
-    frames = [*_prefix(window, found), *found.later]
-    until_lsn = max(found.synced_lsn, last_lsn)
+    result = scan(window, first_lsn=first_lsn, synced_lsn=last_lsn, native=native)
+    frames = [*_prefix(window, result), *result.later]
+    until_lsn = max(result.synced_lsn, last_lsn)
     missing = list(_gaps(frames, first_lsn, until_lsn, dense=native))
-    return Survey(window.path, found, frames, missing)
+    return Survey(window.path, result, frames, missing)
 
 
 def survey_segment(folder: Folder, first_lsn: int, last_lsn: int) -> Survey:
@@ -411,9 +413,9 @@ def _is_foreign_segment(window: Window, head: FrameHead | None) -> bool:
     return is_foreign(window) or not scan(window, first_lsn=1).later
 
 
-def _prefix(window: Window, found: SegmentScan) -> Iterator[FrameHead]:
+def _prefix(window: Window, result: SegmentScan) -> Iterator[FrameHead]:
     offset = 0
-    while offset < found.valid_bytes and (peeked := window.peek(offset)) is not None:
+    while offset < result.valid_bytes and (peeked := window.peek(offset)) is not None:
         yield peeked
         offset = peeked.end
 

@@ -126,7 +126,6 @@ class Spool:
 
     @property
     def path(self) -> str:
-        """The folder."""
         return self._folder.path
 
     @property

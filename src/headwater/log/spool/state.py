@@ -147,7 +147,6 @@ class SpoolState:
         return self._segments[-1]
 
     def segments(self) -> list[SpoolSegment]:
-        """A copy of the list of segments."""
         with self.mutex:
             return list(self._segments)
 
@@ -164,18 +163,16 @@ class SpoolState:
                     high = middle
                 else:
                     low = middle + 1
-            found = self._segments[low]
-            if found.last_lsn <= lsn:
+            segment = self._segments[low]
+            if segment.last_lsn <= lsn:
                 return None
-            return ReadPosition(found, lsn, found.size_bytes, found.last_lsn)
+            return ReadPosition(segment, lsn, segment.size_bytes, segment.last_lsn)
 
     def holds(self, segment: SpoolSegment) -> bool:
-        """Whether a segment was not removed."""
         with self.mutex:
             return segment in self._segments
 
     def publish(self, *, last_lsn: int, size_bytes: int) -> None:
-        """Make written frames visible to readers."""
         with self.mutex:
             self.active.last_lsn = last_lsn
             self.active.size_bytes = size_bytes
