@@ -14,6 +14,8 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)[^)]*\)")
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+MODULE = re.compile(r"`([\w/]+/\w+\.py)`")
+SCENARIO = re.compile(r'Scenario\((?:package=)?"(\w+)", (?:name=)?"([\w-]+)"')
 
 
 def _programs() -> list[tuple[str, str]]:
@@ -52,3 +54,27 @@ def test_every_invariant_names_a_test_that_exists() -> None:
     for path, test in named:
         text = (ROOT / path).read_text(encoding="utf-8")
         assert re.search(rf"^(async )?def {test}\(", text, re.MULTILINE), f"{path} has no {test}"
+
+
+def test_every_file_that_the_architecture_names_exists() -> None:
+    named = MODULE.findall((ROOT / "docs/architecture.md").read_text(encoding="utf-8"))
+    assert len(named) >= 20
+    for path in named:
+        assert any((root / path).exists() for root in (ROOT, ROOT / "src/headwater")), path
+
+
+def test_the_page_on_testing_lists_every_scenario() -> None:
+    listed = set()
+    package = ""
+    rows = (ROOT / "docs/testing.md").read_text(encoding="utf-8").split("| package | scenario |")[1]
+    for row in rows.splitlines():
+        cells = row.split("|")
+        if len(cells) == 5:
+            package = cells[1].strip(" `") or package
+            listed |= {(package, name) for name in re.findall(r"`([\w-]+)`", cells[2])}
+    written = {
+        pair
+        for path in (ROOT / "tests/torture").glob("*_scenarios.py")
+        for pair in SCENARIO.findall(path.read_text(encoding="utf-8"))
+    }
+    assert listed == written
