@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)[^)]*\)")
+LINK = re.compile(r"\[[^\]]*\]\(([^)#]*)#?([^)]*)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 MODULE = re.compile(r"`([\w/]+/\w+\.py)`")
 SCENARIO = re.compile(r'Scenario\((?:package=)?"(\w+)", (?:name=)?"([\w-]+)"')
@@ -41,11 +42,26 @@ def test_there_are_programs_to_run() -> None:
     assert len(_programs()) >= 2
 
 
+def _anchors(page: Path) -> set[str]:
+    """The ids that GitHub gives the headings of a page."""
+    text = re.sub(
+        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in HEADING.findall(text)
+    }
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
-    for target in LINK.findall(page.read_text(encoding="utf-8")):
+    for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
         if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} points to {target}"
+            linked = page.parent / target if target else page
+            assert linked.exists(), f"{page.name} points to {target}"
+            assert not anchor or anchor in _anchors(linked), (
+                f"{page.name} points to {target}#{anchor}"
+            )
 
 
 def test_every_invariant_names_a_test_that_exists() -> None:
