@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ from headwater.log.spool.folder import (
     SpoolWatermarks,
     decode_index,
 )
-from headwater.log.spool.frame import SpoolCorrupt, Window, frames_after, move_frame
+from headwater.log.spool.frame import FrameHead, SpoolCorrupt, Window, frames_after, move_frame
 from headwater.log.spool.scan import FileEnd, SegmentScan, adopt, is_foreign, scan
 from headwater.log.spool.state import SpoolSegment
 
@@ -131,9 +132,9 @@ def _copy_unsynced(
 ) -> tuple[SpoolSegment, int]:
     """A segment of the frames above `proven_lsn`, and where they begin in the old one."""
     first_lsn = proven_lsn + 1
-    segment = SpoolSegment(first_lsn, active.last_lsn, 0, SparseIndex(first_lsn))
+    index = SparseIndex(first_lsn)
+    segment = SpoolSegment(first_lsn, active.last_lsn, 0, index)
     assert active.index is not None
-    assert segment.index is not None
     offset = active.index.offset_for(first_lsn)
     begins = active.size_bytes
     path = folder.segment(first_lsn)
@@ -144,7 +145,7 @@ def _copy_unsynced(
             begins = min(begins, peeked.offset)
             old = window.view(peeked.offset, peeked.header.frame_bytes)
             file.append(move_frame(old, synced_lsn=proven_lsn, offset=segment.size_bytes))
-            segment.index.note(peeked.first_lsn, segment.size_bytes)
+            index.note(peeked.first_lsn, segment.size_bytes)
             segment.size_bytes += peeked.header.frame_bytes
         file.sync()
     return segment, begins
@@ -155,15 +156,18 @@ class Recovered:
     """An opened spool."""
 
     segments: list[SpoolSegment]
+    """The last one is active, and has its index."""
     watermarks: SpoolWatermarks
-    last_lsn: int
     file: DiskFile
     """The active segment, synced."""
-    index: SparseIndex
-    term: int = 0
+    term: int
     schema: Any = None
     age_s: float = 0.0
     torn: TornTail | None = None
+
+    @property
+    def last_lsn(self) -> int:
+        return self.segments[-1].last_lsn
 
 
 def recover(folder: Folder, *, first_lsn: int | None) -> Recovered:
@@ -182,70 +186,62 @@ def recover(folder: Folder, *, first_lsn: int | None) -> Recovered:
     _check_first(folder, listing, watermarks)
     folder.rewrite_watermarks(listing.all_watermarks, watermarks)
     _drop_pruned(folder, listing, watermarks)
-    result = _open_active(folder, listing, watermarks)
-    if result.last_lsn < watermarks.floor_lsn:
-        return _begin_above_floor(folder, result)
-    if result.last_lsn < watermarks.began_lsn and first_lsn not in (None, watermarks.began_lsn):
-        return _begin_elsewhere(folder, result, first_lsn or 1)
-    return result
+    recovered = _open_active(folder, listing, watermarks)
+    if recovered.last_lsn < watermarks.floor_lsn:
+        return _begin_above_floor(folder, recovered)
+    if recovered.last_lsn < watermarks.began_lsn and first_lsn not in (None, watermarks.began_lsn):
+        return _begin_elsewhere(folder, recovered, first_lsn or 1)
+    return recovered
 
 
 def _check_nothing_is_gone(folder: Folder, watermarks: SpoolWatermarks | None) -> None:
-    if (
-        watermarks is not None
-        and max(watermarks.floor_lsn, watermarks.synced_lsn) >= watermarks.began_lsn
-    ):
-        raise SpoolCorrupt(
-            "every segment is gone",
-            path=folder.path,
-            offset=0,
-            lsn=watermarks.floor_lsn + 1,
-        )
+    if watermarks is None:
+        return
+    if max(watermarks.floor_lsn, watermarks.synced_lsn) >= watermarks.began_lsn:
+        lsn = watermarks.floor_lsn + 1
+        raise SpoolCorrupt("every segment is gone", path=folder.path, offset=0, lsn=lsn)
 
 
 def _begin(folder: Folder, listing: SpoolListing, first_lsn: int) -> Recovered:
     """The watermarks first: until there is a segment, they may say any beginning."""
-    fresh = SpoolWatermarks(
-        first_lsn, first_lsn - 1, 0, listing.watermarks.term if listing.watermarks else 0
-    )
-    folder.rewrite_watermarks(listing.all_watermarks, fresh)
+    term = listing.watermarks.term if listing.watermarks else 0
+    watermarks = SpoolWatermarks(first_lsn, first_lsn - 1, 0, term)
+    folder.rewrite_watermarks(listing.all_watermarks, watermarks)
+    return _begin_segment(folder, watermarks)
+
+
+def _begin_segment(folder: Folder, watermarks: SpoolWatermarks) -> Recovered:
+    """Begin with an empty segment above the floor."""
+    first_lsn = watermarks.floor_lsn + 1
     file = folder.disk.create(folder.segment(first_lsn))
     folder.disk.sync_dir(folder.path)
-    return _at_beginning(file, fresh)
+    segment = SpoolSegment(first_lsn, first_lsn - 1, 0, SparseIndex(first_lsn))
+    return Recovered([segment], watermarks, file, watermarks.term)
 
 
-def _begin_elsewhere(folder: Folder, result: Recovered, first_lsn: int) -> Recovered:
+def _begin_elsewhere(folder: Folder, recovered: Recovered, first_lsn: int) -> Recovered:
     """Nothing was ever written: `first_lsn` says where the log begins, also if that is lower.
 
     The empty segment is removed first. Beside a segment that begins lower it would look like the
     next one.
     """
-    result.file.close()
-    for segment in result.segments:
+    recovered.file.close()
+    for segment in recovered.segments:
         folder.disk.unlink(folder.segment(segment.first_lsn))
     folder.disk.sync_dir(folder.path)
     return _begin(folder, folder.listing(), first_lsn)
 
 
-def _begin_above_floor(folder: Folder, result: Recovered) -> Recovered:
+def _begin_above_floor(folder: Folder, recovered: Recovered) -> Recovered:
     """Everything left is below the floor: the log was pruned beyond what was synced, and lost the
     rest."""
-    result.file.close()
-    file = folder.disk.create(folder.segment(result.watermarks.floor_lsn + 1))
-    folder.disk.sync_dir(folder.path)
-    for segment in result.segments:
+    recovered.file.close()
+    began = _begin_segment(folder, recovered.watermarks)
+    for segment in recovered.segments:
         folder.disk.unlink(folder.segment(segment.first_lsn))
         folder.disk.unlink(folder.index(segment.first_lsn))
-    began = _at_beginning(file, result.watermarks)
-    began.term, began.torn = result.term, result.torn
+    began.term, began.torn = recovered.term, recovered.torn
     return began
-
-
-def _at_beginning(file: DiskFile, watermarks: SpoolWatermarks) -> Recovered:
-    first_lsn = watermarks.floor_lsn + 1
-    index = SparseIndex(first_lsn)
-    segment = SpoolSegment(first_lsn, first_lsn - 1, 0, index)
-    return Recovered([segment], watermarks, first_lsn - 1, file, index, watermarks.term)
 
 
 def _check_first(folder: Folder, listing: SpoolListing, watermarks: SpoolWatermarks) -> None:
@@ -271,7 +267,8 @@ def _drop_pruned(folder: Folder, listing: SpoolListing, watermarks: SpoolWaterma
 def _open_active(folder: Folder, listing: SpoolListing, watermarks: SpoolWatermarks) -> Recovered:
     firsts = listing.segments
     sealed = [
-        _sealed(folder, first, following - 1) for first, following in itertools.pairwise(firsts)
+        SpoolSegment(first, following - 1, folder.disk.stat(folder.segment(first)).size_bytes)
+        for first, following in itertools.pairwise(firsts)
     ]
     path = folder.segment(firsts[-1])
     file = folder.disk.open(path, write=True)
@@ -283,29 +280,20 @@ def _open_active(folder: Folder, listing: SpoolListing, watermarks: SpoolWaterma
         )
         torn = cut_torn_end(file, path, result, floor_lsn=watermarks.floor_lsn)
         file.sync()
-        recovered = Recovered(
-            sealed, watermarks, result.last_lsn, file, result.index, watermarks.term
-        )
-        recovered.torn = torn
+        active = SpoolSegment(firsts[-1], result.last_lsn, result.valid_bytes, result.index)
+        recovered = Recovered([*sealed, active], watermarks, file, watermarks.term, torn=torn)
         _remember(recovered, window, result)
         if result.last is None and sealed:
             recovered.term = max(recovered.term, _last_term(folder, sealed[-1]))
-        active = SpoolSegment(firsts[-1], result.last_lsn, result.valid_bytes, result.index)
         proven_lsn = result.last_lsn if foreign else result.synced_lsn
-        renewed = rewrite_unsynced(folder, window, active, synced_lsn=proven_lsn, seal=foreign)
+        rewritten = rewrite_unsynced(folder, window, active, synced_lsn=proven_lsn, seal=foreign)
     except BaseException:
         file.close()
         raise
-    if renewed is None:
-        recovered.segments.append(active)
-        return recovered
-    file.close()
-    recovered.file, segment = renewed
-    if not active.is_empty:
-        recovered.segments.append(active)
-    recovered.segments.append(segment)
-    assert segment.index is not None
-    recovered.index = segment.index
+    if rewritten is not None:
+        file.close()
+        recovered.file, segment = rewritten
+        recovered.segments = [*sealed, segment] if active.is_empty else [*sealed, active, segment]
     return recovered
 
 
@@ -327,34 +315,28 @@ def _remember(recovered: Recovered, window: Window, result: SegmentScan) -> None
 
 
 def _last_term(folder: Folder, segment: SpoolSegment) -> int:
-    path, term = folder.segment(segment.first_lsn), 0
     offset = load_index(folder, segment).offset_for(segment.last_lsn)
-    with folder.disk.open(path) as file:
-        window = Window(file, path, end=segment.size_bytes)
-        while (peeked := window.peek(offset)) is not None and offset < window.end:
-            term, offset = peeked.header.term or term, peeked.end
-    return term
-
-
-def _sealed(folder: Folder, first_lsn: int, last_lsn: int) -> SpoolSegment:
-    size_bytes = folder.disk.stat(folder.segment(first_lsn)).size_bytes
-    return SpoolSegment(first_lsn, last_lsn, size_bytes)
+    terms = [peeked.header.term for peeked in _heads(folder, segment, offset)]
+    return next((term for term in reversed(terms) if term), 0)
 
 
 def load_index(folder: Folder, segment: SpoolSegment) -> SparseIndex:
     """The index of a sealed segment: from its file, or rebuilt from the heads of its frames."""
     index = _stored_index(folder, segment)
-    if index is not None:
-        return index
+    if index is None:
+        index = SparseIndex(segment.first_lsn)
+        for peeked in _heads(folder, segment, 0):
+            index.note(peeked.first_lsn, peeked.offset)
+    return index
+
+
+def _heads(folder: Folder, segment: SpoolSegment, offset: int) -> Iterator[FrameHead]:
     path = folder.segment(segment.first_lsn)
-    index = SparseIndex(segment.first_lsn)
     with folder.disk.open(path) as file:
         window = Window(file, path, end=segment.size_bytes)
-        offset = 0
-        while (peeked := window.peek(offset)) is not None and offset < segment.size_bytes:
-            index.note(peeked.first_lsn, offset)
+        while offset < window.end and (peeked := window.peek(offset)) is not None:
+            yield peeked
             offset = peeked.end
-    return index
 
 
 def _stored_index(folder: Folder, segment: SpoolSegment) -> SparseIndex | None:
@@ -364,8 +346,8 @@ def _stored_index(folder: Folder, segment: SpoolSegment) -> SparseIndex | None:
             data = file.read_at(0, file.stat().size_bytes)
     except NotFound:
         return None
-    index = decode_index(data, first_lsn=segment.first_lsn, segment_bytes=segment.size_bytes)
-    if index is None or index[1] != segment.last_lsn:
-        _log.warning("%s is not the index of its segment; it is made again", path)
+    stored = decode_index(data, first_lsn=segment.first_lsn, segment_bytes=segment.size_bytes)
+    if stored is None or stored[1] != segment.last_lsn:
+        _log.warning("%s is not the index of its segment; it is rebuilt", path)
         return None
-    return index[0]
+    return stored[0]

@@ -63,7 +63,8 @@ class SegmentWriter:
         self._mutex = threading.Lock()
         """Held while the active segment is changed."""
         self._file: DiskFile = recovered.file
-        self._index = recovered.index
+        assert state.active.index is not None
+        self._index = state.active.index
         self._size_bytes = state.active.size_bytes
         self.term = recovered.term
         """The highest that has written."""
