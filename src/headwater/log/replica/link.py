@@ -20,7 +20,7 @@ import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow.compute as pc
 
@@ -257,23 +257,23 @@ class Prefetch:
             await asyncio.gather(pulling, return_exceptions=True)
 
 
-class _Answer(Protocol):
-    @property
-    def term(self) -> int:
-        """The term of the leader that answered."""
-
-
-AnswerT = TypeVar("AnswerT", bound=_Answer)
+AnswerT = TypeVar(
+    "AnswerT",
+    bound=RegisterResponse | PullResponse | AcknowledgeResponse | BootstrapResponse,
+)
 _SOURCE_ERRORS: Final = (Unavailable, OutcomeUnknown, NotFound, Fenced, Refused, Conflict)
 """Errors that a source raises on purpose."""
-CheckTerm = Callable[[int], Awaitable[None]]
 
 
 class LeaderSession:
     """A source, the session with it, and the fence in front of its answers."""
 
     def __init__(
-        self, name: str, source: ReplicationSource, config: ReplicaConfig, check_term: CheckTerm
+        self,
+        name: str,
+        source: ReplicationSource,
+        config: ReplicaConfig,
+        check_term: Callable[[int], Awaitable[None]],
     ) -> None:
         self._name = name
         self._source = source

@@ -44,8 +44,8 @@ MAGIC: Final = b"RDLW"
 V3: Final = struct.Struct("<4sBQQQI")
 _V2: Final = struct.Struct("<4sBQQI")
 _V1: Final = struct.Struct("<4sBQQ")
-_FRAME_CRC: Final = struct.Struct("<I")
-CRC_BYTES: Final = _FRAME_CRC.size
+CRC: Final = struct.Struct("<I")
+CRC_BYTES: Final = CRC.size
 HEADER_MAX_BYTES: Final = V3.size
 _HEADER_BYTES: Final = {1: _V1.size, 2: _V2.size, 3: V3.size}
 
@@ -93,7 +93,7 @@ def is_whole(header: FrameHeader, frame: memoryview) -> bool:
         return False
     if header.version == 1:
         return True
-    (crc,) = _FRAME_CRC.unpack(frame[-CRC_BYTES:])
+    (crc,) = CRC.unpack(frame[-CRC_BYTES:])
     return bool(zlib.crc32(frame[len(MAGIC) : -CRC_BYTES]) == crc)
 
 
@@ -110,7 +110,7 @@ def is_whole_as(header: FrameHeader, frame: memoryview) -> bool:
     """Whether a frame is whole but for its version, which should be that of the header."""
     if len(frame) != header.frame_bytes:
         return False
-    (crc,) = _FRAME_CRC.unpack(frame[-CRC_BYTES:])
+    (crc,) = CRC.unpack(frame[-CRC_BYTES:])
     version = zlib.crc32(bytes((header.version,)))
     return bool(zlib.crc32(frame[len(MAGIC) + 1 : -CRC_BYTES], version) == crc)
 
@@ -132,7 +132,7 @@ GROUP_MAGIC: Final = b"HWG1"
 ENVELOPE: Final = struct.Struct("<4sB2xQQQ")
 ENVELOPE_BYTES: Final = ENVELOPE.size
 HEAD_BYTES: Final = V3.size + ENVELOPE_BYTES
-CRC: Final = struct.Struct("<I")
+"""What a frame of Headwater has before its body."""
 
 
 class GroupKind(IntEnum):
@@ -239,8 +239,7 @@ class SpoolCorrupt(Corrupt):
         """The first LSN that cannot be read."""
 
 
-_PEEK_BYTES = HEADER_MAX_BYTES + ENVELOPE_BYTES
-_TRIED_FACTOR = 8
+_TRIED_FACTOR: Final = 8
 """How often, over a whole file, frames of version 1 are tried as those of another."""
 
 
@@ -292,7 +291,7 @@ class Window:
 
     def peek(self, offset: int) -> FrameHead | None:
         """The head of the frame at `offset`; None if it is missing or incomplete."""
-        head = self.view(offset, _PEEK_BYTES)
+        head = self.view(offset, HEAD_BYTES)
         header = read_header(head)
         if header is None:
             return None
@@ -320,7 +319,7 @@ class Window:
             if header is None or peeked.offset + header.frame_bytes > self.end:
                 continue
             self._tried_bytes += header.frame_bytes
-            if self._tried_bytes > _TRIED_FACTOR * self.end + _PEEK_BYTES:
+            if self._tried_bytes > _TRIED_FACTOR * self.end + HEAD_BYTES:
                 return version
             if is_whole_as(header, self.view(peeked.offset, header.frame_bytes)):
                 return version

@@ -32,7 +32,7 @@ from headwater.core.errors import Refused
 from headwater.core.limits import LOG_READ_CHUNK_BYTES, LSN_MAX
 from headwater.log.spool.folder import PUBLISHED_SUFFIX, Folder, SparseIndex, SpoolListing
 from headwater.log.spool.frame import (
-    ENVELOPE_BYTES,
+    HEAD_BYTES,
     HEADER_MAX_BYTES,
     MAGIC,
     FrameHead,
@@ -52,7 +52,6 @@ _SEARCH_BYTES: Final = 1 << 20
 # Looking for whole frames after a bad one checksums at most this many times the file's size; past
 # it the answer is "corrupt", which changes nothing on disk.
 _SEARCH_BUDGET_FACTOR: Final = 4
-_PROOF_MIN_BYTES: Final = HEADER_MAX_BYTES + ENVELOPE_BYTES
 
 
 class FileEnd(Enum):
@@ -201,7 +200,7 @@ def _out_of_order(peeked: FrameHead, above: int) -> str:
 
 def _look_further(window: Window, offset: int, result: SegmentScan, *, native: bool) -> bool:
     """Gather whole frames from `offset` on, and what they prove; True if the search gave up."""
-    budget = _SEARCH_BUDGET_FACTOR * window.end + _PROOF_MIN_BYTES
+    budget = _SEARCH_BUDGET_FACTOR * window.end + HEAD_BYTES
     above = result.last_lsn
     for at in _magics(window, offset):
         peeked = window.peek(at) if at >= offset else None
