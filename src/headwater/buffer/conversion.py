@@ -51,10 +51,8 @@ def accepts(given: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_struct(given) and pa.types.is_struct(wanted):
         fields = {field.name: field for field in given}
         for field in wanted:
-            found = fields.pop(field.name, None)
-            if found is None and not field.nullable:
-                return False
-            if found is not None and not accepts(found.type, field.type):
+            source = fields.pop(field.name, None)
+            if not (field.nullable if source is None else accepts(source.type, field.type)):
                 return False
         return not fields
     return False
@@ -82,29 +80,28 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def _common_struct(one: pa.StructType, other: pa.StructType) -> pa.DataType | None:
-    given = {field.name: field for field in other}
+    added = {field.name: field.type for field in other}
     fields = []
     for field in one:
-        found = given.pop(field.name, None)
-        kind = field.type if found is None else common_type(field.type, found.type)
+        kind = common_type(field.type, added.pop(field.name, field.type))
         if kind is None:
             return None
         fields.append(pa.field(field.name, kind))
-    return pa.struct([*fields, *(pa.field(field.name, field.type) for field in given.values())])
+    return pa.struct([*fields, *(pa.field(name, kind) for name, kind in added.items())])
 
 
-def extended_type(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
-    """The type, widened where possible, with the fields that only `found` has."""
-    if pa.types.is_struct(kind) and pa.types.is_struct(found):
-        given = {field.name: field.type for field in found}
+def extended_type(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """The type, widened where possible, with the fields that only `other` has."""
+    if pa.types.is_struct(kind) and pa.types.is_struct(other):
+        added = {field.name: field.type for field in other}
         fields = [
-            pa.field(field.name, extended_type(field.type, given.pop(field.name, field.type)))
+            pa.field(field.name, extended_type(field.type, added.pop(field.name, field.type)))
             for field in kind
         ]
-        return pa.struct([*fields, *(pa.field(name, one) for name, one in given.items())])
-    if pa.types.is_list(kind) and pa.types.is_list(found):
-        return pa.list_(pa.field("element", extended_type(kind.value_type, found.value_type)))
-    return common_type(kind, found) or kind
+        return pa.struct([*fields, *(pa.field(name, one) for name, one in added.items())])
+    if pa.types.is_list(kind) and pa.types.is_list(other):
+        return pa.list_(pa.field("element", extended_type(kind.value_type, other.value_type)))
+    return common_type(kind, other) or kind
 
 
 def fill_untyped(
@@ -137,9 +134,9 @@ def _typed_struct(kind: pa.StructType, known: pa.DataType | None, *, may_drop: b
         return kind if not inner else all_nullable(known)
     fields = []
     for field in kind:
-        found = inner.get(field.name)
-        kind = fill_untyped(field.type, None if found is None else found.type, may_drop=may_drop)
-        fields.append(field if kind == field.type else pa.field(field.name, kind))
+        recorded = inner[field.name].type if field.name in inner else None
+        filled = fill_untyped(field.type, recorded, may_drop=may_drop)
+        fields.append(field if filled == field.type else pa.field(field.name, filled))
     if may_drop:
         typed = [field for field in fields if not pa.types.is_null(field.type)]
         fields = (
@@ -147,8 +144,7 @@ def _typed_struct(kind: pa.StructType, known: pa.DataType | None, *, may_drop: b
             or [pa.field(one.name, all_nullable(one.type)) for one in inner.values()]
             or fields
         )
-    made = pa.struct(fields)
-    return kind if made == kind else made
+    return pa.struct(fields)
 
 
 def all_nullable(kind: pa.DataType) -> pa.DataType:
@@ -183,14 +179,10 @@ def exact_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
         values = exact_cast(column.flatten(), kind.value_type)
         return pa.ListArray.from_arrays(_offsets(column), values, kind, mask=column.is_null())
     if pa.types.is_map(given) and pa.types.is_map(kind):
-        keys, items = _entries(column)
-        return pa.MapArray.from_arrays(
-            _offsets(column),
-            exact_cast(keys, kind.key_type),
-            exact_cast(items, kind.item_type),
-            kind,
-            mask=column.is_null(),
-        )
+        entries = pc.list_flatten(map_entries(column))
+        keys = exact_cast(pc.struct_field(entries, 0), kind.key_type)
+        items = exact_cast(pc.struct_field(entries, 1), kind.item_type)
+        return pa.MapArray.from_arrays(_offsets(column), keys, items, kind, mask=column.is_null())
     if pa.types.is_struct(given) and pa.types.is_struct(kind):
         return _cast_struct(column, kind)
     raise Inexact(f"{given} cannot be cast exactly to {kind}")
@@ -212,13 +204,12 @@ def _cast_struct(column: pa.StructArray, kind: pa.StructType) -> pa.Array:
 
 
 def _cast_numbers(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    if pa.types.is_floating(column.type) and pa.types.is_decimal(kind):
-        raise Inexact(f"{column.type} cannot be cast exactly to {kind}")
-    if pa.types.is_decimal(column.type) and pa.types.is_floating(kind):
+    either = (column.type, kind)
+    if any(map(pa.types.is_floating, either)) and any(map(pa.types.is_decimal, either)):
         raise Inexact(f"{column.type} cannot be cast exactly to {kind}")
     try:
-        found = _rounded(column, kind)
-        back = _rounded(found, column.type)
+        numbers = _rounded(column, kind)
+        back = _rounded(numbers, column.type)
     except pa.ArrowException as error:
         raise Inexact(str(error)) from error
     if pa.types.is_floating(column.type):
@@ -231,7 +222,7 @@ def _cast_numbers(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if not pc.all(same).as_py():
         row = pc.index(same, False).as_py()
         raise Inexact(f"{column[row].as_py()} is not a {kind}")
-    return found
+    return numbers
 
 
 def _rounded(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -260,11 +251,10 @@ def _offsets(column: pa.Array) -> pa.Array:
     return pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
 
 
-def _entries(column: pa.MapArray) -> tuple[pa.Array, pa.Array]:
-    """The keys and the values of all rows that are not null."""
+def map_entries(column: pa.MapArray) -> pa.ListArray:
+    """The maps as lists of (key, value), for which Arrow has kernels."""
     entry = pa.struct([column.type.key_field, column.type.item_field])
-    flat = pc.list_flatten(column.cast(pa.list_(pa.field("entries", entry, nullable=False))))
-    return pc.struct_field(flat, 0), pc.struct_field(flat, 1)
+    return column.cast(pa.list_(pa.field("entries", entry, nullable=False)))
 
 
 def check_nulls(records: pa.RecordBatch) -> None:
@@ -301,8 +291,8 @@ def first_null(column: pa.Array, field: pa.Field, excused: pa.Array) -> int | No
 
 def first_true(mask: pa.Array) -> int | None:
     """The first row where the mask is true."""
-    found = int(pc.index(mask, True).as_py())
-    return None if found < 0 else found
+    row = int(pc.index(mask, True).as_py())
+    return None if row < 0 else row
 
 
 def _nulls_within(column: pa.Array, kind: pa.DataType, excused: pa.Array) -> list[int | None]:
@@ -311,8 +301,7 @@ def _nulls_within(column: pa.Array, kind: pa.DataType, excused: pa.Array) -> lis
         return [first_null(child, field, excused) for child, field in children]
     # Lists and maps: what is inside has rows of its own, each belonging to one row outside.
     if pa.types.is_map(kind):
-        entry = pa.struct([column.type.key_field, column.type.item_field])
-        column = column.cast(pa.list_(pa.field("entries", entry, nullable=False)))
+        column = map_entries(column)
         inside, field = pc.struct_field(pc.list_flatten(column), 1), kind.item_field
     else:
         inside, field = pc.list_flatten(column), kind.value_field

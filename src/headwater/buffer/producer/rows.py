@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.buffer.conversion import extended_type
-from headwater.buffer.producer.call import header_pairs, is_whole_text, operation_code
-from headwater.buffer.records import HEADERS, HEADERS_TYPE, OPERATION, RESERVED
+from headwater.buffer.producer.call import is_whole_text, plain_column
+from headwater.buffer.records import HEADERS, OPERATION, RESERVED
 from headwater.core.errors import Refused
 
 _SHOWN: Final = 60
@@ -69,10 +69,8 @@ def _column(
     if not is_whole_text(name):
         raise Refused(f"{name!r} is no column: it has a lone surrogate, so it is not text")
     try:
-        if name == HEADERS:
-            return pa.array([header_pairs(given) for given in values], HEADERS_TYPE)
-        if name == OPERATION:
-            return pa.array([operation_code(given) for given in values], RESERVED[OPERATION])
+        if name in (HEADERS, OPERATION):
+            return pa.array(plain_column(name, values), RESERVED[name])
         kind = RESERVED.get(name, declared.get(name))
         if kind is None:
             return _inferred(name, values)
