@@ -33,19 +33,24 @@ _NO_LISTS: Final = str | bytes | bytearray | memoryview
 _FAILURES: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
+def listed_rows(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows as a list; `Refused` unless they are dicts."""
+    listed: list[Any] = [rows] if isinstance(rows, str | bytes) else list(rows)
+    others = {type(row).__name__ for row in listed if not isinstance(row, Mapping)}
+    if isinstance(rows, Mapping):
+        others = {type(rows).__name__}
+    if others:
+        raise Refused(f"produce_rows takes dicts, one for each record, not {min(others)}")
+    return listed
+
+
 def table_of(
-    rows: Iterable[Mapping[str, Any]], schema: pa.Schema | None, *, may_widen: bool = False
+    listed: list[Mapping[str, Any]], schema: pa.Schema | None, *, may_widen: bool = False
 ) -> pa.Table:
     """The rows as one table; a key that a row lacks is null there.
 
-    `may_widen`: the types of `schema` were inferred, and become wider where values ask for it.
+    `may_widen`: the types of `schema` were inferred, and become wider if values do not fit.
     """
-    if isinstance(rows, Mapping | str | bytes):
-        raise Refused(f"produce_rows takes dicts, one for each record, not {type(rows).__name__}")
-    listed: list[Any] = list(rows)
-    strange = {type(row).__name__ for row in listed if not isinstance(row, Mapping)}
-    if strange:
-        raise Refused(f"produce_rows takes dicts, one for each record, not {min(strange)}")
     names = list(dict.fromkeys(name for row in listed for name in row))
     declared = {} if schema is None else {field.name: field.type for field in schema}
     if listed and not names:

@@ -7,7 +7,7 @@ before the call is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -113,7 +113,7 @@ class RecordSerializer:
         return _checked(call)
 
     def rows(
-        self, rows: Iterable[Mapping[str, Any]], metadata: bytes | None, partition: int | None
+        self, rows: list[Mapping[str, Any]], metadata: bytes | None, partition: int | None
     ) -> ProduceCall:
         """A call of dicts, likewise."""
         stream = self.stream
