@@ -36,9 +36,14 @@ from headwater.buffer.consumer.consumed_batch import ReaderColumns
 from headwater.buffer.conversion import Inexact, all_nullable, exact_cast, first_null, is_strict
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.stream import Stream, handle
-from headwater.buffer.stream.config import StreamConfig, StreamRegister, with_changes
+from headwater.buffer.stream.config import (
+    RetypeNeeded,
+    StreamConfig,
+    StreamRegister,
+    with_changes,
+)
 from headwater.buffer.stream.schema import schema_version, withdraw_replacement
-from headwater.buffer.stream.settings import RetypeNeeded, check_alterable
+from headwater.buffer.stream.streams import check_alterable
 from headwater.buffer.transaction.holds import Holds, holds_register
 from headwater.buffer.types import field_text
 from headwater.core import runtime

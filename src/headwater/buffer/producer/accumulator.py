@@ -34,8 +34,8 @@ from headwater.buffer.producer.record_batch import (
     ProducerBatch,
     UnroutedBatch,
 )
-from headwater.buffer.producer.record_columns import PartitionRows, cut, owned, shape_of, split
-from headwater.buffer.records import VALUE
+from headwater.buffer.producer.record_columns import PartitionRows, cut, shape_of, split
+from headwater.buffer.records import KEY
 from headwater.core import limits
 from headwater.core.errors import HeadwaterError, LimitExceeded, Refused, Unavailable
 from headwater.core.portal import Portal, call_in_child
@@ -163,8 +163,9 @@ class RecordAccumulator:
         left_bytes = batches.current_bytes - batch.size_bytes
         if left_bytes <= 0:
             batches.finish(batch)
-        elif lists.has_only_keys and not batches.rotates:
-            self._window, self._values, self._keys = batch, lists.values, lists.keys
+        elif lists.columns.keys() <= {KEY} and not batches.rotates:
+            self._window, self._values = batch, lists.values
+            self._keys = lists.columns.get(KEY)
             self._window_row = batch.rows
             self._end_row = batch.rows + min(batches.current_rows - batch.rows, free_calls)
             self._window_bytes = min(left_bytes, free_bytes, self._record_bytes)
@@ -207,11 +208,14 @@ class RecordAccumulator:
             else:
                 shares = [PartitionRows(call.partition, batch, None)]
             for partition, records, rows in shares:
-                # Splitting has copied the records.
+                # Splitting has copied the records. Otherwise they are copied here: the caller may
+                # change their memory. Arrow cannot tell whose it is: a column that shares the
+                # memory of a NumPy array looks like one that Arrow allocated.
                 is_ours = call.is_ours or rows is not None
                 for piece, size in cut(records, batches.batch_bytes, BATCH_ROWS):
                     _check_fits(piece, size)
-                    call.pieces.append((partition, piece if is_ours else owned(piece), size))
+                    owned = piece if is_ours else pa.concat_batches([piece])
+                    call.pieces.append((partition, owned, size))
         call.batches = []
         return call
 
@@ -263,9 +267,8 @@ class RecordAccumulator:
         last = {partition: number for number, (partition, _, _) in enumerate(call.pieces)}
         ranges: list[BatchRange] = []
         for number, (partition, records, size) in enumerate(call.pieces):
-            shape = None if VALUE in records.schema.names else shape_of(records.schema)
             chosen = free if partition is None else partition
-            batch = batches.batch(chosen, shape, size, records.num_rows)
+            batch = batches.batch(chosen, shape_of(records.schema), size, records.num_rows)
             if not batch.rows or call.schema_version < batch.schema_version:
                 batch.schema_version = call.schema_version
             batch.begin_call(now_ms, call.metadata, ends=number == last[partition])

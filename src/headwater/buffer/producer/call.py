@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from headwater.buffer.arrow_stream import check_valid
-from headwater.buffer.producer.record_columns import Header, RecordLists
+from headwater.buffer.producer.record_columns import RecordLists
 from headwater.buffer.records import (
     HEADERS,
     KEY,
@@ -46,6 +46,8 @@ LIST_MAX_ROWS: Final = 16_384
 """Calls of more records become Arrow columns at once."""
 OFFSET_BYTES: Final = 4
 """What Arrow stores beside every value of variable size."""
+Header = list[dict[str, Any]]
+
 _INT32_MAX: Final = (1 << 31) - 1
 _INT64_MAX: Final = (1 << 63) - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -174,23 +176,19 @@ class ProduceCall:
         except TypeError:
             sizes = [len(value or b"") for value in values]
         self.size_bytes += OFFSET_BYTES * count
+        for name, column in columns.items():
+            lists.columns[name] = plain_column(name, column)
         if KEY in columns:
-            lists.keys = plain_column(KEY, columns[KEY])
-            sizes = [size + len(key or b"") for size, key in zip(sizes, lists.keys, strict=True)]
+            keys = lists.columns[KEY]
+            sizes = [size + len(key or b"") for size, key in zip(sizes, keys, strict=True)]
             self.size_bytes += OFFSET_BYTES * count
         check_largest(sizes)
         self.size_bytes += sum(sizes)
         if HEADERS in columns:
-            lists.headers = plain_column(HEADERS, columns[HEADERS])
-            sizes = list(map(_header_bytes, lists.headers))
+            sizes = list(map(_header_bytes, lists.columns[HEADERS]))
             check_largest(sizes, f" in {HEADERS!r}")
             self.size_bytes += sum(sizes)
-        if TIMESTAMP in columns:
-            lists.timestamps = plain_column(TIMESTAMP, columns[TIMESTAMP])
-            self.size_bytes += 8 * count
-        if OPERATION in columns:
-            lists.operations = plain_column(OPERATION, columns[OPERATION])
-            self.size_bytes += count
+        self.size_bytes += count * (8 * (TIMESTAMP in columns) + (OPERATION in columns))
 
 
 def valued(
@@ -213,31 +211,6 @@ def valued(
         call.take_lists(values, columns)
     elif values:
         _take_arrow(call, pa.array(values, pa.binary()), optional)
-    return call
-
-
-def typed(
-    data: pa.RecordBatch | pa.Table,
-    metadata: bytes | None,
-    partition: int | None,
-    carried: pa.Schema | None = None,
-    *,
-    is_ours: bool = False,
-) -> ProduceCall:
-    """A call of typed columns and reserved ones. A batch of the schema `carried` goes as it is."""
-    if data.num_rows and not data.num_columns:
-        raise Refused(f"{data.num_rows:,} rows without any column: there is nothing to carry them")
-    call = ProduceCall(metadata, partition)
-    call.is_ours = is_ours
-    if (
-        carried is not None
-        and isinstance(data, pa.RecordBatch)
-        and data.schema.equals(carried, check_metadata=True)
-    ):
-        check_valid(data)
-        call.take_batches([data])
-    else:
-        call.take_batches(from_arrow(data))
     return call
 
 

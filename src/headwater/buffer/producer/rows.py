@@ -35,7 +35,7 @@ _FAILURES: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 def listed_rows(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The rows as a list; `Refused` unless they are dicts."""
-    listed: list[Any] = [rows] if isinstance(rows, str | bytes) else list(rows)
+    listed: list[Any] = list(rows)
     others = {type(row).__name__ for row in listed if not isinstance(row, Mapping)}
     if isinstance(rows, Mapping):
         others = {type(rows).__name__}

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from headwater.buffer.compression import Compression
-    from headwater.buffer.stream.fitting import RowFitter
+    from headwater.buffer.stream.fitting import OpaqueFitter, SchemaFitter
 
 
 WRITE_PACE_S: Final = {"gs": 1.0}
@@ -116,7 +116,7 @@ class Stream:
         return f"headwater stream alter {shlex.quote(self.store.url)} {self.name} --schema FILE"
 
     @functools.cached_property
-    def _fitting(self) -> RowFitter:
+    def _fitter(self) -> OpaqueFitter | SchemaFitter:
         from headwater.buffer.stream.fitting import OpaqueFitter, SchemaFitter
 
         if self.schema is None:
@@ -175,14 +175,14 @@ class Stream:
         `Refused` shows the difference column by column. New columns are recorded first
         (`recording`).
         """
-        return self._fitting.fit(records)
+        return self._fitter.fit(records)
 
     def refit(self, records: pa.RecordBatch) -> pa.RecordBatch:
         """Records that were fitted to an older version of the schema, fitted to this one.
 
         `Refused` if a value does not fit the current type of its column.
         """
-        return self._fitting.refit(records)
+        return self._fitter.refit(records)
 
     async def recording(self, records: pa.Schema, *, is_fresh: bool = False) -> Stream:
         """Record in the register that the stream carries records of this schema.

@@ -20,7 +20,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -30,11 +30,11 @@ from headwater.buffer.records import RESERVED, VALUE
 from headwater.buffer.stream.config import (
     Column,
     Origin,
+    RetypeNeeded,
     SchemaVersion,
     StreamConfig,
     StreamRegister,
 )
-from headwater.buffer.stream.settings import RetypeNeeded
 from headwater.buffer.types import (
     carried_schema,
     check_names,
@@ -153,6 +153,25 @@ def evolve_schema(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa
     if replaced:
         raise RetypeNeeded(schema, replaced)
     return None if schema == before else schema
+
+
+def schema_change(now: StreamConfig, declared: pa.Schema, added_ms: int) -> dict[str, Any]:
+    """The fields that change when `declared` becomes the latest schema; none if it is already."""
+    if now.is_opaque:
+        raise Refused(
+            f"stream {now.name!r} carries opaque values, which never changes: declare the schema "
+            "of another stream, and write columns to that one"
+        )
+    number = now.next_schema_version
+    if not now.schemas:
+        first = schema_version(number, declared, added_ms=added_ms)
+        return {"shape": "typed", "schemas": [first]}
+    latest = now.schemas[-1]
+    schema = evolve_schema(now.name, latest, declared)
+    if schema is None and not now.is_inferred:
+        return {}
+    schema = arrow_schema(latest) if schema is None else schema
+    return {"schemas": [*now.schemas, schema_version(number, schema, added_ms=added_ms)]}
 
 
 def merged_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
