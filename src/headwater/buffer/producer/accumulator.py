@@ -97,9 +97,20 @@ class RecordAccumulator:
     # Calls of one record
 
     def append_value(
-        self, value: bytes, key: bytes | None, metadata: bytes | None, now_ms: int
+        self, entries: Any, call_keys: Any, metadata: Any, now_ms: int
     ) -> Handle | None:
         """Append a call of one record; None if it has to go through `append`."""
+        value, key = entries, call_keys
+        if type(entries) is list and len(entries) == 1:
+            value = entries[0]
+            if type(call_keys) is list and len(call_keys) == 1:
+                key = call_keys[0]
+        if (
+            type(value) is not bytes
+            or (key is not None and type(key) is not bytes)
+            or (metadata is not None and type(metadata) is not bytes)
+        ):
+            return None
         size = len(value) + OFFSET_BYTES
         keys = self._keys
         if key is not None:

@@ -97,10 +97,10 @@ class BlockingProducer(BaseProducer):
     ) -> None:
         try:
             self.close()
-        except HeadwaterError as failed:
+        except HeadwaterError as closing:
             if error is None:
                 raise
-            error.add_note(f"closing the producer failed as well: {failed}")
+            error.add_note(f"closing the producer failed as well: {closing}")
 
     def __del__(self) -> None:
         super().__del__()
@@ -120,34 +120,23 @@ class BlockingProducer(BaseProducer):
     ) -> BlockingHandle:
         """Send opaque values, as `Producer.produce` does; waits only while the buffer is full."""
         if headers is None and timestamps is None and operations is None and partition is None:
-            value: Any = entries
-            key: Any = keys
-            if type(entries) is list and len(entries) == 1:
-                value = entries[0]
-                if type(keys) is list and len(keys) == 1:
-                    key = keys[0]
-            if (
-                type(value) is bytes
-                and (key is None or type(key) is bytes)
-                and (metadata is None or type(metadata) is bytes)
-            ):
-                clock = self._clock
-                if clock.calls_left > 0:
-                    clock.calls_left -= 1
-                    now_ms = clock.now_ms
-                else:
-                    now_ms = clock.read()
-                accumulator = self._accumulator
-                lock = accumulator.lock
-                lock.acquire()  # `with` takes as long as all the rest of the call
-                try:
-                    handle = accumulator.append_value(value, key, metadata, now_ms)
-                finally:
-                    lock.release()
-                if handle is not None:
-                    if self._batches.is_stirred:
-                        self._portal.post(self._sender.wakeup)
-                    return handle  # type: ignore[return-value]
+            clock = self._clock
+            if clock.calls_left > 0:
+                clock.calls_left -= 1
+                now_ms = clock.now_ms
+            else:
+                now_ms = clock.read()
+            accumulator = self._accumulator
+            lock = accumulator.lock
+            lock.acquire()  # `with` takes as long as all the rest of the call
+            try:
+                handle = accumulator.append_value(entries, keys, metadata, now_ms)
+            finally:
+                lock.release()
+            if handle is not None:
+                if self._batches.is_stirred:
+                    self._portal.post(self._sender.wakeup)
+                return handle  # type: ignore[return-value]
         columns = OptionalColumns(keys, headers, timestamps, operations)
         values = self._serializer.values
         return self._keep(lambda: values(entries, metadata, columns, partition), entries)

@@ -154,10 +154,10 @@ class Producer(BaseProducer):
     ) -> None:
         try:
             await self.close()
-        except HeadwaterError as failed:
+        except HeadwaterError as closing:
             if error is None:
                 raise
-            error.add_note(f"closing the producer failed as well: {failed}")
+            error.add_note(f"closing the producer failed as well: {closing}")
 
     async def produce(
         self,
@@ -188,22 +188,11 @@ class Producer(BaseProducer):
                     columns = OptionalColumns(keys, headers, timestamps, operations)
                     return await self._produce(call, entries, metadata, columns, partition)
         if headers is None and timestamps is None and operations is None and partition is None:
-            value: Any = entries
-            key: Any = keys
-            if type(entries) is list and len(entries) == 1:
-                value = entries[0]
-                if type(keys) is list and len(keys) == 1:
-                    key = keys[0]
-            if (
-                type(value) is bytes
-                and (key is None or type(key) is bytes)
-                and (metadata is None or type(metadata) is bytes)
-            ):
-                handle = self._accumulator.append_value(value, key, metadata, now_ms)
-                if handle is not None:
-                    if self._batches.is_stirred:
-                        self._sender.wakeup()
-                    return handle
+            handle = self._accumulator.append_value(entries, keys, metadata, now_ms)
+            if handle is not None:
+                if self._batches.is_stirred:
+                    self._sender.wakeup()
+                return handle
         with self._accumulator.line_up() as call:
             columns = OptionalColumns(keys, headers, timestamps, operations)
             return await self._produce(call, entries, metadata, columns, partition)
