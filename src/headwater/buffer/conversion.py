@@ -16,6 +16,8 @@ never parses or formats text, and never drops a field with values.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -63,79 +65,83 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
     Fields of a struct keep their order; fields that only `other` has come last.
     """
-    if one == other or widens(other, one):
-        return one
-    if widens(one, other):
-        return other
-    if pa.types.is_list(one) and pa.types.is_list(other):
-        kind = common_type(one.value_type, other.value_type)
-        return None if kind is None else pa.list_(pa.field("element", kind))
-    if pa.types.is_map(one) and pa.types.is_map(other):
-        key = common_type(one.key_type, other.key_type)
-        item = common_type(one.item_type, other.item_type)
-        return None if key is None or item is None else pa.map_(key, item)
-    if pa.types.is_struct(one) and pa.types.is_struct(other):
-        return _common_struct(one, other)
-    return None
-
-
-def _common_struct(one: pa.StructType, other: pa.StructType) -> pa.DataType | None:
-    added = {field.name: field.type for field in other}
-    fields = []
-    for field in one:
-        kind = common_type(field.type, added.pop(field.name, field.type))
-        if kind is None:
-            return None
-        fields.append(pa.field(field.name, kind))
-    return pa.struct([*fields, *(pa.field(name, kind) for name, kind in added.items())])
+    return _merged(one, other, _common_plain)
 
 
 def extended_type(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
     """The type, widened where possible, with the fields that only `other` has."""
-    if pa.types.is_struct(kind) and pa.types.is_struct(other):
-        added = {field.name: field.type for field in other}
-        fields = [
-            pa.field(field.name, extended_type(field.type, added.pop(field.name, field.type)))
-            for field in kind
-        ]
-        return pa.struct([*fields, *(pa.field(name, one) for name, one in added.items())])
-    if pa.types.is_list(kind) and pa.types.is_list(other):
-        return pa.list_(pa.field("element", extended_type(kind.value_type, other.value_type)))
-    return common_type(kind, other) or kind
+    return _merged(kind, other, lambda one, two: _common_plain(one, two) or one)
+
+
+def _common_plain(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    if one == other or widens(other, one):
+        return one
+    return other if widens(one, other) else None
+
+
+def _merged(
+    one: pa.DataType,
+    other: pa.DataType,
+    merge: Callable[[pa.DataType, pa.DataType], pa.DataType | None],
+) -> pa.DataType | None:
+    if one == other:
+        return one
+    if pa.types.is_list(one) and pa.types.is_list(other):
+        kind = _merged(one.value_type, other.value_type, merge)
+        return None if kind is None else pa.list_(pa.field("element", kind))
+    if pa.types.is_map(one) and pa.types.is_map(other):
+        key = _merged(one.key_type, other.key_type, merge)
+        item = _merged(one.item_type, other.item_type, merge)
+        return None if key is None or item is None else pa.map_(key, item)
+    if not pa.types.is_struct(one) or not pa.types.is_struct(other):
+        return merge(one, other)
+    added = {field.name: field.type for field in other}
+    kinds = {
+        field.name: _merged(field.type, added.pop(field.name, field.type), merge) for field in one
+    }
+    if None in kinds.values():
+        return None
+    return pa.struct([pa.field(name, kind) for name, kind in {**kinds, **added}.items()])
 
 
 def fill_untyped(
-    kind: pa.DataType, known: pa.DataType | None, *, may_drop: bool = True
+    kind: pa.DataType, recorded: pa.DataType | None, *, may_drop: bool = True
 ) -> pa.DataType:
     """The type, with the types of the stream's column in place of `pa.null()`.
 
-    `[]`, `[null]` and `{"x": null}` have no type for some of their values. With `may_drop`, a field
-    of a struct that has no type in the stream either is left out, because it is null anyway. The
-    element of a list or map and the last field cannot be left out and stay as they are.
+    `[]`, `[null]` and `{"x": null}` have parts without a type. With `may_drop`, a field of a struct
+    that has no type in the stream either is left out, because it is null anyway. The element of a
+    list or map and the last field cannot be left out.
     """
     if pa.types.is_null(kind):
-        return kind if known is None else all_nullable(known)
+        return kind if recorded is None else all_nullable(recorded)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        inner = known.value_type if known is not None and pa.types.is_list(known) else None
+        inner = recorded.value_type if recorded is not None and pa.types.is_list(recorded) else None
         value = fill_untyped(kind.value_type, inner, may_drop=may_drop)
         return kind if value == kind.value_type else pa.list_(pa.field("element", value))
     if pa.types.is_map(kind):
-        inner = known.item_type if known is not None and pa.types.is_map(known) else None
+        inner = recorded.item_type if recorded is not None and pa.types.is_map(recorded) else None
         item = fill_untyped(kind.item_type, inner, may_drop=may_drop)
         return kind if item == kind.item_type else pa.map_(kind.key_type, item)
     if pa.types.is_struct(kind):
-        return _typed_struct(kind, known, may_drop=may_drop)
+        return _typed_struct(kind, recorded, may_drop=may_drop)
     return kind
 
 
-def _typed_struct(kind: pa.StructType, known: pa.DataType | None, *, may_drop: bool) -> pa.DataType:
-    inner = {} if known is None or not pa.types.is_struct(known) else {f.name: f for f in known}
+def _typed_struct(
+    kind: pa.StructType, recorded: pa.DataType | None, *, may_drop: bool
+) -> pa.DataType:
+    inner = (
+        {}
+        if recorded is None or not pa.types.is_struct(recorded)
+        else {f.name: f for f in recorded}
+    )
     if not kind.num_fields:
-        return kind if not inner else all_nullable(known)
+        return kind if not inner else all_nullable(recorded)
     fields = []
     for field in kind:
-        recorded = inner[field.name].type if field.name in inner else None
-        filled = fill_untyped(field.type, recorded, may_drop=may_drop)
+        before = inner[field.name].type if field.name in inner else None
+        filled = fill_untyped(field.type, before, may_drop=may_drop)
         fields.append(field if filled == field.type else pa.field(field.name, filled))
     if may_drop:
         typed = [field for field in fields if not pa.types.is_null(field.type)]
