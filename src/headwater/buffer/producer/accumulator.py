@@ -214,10 +214,9 @@ class RecordAccumulator:
             call.batches, call.lists = [call.lists.to_arrow()], None
             call.is_ours = True
         for batch in call.batches:
+            shares = [PartitionRows(call.partition, batch, None)]
             if call.partition is None and batches.by_key:
                 shares = split(batch, batches.partitions, batches.turn)
-            else:
-                shares = [PartitionRows(call.partition, batch, None)]
             for partition, records, rows in shares:
                 # Splitting has copied the records. Otherwise they are copied here: the caller may
                 # change their memory. Arrow cannot tell whose it is: a column that shares the
@@ -310,18 +309,16 @@ class RecordAccumulator:
 
     def drain(self) -> Drained:
         """What happened to the batches since the last time."""
+        batches = self.batches
         with self.lock:
-            return self.batches.drain()
-
-    def complete(self, batch: ProducerBatch) -> None:
-        """The batch has a result."""
-        with self.lock:
-            self.batches.incomplete.pop(batch, None)
+            batches.is_stirred = False
+            drained, batches.drained = batches.drained, Drained([], [], [], [])
+            return drained
 
     def release(self, batch: ProducerBatch) -> None:
         """Free the batch's share of the buffer, and wake a call that waits for room."""
         with self.lock:
-            self.batches.release(batch)
+            self.batches.count(batch, -batch.size_bytes, -batch.calls)
         self.wake_calls()
 
     def refuse(self, reason: HeadwaterError) -> None:
@@ -429,5 +426,5 @@ def _extend(ranges: list[BatchRange], added: BatchRange) -> None:
     """Add a range; one that continues the last one in the same batch extends it."""
     if ranges and ranges[-1].batch is added.batch:
         last = ranges.pop()
-        added = BatchRange(last.batch, last.start, last.rows + added.rows)
+        added = last._replace(rows=last.rows + added.rows)
     ranges.append(added)

@@ -126,18 +126,6 @@ def _repeated(name: str, value: Any, rows: int) -> Any:
 class ProduceCall:
     """One call's records: lists of values, or record batches."""
 
-    __slots__ = (
-        "batches",
-        "is_ours",
-        "lists",
-        "metadata",
-        "partition",
-        "pieces",
-        "rows",
-        "schema_version",
-        "size_bytes",
-    )
-
     def __init__(self, metadata: bytes | None, partition: int | None) -> None:
         self.metadata = _checked_metadata(metadata)
         self.partition = partition
@@ -150,7 +138,7 @@ class ProduceCall:
         self.is_ours = False
         """Whether no caller can change the memory of the batches."""
         self.pieces: list[tuple[int | None, pa.RecordBatch, int]] = []
-        """What goes into one batch each, with its partition (None: the next in turn) and bytes."""
+        """The records for one batch each, with its partition (None: the next in turn) and size."""
 
     def take_batches(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Records that are columns already, in the types a stream carries."""
@@ -169,7 +157,7 @@ class ProduceCall:
         count = self.rows = len(values)
         lists = self.lists = RecordLists()
         lists.values = values
-        # The limit is one of values and keys; what Arrow keeps beside them is not the caller's.
+        # RECORD_MAX_BYTES is a limit of values and keys, without Arrow's offsets.
         try:
             sizes = list(map(len, values))  # type: ignore[arg-type]
             lists.sizes.fromlist(sizes)

@@ -56,26 +56,20 @@ class OpenBatches:
         if self.by_key:
             self.current_bytes = min(UNROUTED_BYTES, self.batch_bytes)
             self.current_rows = UNROUTED_ROWS
-        self._drained = Drained([], [], [], [])
+        self.drained = Drained([], [], [], [])
         self.is_stirred = False
-        """Whether `drain` has something for the sender."""
+        """Whether `drained` has something for the sender."""
         self.incomplete: dict[ProducerBatch, None] = {}
         """Sealed batches without a result, in the order of sealing."""
         self.held_bytes = 0
         self.held_calls = 0
 
     def count(self, batch: OpenBatch, size_bytes: int, calls: int) -> None:
-        """Count what was added to an open batch."""
+        """Count what was added to a batch, or released."""
         batch.size_bytes += size_bytes
         batch.calls += calls
         self.held_bytes += size_bytes
         self.held_calls += calls
-
-    def release(self, batch: ProducerBatch) -> None:
-        """The batch takes no memory any more."""
-        self.held_bytes -= batch.size_bytes
-        self.held_calls -= batch.calls
-        batch.size_bytes = batch.calls = 0
 
     @property
     def pending_rows(self) -> int:
@@ -134,7 +128,7 @@ class OpenBatches:
         return batch
 
     def _begin(self, batch: OpenBatch) -> None:
-        self._drained.begun.append(batch)
+        self.drained.begun.append(batch)
         self.is_stirred = True
 
     def finish(self, batch: OpenBatch) -> None:
@@ -154,7 +148,7 @@ class OpenBatches:
         batch.is_sealed = True
         batch.sealed_s = self._clock.monotonic_s()
         self._open[batch.partition] = None
-        self._drained.sealed.append(batch)
+        self.drained.sealed.append(batch)
         self.incomplete[batch] = None
         self.is_stirred = True
 
@@ -195,12 +189,12 @@ class OpenBatches:
         batch.rows = unrouted.rows
         batch.fail(Bug(f"{batch.rows} records could not be split by partition: {error!r}"))
         self.held_calls -= unrouted.calls
-        self._drained.lost.append(batch)
+        self.drained.lost.append(batch)
         self._close_unrouted(unrouted)
 
     def _close_unrouted(self, unrouted: UnroutedBatch) -> None:
         unrouted.close()
-        self._drained.routed.append(unrouted)
+        self.drained.routed.append(unrouted)
         self.is_stirred = True
 
     def seal_all(self) -> None:
@@ -209,12 +203,6 @@ class OpenBatches:
         for batch in self._open:
             if batch is not None:
                 self.seal(batch)
-
-    def drain(self) -> Drained:
-        """What happened since the last time."""
-        drained, self._drained = self._drained, Drained([], [], [], [])
-        self.is_stirred = False
-        return drained
 
 
 class CallClock:

@@ -22,8 +22,6 @@ from headwater.core import limits
 DEFERRED_MIN_BYTES: Final = 256 * limits.KIB
 """Smaller pieces of a column, on average, are joined: writing each one by itself costs more than
 that copy, which comes out of the processor's cache."""
-ENTITY: Final = "entity"
-"""The kind of a record that names none."""
 
 
 class RecordLists:
@@ -178,7 +176,7 @@ def defaults_for(stream: str) -> dict[str, pa.Scalar]:
     values = {
         OPERATION: int(Operation.INSERT),
         "_collection": stream,
-        "_kind": ENTITY,
+        "_kind": "entity",
         "_rid": 0,
     }
     return {name: pa.scalar(value, RESERVED[name]) for name, value in values.items()}

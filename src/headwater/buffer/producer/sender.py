@@ -102,7 +102,7 @@ class Sender:
             for partition, (appender, resumed) in enumerate(opened)
         ]
         self._resumable = resumable
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._closing = asyncio.Lock()
         self._failures: deque[ProducerBatch] = deque(maxlen=FAILURES_KEPT)
         self._in_doubt: dict[ProducerBatch, None] = {}
@@ -115,7 +115,7 @@ class Sender:
         for batch in drained.begun:
             if not batch.is_sealed:
                 wait_s = max(0.0, batch.first_s + linger_s - now_s)
-                batch.timer = self._loop.call_later(wait_s, self._seal, batch)
+                batch.timer = self.loop.call_later(wait_s, self._seal, batch)
         for unrouted in drained.routed:
             unrouted.cancel_timer()
             unrouted.wake()
@@ -150,11 +150,8 @@ class Sender:
         for batch in failed:
             batch.is_reported = True
         # What may have landed must not be taken for dropped because something else was.
-        error = next(
-            (batch.error for batch in failed if isinstance(batch.error, OutcomeUnknown)),
-            failed[0].error,
-        )
-        assert error is not None
+        errors = [batch.error for batch in failed if batch.error is not None]
+        error = next((one for one in errors if isinstance(one, OutcomeUnknown)), errors[0])
         if len(failed) > 1:
             rows = sum(batch.rows for batch in failed)
             error.add_note(f"{len(failed)} batches with {rows} records failed; this is one of them")
@@ -176,15 +173,15 @@ class Sender:
             in_doubt = sum(batch.rows for batch in self._in_doubt)
             if in_doubt and error is not None:
                 error.add_note(f"{in_doubt} records in doubt are not tried any more: it is closed")
-            await asyncio.gather(*(partition.end() for partition in self.partitions))
-            appenders = [partition.appender for partition in self.partitions]
+            await asyncio.gather(*(one.end() for one in self.partitions))
+            appenders = [one.appender for one in self.partitions]
             await close_appenders(appenders, for_good=not self._resumable)
             self.is_closed = True
         if error is not None:
             raise error
 
     def seal_all(self) -> None:
-        """Seal and send whatever has a record."""
+        """Seal and send every batch with a record."""
         self.accumulator.seal_all()
         self.wakeup()
 
@@ -199,16 +196,13 @@ class Sender:
         """Take nothing more; the batches before the loss are still sent."""
         again = f"under its id, {self.producer_id!r}, and continue from `resumed`"
         cure = again if self._resumable else "and continue after what was accepted"
-        self.accumulator.refuse(
-            Refused(
-                f"the producer stopped where records were dropped: open it again {cure}. {cause}"
-            )
-        )
+        why = f"the producer stopped where records were dropped: open it again {cure}. {cause}"
+        self.accumulator.refuse(Refused(why))
         self.seal_all()
 
     def complete(self, batch: ProducerBatch) -> None:
         """The batch has a result, or an unknown outcome."""
-        self.accumulator.complete(batch)
+        self.accumulator.batches.incomplete.pop(batch, None)
         if batch.error is not None:
             self._failures.append(batch)
             if isinstance(batch.error, OutcomeUnknown):
@@ -251,9 +245,8 @@ class PartitionSender:
         self._batches.append(batch)
         self._start_upload(batch)
         timeout_s = self._sender.settings.delivery_timeout_ms / 1000
-        waited_s = runtime.monotonic_s() - batch.first_s
-        loop = asyncio.get_running_loop()
-        batch.timer = loop.call_later(max(0.0, timeout_s - waited_s), self._expire, batch)
+        left_s = max(0.0, batch.first_s + timeout_s - runtime.monotonic_s())
+        batch.timer = self._sender.loop.call_later(left_s, self._expire, batch)
 
     # Encoding and uploading
 

@@ -211,9 +211,7 @@ class Stream:
 
     async def settled(self) -> Stream:
         """The stream, read again if nothing was recorded when it was opened."""
-        if self.is_opaque or self.config.is_typed:
-            return self
-        return await self.reread()
+        return self if self.is_opaque or self.config.is_typed else await self.reread()
 
     async def reread(self) -> Stream:
         """The stream with its current config; unchanged if another stream has the name now."""

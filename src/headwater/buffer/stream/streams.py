@@ -107,9 +107,8 @@ async def open_stream(source: str | Store, name: str, *, writing: bool = False) 
         register = StreamRegister(store, name)
         config = await register.read_live(writing=writing)
         try:
-            return with_own_store(
-                source, Stream(store, await _create_queues(store, register, config))
-            )
+            config = await _create_queues(store, register, config)
+            return with_own_store(source, Stream(store, config))
         except Denied as error:
             if writing:
                 raise
