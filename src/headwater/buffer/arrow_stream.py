@@ -195,10 +195,10 @@ class ValuesColumn:
     __slots__ = ("_offsets", "_values")
 
     def __init__(self, values: Sequence[bytes], sizes: array[int] | None = None) -> None:
-        """`sizes` are the lengths of the values, if known. Raises `TypeError` for a None."""
+        """`sizes` are the lengths of the values, if they were taken. `TypeError` for a None."""
         self._values = values
-        found = array("i", map(len, values)) if sizes is None else sizes
-        lengths = pa.Array.from_buffers(pa.int32(), len(values), [None, pa.py_buffer(found)])
+        sizes = array("i", map(len, values)) if sizes is None else sizes
+        lengths = pa.Array.from_buffers(pa.int32(), len(values), [None, pa.py_buffer(sizes)])
         ends = pc.cumulative_sum(lengths).buffers()[1]
         self._offsets = memoryview(_ZERO + memoryview(ends).cast("B")).cast("i")
 

@@ -40,21 +40,21 @@ def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
     return False
 
 
-def accepts(given: pa.DataType, wanted: pa.DataType) -> bool:
+def accepts(source: pa.DataType, target: pa.DataType) -> bool:
     """Whether a column of one type can be carried as the other without loss."""
-    if given == wanted or widens(given, wanted):
+    if source == target or widens(source, target):
         return True
-    if pa.types.is_list(given) and pa.types.is_list(wanted):
-        return accepts(given.value_type, wanted.value_type)
-    if pa.types.is_map(given) and pa.types.is_map(wanted):
-        return accepts(given.key_type, wanted.key_type) and accepts(
-            given.item_type, wanted.item_type
+    if pa.types.is_list(source) and pa.types.is_list(target):
+        return accepts(source.value_type, target.value_type)
+    if pa.types.is_map(source) and pa.types.is_map(target):
+        return accepts(source.key_type, target.key_type) and accepts(
+            source.item_type, target.item_type
         )
-    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
-        fields = {field.name: field for field in given}
-        for field in wanted:
-            source = fields.pop(field.name, None)
-            if not (field.nullable if source is None else accepts(source.type, field.type)):
+    if pa.types.is_struct(source) and pa.types.is_struct(target):
+        fields = {field.name: field for field in source}
+        for field in target:
+            match = fields.pop(field.name, None)
+            if not (field.nullable if match is None else accepts(match.type, field.type)):
                 return False
         return not fields
     return False
@@ -166,44 +166,44 @@ def all_nullable(kind: pa.DataType) -> pa.DataType:
 
 def exact_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """The same values in another type; `Inexact` if a value would change."""
-    given = column.type
-    if given == kind:
+    source = column.type
+    if source == kind:
         return column
     if column.null_count == len(column):
         return pa.nulls(len(column), kind)
-    if accepts(given, all_nullable(kind)):
+    if accepts(source, all_nullable(kind)):
         # Arrow's cast drops fields of a struct that the other type lacks; none is dropped here.
         return column.cast(kind)
-    if _is_number(given) and _is_number(kind):
+    if _is_number(source) and _is_number(kind):
         return _cast_numbers(column, kind)
-    if pa.types.is_large_list(given) and pa.types.is_list(kind):
+    if pa.types.is_large_list(source) and pa.types.is_list(kind):
         try:
-            return exact_cast(column.cast(pa.list_(given.value_field)), kind)
+            return exact_cast(column.cast(pa.list_(source.value_field)), kind)
         except pa.ArrowException as error:
             raise Inexact(str(error)) from error
-    if pa.types.is_list(given) and pa.types.is_list(kind):
+    if pa.types.is_list(source) and pa.types.is_list(kind):
         values = exact_cast(column.flatten(), kind.value_type)
         return pa.ListArray.from_arrays(_offsets(column), values, kind, mask=column.is_null())
-    if pa.types.is_map(given) and pa.types.is_map(kind):
+    if pa.types.is_map(source) and pa.types.is_map(kind):
         entries = pc.list_flatten(map_entries(column))
         keys = exact_cast(pc.struct_field(entries, 0), kind.key_type)
         items = exact_cast(pc.struct_field(entries, 1), kind.item_type)
         return pa.MapArray.from_arrays(_offsets(column), keys, items, kind, mask=column.is_null())
-    if pa.types.is_struct(given) and pa.types.is_struct(kind):
+    if pa.types.is_struct(source) and pa.types.is_struct(kind):
         return _cast_struct(column, kind)
-    raise Inexact(f"{given} cannot be cast exactly to {kind}")
+    raise Inexact(f"{source} cannot be cast exactly to {kind}")
 
 
 def _cast_struct(column: pa.StructArray, kind: pa.StructType) -> pa.Array:
-    given = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
+    others = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
     children = []
     for field in kind:
-        child = given.pop(field.name, None)
+        child = others.pop(field.name, None)
         if child is None:
             children.append(pa.nulls(len(column), field.type))
         else:
             children.append(exact_cast(child, field.type))
-    for name, child in given.items():
+    for name, child in others.items():
         if child.null_count < len(child):
             raise Inexact(f"{kind} has no field {name!r}, which has values")
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
@@ -234,7 +234,7 @@ def _cast_numbers(column: pa.Array, kind: pa.DataType) -> pa.Array:
 def _rounded(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Arrow's cast of numbers, which refuses some values that would change, but not all."""
     if pa.types.is_decimal(kind) and pa.types.is_integer(column.type):
-        # Arrow requires digits for every integer of the type; here only the given values count.
+        # Arrow requires digits for every integer of the type; here only these values count.
         column = column.cast(pa.decimal256(76, kind.scale))
     return column.cast(kind)
 

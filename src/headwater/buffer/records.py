@@ -182,8 +182,8 @@ def record_schema(schema: pa.Schema) -> pa.Schema:
     typed = [name for name in names if not name.startswith("_")]
     if typed and VALUE in names:
         raise Refused(f"a record has {VALUE} or typed columns ({typed[0]!r}, …), not both")
-    given = pa.schema([field for field in schema if field.name in typed])
-    carried = carried_schema(given, of_rows=True)
+    columns = pa.schema([field for field in schema if field.name in typed])
+    carried = carried_schema(columns, of_rows=True)
     reserved = [pa.field(name, RESERVED[name]) for name in RESERVED if name in names]
     return pa.schema([*reserved, *carried])
 
@@ -195,8 +195,8 @@ def operation_names(codes: pa.Array) -> pa.Array:
 
 def check_operations(codes: pa.Array | pa.ChunkedArray) -> None:
     """Refuse codes of unknown operations."""
-    found = pc.min_max(codes).as_py()
-    if found["min"] is not None and (found["min"] < 0 or found["max"] > max(Operation)):
+    least, most = pc.min_max(codes).as_py().values()
+    if least is not None and (least < 0 or most > max(Operation)):
         raise Refused(f"{OPERATION}: operations are {OPERATION_WORDS}, or 0 to {max(Operation)}")
 
 
@@ -254,17 +254,17 @@ def cast_column(column: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
 def _cast_chunks(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
     if column.type.equals(field.type, check_metadata=True):
         return column
-    given = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if field.name in RESERVED and not pa.types.is_null(given):
-        if field.name == OPERATION and _is_text(given):
+    source = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if field.name in RESERVED and not pa.types.is_null(source):
+        if field.name == OPERATION and _is_text(source):
             words = [cast_column(chunk, pa.string(), OPERATION) for chunk in column.chunks]
             return pa.chunked_array(map(_codes_of_words, words), type=pa.int8())
         # Arrow's cast would parse text as numbers and format numbers as text. Whole floats, which
         # pandas uses for integers with nulls, are cast.
         is_number, is_text = pa.types.is_integer(field.type), pa.types.is_string(field.type)
-        is_given = pa.types.is_integer(given) or pa.types.is_floating(given)
-        if (is_number and not is_given) or (is_text and not _is_text(given)):
-            raise Refused(f"{field.name} is {given}, not {field.type}: cast it")
+        is_numeric = pa.types.is_integer(source) or pa.types.is_floating(source)
+        if (is_number and not is_numeric) or (is_text and not _is_text(source)):
+            raise Refused(f"{field.name} is {source}, not {field.type}: cast it")
     return pa.chunked_array(
         [cast_column(chunk, field.type, field.name) for chunk in column.chunks], field.type
     )

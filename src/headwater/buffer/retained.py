@@ -161,9 +161,9 @@ async def verify_stream(
 
 
 async def replace_types(
-    stream: Stream, replaces: RetypeNeeded, given: Mapping[str, Any]
+    stream: Stream, replaces: RetypeNeeded, settings: Mapping[str, Any]
 ) -> StreamConfig:
-    """Replace the stream's columns by `replaces.schema`, and change the given settings."""
+    """Replace the stream's columns by `replaces.schema`, and change these settings."""
     if stream.config.consumer == "nodes":
         raise Refused(
             f"stream {stream.name!r} is consumed by nodes, and its history is in the tier, which "
@@ -184,12 +184,12 @@ async def replace_types(
     added_ms = runtime.wall_ms()
 
     def end(now: StreamConfig) -> StreamConfig:
-        check_alterable(now, given)
+        check_alterable(now, settings)
         is_mine = now.schema_floor == floor and now.schemas[-1] == latest
         if not is_mine or now.partitions != stream.partitions:
             raise _replaced_meanwhile(stream)
         declared = schema_version(floor, replaces.schema, added_ms=added_ms)
-        return with_changes(now, {**given, "schemas": [*now.schemas, declared]})
+        return with_changes(now, {**settings, "schemas": [*now.schemas, declared]})
 
     try:
         await _refuse_older_sinks(stream, floor)

@@ -190,8 +190,8 @@ async def _batch_at(stream: Stream, partition: int, lsn: int, state: QueueState)
     batches = [] if sequence is None else await queue_reader.after(sequence - 1, 1)
     if not batches:
         raise RolledBack(
-            f"stream {stream.name!r}, partition {partition}: LSN {lsn:,} is gone, though the log "
-            "begins before it: the queue went back to an older state. Restore it from a backup"
+            f"stream {stream.name!r}, partition {partition}: LSN {lsn:,} is missing, though the "
+            "log begins before it: the queue went back to an older state. Restore it from a backup"
         )
     return batches[0].sequence, batches[0].first_lsn
 

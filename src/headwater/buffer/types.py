@@ -4,7 +4,7 @@ Spark reads streams, and they are written to Iceberg, so a stream carries what b
 that differ only in layout, or that fit into a wider one without loss, are mapped; the rest is
 refused when it is produced, while the producer can still change it.
 
-| given | carried as |
+| type | carried as |
 | --- | --- |
 | uint8, uint16, uint32 | int16, int32, int64 |
 | float16 | float32 |
@@ -23,8 +23,8 @@ The text of a type is written in one way, and read also with the words of Arrow,
     int64    decimal(10, 2)    timestamp[us, UTC]    list<string>    map<string, int64>
     struct<street: string, "house number": int32 not null>
 
-Arrow's serialised schemas would work for machines, but nobody could read them in `stream.json`, and
-their bytes differ between versions.
+People can read this text in `stream.json`, unlike Arrow's serialised schemas, whose bytes differ
+between versions.
 """
 
 from __future__ import annotations
@@ -382,16 +382,16 @@ class _Parser:
             raise self._wrong(f"{mark!r} is expected, not {token!r}")
 
     def _peek(self) -> str:
-        found = _TOKEN.match(self._text, self._at)
-        return found[0].strip() if found else ""
+        token = _TOKEN.match(self._text, self._at)
+        return token[0].strip() if token else ""
 
     def _next(self) -> str:
-        found = _TOKEN.match(self._text, self._at)
-        if not found:
+        token = _TOKEN.match(self._text, self._at)
+        if not token:
             rest = self._text[self._at :].strip()
             raise self._wrong(f"{rest[:20]!r} is not understood" if rest else "it ends too early")
-        self._at = found.end()
-        return found[0].strip()
+        self._at = token.end()
+        return token[0].strip()
 
     def _wrong(self, why: str) -> Refused:
         return Refused(f"column {self._column!r}: the type {self._text!r}: {why}")

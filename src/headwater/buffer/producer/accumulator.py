@@ -334,7 +334,7 @@ class RecordAccumulator:
             raise self.refusal.with_traceback(None)
 
     def take_values(self) -> None:
-        """Allow `append_value`: the stream is known to have no columns."""
+        """Allow `append_value`: the stream carries opaque values."""
         self._takes_values = True
 
     def _begin_in_child(self) -> None:

@@ -327,7 +327,7 @@ class UnroutedBatch(BaseBatch):
             if indices is None:
                 ranges.append(BatchRange(batch, first + start, rows))
                 continue
-            # Order is kept within a partition, so the rows of one call are together there.
+            # A partition's rows stay in order, so the rows of one call are together there.
             low, high = bisect_left(indices, start), bisect_left(indices, start + rows)
             if high > low:
                 ranges.append(BatchRange(batch, first + low, high - low))

@@ -54,7 +54,7 @@ def table_of(
     names = list(dict.fromkeys(name for row in listed for name in row))
     declared = {} if schema is None else {field.name: field.type for field in schema}
     if listed and not names:
-        # A table without columns has no rows either: these would be gone without a word.
+        # A table without columns has no rows either: these would be lost silently.
         if not declared:
             raise Refused(
                 "rows without any column, on a stream without columns: there is nothing to carry "
@@ -209,7 +209,7 @@ def check_exact(
 ) -> None:
     """Refuse values that a column of type `kind` would change or drop; the error names them.
 
-    `is_declared`: a user chose the type, so a date may be given as a number of days, a time as
+    `is_declared`: a user chose the type, so a date may be a number of days, a time
     microseconds, and a time in UTC without its zone. In an inferred type those are other values.
     Values `from_json` may be text, which Arrow parses, but no numbers for dates and times; the
     error names no record, because the caller counts the lines.

@@ -236,7 +236,7 @@ _MEANINGLESS: Final[dict[str, str]] = {
     "local.retention.ms": "there are no brokers' disks; use retention_ms",
     "max.compaction.lag.ms": _COMPACTED,
     "max.message.bytes": "every stream takes records of up to RECORD_MAX_BYTES (16 MiB)",
-    "message.timestamp.type": "a record has its own timestamp if it is given one, else that of its "
+    "message.timestamp.type": "a record has the timestamp that its producer sets, else that of its "
     "ingestion",
     "min.cleanable.dirty.ratio": _COMPACTED,
     "min.compaction.lag.ms": _COMPACTED,

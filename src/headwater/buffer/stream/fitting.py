@@ -1,8 +1,8 @@
 """Fitting records to the columns of their stream.
 
-The result has the given reserved columns first, and then every column of the stream in the stream's
-order and type. In a batch all columns are nullable, at every depth: a delete has a key and no
-columns, and a batch with a delete must not have another schema than the next one. Fitting checks
+The result has the records' reserved columns first, and then every column of the stream in the
+stream's order and type. In a batch all columns are nullable, at every depth: a delete has a key and
+no columns, and a batch with a delete must not have another schema than the next one. Fitting checks
 that no other record has null where the schema forbids it.
 
 Refused as a whole, before anything is written:

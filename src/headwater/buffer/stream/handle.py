@@ -215,8 +215,8 @@ class Stream:
 
     async def reread(self) -> Stream:
         """The stream with its current config; unchanged if another stream has the name now."""
-        found = await StreamRegister(self.store, self.name).read_live(writing=False)
-        return self.with_config(found) if found.id == self.id else self
+        now = await StreamRegister(self.store, self.name).read_live(writing=False)
+        return self.with_config(now) if now.id == self.id else self
 
     def with_config(self, config: StreamConfig) -> Stream:
         """The same stream with another config."""
@@ -228,7 +228,7 @@ class Stream:
         return layout.dead_letter_prefix(self.name, partition, self.id)
 
     def _writable_queue(self, partition: int) -> str:
-        """The prefix of a partition's queue, once it is known that this version may write it."""
+        """The prefix of a partition's queue, if this version may write it."""
         # Checked again here: the stream may have been opened for reading.
         check_versions(self.name, self.config, writing=True)
         self.check_partition(partition)

@@ -62,12 +62,12 @@ SchemaLike: TypeAlias = pa.Schema | Mapping[str, str]
 """An Arrow schema, or {"column": "type"} as `types.parse_field` reads it."""
 
 
-def declared_schema(given: SchemaLike) -> pa.Schema:
+def declared_schema(declared: SchemaLike) -> pa.Schema:
     """The schema in the types that a stream carries; `Refused` names what cannot be declared."""
-    if isinstance(given, pa.Schema):
-        schema = given
+    if isinstance(declared, pa.Schema):
+        schema = declared
     else:
-        schema = pa.schema([parse_field(str(name), str(text)) for name, text in given.items()])
+        schema = pa.schema([parse_field(str(name), str(text)) for name, text in declared.items()])
     if not schema.names:
         raise Refused("a schema has at least one column")
     check_columns(schema.names)
@@ -273,28 +273,28 @@ async def await_schema(
     while True:
         try:
             if runtime.monotonic_s() < until_s:
-                found = await register.read_live(writing=True)
+                now = await register.read_live(writing=True)
             else:
                 withdraw = functools.partial(
                     withdraw_replacement, floor=reserved, added_ms=runtime.wall_ms()
                 )
-                found = await register.update_live(before.id, withdraw)
+                now = await register.update_live(before.id, withdraw)
         except (Unavailable, OutcomeUnknown):
             if not is_patient:
                 raise
             await pauses.pause()
             continue
-        if found.id != before.id:
+        if now.id != before.id:
             raise NotFound(f"stream {before.name!r} was deleted, and created again")
-        if found.schemas and found.schemas[-1].version >= floor:
-            return found
-        if found.schema_floor < floor:
+        if now.schemas and now.schemas[-1].version >= floor:
+            return now
+        if now.schema_floor < floor:
             raise RolledBack(
                 f"stream {before.name!r}: version {floor} of its schema was reserved, and its "
                 "stream.json does not have the reservation any more: it went back to an older "
                 "state. Restore it from a backup"
             )
-        if found.schema_floor > reserved:
+        if now.schema_floor > reserved:
             # A later alter, with the same timeout.
-            reserved, until_s = found.schema_floor, runtime.monotonic_s() + REPLACEMENT_TIMEOUT_S
+            reserved, until_s = now.schema_floor, runtime.monotonic_s() + REPLACEMENT_TIMEOUT_S
         await pauses.pause()

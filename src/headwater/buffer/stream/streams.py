@@ -6,7 +6,7 @@ that is part of the paths of the queues, and counts the partitions whose queue e
 either no stream or one that its first use completes. A queue that was ready is never created again:
 if it is gone, that is a loss to report, not an empty queue.
 
-A store may be given by its address: it is opened for the call only, and a returned stream has a
+A store may be an address: it is opened for the call only, and a returned stream has a
 store of its own.
 """
 
@@ -71,17 +71,17 @@ async def create_stream(
     **settings: object,
 ) -> Stream:
     """Create a stream. `AlreadyExists` if it exists, unless `exists_ok` and the settings agree."""
-    given = parse_settings(settings)
+    fields = parse_settings(settings)
     declared = None
     created_ms = runtime.wall_ms()
     if schema is not None:
         from headwater.buffer.stream.schema import declared_schema, schema_version
 
         declared = declared_schema(schema)
-        given |= {"shape": "typed", "schemas": [schema_version(1, declared, added_ms=created_ms)]}
-    elif given.get("format") == "v1":
-        given["shape"] = "opaque"
-    fresh = with_changes(StreamConfig(id=new_stream_id(), name=name, created_ms=created_ms), given)
+        fields |= {"shape": "typed", "schemas": [schema_version(1, declared, added_ms=created_ms)]}
+    elif fields.get("format") == "v1":
+        fields["shape"] = "opaque"
+    fresh = with_changes(StreamConfig(id=new_stream_id(), name=name, created_ms=created_ms), fields)
 
     def create(now: StreamConfig | None) -> StreamConfig:
         if now is None or not now.is_live:
@@ -89,7 +89,7 @@ async def create_stream(
             return fresh
         if not exists_ok:
             raise AlreadyExists(f"stream {name!r} exists", current=now)
-        _check_same_settings(now, given, declared)
+        _check_same_settings(now, fields, declared)
         return now
 
     async with borrow_store(source) as store:
@@ -119,12 +119,12 @@ async def open_stream(source: str | Store, name: str, *, writing: bool = False) 
 
 
 def _check_same_settings(
-    now: StreamConfig, given: Mapping[str, Any], declared: pa.Schema | None
+    now: StreamConfig, settings: Mapping[str, Any], declared: pa.Schema | None
 ) -> StreamConfig:
-    """The stream's config, if it has all of the given settings."""
+    """The stream's config, if it has all of these settings."""
     wrong = [
         (name, f"is {getattr(now, name)}, and {value} was asked for")
-        for name, value in given.items()
+        for name, value in settings.items()
         if name not in ("schemas", "shape") and getattr(now, name) != value
     ]
     if declared is not None and (now.is_inferred or not _is_latest(now, declared)):
@@ -138,15 +138,15 @@ def _check_same_settings(
     return now
 
 
-def check_alterable(now: StreamConfig, given: Mapping[str, Any]) -> None:
+def check_alterable(now: StreamConfig, settings: Mapping[str, Any]) -> None:
     """Refuse changes that a stream does not allow."""
-    wanted = given.get("format", now.format)
-    if wanted != now.format:
+    other = settings.get("format", now.format)
+    if other != now.format:
         raise Refused(
             f"stream {now.name!r} is in the {now.format} format, which never changes: create "
-            f"another stream in {wanted}, and copy"
+            f"another stream in {other}, and copy"
         )
-    partitions = given.get("partitions", now.partitions)
+    partitions = settings.get("partitions", now.partitions)
     if partitions < now.partitions:
         raise Refused(
             f"stream {now.name!r} has {now.partitions} partitions, and cannot have {partitions}: "
@@ -211,32 +211,32 @@ async def alter_stream(
     With more partitions, keys map to other partitions than before. An inferred type is replaced by
     one that is not wider if every retained value fits, which reads all of them.
     """
-    given = parse_settings(changes)
+    fields = parse_settings(changes)
     declared = None
     if schema is not None:
         from headwater.buffer.stream.schema import declared_schema, schema_change
 
         declared = declared_schema(schema)
-    if not given and declared is None:
-        raise Refused("nothing to change was given")
+    if not fields and declared is None:
+        raise Refused("there is nothing to change")
     added_ms = runtime.wall_ms()
 
     def alter(now: StreamConfig) -> StreamConfig:
-        check_alterable(now, given)
+        check_alterable(now, fields)
         if declared is None:
-            return with_changes(now, given)
-        return with_changes(now, {**given, **schema_change(now, declared, added_ms)})
+            return with_changes(now, fields)
+        return with_changes(now, {**fields, **schema_change(now, declared, added_ms)})
 
     async with borrow_store(source) as store:
         register = StreamRegister(store, name)
-        found = await register.read_live(writing=True)
+        before = await register.read_live(writing=True)
         try:
-            config = await register.update_live(found.id, alter)
+            config = await register.update_live(before.id, alter)
         except RetypeNeeded as replaces:
             # Imported here: it reads records, and this package does not depend on consumers.
             from headwater.buffer.retained import replace_types
 
-            config = await replace_types(Stream(store, found), replaces, given)
+            config = await replace_types(Stream(store, before), replaces, fields)
         return with_own_store(source, Stream(store, await _create_queues(store, register, config)))
 
 
@@ -327,12 +327,12 @@ async def adopt_stream(
         )
     if partition is not None:
         stream.check_partition(partition)
-    wanted = range(config.partitions) if partition is None else [partition]
+    partitions = range(config.partitions) if partition is None else [partition]
     begins = {
         one: await adopt_v1_queue(
             store, queue_prefix(config, one), config.id, lenient=config.is_lenient
         )
-        for one in wanted
+        for one in partitions
     }
     if partition is None:
         await open_stream(store, name, writing=True)  # marks its queues as made
