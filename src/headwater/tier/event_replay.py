@@ -157,7 +157,7 @@ class DamagedEvents:
         """Where events begin that count, which snapshots to try for those before, what is lost."""
         events = self._events
         try:
-            floor = await events.floors.look()
+            floor = await events.floors.read()
         except Damaged as error:
             return 0, snapshots, [str(error)]
         if not floor.floor:

@@ -34,8 +34,7 @@ from headwater.tier.event_replay import (
     segment_id_of,
     segment_metadata_of,
 )
-from headwater.tier.eventlog import StoredEventLog
-from headwater.tier.eventlog.renewal import begin_partition, check_empty
+from headwater.tier.eventlog.stored_log import StoredEventLog, begin_partition, check_empty
 from headwater.tier.events import (
     SegmentId,
     SegmentMetadata,

@@ -53,7 +53,7 @@ async def test_only_an_empty_log_with_as_many_partitions_is_begun() -> None:
     backend = Scripted()
     log = await opened(backend)
     await publish_events(log, 2)
-    with pytest.raises(Refused, match="would lie in other partitions"):
+    with pytest.raises(Refused, match="would be in other partitions"):
         await renew(InProcessEventLog(2), log)
     with pytest.raises(Refused, match="has 2 events in metadata partition 0"):
         await renew(InProcessEventLog(1), log)

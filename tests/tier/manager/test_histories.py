@@ -74,8 +74,8 @@ def follows_from_the_start(self: EventPump, followed: FollowedPartition) -> None
     """Replays from where the manager began, while what was applied is believed to be all."""
     followed.retry_at_s = None
     if self._subscription is not None:
-        self._subscription.assignment.remove(followed.partition)
-        self._subscription.assignment.add(followed.partition, followed.committed_offset + 1)
+        self._subscription.remove(followed.partition)
+        self._subscription.add(followed.partition, followed.committed_offset + 1)
 
 
 def takes_again(self: FollowedPartition, item: LogItem) -> bool:
@@ -148,7 +148,7 @@ def looks_away(*_: Any) -> None:
 def drops_those_who_lag(self: InProcessSubscription) -> LogItem | None:
     """Passes over what does not fit into its buffer, without a word."""
     for partition, position in self._followed.items():
-        end = len(self._log.events_of(partition))
+        end = len(self._events_of(partition))
         if position.next_offset <= end:
             position.next_offset = max(position.next_offset, end - 4)
     return _subscription_take(self)

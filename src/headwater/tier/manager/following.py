@@ -355,18 +355,17 @@ class EventPump:
         if followed.high_water_mark is not None:
             # If the log has nothing to deliver, no item will clear the problem.
             followed.problem = None
-        assignment = self._subscription.assignment
         try:
             # Removed first: adding an assigned partition would not change its position.
-            assignment.remove(followed.partition)
-            assignment.add(followed.partition, followed.next_offset)
+            self._subscription.remove(followed.partition)
+            self._subscription.add(followed.partition, followed.next_offset)
         except HeadwaterError as error:
             self._retry_later(followed, error)
 
     def leave(self, partition: int) -> None:
         """Stop delivering a partition."""
         if self._subscription is not None:
-            self._subscription.assignment.remove(partition)
+            self._subscription.remove(partition)
 
     async def _pump(self) -> None:
         subscription = await self._subscribe()
@@ -379,7 +378,7 @@ class EventPump:
                     self.follow(followed)
             self.problem = None
             turn = 0
-            async for item in subscription.items:
+            async for item in subscription:
                 self._deliver(item)
                 self._failures = 0
                 turn += 1
@@ -387,7 +386,7 @@ class EventPump:
                     await runtime.sleep(0)
         finally:
             self._subscription = None
-            await subscription.assignment.close()
+            await subscription.close()
         raise Unavailable("the log ended the subscription")
 
     async def _subscribe(self) -> Subscription:
