@@ -24,17 +24,10 @@ from headwater.log import Spool, SpoolConfig
 from headwater.store import open_store
 from headwater.tier import TopicIdPartition, TopicMetadataManager
 from headwater.tier.eventlog import InProcessEventLog
-from headwater.tier.jobs import (
-    Leader,
-    LedPartition,
-    LogStartRegister,
-    ParquetSegments,
-    TierConfig,
-    TierManager,
-)
+from headwater.tier.jobs import Leader, LedPartition, LogStartRegister, TierConfig, TierManager
 from headwater.tier.manager import ManagedPartition, RefreshedCover
 from headwater.tier.reader import LogReader
-from headwater.tier.segments import ObjectCache, ObjectStorage
+from headwater.tier.segments import ObjectCache, ObjectStorage, ParquetSegments
 
 EVERY_S: Final = 0.001
 BATCH_ROWS: Final = 100_000

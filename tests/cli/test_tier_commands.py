@@ -20,15 +20,9 @@ from headwater.testing import MemoryWal
 from headwater.tier import TopicIdPartition, TopicMetadataManager
 from headwater.tier.eventlog import StoredEventLog
 from headwater.tier.eventlog.stored_log import LogRecord
-from headwater.tier.jobs import (
-    Leader,
-    LedPartition,
-    LogStartRegister,
-    ParquetSegments,
-    TierConfig,
-    TierManager,
-)
+from headwater.tier.jobs import Leader, LedPartition, LogStartRegister, TierConfig, TierManager
 from headwater.tier.manager import ManagedPartition
+from headwater.tier.segments import ParquetSegments
 from headwater.tier.segments.object_storage import segment_key
 from tests.cli.conftest import Invoke
 from tests.tier.jobs.sealed_wal import SealedWal

@@ -11,9 +11,8 @@ from headwater.tier import SegmentId, TierCache, TopicMetadataManager
 from headwater.tier.eventlog import StoredEventLog
 from headwater.tier.eventlog.stored_events import decode_event_object
 from headwater.tier.eventlog.stored_floor import PREFIX
-from headwater.tier.jobs import ParquetSegments, SegmentStorage
 from headwater.tier.manager import ManagedPartition, ManagerConfig, PartitionMetadata
-from headwater.tier.segments import segment_key
+from headwater.tier.segments import ParquetSegments, SegmentStorage, segment_key
 from tests.tier.segments.given import decoded
 from tests.torture.tier_world import PARTITION, World
 

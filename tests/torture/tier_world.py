@@ -38,14 +38,9 @@ from headwater.tier import (
     gaps,
 )
 from headwater.tier.eventlog import InProcessEventLog
-from headwater.tier.jobs import (
-    LogStart,
-    LogStartRegister,
-    SegmentStorage,
-    TierConfig,
-    TierManager,
-)
+from headwater.tier.jobs import LogStart, LogStartRegister, TierConfig, TierManager
 from headwater.tier.manager import PartitionMetadata
+from headwater.tier.segments import SegmentStorage
 from tests.tier.given import updated
 from tests.tier.jobs.followed import FollowedPartition, LineFaults
 from tests.tier.jobs.plain_storage import (

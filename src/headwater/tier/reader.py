@@ -39,7 +39,7 @@ from headwater.tier.events import SegmentMetadata
 from headwater.tier.in_order import in_order
 from headwater.tier.segment_cover import END_LSN, CoverPiece, dense_end, gaps, with_pauses
 from headwater.tier.segments.footer import SegmentIndex
-from headwater.tier.segments.object_storage import RemoteStorage
+from headwater.tier.segments.object_storage import ObjectStorage
 
 CoverSource = Callable[[int, int], Awaitable[Sequence[CoverPiece]]]
 """Returns the cover of [first_lsn, end_lsn) after all events published before the call."""
@@ -62,7 +62,7 @@ class LogReader:
 
     def __init__(
         self,
-        storage: RemoteStorage,
+        storage: ObjectStorage,
         cover: CoverSource,
         log_start: LogStartSource,
         wal: Wal | None = None,
@@ -253,7 +253,7 @@ class TierArchive:
     def __init__(
         self,
         name: str,
-        storage: RemoteStorage,
+        storage: ObjectStorage,
         cover: CoverSource,
         log_start: LogStartSource,
         *,
@@ -294,7 +294,7 @@ class TierSource:
     """
 
     def __init__(
-        self, name: str, storage: RemoteStorage, cover: CoverSource, log_start: LogStartSource
+        self, name: str, storage: ObjectStorage, cover: CoverSource, log_start: LogStartSource
     ) -> None:
         """`name` is for reports."""
         self.name = name

@@ -28,6 +28,7 @@ from headwater.tier.offset_index import EpochIndex
 from headwater.tier.reader import LogReader
 from headwater.tier.segment_cover import END_LSN
 from tests.planted import expect_noticed
+from tests.tier.given import copy_started
 from tests.torture.tier_scenarios import (
     SCENARIOS,
     reader_history,
@@ -51,7 +52,7 @@ async def says_so_first(led: LedPartition, lsns: range, groups: Any, **how: Any)
     await led.publisher.copy_started(prepared)
     await led.publisher.copy_finished(prepared)
     await led.storage.copy(prepared)
-    return prepared.size_bytes
+    return prepared.metadata.size_bytes
 
 
 async def stores_first(led: LedPartition, lsns: range, groups: Any, **how: Any) -> int:
@@ -60,7 +61,7 @@ async def stores_first(led: LedPartition, lsns: range, groups: Any, **how: Any) 
     await led.storage.copy(prepared)
     await led.publisher.copy_started(prepared)
     await led.publisher.copy_finished(prepared)
-    return prepared.size_bytes
+    return prepared.metadata.size_bytes
 
 
 async def removes_first(led: LedPartition) -> None:
@@ -161,9 +162,7 @@ async def merges_with_a_gap(led: LedPartition) -> None:
     if run is not None:
         lsns = run[0].lsns
         prepared = await led.storage.prepare(lsns.start, lsns.stop - 1, _groups(led, run[:1]))
-        began = prepared.started(
-            broker_id=1, event_timestamp_ms=0, publisher_epoch=led.leader.epoch
-        )
+        began = copy_started(prepared, epoch=led.leader.epoch)
         whole_lsns = range(lsns.start, run[-1].lsns.stop)
         whole = msgspec.structs.replace(began, end_offset=run[-1].lsns.stop - 1)
         await led.publisher._publish(whole)

@@ -14,7 +14,7 @@ from headwater.tier.manager import ManagedPartition, RefreshedCover
 from headwater.tier.reader import LogReader
 from headwater.tier.segments import ObjectStorage
 from tests.store.scripted import virtual
-from tests.tier.given import ORDERS
+from tests.tier.given import ORDERS, copy_finished, copy_started
 from tests.tier.jobs.followed import FollowedPartition
 from tests.tier.segments.given import encoded, lsns, orders
 
@@ -29,10 +29,9 @@ async def test_a_reader_that_heard_of_nothing_reads_what_its_log_was_pruned_of()
 
     await start.begin_epoch(1, began_ms=1, oldest_lsn=1)
     segment = encoded([group.between(1, 15) or group])
-    told = {"broker_id": 1, "event_timestamp_ms": 1, "publisher_epoch": 1}
-    await leader.publish(segment.started(**told), publisher_epoch=1)
+    await leader.publish(copy_started(segment), publisher_epoch=1)
     await storage.copy(segment)
-    await leader.publish(segment.finished(**told), publisher_epoch=1)
+    await leader.publish(copy_finished(segment), publisher_epoch=1)
     await wal.prune_through(15)
 
     assert follower.state().segments() == []

@@ -17,18 +17,11 @@ from headwater.testing import MemoryWal, Simulation, simulate
 from headwater.testing.disk import CrashKind, FaultyDisk
 from headwater.tier import TopicIdPartition
 from headwater.tier.eventlog import InProcessEventLog
-from headwater.tier.jobs import (
-    Leader,
-    LedPartition,
-    LogStartRegister,
-    ParquetSegments,
-    TierConfig,
-    TierManager,
-)
+from headwater.tier.jobs import Leader, LedPartition, LogStartRegister, TierConfig, TierManager
 from headwater.tier.jobs.retention import unlist_below_log_start
 from headwater.tier.manager import RefreshedCover
 from headwater.tier.reader import TierArchive
-from headwater.tier.segments import ObjectCache, ObjectStorage
+from headwater.tier.segments import ObjectCache, ObjectStorage, ParquetSegments
 from tests.log import leaders
 from tests.log.leaders import STREAM, STREAM_ID
 from tests.log.replica.given import copied, fails, reaches, standby

@@ -11,16 +11,10 @@ from headwater.store import MemoryBackend, Store
 from headwater.tier import CoverPiece, TierCache, TopicIdPartition, TopicMetadataManager
 from headwater.tier.event_replay import DamagedEvents, EventReplay
 from headwater.tier.eventlog import StoredEventLog
-from headwater.tier.jobs import (
-    Leader,
-    LedPartition,
-    LogStartRegister,
-    ParquetSegments,
-    TierConfig,
-    TierManager,
-)
+from headwater.tier.jobs import Leader, LedPartition, LogStartRegister, TierConfig, TierManager
 from headwater.tier.manager import ManagedPartition
 from headwater.tier.rebuild import Rebuilt, rebuild
+from headwater.tier.segments import ParquetSegments
 from tests.tier.jobs.sealed_wal import SealedWal
 
 FAR = 1 << 40

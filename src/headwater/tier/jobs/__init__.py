@@ -9,7 +9,6 @@
     scrub, repairing checks the tier, and repairs it
     stream_deletion  publishes the deletion of a stream's partitions
     log_start        the oldest LSN that can be read
-    parquet_segments the segment storage
     config, throttle settings and metrics; limits of bytes per second and in memory
 
 Each job takes the `LedPartition`, does a bounded part of its work and returns; an error of one job
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from headwater.tier.jobs.config import TierConfig, Tiering, TierMetrics
     from headwater.tier.jobs.led_partition import Leader, LedPartition, LocalLog
     from headwater.tier.jobs.log_start import LogStart, LogStartRegister
-    from headwater.tier.jobs.parquet_segments import ParquetSegments, SegmentStorage
     from headwater.tier.jobs.repairing import remove_orphans, repair_findings
     from headwater.tier.jobs.scrub import Flaw, ScrubFinding, ScrubResult, scrub_partition
     from headwater.tier.jobs.stream_deletion import publish_deletion
@@ -41,10 +39,8 @@ __all__ = [
     "LocalLog",
     "LogStart",
     "LogStartRegister",
-    "ParquetSegments",
     "ScrubFinding",
     "ScrubResult",
-    "SegmentStorage",
     "TierConfig",
     "TierManager",
     "TierMetrics",
@@ -61,7 +57,6 @@ __getattr__, __dir__ = exports(
         "config": "TierConfig TierMetrics Tiering",
         "led_partition": "Leader LedPartition LocalLog",
         "log_start": "LogStart LogStartRegister",
-        "parquet_segments": "ParquetSegments SegmentStorage",
         "repairing": "remove_orphans repair_findings",
         "scrub": "Flaw ScrubFinding ScrubResult scrub_partition",
         "stream_deletion": "publish_deletion",

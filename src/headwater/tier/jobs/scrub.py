@@ -31,8 +31,8 @@ from headwater.tier.segment_cover import (
 )
 
 if TYPE_CHECKING:
-    from headwater.tier.jobs.parquet_segments import SegmentStorage
     from headwater.tier.manager.partition import PartitionMetadata
+    from headwater.tier.segments.object_storage import SegmentStorage
 
 
 SEGMENTS_AT_ONCE: Final = 4

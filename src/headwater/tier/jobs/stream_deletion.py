@@ -16,10 +16,15 @@ from typing import Final
 
 from headwater.core import runtime
 from headwater.tier.eventlog import MetadataEventLog
-from headwater.tier.events import EPOCH_MAX, PartitionDelete, PartitionDeleteState, TopicIdPartition
+from headwater.tier.events import (
+    EPOCH_MAX,
+    NO_BROKER,
+    PartitionDelete,
+    PartitionDeleteState,
+    TopicIdPartition,
+)
 from headwater.tier.manager import TopicMetadataManager
 
-NO_BROKER: Final = -1
 _STEPS: Final = (
     PartitionDeleteState.MARKED,
     PartitionDeleteState.STARTED,

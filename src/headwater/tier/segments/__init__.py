@@ -6,7 +6,7 @@
     footer          the description and the index of a segment
     seal            the seal of an object, and its receipt in the events
     reading         reads parts of objects and decodes them
-    object_storage  stores segments in a store
+    object_storage  stores segments in a store; what jobs need of a storage
 
 Always holds: a record is read as it was written, in every column and with its term, or `Corrupt` is
 raised; an object is written once, under an id that no other attempt uses.
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from headwater.tier.segments.footer import Description, SegmentIndex, read_index
     from headwater.tier.segments.object_storage import (
         ObjectStorage,
+        ParquetSegments,
         PreparedSegment,
-        RemoteStorage,
+        SegmentStorage,
         segment_key,
     )
     from headwater.tier.segments.parquet_writer import SegmentConfig, SegmentPlan, new_segment_id
@@ -41,13 +42,14 @@ __all__ = [
     "FieldIds",
     "ObjectCache",
     "ObjectStorage",
+    "ParquetSegments",
     "PreparedSegment",
     "Receipt",
-    "RemoteStorage",
     "SegmentConfig",
     "SegmentEncoder",
     "SegmentIndex",
     "SegmentPlan",
+    "SegmentStorage",
     "encode_segment",
     "log_range",
     "new_segment_id",
@@ -62,7 +64,8 @@ __getattr__, __dir__ = exports(
         "columns": "FieldIds",
         "encoder": "EncodedSegment SegmentEncoder encode_segment log_range",
         "footer": "Description SegmentIndex read_index",
-        "object_storage": "ObjectStorage PreparedSegment RemoteStorage segment_key",
+        "object_storage": "ObjectStorage ParquetSegments PreparedSegment SegmentStorage "
+        "segment_key",
         "parquet_writer": "SegmentConfig SegmentPlan new_segment_id",
         "reading": "ObjectCache",
         "seal": "Receipt receipt_of",
