@@ -71,9 +71,9 @@ class PositionReached:
 class PartitionFailed:
     """The log cannot continue this partition, which is no longer assigned: add it to try again.
 
-    `Unavailable`: retry later from the same offset. `Trimmed`: the requested events are deleted,
-    and there is no snapshot; the log begins at `error.floor`. `RolledBack`: the log ends before the
-    requested offset, so it is not the log that was followed before.
+    `Unavailable`: retry later from the same offset. `EntriesTrimmed`: the requested events are
+    deleted, and there is no snapshot; the log begins at `error.first_offset`. `RolledBack`: the log
+    ends before the requested offset, so it is not the log that was followed before.
     """
 
     partition: int

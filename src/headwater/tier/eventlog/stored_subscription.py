@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 
 from headwater.core import limits, runtime
-from headwater.core.errors import HeadwaterError, RolledBack, Trimmed
+from headwater.core.errors import EntriesTrimmed, HeadwaterError, RolledBack
 from headwater.tier.eventlog.contract import (
     LogItem,
     MetadataEventLog,
@@ -102,7 +102,7 @@ class PartitionFollower:
             at_once = max(at_once, min(known, limits.EVENT_READS_AT_ONCE))
             try:
                 events = await self._events.read_events(self._next, at_once)
-            except Trimmed:
+            except EntriesTrimmed:
                 await self._deliver_snapshot(await self._events.floors.read())
                 continue
             self._next += len(events)
