@@ -146,7 +146,7 @@ class _DeletionEvents:
         if self._log is None or self.damage is not None:
             return
         # Here: most stores have no tier, and need no manager of its events.
-        from headwater.tier.jobs import publish_deletion
+        from headwater.tier.manager import publish_deletion
 
         try:
             await publish_deletion(self._log, self._partitions, through)

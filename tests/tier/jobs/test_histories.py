@@ -23,7 +23,7 @@ from headwater.tier.jobs import Tiering, copying, merging, retention, scrub, tie
 from headwater.tier.jobs.leader_publisher import LeaderPublisher
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.scrub import ScrubResult
-from headwater.tier.manager import publishing
+from headwater.tier.manager.following import FollowedPartition
 from headwater.tier.offset_index import EpochIndex
 from headwater.tier.reader import LogReader
 from headwater.tier.segment_cover import END_LSN
@@ -343,5 +343,5 @@ def test_a_bug_that_is_planted_under_readers_of_the_log_is_caught(bug: str) -> N
 
 
 def test_a_bound_for_the_epoch_of_a_first_leader_is_caught() -> None:
-    with mock.patch.object(publishing, "_check_publishable", bounds_the_first_epoch):
+    with mock.patch.object(FollowedPartition, "check_publisher", bounds_the_first_epoch):
         expect_noticed(stack_history, within=12)

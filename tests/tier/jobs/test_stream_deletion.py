@@ -12,7 +12,7 @@ from headwater.buffer.stream.config import StreamConfig, StreamRegister
 from headwater.core.errors import Fenced, Unavailable
 from headwater.tier import PartitionDeleteState, TopicIdPartition, TopicMetadataManager
 from headwater.tier.errors import StreamGone
-from headwater.tier.jobs import publish_deletion
+from headwater.tier.manager import publish_deletion
 from tests.tier.jobs.given import ORDERS, Led, Place, in_time
 
 FINISHED = PartitionDeleteState.FINISHED

@@ -22,7 +22,7 @@ from headwater.tier import (
 from headwater.tier.cache import PartitionCache
 from headwater.tier.eventlog import EventDelivered, LogItem
 from headwater.tier.eventlog.in_process import InProcessSubscription
-from headwater.tier.manager import TopicMetadataManager, manager, publishing
+from headwater.tier.manager import TopicMetadataManager
 from headwater.tier.manager.following import EventPump, FollowedPartition
 from headwater.tier.manager.snapshots import SnapshotFolder, SnapshotSaver
 from headwater.tier.snapshot import Snapshot
@@ -50,7 +50,7 @@ async def waits_for_ever(self: Waiters, is_settled: Callable[[], bool], **_: flo
 async def all_is_well(*arguments: Any, **how: Any) -> EventOutcome:
     """Tells a publisher that its event is applied, whatever became of it."""
     try:
-        return await _publish_and_wait(*arguments, **how)
+        return await _publish(*arguments, **how)
     except EventRejected:
         return EventOutcome.CHANGED
 
@@ -154,7 +154,7 @@ def drops_those_who_lag(self: InProcessSubscription) -> LogItem | None:
     return _subscription_take(self)
 
 
-_publish_and_wait = publishing.publish_and_wait
+_publish = TopicMetadataManager.publish
 _take, _take_event = FollowedPartition.apply_item, FollowedPartition._apply_event
 _snapshot, _save = FollowedPartition.snapshot, SnapshotSaver.save
 _high_water_marks = TopicMetadataManager._high_water_marks
@@ -163,7 +163,7 @@ _subscription_take = InProcessSubscription._take
 PLANTED: dict[str, list[tuple[Any, str, Any]]] = {
     "a-question-that-is-not-gated": [(TopicMetadataManager, "partition", does_not_wait)],
     "a-wait-without-deadline": [(Waiters, "wait", waits_for_ever)],
-    "rejected-told-as-done": [(manager, "publish_and_wait", all_is_well)],
+    "rejected-told-as-done": [(TopicMetadataManager, "publish", all_is_well)],
     "published-where-nobody-follows": [(TopicMetadataManager, "_get_assigned", publishes_anywhere)],
     "undecodable-passed-over": [(FollowedPartition, "_apply_event", passes_what_it_cannot_read)],
     "added-again-from-the-start": [

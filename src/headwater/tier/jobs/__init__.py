@@ -7,7 +7,6 @@
     merging          merges small segments
     retention        expires and removes segments, deletes a partition
     scrub, repairing checks the tier, and repairs it
-    stream_deletion  publishes the deletion of a stream's partitions
     log_start        the oldest LSN that can be read
     config, throttle settings and metrics; limits of bytes per second and in memory
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from headwater.tier.jobs.log_start import LogStart, LogStartRegister
     from headwater.tier.jobs.repairing import remove_orphans, repair_findings
     from headwater.tier.jobs.scrub import Flaw, ScrubFinding, ScrubResult, scrub_partition
-    from headwater.tier.jobs.stream_deletion import publish_deletion
     from headwater.tier.jobs.tier_manager import TierManager
 
 __all__ = [
@@ -45,7 +43,6 @@ __all__ = [
     "TierManager",
     "TierMetrics",
     "Tiering",
-    "publish_deletion",
     "remove_orphans",
     "repair_findings",
     "scrub_partition",
@@ -59,7 +56,6 @@ __getattr__, __dir__ = exports(
         "log_start": "LogStart LogStartRegister",
         "repairing": "remove_orphans repair_findings",
         "scrub": "Flaw ScrubFinding ScrubResult scrub_partition",
-        "stream_deletion": "publish_deletion",
         "tier_manager": "TierManager",
     },
 )

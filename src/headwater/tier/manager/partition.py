@@ -1,14 +1,23 @@
-"""One partition of a stream as a manager follows it: its state, and publishing to it."""
+"""Partitions of streams as a manager follows them: state, publishing, the deletion of a stream."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
+from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.tier.cache import EventOutcome, PartitionCache
 from headwater.tier.errors import NotReady
-from headwater.tier.events import MetadataEvent, TopicIdPartition
+from headwater.tier.eventlog import MetadataEventLog
+from headwater.tier.events import (
+    EPOCH_MAX,
+    NO_BROKER,
+    MetadataEvent,
+    PartitionDelete,
+    PartitionDeleteState,
+    TopicIdPartition,
+)
 from headwater.tier.manager.manager import TopicMetadataManager
 from headwater.tier.segment_cover import CoverPiece, walk_cover
 
@@ -88,3 +97,44 @@ class RefreshedCover:
         """The cover of [first_lsn, end_lsn); `NotReady` if the log does not say how far it goes."""
         await self._partition.refresh()
         return [piece async for piece in walk_cover(self._partition.state, first_lsn, end_lsn)]
+
+
+async def publish_deletion(
+    log: MetadataEventLog, partitions: Sequence[TopicIdPartition], through: PartitionDeleteState
+) -> int:
+    """Publish the deletion of a stream's partitions through a state; returns how many had a state.
+
+        the stream is marked deleted → MARKED, STARTED → its objects are removed → FINISHED
+
+    So no segment is listed whose object is being removed, and after an interruption the next
+    attempt continues. A deleted stream has no leader: this publishes under an epoch above all
+    earlier ones, so a leader that still runs is fenced and lists nothing afterwards.
+
+    Nothing is published about partitions without a state. `Fenced`: a newer leader runs for one of
+    them; find it, and try again.
+    """
+    manager = await TopicMetadataManager.start(log)
+    try:
+        followed = {manager.metadata_partition(one) for one in partitions}
+        await manager.reconcile_assignment(followed)
+        for metadata_partition in sorted(followed):
+            await manager.wait_ready(metadata_partition)
+        listed = [one for one in partitions if not manager.partition(one).is_blank]
+        for partition in listed:
+            await _publish_steps(manager, partition, through)
+        return len(listed)
+    finally:
+        await manager.close()
+
+
+async def _publish_steps(
+    manager: TopicMetadataManager, partition: TopicIdPartition, through: PartitionDeleteState
+) -> None:
+    known = manager.partition(partition)
+    newest, now = known.publisher_epoch, known.delete_state
+    epoch = 0 if newest is None else min(newest + 1, EPOCH_MAX)
+    for state in PartitionDeleteState:
+        if state > through or (now is not None and state <= now):
+            continue
+        event = PartitionDelete(partition, NO_BROKER, runtime.wall_ms(), state)
+        await manager.publish(event, publisher_epoch=epoch)
