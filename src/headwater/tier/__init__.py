@@ -3,7 +3,7 @@
     events         metadata events, partitions and segment ids
     event_codec    events as bytes, as Kafka writes them
     eventlog       logs that carry the events, in order, to all subscribers
-    cache          the state after the events (segment_table and offset_index are its parts)
+    cache          the state after the events (segment_table has its columns)
     snapshot       the state as a value and as bytes
     segment_cover  which segment each LSN is read from
     manager        follows a log of events, keeps their state, publishes new ones

@@ -17,14 +17,13 @@ from headwater.core.limits import EPOCH_STEP_MAX
 from headwater.log.record.group import Group
 from headwater.log.wal import Wal
 from headwater.tier import SegmentMetadata
-from headwater.tier.cache import PartitionCache
+from headwater.tier.cache import EpochIndex, PartitionCache
 from headwater.tier.events import publisher_epoch_of
 from headwater.tier.jobs import Tiering, copying, merging, retention, scrub, tier_manager
 from headwater.tier.jobs.leader_publisher import LeaderPublisher
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.scrub import ScrubResult
 from headwater.tier.manager.following import FollowedPartition
-from headwater.tier.offset_index import EpochIndex
 from headwater.tier.reader import LogReader
 from headwater.tier.segment_cover import END_LSN
 from tests.planted import expect_noticed
