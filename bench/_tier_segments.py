@@ -29,13 +29,13 @@ from headwater.tier import TopicIdPartition
 from headwater.tier.segments import (
     EncodedSegment,
     ObjectStorage,
-    SegmentEncoder,
     SegmentPlan,
     encode_segment,
     log_range,
     new_segment_id,
     segment_key,
 )
+from headwater.tier.segments.encoder import SegmentEncoder
 
 PLACE = TopicIdPartition(uuid.UUID(int=0xCA), "orders", 7)
 GROUP_ROWS = 20_000

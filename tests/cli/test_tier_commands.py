@@ -179,7 +179,7 @@ async def _damage_first(tier: TierManager) -> None:
     [first, _] = tier.led.metadata.state().segments_in(1, 101)
     stray = await tier.led.storage.prepare(51, 100, tier.led.local_groups(51, 100))
     await tier.led.storage.copy(stray)
-    store = open_store(tier.led.storage._store.url)  # type: ignore[attr-defined]
+    store = open_store(tier.led.storage._store.url)
     key = segment_key(first.segment_id)
     data = bytearray((await store.get(key)).data)
     data[-3] ^= 1

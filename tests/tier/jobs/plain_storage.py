@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,10 @@ import pyarrow as pa
 from headwater.core import runtime
 from headwater.core.errors import Corrupt, Refused
 from headwater.log.record.group import Group
-from headwater.store import ObjectMeta, Store
-from headwater.tier import SegmentId, SegmentMetadata, TopicIdPartition
+from headwater.store import ObjectMeta
+from headwater.tier import SegmentId, SegmentMetadata
 from headwater.tier.events import NO_BROKER, unstamp
+from headwater.tier.segments import ParquetSegments
 
 FOLDER = "plain"
 
@@ -60,12 +61,8 @@ class PlainSegment:
         )
 
 
-class PlainStorage:
-    """`SegmentStorage` in a store."""
-
-    def __init__(self, store: Store, partition: TopicIdPartition) -> None:
-        self._store = store
-        self._partition = partition
+class PlainStorage(ParquetSegments):
+    """Segments as JSON instead of Parquet."""
 
     async def prepare(
         self,
@@ -97,7 +94,7 @@ class PlainStorage:
 
     async def fetch(
         self, segment: SegmentMetadata, first_lsn: int, end_lsn: int
-    ) -> AsyncIterator[Group]:
+    ) -> AsyncGenerator[Group, None]:
         found = await self._store.get(plain_key(segment.segment_id))
         for group in groups_of(decoded(bytes(found.data))):
             part = group.between(first_lsn, end_lsn - 1)
@@ -110,7 +107,7 @@ class PlainStorage:
     async def lost_in(self, segment: SegmentMetadata, lsns: range) -> list[range]:
         return []
 
-    async def verify(self, segment: SegmentMetadata) -> None:
+    async def verify(self, segment: SegmentMetadata) -> Any:
         data = bytes((await self._store.get(plain_key(segment.segment_id))).data)
         if zlib.crc32(data).to_bytes(4, "big") != unstamp(segment.custom_metadata)[1]:
             raise Corrupt(f"{segment.segment_id} is not what was written")

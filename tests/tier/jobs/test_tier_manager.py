@@ -220,7 +220,7 @@ def test_a_job_that_failed_and_waits_for_the_logs_to_agree_spins_nobody() -> Non
         led = place.lead(2, merge_below_bytes=0, interval_s=10.0)
         Locks(led, Denied("an object lock is on it")).locked = {begun.metadata.segment_id}
         other_records(led.wal, 5, term=2)
-        rounds, check = 0, led.led.register.stream.check
+        rounds, check = 0, led.led.register.check_stream
 
         async def counted() -> None:
             nonlocal rounds
@@ -228,7 +228,7 @@ def test_a_job_that_failed_and_waits_for_the_logs_to_agree_spins_nobody() -> Non
             assert rounds < 1000, "round after round without a pause"
             await check()
 
-        led.led.register.stream.check = counted  # type: ignore[method-assign]
+        led.led.register.check_stream = counted  # type: ignore[method-assign]
         running = asyncio.ensure_future(led.manager.run())
         await asyncio.sleep(600.0)
         assert led.manager.problems.keys() == {"clean up", "compare"}

@@ -12,7 +12,8 @@ from headwater.testing import FaultyDisk, Simulation, simulate
 from headwater.tier import TopicIdPartition, metadata_partition_for
 from headwater.tier.eventlog import InProcessEventLog, LogItem, MetadataEventLog, Subscription
 from headwater.tier.eventlog.in_process import InProcessSubscription
-from headwater.tier.manager import ManagerConfig, PartitionStatus, TopicMetadataManager
+from headwater.tier.manager import ManagerConfig, TopicMetadataManager
+from headwater.tier.manager.status import PartitionStatus
 from tests.tier.given import ORDERS, finished, started
 
 FOLDER = "/tier"

@@ -16,8 +16,9 @@ from headwater.log.record import Group, range_hash
 from headwater.log.spool.frame import SpoolCorrupt
 from headwater.store import MemoryBackend, Store
 from headwater.testing import Faults, FaultyStore, MemoryWal, Simulation, simulate
-from headwater.tier import CoverPiece, SegmentMetadata, cover
+from headwater.tier import SegmentMetadata
 from headwater.tier.reader import LogReader
+from headwater.tier.segment_cover import CoverPiece, cover
 from headwater.tier.segments import ObjectCache, ObjectStorage, SegmentConfig
 from tests.store.scripted import Scripted, stalls, virtual
 from tests.tier.segments.given import by_lsn, encoded, lost, lsns, orders, told

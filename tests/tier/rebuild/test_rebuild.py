@@ -20,7 +20,6 @@ from headwater.tier import (
 )
 from headwater.tier.eventlog import Compactor
 from headwater.tier.jobs.copying import copy_local
-from headwater.tier.manager import RefreshedCover
 from headwater.tier.reader import LogReader
 from headwater.tier.segments import ObjectStorage
 from tests.tier.eventlog.stored_given import GRACE_S
@@ -233,7 +232,7 @@ def test_the_next_leader_and_a_reader_go_on_with_it() -> None:
             await stale.tier.run_once()
         await stale.stop()
         leader = await (await tier.lead(5, prefix=prefix, delete_delay_ms=1_000)).round()
-        covering = RefreshedCover(leader.tier.led.metadata)
+        covering = leader.tier.led.metadata.refreshed_cover
         reader = LogReader(ObjectStorage(tier.store), covering, leader.tier.led.register.first_lsn)
         read = [group async for group in reader.read(1, 61)]
         assert (read[0].first_lsn, read[-1].last_lsn) == (1, 60)

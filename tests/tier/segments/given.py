@@ -15,10 +15,10 @@ from headwater.tier.segments import (
     EncodedSegment,
     ObjectStorage,
     SegmentConfig,
-    SegmentEncoder,
     SegmentPlan,
     read_index,
 )
+from headwater.tier.segments.encoder import SegmentEncoder
 from headwater.tier.segments.reading import decode_row_group, lost_groups
 from tests.tier.given import copy_finished, copy_started, segment_id, updated
 

@@ -17,17 +17,10 @@ from headwater.testing.disk import FaultyDisk
 from headwater.tier import decode_event, encode_event
 from headwater.tier.errors import NotOneSegment
 from headwater.tier.events import stamp, unstamp
-from headwater.tier.segments import (
-    Receipt,
-    SegmentConfig,
-    SegmentEncoder,
-    SegmentPlan,
-    encode_segment,
-    log_range,
-    receipt_of,
-)
+from headwater.tier.segments import SegmentConfig, SegmentPlan, encode_segment, log_range
 from headwater.tier.segments.columns import SegmentColumns
-from headwater.tier.segments.seal import read_receipt
+from headwater.tier.segments.encoder import SegmentEncoder
+from headwater.tier.segments.seal import Receipt, read_receipt, receipt_of
 from tests.log.given import numbered, opened
 from tests.store.scripted import virtual
 from tests.tier.given import copy_finished, copy_started, segment_id

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from headwater.tier.eventlog.in_process import InProcessEventLog
     from headwater.tier.eventlog.kafka_log import KafkaEventLog
-    from headwater.tier.eventlog.stored_log import RenewedLog, StoredEventLog, renew
+    from headwater.tier.eventlog.stored_log import StoredEventLog, renew
 
 __all__ = [
     "Compaction",
@@ -46,7 +46,6 @@ __all__ = [
     "MetadataEventLog",
     "PartitionFailed",
     "PositionReached",
-    "RenewedLog",
     "SnapshotDelivered",
     "StoredEventLog",
     "Subscription",
@@ -61,6 +60,6 @@ __getattr__, __dir__ = exports(
         "PartitionFailed PositionReached SnapshotDelivered Subscription",
         "in_process": "InProcessEventLog",
         "kafka_log": "KafkaEventLog",
-        "stored_log": "RenewedLog StoredEventLog renew",
+        "stored_log": "StoredEventLog renew",
     },
 )

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
-    from headwater.tier.jobs.config import TierConfig, Tiering, TierMetrics
-    from headwater.tier.jobs.led_partition import Leader, LedPartition, LocalLog
-    from headwater.tier.jobs.log_start import LogStart, LogStartRegister
-    from headwater.tier.jobs.repairing import remove_orphans, repair_findings
+    from headwater.tier.jobs.config import TierConfig, Tiering
+    from headwater.tier.jobs.led_partition import Leader, LedPartition
+    from headwater.tier.jobs.log_start import LogStartRegister
+    from headwater.tier.jobs.repairing import remove_orphans
     from headwater.tier.jobs.scrub import Flaw, ScrubFinding, ScrubResult, scrub_partition
     from headwater.tier.jobs.tier_manager import TierManager
 
@@ -34,27 +34,23 @@ __all__ = [
     "Flaw",
     "Leader",
     "LedPartition",
-    "LocalLog",
-    "LogStart",
     "LogStartRegister",
     "ScrubFinding",
     "ScrubResult",
     "TierConfig",
     "TierManager",
-    "TierMetrics",
     "Tiering",
     "remove_orphans",
-    "repair_findings",
     "scrub_partition",
 ]
 
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "config": "TierConfig TierMetrics Tiering",
-        "led_partition": "Leader LedPartition LocalLog",
-        "log_start": "LogStart LogStartRegister",
-        "repairing": "remove_orphans repair_findings",
+        "config": "TierConfig Tiering",
+        "led_partition": "Leader LedPartition",
+        "log_start": "LogStartRegister",
+        "repairing": "remove_orphans",
         "scrub": "Flaw ScrubFinding ScrubResult scrub_partition",
         "tier_manager": "TierManager",
     },

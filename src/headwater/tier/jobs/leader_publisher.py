@@ -26,7 +26,7 @@ from headwater.tier.events import (
     stamp,
     unstamp,
 )
-from headwater.tier.manager.partition import PartitionMetadata
+from headwater.tier.manager.partition import ManagedPartition
 from headwater.tier.segments import PreparedSegment
 
 
@@ -36,7 +36,7 @@ class LeaderPublisher:
     def __init__(
         self,
         partition: TopicIdPartition,
-        metadata: PartitionMetadata,
+        metadata: ManagedPartition,
         *,
         epoch: int,
         broker_id: int,

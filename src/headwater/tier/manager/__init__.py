@@ -11,27 +11,12 @@ skipped; every wait has a deadline.
 """
 
 from headwater.tier.manager.manager import TopicMetadataManager
-from headwater.tier.manager.partition import (
-    ManagedPartition,
-    PartitionMetadata,
-    RefreshedCover,
-    publish_deletion,
-)
-from headwater.tier.manager.status import (
-    ManagerConfig,
-    ManagerMetrics,
-    ManagerStatus,
-    PartitionStatus,
-)
+from headwater.tier.manager.partition import ManagedPartition, publish_deletion
+from headwater.tier.manager.status import ManagerConfig
 
 __all__ = [
     "ManagedPartition",
     "ManagerConfig",
-    "ManagerMetrics",
-    "ManagerStatus",
-    "PartitionMetadata",
-    "PartitionStatus",
-    "RefreshedCover",
     "TopicMetadataManager",
     "publish_deletion",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from headwater.core import runtime
 from headwater.core.errors import Refused
@@ -22,11 +21,24 @@ from headwater.tier.manager.manager import TopicMetadataManager
 from headwater.tier.segment_cover import CoverPiece, walk_cover
 
 
-class PartitionMetadata(Protocol):
-    """The metadata of one partition."""
+class ManagedPartition:
+    """The metadata of one partition, for jobs and readers.
+
+    `NotReady` if the manager does not follow the partition's events: the manager has no state then,
+    and a job that used an empty one would treat all segments as deleted.
+    """
+
+    def __init__(self, manager: TopicMetadataManager, partition: TopicIdPartition) -> None:
+        self._manager = manager
+        self._partition = partition
 
     async def refresh(self) -> None:
         """Apply all events that the log has now."""
+        try:
+            await self._manager.refresh(self._manager.metadata_partition(self._partition))
+        except Refused:
+            self._check_assigned()  # the reason, if the partition is not or no longer assigned
+            raise
 
     async def publish(self, event: MetadataEvent, *, publisher_epoch: int) -> EventOutcome:
         """Append an event, wait until it is applied here, and return what it changed.
@@ -35,40 +47,23 @@ class PartitionMetadata(Protocol):
         state. `Unavailable`: it was not appended. `OutcomeUnknown`: it may have been appended or
         may be later, but never after an event that is published afterwards.
         """
-
-    def state(self) -> PartitionCache:
-        """The state after all events applied so far, or `NotReady`. Use it at once: do not keep it
-        over an `await`."""
-
-
-class ManagedPartition:
-    """`PartitionMetadata` by a manager.
-
-    It is `NotReady` if the manager does not follow the partition's events: the manager has no state
-    then, and a job that used an empty one would treat all segments as deleted.
-    """
-
-    def __init__(self, manager: TopicMetadataManager, partition: TopicIdPartition) -> None:
-        self._manager = manager
-        self._partition = partition
-
-    async def refresh(self) -> None:
-        """See `PartitionMetadata`."""
-        try:
-            await self._manager.refresh(self._manager.metadata_partition(self._partition))
-        except Refused:
-            self._check_assigned()  # the reason, if the partition is not or no longer assigned
-            raise
-
-    async def publish(self, event: MetadataEvent, *, publisher_epoch: int) -> EventOutcome:
-        """See `PartitionMetadata`."""
         self._check_assigned()
         return await self._manager.publish(event, publisher_epoch=publisher_epoch)
 
     def state(self) -> PartitionCache:
-        """See `PartitionMetadata`."""
+        """The state after all events applied so far: do not keep it over an `await`."""
         self._check_assigned()
         return self._manager.partition(self._partition)
+
+    async def refreshed_cover(self, first_lsn: int, end_lsn: int) -> Sequence[CoverPiece]:
+        """The cover of [first_lsn, end_lsn) after all events that the log has now: a `CoverSource`.
+
+        A log is pruned as soon as its leader has copied it. A reader follows the events itself and
+        may not have applied them yet: without the refresh, existing records would appear to be
+        missing.
+        """
+        await self.refresh()
+        return [piece async for piece in walk_cover(self.state, first_lsn, end_lsn)]
 
     def _check_assigned(self) -> None:
         metadata_partition = self._manager.metadata_partition(self._partition)
@@ -81,22 +76,6 @@ class ManagedPartition:
                 "again",
                 partition=metadata_partition,
             )
-
-
-class RefreshedCover:
-    """A `CoverSource` for a `LogReader`: the cover after all events that the log has now.
-
-    A log is pruned as soon as its leader has copied it. A reader follows the events itself and may
-    not have applied them yet: without a refresh, existing records would appear to be missing.
-    """
-
-    def __init__(self, partition: PartitionMetadata) -> None:
-        self._partition = partition
-
-    async def __call__(self, first_lsn: int, end_lsn: int) -> Sequence[CoverPiece]:
-        """The cover of [first_lsn, end_lsn); `NotReady` if the log does not say how far it goes."""
-        await self._partition.refresh()
-        return [piece async for piece in walk_cover(self._partition.state, first_lsn, end_lsn)]
 
 
 async def publish_deletion(

@@ -6,7 +6,7 @@
     footer          the description and the index of a segment
     seal            the seal of an object, and its receipt in the events
     reading         reads parts of objects and decodes them
-    object_storage  stores segments in a store; what jobs need of a storage
+    object_storage  stores segments in a store
 
 Always holds: a record is read as it was written, in every column and with its term, or `Corrupt` is
 raised; an object is written once, under an id that no other attempt uses.
@@ -17,57 +17,44 @@ from typing import TYPE_CHECKING
 from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
-    from headwater.tier.segments.columns import FieldIds
     from headwater.tier.segments.encoder import (
         EncodedSegment,
-        SegmentEncoder,
         encode_segment,
         log_range,
     )
-    from headwater.tier.segments.footer import Description, SegmentIndex, read_index
+    from headwater.tier.segments.footer import SegmentIndex, read_index
     from headwater.tier.segments.object_storage import (
         ObjectStorage,
         ParquetSegments,
         PreparedSegment,
-        SegmentStorage,
         segment_key,
     )
     from headwater.tier.segments.parquet_writer import SegmentConfig, SegmentPlan, new_segment_id
     from headwater.tier.segments.reading import ObjectCache
-    from headwater.tier.segments.seal import Receipt, receipt_of
 
 __all__ = [
-    "Description",
     "EncodedSegment",
-    "FieldIds",
     "ObjectCache",
     "ObjectStorage",
     "ParquetSegments",
     "PreparedSegment",
-    "Receipt",
     "SegmentConfig",
-    "SegmentEncoder",
     "SegmentIndex",
     "SegmentPlan",
-    "SegmentStorage",
     "encode_segment",
     "log_range",
     "new_segment_id",
     "read_index",
-    "receipt_of",
     "segment_key",
 ]
 
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "columns": "FieldIds",
-        "encoder": "EncodedSegment SegmentEncoder encode_segment log_range",
-        "footer": "Description SegmentIndex read_index",
-        "object_storage": "ObjectStorage ParquetSegments PreparedSegment SegmentStorage "
-        "segment_key",
+        "encoder": "EncodedSegment encode_segment log_range",
+        "footer": "SegmentIndex read_index",
+        "object_storage": "ObjectStorage ParquetSegments PreparedSegment segment_key",
         "parquet_writer": "SegmentConfig SegmentPlan new_segment_id",
         "reading": "ObjectCache",
-        "seal": "Receipt receipt_of",
     },
 )

@@ -25,7 +25,7 @@ from headwater.store.objects import Buffer
 from headwater.tier.errors import NotOneSegment, SourceUnreadable
 from headwater.tier.events import SegmentId, SegmentMetadata, TopicIdPartition
 from headwater.tier.segments.columns import ColumnUnion
-from headwater.tier.segments.encoder import EncodedSegment, encode_segment
+from headwater.tier.segments.encoder import encode_segment
 from headwater.tier.segments.footer import SegmentIndex
 from headwater.tier.segments.parquet_writer import SegmentConfig, SegmentPlan, new_segment_id
 from headwater.tier.segments.reading import (
@@ -53,54 +53,6 @@ class PreparedSegment(Protocol):
     @property
     def data(self) -> Buffer:
         """The bytes of the object."""
-
-
-class SegmentStorage(Protocol):
-    """Stores the segments of one partition, for the jobs of its leader."""
-
-    async def prepare(
-        self,
-        first_lsn: int,
-        last_lsn: int,
-        groups: AsyncIterator[Group],
-        *,
-        merged_from: Sequence[SegmentMetadata] = (),
-        columns: pa.Schema | None = None,
-    ) -> PreparedSegment:
-        """Encode these groups as one segment; `Refused` if they cannot be in one.
-
-        Nothing is stored yet. `merged_from` are the segments that the groups come from. All groups
-        get these `columns`; missing ones are null.
-        """
-
-    async def copy(self, prepared: PreparedSegment) -> None:
-        """Store it. After any error, the next attempt uses another id, and this one is removed."""
-
-    def fetch(self, segment: SegmentMetadata, first_lsn: int, end_lsn: int) -> AsyncIterator[Group]:
-        """The groups of [first_lsn, end_lsn) in a segment, in order and without gaps."""
-
-    def schema_version(self, segment: SegmentMetadata) -> int:
-        """The schema version of a segment's records; only segments of one version are merged."""
-
-    async def lost_in(self, segment: SegmentMetadata, lsns: range) -> list[range]:
-        """The LSNs of these whose records are lost in a segment, in order."""
-
-    async def verify(self, segment: SegmentMetadata) -> object:
-        """Read all of it; `NotFound` if there is no object, `Corrupt` if it was changed."""
-
-    async def delete(self, segment_id: SegmentId) -> None:
-        """Remove the object of a segment, if there is one."""
-
-    def objects(self) -> AsyncIterator[tuple[SegmentId | None, ObjectMeta]]:
-        """All objects of the partition with their segments, whatever the events say.
-
-        None: an object of no segment."""
-
-    async def lsns_of(self, segment_id: SegmentId) -> range:
-        """The LSNs in an object by its own description; `Corrupt` if that cannot be read."""
-
-    async def now_ms(self) -> int:
-        """The time of the clock that gives objects their times; reading it may take a write."""
 
 
 CLOCK: Final = "clock"
@@ -236,7 +188,7 @@ class ObjectStorage:
 
 
 class ParquetSegments(ObjectStorage):
-    """`SegmentStorage` in a store."""
+    """The segments of one partition in a store, for the jobs of its leader."""
 
     def __init__(
         self,
@@ -263,7 +215,12 @@ class ParquetSegments(ObjectStorage):
         *,
         merged_from: Sequence[SegmentMetadata] = (),
         columns: pa.Schema | None = None,
-    ) -> EncodedSegment:
+    ) -> PreparedSegment:
+        """Encode these groups as one segment; `Refused` if they cannot be in one.
+
+        Nothing is stored yet. `merged_from` are the segments that the groups come from. All groups
+        get these `columns`; missing ones are null.
+        """
         plan = SegmentPlan(
             new_segment_id(self._partition),
             first_lsn,
@@ -280,11 +237,15 @@ class ParquetSegments(ObjectStorage):
         return await encode_segment(plan, groups, self._config)
 
     def schema_version(self, segment: SegmentMetadata) -> int:
+        """The schema version of a segment's records; only segments of one version are merged."""
         receipt = receipt_of(segment)
         return 0 if receipt is None else receipt.schema_version
 
     async def lost_in(self, segment: SegmentMetadata, lsns: range) -> list[range]:
-        """See `SegmentStorage`. No request if the receipt has as many records as LSNs."""
+        """The LSNs of these whose records are lost in a segment, in order.
+
+        No request if the receipt has as many records as LSNs.
+        """
         receipt = receipt_of(segment)
         if receipt is not None and receipt.rows == segment.end_offset - segment.start_offset + 1:
             return []
@@ -293,13 +254,16 @@ class ParquetSegments(ObjectStorage):
         return [range(group.first_lsn, group.last_lsn + 1) for group in lost]
 
     def objects(self) -> AsyncIterator[tuple[SegmentId | None, ObjectMeta]]:
+        """See `list`: the objects of this partition."""
         return self.list(self._partition)
 
     async def lsns_of(self, segment_id: SegmentId) -> range:
+        """The LSNs in an object by its own description; `Corrupt` if that cannot be read."""
         _, index = await open_index(self._store, segment_key(segment_id), None)
         return range(index.description.first_lsn, index.description.last_lsn + 1)
 
     async def now_ms(self) -> int:
+        """The time of the clock that gives objects their times, from an object that this writes."""
         key = f"{_prefix(self._partition)}/{CLOCK}"
         await self._store.put(key, b"")
         return await self._store.now_ms(key)
