@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench import compare
-from bench._findings import CORES, Goal, Section
+from bench._report import CORES, Goal, Section
 
 
 @pytest.mark.parametrize(
