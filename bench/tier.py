@@ -79,12 +79,12 @@ GOAL_BYTES = 256
 
 
 def epoch_at(number: int) -> int:
-    """Under which epoch so manieth a segment begins."""
+    """The epoch in which the segment with this number begins."""
     return number // EPOCH_SEGMENTS
 
 
 def segment(number: int, custom: bytes | None) -> SegmentMetadata:
-    """The copy of so manieth a segment; in the last one of an epoch the next one begins."""
+    """The copy of the segment with this number; the last one of an epoch has the next one's begin."""
     start = 1 + number * SEGMENT_LSNS
     epoch = epoch_at(number)
     epochs: Epochs = ((epoch, start),)
@@ -158,7 +158,7 @@ def codec(count: int, rounds: int) -> Section:
     return section
 
 
-def asked_of(partition: PartitionCache, pairs: list[tuple[int, int]], rounds: int) -> list[float]:
+def rates_of(partition: PartitionCache, pairs: list[tuple[int, int]], rounds: int) -> list[float]:
     """Look-ups a second: by offset, by time, covers."""
 
     def at(pair: tuple[int, int]) -> object:
@@ -189,7 +189,7 @@ def look_ups(sizes: tuple[int, ...], asked: int, rounds: int) -> Section:
         chance = random.Random(size)
         numbers = [chance.randrange(size) for _ in range(asked)]
         pairs = [(epoch_at(number), 1 + number * SEGMENT_LSNS) for number in numbers]
-        found = asked_of(partition, pairs, rounds)
+        found = rates_of(partition, pairs, rounds)
         least = least or found
         times = [before / one for before, one in zip(least, found, strict=True)]
         cells = [(f"{one:,.0f}", f"{ratio:.2f}") for one, ratio in zip(found, times, strict=True)]
@@ -264,16 +264,18 @@ def weigh(kind: str, segments: int) -> int:
     gc.collect()
     before = resident_bytes()
     if kind == "objects in a dict":
-        kept: Any = {}
-        for event in history(segments, custom):
-            known = kept.get(event.segment_id)
-            kept[event.segment_id] = known.with_update(event) if known else event
+        events = history(segments, custom)
+        cache: Any = {event.segment_id: event for event in events if not _is_update(event)}
     else:
-        kept = filled(segments, custom)
+        cache = filled(segments, custom)
     gc.collect()
     weight = resident_bytes() - before
-    del kept
+    del cache
     return weight
+
+
+def _is_update(event: SegmentMetadata | SegmentUpdate) -> bool:
+    return isinstance(event, SegmentUpdate)
 
 
 def memory(segments: int) -> list[Section]:
