@@ -74,6 +74,29 @@ class CheckFolder:
         return key
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that must hold."""
+
+    name: str
+    claim: str
+    """What must hold, and why Headwater needs it."""
+    run: Callable[[CheckFolder], Awaitable[str]]
+    is_race: bool = False
+
+
+def check(
+    claim: str, *, is_race: bool = False
+) -> Callable[[Callable[[CheckFolder], Awaitable[str]]], Check]:
+    """Make a check of a function, named like it. The function returns a detail for the report."""
+
+    def decorate(run: Callable[[CheckFolder], Awaitable[str]]) -> Check:
+        name = getattr(run, "__name__").strip("_").replace("_", "-")  # noqa: B009  not every callable has one
+        return Check(name, claim, run, is_race)
+
+    return decorate
+
+
 def expect(holds: bool, otherwise: str) -> None:
     """Raise `Violation(otherwise)` unless `holds`."""
     if not holds:
@@ -112,8 +135,11 @@ async def for_each(items: Iterable[str], call: Callable[[str], Awaitable[T]]) ->
 ROUNDS: Final = 5
 
 
+@check(
+    "An object can be read as soon as it is written, because consumers read a record as soon "
+    "as it is accepted."
+)
 async def read_your_write(bench: CheckFolder) -> str:
-    """A new object is there at once, whole, under the version the write answered with."""
     for number in range(ROUNDS):
         key, data = bench.key(f"object-{number}"), b"written " + nonce()
         version = await bench.store.put(key, data)
@@ -123,8 +149,11 @@ async def read_your_write(bench: CheckFolder) -> str:
     return f"{ROUNDS} objects"
 
 
+@check(
+    "An overwritten object shows its new content at once, because a stale read would bring "
+    "back decisions that were already replaced."
+)
 async def overwrite(bench: CheckFolder) -> str:
-    """A replaced object shows its new content at once."""
     key = bench.key("object")
     for number in range(ROUNDS):
         data = b"content %d " % number + nonce()
@@ -134,8 +163,8 @@ async def overwrite(bench: CheckFolder) -> str:
     return f"{ROUNDS} contents of one object"
 
 
+@check("An object may be empty, because markers are.")
 async def empty_object(bench: CheckFolder) -> str:
-    """An object may have no bytes."""
     key = bench.key("object")
     await bench.store.put(key, b"")
     found = await bench.store.get(key)
@@ -144,8 +173,8 @@ async def empty_object(bench: CheckFolder) -> str:
     return ""
 
 
+@check("Size and version can be read without the bytes, because a check must stay cheap.")
 async def head(bench: CheckFolder) -> str:
-    """Size and version without the bytes, and a plain answer for what is not there."""
     key, data = bench.key("object"), b"described " + nonce()
     await bench.store.put(key, data)
     meta, found = await bench.store.head(key), await bench.store.get(key)
@@ -155,8 +184,11 @@ async def head(bench: CheckFolder) -> str:
     return ""
 
 
+@check(
+    "Any range of an object can be read, with its version, because readers take single "
+    "records and footers out of large objects."
+)
 async def ranges(bench: CheckFolder) -> str:
-    """Any part of an object, with the version of the whole."""
     key = bench.key("object")
     data = bytes(number % 251 for number in range(1000))
     version = await bench.store.put(key, data)
@@ -182,8 +214,8 @@ async def ranges(bench: CheckFolder) -> str:
     return f"{len(wanted)} ranges"
 
 
+@check("Creating what exists is refused, because a number in a log is taken once.")
 async def create_if_absent(bench: CheckFolder) -> str:
-    """A create succeeds where nothing is, and is refused with what is there."""
     key, first, second = bench.key("object"), nonce(), nonce()
     version = await bench.store.put_if_absent(key, first, token=first)
     try:
@@ -198,8 +230,11 @@ async def create_if_absent(bench: CheckFolder) -> str:
     return ""
 
 
+@check(
+    "Replacing succeeds for the given version and for no other, because a change based on an "
+    "old version would undo another writer's."
+)
 async def replace_if_unchanged(bench: CheckFolder) -> str:
-    """A replacement succeeds on the version it names, and on no other."""
     key, texts = bench.key("object"), [nonce() for _ in range(4)]
     first = await bench.store.put_if_absent(key, texts[0], token=texts[0])
     second = await bench.store.put_if_unchanged(key, texts[1], first, token=texts[1])
@@ -226,8 +261,11 @@ async def replace_if_unchanged(bench: CheckFolder) -> str:
     return ""
 
 
+@check(
+    "Different contents have different versions, because otherwise a change in between is not "
+    "noticed."
+)
 async def version_changes(bench: CheckFolder) -> str:
-    """Every content has a version of its own, even of one size and within one instant."""
     key = bench.key("object")
     versions = [await bench.store.put(key, nonce()) for _ in range(ROUNDS * 2)]
     expect(
@@ -237,8 +275,11 @@ async def version_changes(bench: CheckFolder) -> str:
     return f"{len(versions)} contents, as many versions"
 
 
+@check(
+    "Whether equal bytes have equal versions is good to know: Headwater puts a nonce into "
+    "every conditionally written object, so both are fine."
+)
 async def identical_rewrite(bench: CheckFolder) -> str:
-    """Information: whether a version names a write or merely its bytes."""
     key, data = bench.key("object"), nonce()
     first = await bench.store.put(key, data)
     await bench.store.put(key, nonce())
@@ -248,8 +289,11 @@ async def identical_rewrite(bench: CheckFolder) -> str:
     return "every write has a version of its own"
 
 
-async def list_complete(bench: CheckFolder) -> str:
-    """All keys, in the order of their bytes, right after the last of them was written."""
+@check(
+    "A listing is ordered and complete right after a write or a delete, because recovery "
+    "lists objects that no index has yet."
+)
+async def list_(bench: CheckFolder) -> str:
     names = "0 9 A Z _ a-b a. a/b a/b-c a=c a_b ab a-z/1 a-z/10 a-z/9 z.1 z=1 zz".split()
     keys = [bench.key(name) for name in names]
     await for_each(keys, lambda key: bench.store.put(key, key.encode()))
@@ -264,8 +308,8 @@ async def list_complete(bench: CheckFolder) -> str:
     return f"{len(keys)} keys"
 
 
+@check("A listing begins strictly above a given key, because readers continue where they stopped.")
 async def list_start_after(bench: CheckFolder) -> str:
-    """A listing begins above the key it is given, whether that key exists or not."""
     keys = [bench.key(f"{number:02d}") for number in range(0, 20, 2)]
     await for_each(keys, lambda key: bench.store.put(key, b"x"))
     for start_after in (keys[4], bench.key("09"), keys[-1], f"{bench.folder}/"):
@@ -274,8 +318,8 @@ async def list_start_after(bench: CheckFolder) -> str:
     return ""
 
 
+@check("Listing folder a does not show ab, because one log must not see another's objects.")
 async def list_folder(bench: CheckFolder) -> str:
-    """A folder's listing holds what is in the folder and nothing whose name merely begins so."""
     inside = [bench.key("a/1"), bench.key("a/b/2")]
     outside = [bench.key(name) for name in ("a-b", "a=", "ab/1", "b/a/1")]
     for keys in (outside, inside):
@@ -285,8 +329,11 @@ async def list_folder(bench: CheckFolder) -> str:
     return ""
 
 
+@check(
+    "The folders below a folder are listed without their contents, because this is how "
+    "streams are found."
+)
 async def list_folders(bench: CheckFolder) -> str:
-    """The folders that hold something, and no objects beside them."""
     names = "a/1 a/b/2 a-b ab/1 a./x/y/z z".split()
     await for_each([bench.key(name) for name in names], lambda key: bench.store.put(key, b"x"))
     _compare(await _folders(bench), ["a", "a.", "ab"])
@@ -295,8 +342,8 @@ async def list_folders(bench: CheckFolder) -> str:
     return ""
 
 
+@check("A listing of more than one page is whole, because logs have more than 1,000 objects.")
 async def list_pages(bench: CheckFolder) -> str:
-    """A listing longer than one page is complete, in order, and can be taken up in the middle."""
     count = bench.sizes.listed
     if count < 1:
         raise CheckSkipped("0 objects requested")
@@ -317,8 +364,8 @@ async def list_pages(bench: CheckFolder) -> str:
     return f"{count:,} keys, {pages}"
 
 
+@check("Deleting is visible at once and may be repeated, because cleaning up is retried.")
 async def delete(bench: CheckFolder) -> str:
-    """A deleted object is gone for every kind of read; deleting an absent one succeeds."""
     key, again = bench.key("object"), nonce()
     await bench.store.put(key, nonce())
     await bench.store.delete(key)
@@ -330,8 +377,8 @@ async def delete(bench: CheckFolder) -> str:
     return ""
 
 
+@check("An object sent in parts reads back whole and as a stream, because segments are large.")
 async def large_object(bench: CheckFolder) -> str:
-    """An object sent in parts is one object, to be read whole or as a stream."""
     size = bench.sizes.large_bytes
     if size < 1:
         raise CheckSkipped("0 bytes requested")

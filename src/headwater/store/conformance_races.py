@@ -15,7 +15,7 @@ from headwater.core import limits
 from headwater.core.errors import AlreadyExists, Conflict, Contended
 from headwater.core.lease import Lease
 from headwater.core.retry import RetryPolicy
-from headwater.store.conformance_checks import CheckFolder, Violation, expect, nonce, run_all
+from headwater.store.conformance_checks import CheckFolder, Violation, check, expect, nonce, run_all
 from headwater.store.numbered_log import LeasedFloor, LogFloor, NumberedLog
 from headwater.store.objects import Object, Version
 from headwater.store.register import Register
@@ -42,8 +42,12 @@ class _Tally(msgspec.Struct, frozen=True):
     counts: list[int]
 
 
+@check(
+    "Of writers that replace the same version only one succeeds, because every other one "
+    "would erase an accepted change.",
+    is_race=True,
+)
 async def race_replace(bench: CheckFolder) -> str:
-    """Writers raise counts in one object by put-if-unchanged; every raise must remain."""
     writers, increments = bench.sizes.writers, bench.sizes.increments
     key, total = bench.key("tally"), writers * increments
     data, token = _encode([0] * writers)
@@ -97,8 +101,12 @@ def _decode(found: Object) -> _Tally:
         raise Violation(f"{found.meta.key} holds bytes that no writer wrote: {error}") from error
 
 
+@check(
+    "Of writers that create the same key exactly one succeeds, because a second one would "
+    "erase an accepted record.",
+    is_race=True,
+)
 async def race_create(bench: CheckFolder) -> str:
-    """Many create one key at once; one must win, and all must see what it wrote."""
     racers, keys = bench.sizes.racers, bench.sizes.keys
     wrong: list[str] = []
     for number in range(keys):
@@ -131,8 +139,11 @@ async def _create(bench: CheckFolder, key: str) -> tuple[bool, bytes]:
     return True, data
 
 
+@check(
+    "A register changed by many at once loses no change, because logs keep their heads in one.",
+    is_race=True,
+)
 async def race_register(bench: CheckFolder) -> str:
-    """Handles of one register change it at once; each change is a revision of its own."""
     writers, changes = bench.sizes.writers, bench.sizes.shared_changes
     key, total = bench.key("register"), writers * changes
     numbers: list[int] = []
@@ -180,8 +191,12 @@ class _RaceLog(NumberedLog):
         return self.leased_floor.floor
 
 
+@check(
+    "A numbered log appended to by many at once is dense and has each entry once, because the "
+    "queues and the tier's events are such logs.",
+    is_race=True,
+)
 async def race_numbered_log(bench: CheckFolder) -> str:
-    """Clients append to one log at once; the entries are dense and each is there once."""
     writers, changes = bench.sizes.writers, bench.sizes.shared_changes
     folder, total = f"{bench.folder}/log", writers * changes
     bench.keys |= {f"{folder}/{number:020d}" for number in range(total)}
