@@ -124,7 +124,7 @@ async def _uploader(
         stream,
         attempt,
         task,
-        timeout_ms=options.sink_timeout_ms,
+        timeout_ms=options.sink_timeout,
         batch_bytes=options.batch_bytes,
         compression=None if compression is None else Compression[compression.upper()],
     )
@@ -268,7 +268,7 @@ async def _commit(
     options: WriteOptions, attempt: CommitAttempt, tasks: Sequence[TaskUploads]
 ) -> None:
     stream = await open_target(options)
-    timeout_ms = options.sink_timeout_ms
+    timeout_ms = options.sink_timeout
     if not attempt.follows_on:
         await TransactionCommitter(stream, attempt, timeout_ms=timeout_ms).commit(tasks)
         return
@@ -283,7 +283,7 @@ async def _abort(
     options: WriteOptions, attempt: CommitAttempt, tasks: Sequence[TaskUploads]
 ) -> None:
     stream = await open_target(options)
-    await TransactionCommitter(stream, attempt, timeout_ms=options.sink_timeout_ms).abort(tasks)
+    await TransactionCommitter(stream, attempt, timeout_ms=options.sink_timeout).abort(tasks)
 
 
 def _uploads(messages: Messages) -> list[TaskUploads]:
@@ -299,7 +299,7 @@ def _attempt_of(messages: Messages, batch_id: int) -> CommitAttempt | None:
 
 def _check(options: WriteOptions, *, overwrite: bool) -> None:
     """Check the options before any task runs."""
-    check_timeout_ms(options.sink_timeout_ms)
+    check_timeout_ms(options.sink_timeout)
     check_batch_bytes(options.batch_bytes)
     if overwrite:
         raise Refused(

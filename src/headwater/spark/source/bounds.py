@@ -12,8 +12,8 @@ from headwater.buffer.queue import Descriptor
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import UNLIMITED
 from headwater.core.errors import Refused, RolledBack, Trimmed
-from headwater.spark.options import ReadOptions, TimeBound
-from headwater.spark.options.values import EARLIEST, LATEST, NEWEST_OFFSET, OLDEST_OFFSET
+from headwater.spark.option_values import EARLIEST, LATEST, NEWEST_OFFSET, OLDEST_OFFSET, TimeBound
+from headwater.spark.options import ReadOptions
 from headwater.spark.source.feed import Bounds, PartitionFeed
 from headwater.spark.source.offset import StreamPartition
 
@@ -56,9 +56,9 @@ async def starting_position(
         if found is None and not options.starts_at_latest:
             raise _no_record_so_late(feed, options.starting_time)
         return bounds.latest if found is None else found
-    offsets = options.starting_offsets
+    offsets: Any = default if options.starting_offsets is None else options.starting_offsets
     try:
-        return await _resolve_offset(feed, bounds, default if offsets is None else offsets)
+        return await _resolve_offset(feed, bounds, offsets)
     except Trimmed:
         wanted = QueuePosition(-1, offsets[feed.part.stream][feed.part.partition])
         loss = data_loss_before(feed.part, wanted, bounds.oldest, options.url)

@@ -22,8 +22,8 @@ from headwater.core import runtime
 from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import FOLLOW_POLL_BASE_S, FOLLOW_POLL_CAP_S
 from headwater.core.retry import PollBackoff
+from headwater.spark.option_values import LATEST
 from headwater.spark.options import ReadOptions
-from headwater.spark.options.values import LATEST
 from headwater.spark.source.bounds import (
     beyond_the_end,
     check_partitions_named,

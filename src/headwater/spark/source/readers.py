@@ -18,8 +18,8 @@ from headwater.core import portal
 from headwater.core.errors import HeadwaterError, Refused, Trimmed
 from headwater.spark import versions
 from headwater.spark.errors import plain_errors
+from headwater.spark.option_values import EARLIEST
 from headwater.spark.options import ReadOptions
-from headwater.spark.options.values import EARLIEST
 from headwater.spark.source import bounds
 from headwater.spark.source.bounds import data_loss_before
 from headwater.spark.source.checkpoint import gather_limited
