@@ -267,7 +267,14 @@ def parse_options(given: Mapping[str, str], mode: Mode) -> dict[str, Any]:
             misplaced.append(option)
     if misplaced:
         raise _misplaced(misplaced, mode)
-    return _with_url(parsed)
+    url, path = parsed.pop("url", None), parsed.pop("path", None)
+    if url is not None and path is not None and url != path:
+        raise Refused("the address is given twice, as a path and as option url: give one")
+    if url is None and path is None:
+        raise Refused(
+            'the address of the store is missing: .load("s3://bucket/prefix"), or option url'
+        )
+    return {"url": url or path, **parsed}
 
 
 def reading_mode(given: Mapping[str, str]) -> Mode:
@@ -282,18 +289,6 @@ def reading_mode(given: Mapping[str, str]) -> Mode:
             f"{' and '.join(of_streams)} out"
         )
     return Mode.READ_STREAM if of_streams else Mode.READ
-
-
-def _with_url(parsed: dict[str, Any]) -> dict[str, Any]:
-    """Put the address under `url`, also if it was given as `path`."""
-    url, path = parsed.pop("url", None), parsed.pop("path", None)
-    if url is not None and path is not None and url != path:
-        raise Refused("the address is given twice, as a path and as option url: give one")
-    if url is None and path is None:
-        raise Refused(
-            'the address of the store is missing: .load("s3://bucket/prefix"), or option url'
-        )
-    return {"url": url or path, **parsed}
 
 
 def _misplaced(options: Sequence[Option], mode: Mode) -> Refused:
