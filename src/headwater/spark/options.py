@@ -248,7 +248,7 @@ _INSTEAD: Final[dict[str, str]] = {
 _INSTEAD_BY_LOWER: Final = {name.lower(): text for name, text in _INSTEAD.items()}
 
 
-def parse_options(given: Mapping[str, str], mode: Mode) -> dict[str, Any]:
+def parse_options(options: Mapping[str, str], mode: Mode) -> dict[str, Any]:
     """The values of the given options, by name, and the address under `url`.
 
     As in Spark, case does not count in names of options. The value of an unknown option is never
@@ -256,7 +256,7 @@ def parse_options(given: Mapping[str, str], mode: Mode) -> dict[str, Any]:
     """
     parsed: dict[str, Any] = {}
     misplaced = []
-    for name, text in given.items():
+    for name, text in options.items():
         option = _BY_LOWER.get(name.lower())
         if option is None:
             if name.lower() not in _IGNORED:
@@ -313,12 +313,12 @@ def _unknown(name: str, mode: Mode) -> Refused:
     if lower.startswith("kafka."):
         return Refused(f"there is no option {name}: there is no Kafka client to configure here")
     kind, side = ("reading", READING) if mode in READING else ("writing", WRITING)
-    known = {option.name: option for option in OPTIONS.values() if option.modes & side}
-    near = closest(name, known)
+    options = {option.name: option for option in OPTIONS.values() if option.modes & side}
+    near = closest(name, options)
     if near is not None:
-        where = "" if mode in known[near].modes else f", an option of {_where(known[near])}"
+        where = "" if mode in options[near].modes else f", an option of {_where(options[near])}"
         return Refused(f"there is no option {name}; did you mean {near}{where}?")
-    return Refused(f"there is no option {name}; for {kind} there are {', '.join(sorted(known))}")
+    return Refused(f"there is no option {name}; for {kind} there are {', '.join(sorted(options))}")
 
 
 @dataclass(frozen=True, kw_only=True)

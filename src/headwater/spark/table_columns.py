@@ -214,10 +214,10 @@ def with_table_names(table: Table, columns: pa.Schema) -> pa.Schema:
 
     Spark treats `ID` and `id` as one column by default, and could not read a table with both.
     """
-    known = [field.name for field in table.schema().fields]
-    stored_name = {name.lower(): name for name in known}
+    stored = [field.name for field in table.schema().fields]
+    stored_name = {name.lower(): name for name in stored}
     names = [
-        name if name in known else stored_name.get(name.lower(), name) for name in columns.names
+        name if name in stored else stored_name.get(name.lower(), name) for name in columns.names
     ]
     return pa.schema(field.with_name(name) for field, name in zip(columns, names, strict=True))
 

@@ -143,9 +143,9 @@ async def read_your_write(bench: CheckFolder) -> str:
     for number in range(ROUNDS):
         key, data = bench.key(f"object-{number}"), b"written " + nonce()
         version = await bench.store.put(key, data)
-        found = await bench.store.get(key)
-        expect(found.data == data, "a read right after a write gave other bytes")
-        expect(found.version == version, f"written as {version}, read as {found.version}")
+        stored = await bench.store.get(key)
+        expect(stored.data == data, "a read right after a write gave other bytes")
+        expect(stored.version == version, f"written as {version}, read as {stored.version}")
     return f"{ROUNDS} objects"
 
 
@@ -158,8 +158,8 @@ async def overwrite(bench: CheckFolder) -> str:
     for number in range(ROUNDS):
         data = b"content %d " % number + nonce()
         await bench.store.put(key, data)
-        found = await bench.store.get(key)
-        expect(found.data == data, f"after overwrite {number} a read gave an earlier content")
+        stored = await bench.store.get(key)
+        expect(stored.data == data, f"after overwrite {number} a read gave an earlier content")
     return f"{ROUNDS} contents of one object"
 
 
@@ -167,9 +167,9 @@ async def overwrite(bench: CheckFolder) -> str:
 async def empty_object(bench: CheckFolder) -> str:
     key = bench.key("object")
     await bench.store.put(key, b"")
-    found = await bench.store.get(key)
+    stored = await bench.store.get(key)
     size_bytes = (await bench.store.head(key)).size_bytes
-    expect(len(found.data) == 0 and size_bytes == 0, f"no bytes became {size_bytes}")
+    expect(len(stored.data) == 0 and size_bytes == 0, f"no bytes became {size_bytes}")
     return ""
 
 
@@ -177,9 +177,9 @@ async def empty_object(bench: CheckFolder) -> str:
 async def head(bench: CheckFolder) -> str:
     key, data = bench.key("object"), b"described " + nonce()
     await bench.store.put(key, data)
-    meta, found = await bench.store.head(key), await bench.store.get(key)
+    meta, stored = await bench.store.head(key), await bench.store.get(key)
     expect(meta.size_bytes == len(data), f"{len(data)} bytes are said to be {meta.size_bytes}")
-    expect(meta.version == found.version, f"head says {meta.version}, get {found.version}")
+    expect(meta.version == stored.version, f"head says {meta.version}, get {stored.version}")
     expect(await _is_absent(bench, bench.key("nothing")), "an object that was not written exists")
     return ""
 
@@ -205,12 +205,12 @@ async def ranges(bench: CheckFolder) -> str:
     }
     for name, (byte_range, expected) in wanted.items():
         try:
-            found = await bench.store.get(key, byte_range)
+            stored = await bench.store.get(key, byte_range)
         except Unavailable as error:
             await bench.store.get(key)  # if this fails as well, it was not the range
             raise Violation(f"{name} cannot be read though the whole can: {error}") from error
-        expect(found.data == expected, f"{name}: {len(found.data)} bytes, or other ones, came")
-        expect(found.version == version, f"{name} came with another version than the whole")
+        expect(stored.data == expected, f"{name}: {len(stored.data)} bytes, or other ones, came")
+        expect(stored.version == version, f"{name} came with another version than the whole")
     return f"{len(wanted)} ranges"
 
 
@@ -238,9 +238,9 @@ async def replace_if_unchanged(bench: CheckFolder) -> str:
     key, texts = bench.key("object"), [nonce() for _ in range(4)]
     first = await bench.store.put_if_absent(key, texts[0], token=texts[0])
     second = await bench.store.put_if_unchanged(key, texts[1], first, token=texts[1])
-    found = await bench.store.get(key)
-    expect(found.data == texts[1], "an accepted replacement is not there")
-    expect(found.version == second, "an accepted replacement has another version than answered")
+    stored = await bench.store.get(key)
+    expect(stored.data == texts[1], "an accepted replacement is not there")
+    expect(stored.version == second, "an accepted replacement has another version than answered")
     try:
         await bench.store.put_if_unchanged(key, texts[2], first, token=texts[2])
     except Conflict as refused:
@@ -393,8 +393,8 @@ async def large_object(bench: CheckFolder) -> str:
 
     version = await bench.store.put_stream(key, parts())
     expected = b"".join([part async for part in parts()])
-    found = await bench.store.get(key)
-    expect(found.data == expected, "an object sent in parts is not what was sent")
+    stored = await bench.store.get(key)
+    expect(stored.data == expected, "an object sent in parts is not what was sent")
     read = 0
     try:
         async for chunk in bench.store.get_stream(key):
@@ -405,7 +405,7 @@ async def large_object(bench: CheckFolder) -> str:
         raise Violation(f"a stream cannot be read though the whole can: {error}") from error
     expect(read == size, f"a stream of {size:,} bytes ended after {read:,}")
     # Nothing is ever replaced on the strength of this answer, and several servers get it wrong.
-    note = "" if found.version == version else "; the answer named another version (not relied on)"
+    note = "" if stored.version == version else "; the answer named another version (not relied on)"
     return f"{size / MIB:.0f} MiB{note}"
 
 

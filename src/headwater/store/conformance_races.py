@@ -63,14 +63,14 @@ async def race_replace(bench: CheckFolder) -> str:
             bench.advance(accepted, total)
 
     await run_all(write(me) for me in range(writers))
-    found = sum(_decode(await bench.store.get(key)).counts)
+    counted = sum(_decode(await bench.store.get(key)).counts)
     expect(
-        found >= accepted,
-        f"{accepted - found} of {accepted} accepted updates were lost without an error ({writers} "
-        f"writers, put-if-unchanged on one object). {MUST_NOT_BE_USED}",
+        counted >= accepted,
+        f"{accepted - counted} of {accepted} accepted updates were lost without an error ("
+        f"{writers} writers, put-if-unchanged on one object). {MUST_NOT_BE_USED}",
     )
-    expect(found <= accepted, f"{found - accepted} updates more than the {accepted} accepted")
-    return f"{writers} writers × {increments} updates: {found:,} of {total:,}"
+    expect(counted <= accepted, f"{counted - accepted} updates more than the {accepted} accepted")
+    return f"{writers} writers × {increments} updates: {counted:,} of {total:,}"
 
 
 async def _increment(
@@ -94,11 +94,11 @@ def _encode(counts: list[int]) -> tuple[bytes, bytes]:
     return msgspec.json.encode(_Tally(token.decode(), counts)), token
 
 
-def _decode(found: Object) -> _Tally:
+def _decode(stored: Object) -> _Tally:
     try:
-        return msgspec.json.decode(found.data, type=_Tally)
+        return msgspec.json.decode(stored.data, type=_Tally)
     except msgspec.DecodeError as error:
-        raise Violation(f"{found.meta.key} holds bytes that no writer wrote: {error}") from error
+        raise Violation(f"{stored.meta.key} holds bytes that no writer wrote: {error}") from error
 
 
 @check(
@@ -161,8 +161,8 @@ async def race_register(bench: CheckFolder) -> str:
 
     names = [f"writer-{me}" for me in range(writers)]
     await run_all(write(name) for name in names)
-    found = (await Register(bench.store, key, Counts).read()).value
-    lost = {name: changes - found.get(name, 0) for name in names if found.get(name) != changes}
+    counts = (await Register(bench.store, key, Counts).read()).value
+    lost = {name: changes - counts.get(name, 0) for name in names if counts.get(name) != changes}
     expect(not lost, f"changes lost per writer: {lost}. {MUST_NOT_BE_USED}")
     expect(
         sorted(numbers) == list(range(1, total + 1)),

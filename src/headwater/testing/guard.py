@@ -149,7 +149,7 @@ def _listen() -> None:
 
 @functools.cache
 def _replacements() -> list[_Replacement]:
-    found = []
+    replacements = []
     for table, guarding in ((_REPLACED, _for_headwater), (_REPLACED_FOR_ALL, _for_all)):
         for module_name, names in table.items():
             module = importlib.import_module(module_name)
@@ -157,8 +157,10 @@ def _replacements() -> list[_Replacement]:
                 original = getattr(module, name, None)
                 if original is not None:
                     what = f"{module_name}.{name.lstrip('_')}"
-                    found.append(_Replacement(module, name, original, guarding(original, what)))
-    return found
+                    replacements.append(
+                        _Replacement(module, name, original, guarding(original, what))
+                    )
+    return replacements
 
 
 def _for_headwater(original: Callable[..., Any], what: str) -> Callable[..., Any]:

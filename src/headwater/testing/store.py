@@ -111,11 +111,11 @@ class FaultyStore(Backend):
 
     async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
         await self._before("get", key)
-        found = await self._inner.get(key, byte_range)
-        if len(found.data) and self._strikes("short_body", "get", key):
-            found = Object(found.meta, found.data[: self._random.randrange(len(found.data))])
+        answer = await self._inner.get(key, byte_range)
+        if len(answer.data) and self._strikes("short_body", "get", key):
+            answer = Object(answer.meta, answer.data[: self._random.randrange(len(answer.data))])
         await self._after("get", key)
-        return found
+        return answer
 
     async def head(self, key: str) -> ObjectMeta:
         await self._before("head", key)

@@ -156,11 +156,11 @@ _open_appendings: dict[tuple[str, str, str], _OpenAppending] = {}
 
 def take_appending(stream: Stream, attempt: CommitAttempt) -> CommitAppender:
     """Take the query's open partitions for one commit, so that no other commit uses them."""
-    found = _open_appendings.pop(_appending_key(stream, attempt), None)
+    kept_open = _open_appendings.pop(_appending_key(stream, attempt), None)
     # Another configuration may have more partitions.
-    if found is None or found.stream.config != stream.config:
+    if kept_open is None or kept_open.stream.config != stream.config:
         return CommitAppender(stream, attempt.application)
-    return found.appending
+    return kept_open.appending
 
 
 async def keep_appending(stream: Stream, attempt: CommitAttempt, appending: CommitAppender) -> None:
@@ -298,7 +298,7 @@ def _uploads(messages: Messages) -> list[TaskUploads]:
 
 
 def _attempt_of(messages: Messages, batch_id: int) -> CommitAttempt | None:
-    found = {one.attempt for one in messages if isinstance(one, TaskCommitMessage)}
-    if len(found) > 1 or any(one.version != batch_id for one in found):
-        raise Bug(f"micro-batch {batch_id}: its tasks belong to {sorted(map(str, found))}")
-    return found.pop() if found else None
+    attempts = {one.attempt for one in messages if isinstance(one, TaskCommitMessage)}
+    if len(attempts) > 1 or any(one.version != batch_id for one in attempts):
+        raise Bug(f"micro-batch {batch_id}: its tasks belong to {sorted(map(str, attempts))}")
+    return attempts.pop() if attempts else None

@@ -66,8 +66,8 @@ async def plan_batch(options: ReadOptions) -> list[SlicePartition]:
     feeds = [PartitionFeed(stream, part.partition) for stream, part in parts_of(streams, options)]
     parts = [feed.part for feed in feeds]
     bounds.check_partitions_named(options, parts)
-    found = await gather_limited(_slices(feed, options) for feed in feeds)
-    return to_tasks(zip(feeds, found, strict=True), options)
+    slices = await gather_limited(_slices(feed, options) for feed in feeds)
+    return to_tasks(zip(feeds, slices, strict=True), options)
 
 
 async def _slices(feed: PartitionFeed, options: ReadOptions) -> list[Slice]:
