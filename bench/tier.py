@@ -84,7 +84,7 @@ def epoch_at(number: int) -> int:
 
 
 def segment(number: int, custom: bytes | None) -> SegmentMetadata:
-    """The copy of the segment with this number; the last one of an epoch has the next one's begin."""
+    """The copy of the segment with this number; in the last one of an epoch the next begins."""
     start = 1 + number * SEGMENT_LSNS
     epoch = epoch_at(number)
     epochs: Epochs = ((epoch, start),)

@@ -34,7 +34,7 @@ import pyarrow as pa
 from headwater.buffer.consumer import ConsumedBatch, FetchHandle, UnreadableBatch
 from headwater.buffer.consumer.consumed_batch import ReaderColumns
 from headwater.buffer.conversion import Inexact, all_nullable, exact_cast, first_null, is_strict
-from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.queue.contract import BatchTrimmed, Descriptor
 from headwater.buffer.stream import Stream, handle
 from headwater.buffer.stream.config import StreamConfig, StreamRegister, with_changes
 from headwater.buffer.stream.schema import schema_version, withdraw_replacement
@@ -42,7 +42,7 @@ from headwater.buffer.stream.settings import RetypeNeeded, check_alterable
 from headwater.buffer.transaction.holds import Holds, holds_register
 from headwater.buffer.types import field_text
 from headwater.core import runtime
-from headwater.core.errors import Contended, Damaged, HeadwaterError, NotFound, Refused, Trimmed
+from headwater.core.errors import Contended, Damaged, HeadwaterError, NotFound, Refused
 
 READ_AT_ONCE: Final = 8
 """Batches that are fetched and checked concurrently."""
@@ -68,8 +68,8 @@ class RetainedBatches:
         while (self._last is None and end) or (self._last is not None and self._last + 1 < end):
             try:
                 found = await self._queue_reader.after(self._last, READ_AT_ONCE)
-            except Trimmed as trimmed:
-                self._last = trimmed.floor - 1
+            except BatchTrimmed as trimmed:
+                self._last = trimmed.floor_sequence - 1
                 continue
             if not found:
                 return
@@ -84,7 +84,8 @@ class RetainedBatches:
         try:
             await self._visit(await self._handle.fetch(descriptor))
         except UnreadableBatch as error:
-            if descriptor.sequence >= await self._queue_reader.floor():  # else deleted meanwhile
+            floor = await self._queue_reader.floor()
+            if descriptor.sequence >= floor.sequence:  # else deleted meanwhile
                 await self._visit(error)
 
 

@@ -3,7 +3,7 @@
     with BlockingProducer.open("s3://bucket/root", "orders") as producer:
         producer.produce([b"a", b"b"]).result()
 
-Calls are kept on the caller's own thread; the event loop that sends them runs on a thread that all
+Calls are buffered on the caller's thread; the event loop that sends them runs on a thread that all
 blocking objects of the process share.
 
 A producer that is not closed is closed when it is dropped, or when the process ends: its event loop
@@ -77,7 +77,7 @@ class BlockingProducer(BaseProducer):
     ) -> BlockingProducer:
         """A producer of the stream `name` at an address or in a store, or of an open stream.
 
-        A store that is handed in is used on the event loop of the blocking objects: while the
+        A store that you pass is used on the event loop of the blocking objects: while the
         producer is open, do not use it on another event loop.
         """
         home = portal.shared()
@@ -181,7 +181,7 @@ class BlockingProducer(BaseProducer):
         return self._keep(lambda: self._serializer.rows(listed, metadata, partition), listed)
 
     def flush(self) -> None:
-        """Send what was gathered and wait until everything produced so far is accepted."""
+        """Send everything buffered, and wait until all of it is accepted."""
         self._portal.call(self._producer.flush())
 
     def close(self) -> None:
