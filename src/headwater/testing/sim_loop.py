@@ -136,8 +136,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     ) -> SimHandle:
         if self._closed:
             raise RuntimeError("the simulation is over")
-        if context is None:
-            context = contextvars.copy_context()
+        context = context or contextvars.copy_context()
         timer = SimHandle(callback, args, context, context.get(GROUP), None, self, when)
         self._set_timer(when, timer)
         return timer
@@ -373,9 +372,6 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     # The end.
 
-    def _pending(self) -> list[SimTask[Any]]:
-        return [task for task in self._tasks if not _over(task)]
-
     def _unhandled(self) -> list[SimTask[Any]]:
         failed = [task for task in self._tasks if task.done() and task._log_traceback]
         return [task for task in failed if task.group is None or task.group.alive]
@@ -383,7 +379,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _drain(self) -> None:
         """Cancel tasks that `main` left, close generators, and raise errors that were not seen."""
         for _ in range(_DRAIN_ROUNDS):
-            pending = self._pending()
+            pending = [task for task in self._tasks if not _over(task)]
             for task in pending:
                 task.cancel()
             # Generators afterwards: one that a task still iterates cannot be closed.
