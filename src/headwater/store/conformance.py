@@ -273,9 +273,9 @@ class _SuiteRun:
             self.watcher(CheckProgress(check.name, number * total + done, rounds * total))
 
         folder = f"{self.folder}/{check.name}-{number}"
-        bench = CheckFolder(self.store, folder, self.sizes, advance, self.keys)
+        target = CheckFolder(self.store, folder, self.sizes, advance, self.keys)
         try:
-            return "pass", await check.run(bench)
+            return "pass", await check.run(target)
         except Violation as violation:
             return "fail", self._shortened(str(violation))
         except CheckSkipped as reason:
