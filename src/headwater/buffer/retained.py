@@ -73,8 +73,8 @@ class RetainedBatches:
         while (-1 if self._last is None else self._last) + 1 < end:
             try:
                 batches = await self._queue_reader.after(self._last, READ_AT_ONCE)
-            except Trimmed as trimmed:
-                self._last = trimmed.floor - 1
+            except BatchTrimmed as trimmed:
+                self._last = trimmed.floor_sequence - 1
                 continue
             if not batches:
                 return
