@@ -15,9 +15,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pyarrow.parquet as pq
 
-from bench._findings import Goal, Section
+from bench._report import Goal, Section
 from bench._slow_store import REQUEST_S, SlowBackend
 from bench._tier_eventlog import in_virtual_time
 from bench._tier_segments import log_of, ratio, records, segment_of, values
@@ -51,7 +52,7 @@ def reader_of(store: Store, segments: Sequence[EncodedSegment]) -> LogReader:
     """One that has nothing in its cache yet, and no log but the tier."""
     pieces = [
         CoverPiece(
-            one.started(broker_id=1, event_timestamp_ms=0, publisher_epoch=1),
+            msgspec.structs.replace(one.metadata, custom_metadata=one.receipt.custom_metadata(1)),
             range(one.description.first_lsn, one.description.last_lsn + 1),
         )
         for one in segments
@@ -86,7 +87,7 @@ def computing(rows: int, rounds: int) -> Section:
             store = open_store(f"file://{folder}")
             for one in segments:
                 asyncio.run(ObjectStorage(store).copy(one))
-            paths = [Path(folder) / segment_key(one.segment_id) for one in segments]
+            paths = [Path(folder) / segment_key(one.description.identity) for one in segments]
             ours, theirs = _measured(store, segments, paths, rounds)
         row = [kind]
         for mine, plain in zip(ours, theirs, strict=True):
@@ -154,7 +155,7 @@ async def _raw_gets(store: Store, segments: Sequence[EncodedSegment], *, footers
 
     async def ask() -> None:
         for one in wanted:
-            key = segment_key(one.segment_id)
+            key = segment_key(one.description.identity)
             if footers:
                 await store.get(key, ByteRange(-one.receipt.footer_bytes))
             for group in one.description.row_groups:

@@ -31,6 +31,7 @@ NAMES = SettingNames(
     ["linger_ms", "batch_bytes", "partitioner"],
     aliases={"batch.size": "batch_bytes"},
     refused={"bootstrap.servers": "there are no brokers"},
+    fixed={"acks": (("all", "-1"), "records are accepted once they are durable")},
 )
 
 
@@ -48,7 +49,7 @@ def test_without_a_close_name_all_are_listed() -> None:
 
 
 def test_settings_are_found_under_our_name_and_under_kafkas() -> None:
-    given = {"linger.ms": 5, "batch.size": 10, "partitioner": "key"}
+    given = {"linger.ms": 5, "batch.size": 10, "partitioner": "key", "acks": "ALL"}
     assert NAMES.resolve(given) == {
         "linger_ms": ("linger.ms", 5),
         "batch_bytes": ("batch.size", 10),
@@ -64,6 +65,7 @@ def test_settings_are_found_under_our_name_and_under_kafkas() -> None:
         ({"linger.m": 5}, "did you mean linger.ms?"),
         ({"xyz": 5}, "xyz is not a setting of a producer; known: batch_bytes, linger_ms, part"),
         ({"bootstrap.servers": "a:1"}, "bootstrap.servers is not a setting of a producer: there"),
+        ({"acks": 1}, "acks is always all, not 1: records are accepted once they are durable"),
         (
             {"batch.size": 1, "batch_bytes": 1},
             "batch.size and batch_bytes are the same setting: give one of them",

@@ -84,18 +84,24 @@ class SettingNames:
         *,
         aliases: Mapping[str, str] | None = None,
         refused: Mapping[str, str] | None = None,
+        fixed: Mapping[str, tuple[tuple[str, ...], str]] | None = None,
     ) -> None:
         """`kind` completes "is not a setting of …". `refused` gives the reason for names that
-        have no meaning here."""
+        have no meaning here, `fixed` the accepted values and the reason for those that no user
+        can change; the first value is shown."""
         self._kind = kind
         self._names = frozenset(names)
         self._aliases = dict(aliases or {})
         self._refused = dict(refused or {})
+        self._fixed = dict(fixed or {})
 
     def resolve(self, given: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
         """Our name for each setting, with the given spelling (for errors) and the value."""
         resolved: dict[str, tuple[str, Any]] = {}
         for spelling, value in given.items():
+            if spelling in self._fixed:
+                self._check_fixed(spelling, value)
+                continue
             name = self._name_of(spelling)
             if name in resolved:
                 raise Refused(
@@ -114,6 +120,11 @@ class SettingNames:
         hint = closest(spelling, [*self._names, *self._aliases, *dotted])
         end = f"; did you mean {hint}?" if hint else f"; known: {', '.join(sorted(self._names))}"
         raise Refused(f"{spelling} is not a setting of {self._kind}{end}")
+
+    def _check_fixed(self, spelling: str, value: object) -> None:
+        accepted, why = self._fixed[spelling]
+        if str(value).lower() not in accepted:
+            raise Refused(f"{spelling} is always {accepted[0]}, not {value!r}: {why}")
 
 
 # Values
