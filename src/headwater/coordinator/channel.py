@@ -16,7 +16,13 @@ from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from headwater.coordinator.delta import ChannelConfig, Durability
-from headwater.coordinator.errors import ApplyFailed, Backpressure, Termination, WriteTimeout
+from headwater.coordinator.errors import (
+    ApplyFailed,
+    Backpressure,
+    Termination,
+    WriteTimeout,
+    message_of,
+)
 from headwater.coordinator.watermarks import STORAGE_FLUSHES, CoordinatorMetrics, WriteWatermarks
 from headwater.core.errors import Refused
 
@@ -251,7 +257,7 @@ class WriteHandle(Generic[R]):
                     self._waiting.pop(future, None)
         # A new error for each caller: a shared one would collect every raiser's frames.
         if self._refusal is not None:
-            raise ApplyFailed.of(self._write_epoch, self._refusal) from self._refusal
+            raise ApplyFailed(self._write_epoch, message_of(self._refusal)) from self._refusal
         if self._termination is not None:
             raise self._termination.error(self.write)
 

@@ -17,6 +17,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from headwater.core import limits
 from headwater.core.errors import Refused
+from headwater.core.settings import check_above_zero, whole_number
 
 W_contra = TypeVar("W_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
@@ -111,12 +112,11 @@ class CoordinatorConfig:
     """How long `stop` repeats a flush whose error may pass."""
 
     def __post_init__(self) -> None:
-        for name in ("queue_capacity", "max_frozen"):
-            if not isinstance(getattr(self, name), int):
-                raise Refused(f"{name} is {getattr(self, name)!r}: it must be a whole number")
-        for name in ("queue_capacity", "flush_interval_s", "flush_size_bytes", "max_frozen"):
-            if not getattr(self, name) > 0:
-                raise Refused(f"{name} is {getattr(self, name)}: it must be above 0")
+        check_above_zero(
+            self, "queue_capacity", "flush_interval_s", "flush_size_bytes", "max_frozen"
+        )
+        whole_number("queue_capacity", self.queue_capacity)
+        whole_number("max_frozen", self.max_frozen)
         if not self.stop_grace_s >= 0:
             raise Refused(f"stop_grace_s is {self.stop_grace_s}: it must be 0 or more")
 

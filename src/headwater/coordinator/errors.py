@@ -2,8 +2,8 @@
 
 HeadwaterError
 ├── Unavailable
-│   ├── Backpressure       the channel is full: the error holds the write, try it again later
-│   └── WriteTimeout       the channel stayed full for the caller's time limit: the same
+│   └── Backpressure       the channel is full: the error holds the write, try it again later
+│       └── WriteTimeout   it stayed full for the caller's time limit
 ├── Refused
 │   ├── ApplyFailed        the delta refused this write; it took a write epoch, nothing changed
 │   └── Shutdown           the coordinator was stopped; the error holds a write not applied
@@ -35,12 +35,8 @@ class Backpressure(Unavailable):
         self.write = write
 
 
-class WriteTimeout(Unavailable):
-    """The channel stayed full. `write` is the refused write."""
-
-    def __init__(self, message: str, *, write: Any) -> None:
-        super().__init__(message)
-        self.write = write
+class WriteTimeout(Backpressure):
+    """The channel stayed full for the caller's time limit."""
 
 
 class ApplyFailed(Refused):
@@ -50,10 +46,6 @@ class ApplyFailed(Refused):
         super().__init__(f"write epoch {write_epoch}: {message}")
         self.write_epoch = write_epoch
         self.message = message
-
-    @classmethod
-    def of(cls, write_epoch: int, error: BaseException) -> ApplyFailed:
-        return cls(write_epoch, message_of(error))
 
 
 class Shutdown(Refused):
@@ -82,11 +74,6 @@ class Termination:
 
     def __init__(self, cause: BaseException | None = None) -> None:
         self.cause = cause
-
-    @property
-    def is_stop(self) -> bool:
-        """Whether everything that was applied was written before."""
-        return self.cause is None
 
     def error(self, write: Any = None) -> HeadwaterError:
         """A new error for each caller: a shared one would collect every raiser's frames."""

@@ -173,7 +173,7 @@ class ViewSubscriber(Generic[D, V, S]):
             self._wake()
             # After a stop the subscriber still processes the queued views; after a failure it may
             # not come back for them.
-            if not self._views or not termination.is_stop:
+            if not self._views or termination.cause is not None:
                 self._processed.terminate(termination)
             else:
                 self._processed.terminate_beyond(self._views[-1].written, termination)
