@@ -66,7 +66,6 @@ class CommitToken(NamedTuple):
     """Whether a streaming query writes: it repeats its last version, never an earlier one."""
 
     def summary(self) -> dict[str, str]:
-        """The properties for the snapshot's summary."""
         return {APP: self.app, VERSION: str(self.version), WRITER: self.writer}
 
 
@@ -254,7 +253,6 @@ class _SameFloor(ValidatableTableRequirement):
     def validate(  # type: ignore[override]
         self, base_metadata: TableMetadata | None
     ) -> None:
-        """Raise `CommitFailedException` if the floor has changed."""
         now = None if base_metadata is None else base_metadata.properties.get(FLOOR)
         if now != self.floor:
             raise CommitFailedException(f"orphans were removed meanwhile, up to {now}")

@@ -128,7 +128,6 @@ class Pointers:
         return pointer.metadata_location
 
     async def was_used(self, namespace: str, table: str) -> bool:
-        """Whether a table has or ever had this name."""
         return await self._read_pointer(_full_name(namespace, table)) is not None
 
     async def point(

@@ -130,7 +130,6 @@ class PartitionCache:
 
     @property
     def segment_count(self) -> int:
-        """How many segments are listed."""
         return len(self.table)
 
     @property

@@ -197,7 +197,6 @@ class EventReplay:
         use again."""
 
     async def apply(self, item: ReplayItem) -> None:
-        """Apply the next item."""
         if isinstance(item, TierCache):
             self.cache = item
         elif isinstance(item, MissingEvents):

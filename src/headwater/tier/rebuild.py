@@ -153,7 +153,6 @@ class PartitionRebuild:
         self._gone: list[SegmentMetadata] = []
 
     async def run(self) -> RebuiltPartition:
-        """Complete the state, and return it."""
         partition, cache = self._partition, self._replay.cache
         start = await LogStartRegister(self._store, partition).read()
         first_lsn = 0 if start is None else start.first_lsn
@@ -268,7 +267,6 @@ class PartitionRebuild:
 
 
 def _overlaps(segment: SegmentMetadata, ranges: Sequence[range]) -> bool:
-    """Whether a segment has any of these LSNs."""
     return any(
         one.start <= segment.end_offset and segment.start_offset < one.stop for one in ranges
     )

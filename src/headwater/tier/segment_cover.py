@@ -96,7 +96,6 @@ def dense_end(pieces: Iterable[CoverPiece], first_lsn: int) -> int:
 
 
 def overlap(one: range, other: range) -> range:
-    """The LSNs that two ranges share."""
     return range(max(one.start, other.start), min(one.stop, other.stop))
 
 

@@ -92,7 +92,6 @@ class ConnectionErrors:
 
 
 def error_of(raised: KafkaException) -> KafkaError:
-    """The error in a client's exception."""
     error = raised.args[0]
     assert isinstance(error, KafkaError)
     return error
@@ -313,7 +312,6 @@ Headers: TypeAlias = list[tuple[str, str | bytes | None]]
 
 
 def epoch_headers(publisher_epoch: int | None) -> Headers:
-    """The headers of an event."""
     if publisher_epoch is None:
         return []
     check_epoch(publisher_epoch)

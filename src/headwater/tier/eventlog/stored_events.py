@@ -102,7 +102,6 @@ def read_event_object(key: str, data: bytes | memoryview) -> tuple[uuid.UUID, Ev
 
 
 def token_of(data: bytes | memoryview) -> bytes:
-    """The token of the attempt that wrote an object."""
     return bytes(data[_TOKEN])
 
 
@@ -132,7 +131,6 @@ class StoredEvents(NumberedLog):
         return (await self.floors.read()).position
 
     async def publish(self, payload: bytes, publisher_epoch: int | None) -> int:
-        """Append an event; returns its offset."""
 
         def event_at(offset: int) -> EventDelivered:
             return EventDelivered(self.partition, offset, payload, publisher_epoch)
@@ -210,7 +208,6 @@ async def load_snapshot(
 
 
 def snapshot_key(events: StoredEvents, floor: PartitionFloor) -> str:
-    """The key of the snapshot below the floor."""
     if floor.snapshot is None:
         raise Corrupt(f"{events.floors.key} names no snapshot of the events before {floor.floor}")
     return events.keys.snapshot(floor.floor - 1, floor.snapshot.token)

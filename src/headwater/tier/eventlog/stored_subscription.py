@@ -47,7 +47,6 @@ class PartitionFollower:
         self._task = runtime.spawn(self._run(), name=name)
 
     def take(self) -> LogItem | None:
-        """The next item, if one was fetched."""
         if not self._items:
             return None
         if len(self._items) == limits.EVENTS_READY:

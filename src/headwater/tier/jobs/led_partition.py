@@ -109,7 +109,6 @@ class ItemFailures:
                 raise error
 
     def raise_first(self) -> None:
-        """Raise the first error, if there was one."""
         if self.first is not None:
             raise self.first
 
@@ -216,7 +215,6 @@ class LedPartition:
         await self._walk_tiered()
 
     async def _first_piece(self) -> CoverPiece | None:
-        """The oldest piece of the cover."""
         async with aclosing(walk_cover(self.metadata.state, 0, END_LSN)) as pieces:
             async for piece in pieces:
                 return piece

@@ -76,7 +76,6 @@ class SegmentEncoder:
         self._pending_rows = 0
 
     def add(self, group: Group) -> None:
-        """Add the next group of the log."""
         if group.first_lsn != self._next_lsn or group.last_lsn > self._plan.last_lsn:
             raise Refused(
                 f"LSNs {group.first_lsn} to {group.last_lsn}, but {self._next_lsn} to "
@@ -91,7 +90,6 @@ class SegmentEncoder:
         self._next_lsn = group.last_lsn + 1
 
     def finish(self) -> EncodedSegment:
-        """Return the segment, after all groups."""
         if self._next_lsn <= self._plan.last_lsn:
             raise Refused(f"LSNs {self._next_lsn} to {self._plan.last_lsn} are missing")
         if self._pending:
@@ -181,7 +179,6 @@ class SegmentEncoder:
             self._write_row_group()
 
     def _write_row_group(self) -> None:
-        """Write the pending rows as one row group."""
         table = pa.Table.from_batches(self._pending)
         self._pending, self._pending_bytes, self._pending_rows = [], 0, 0
         if self._writer is None and self._columns is not None:

@@ -114,7 +114,6 @@ class ObjectRanges:
         return len(self._end)
 
     async def read(self, start: int, end: int) -> memoryview:
-        """The bytes [start, end)."""
         held_from = self.size_bytes - len(self._end)
         if start >= held_from:
             return self._end[start - held_from : end - held_from]
