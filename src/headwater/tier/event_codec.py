@@ -345,7 +345,7 @@ class FieldReader:
         if at < len(self._data) and self._data[at] == 0:
             self.at = at + 1
             return {}
-        found: dict[int, bytes] = {}
+        fields: dict[int, bytes] = {}
         elements = self.uvarint()
         if elements * 2 > self.left():
             raise self.corrupt(f"{elements:,} tagged fields do not fit into the rest", at)
@@ -353,11 +353,11 @@ class FieldReader:
             tag, size = self.uvarint(), self.uvarint()
             if size > self.left():
                 raise self.corrupt(f"tag {tag} has {size:,} bytes, and {self.left()} are left")
-            if tag in found:
+            if tag in fields:
                 raise self.corrupt(f"tag {tag} comes twice")
-            found[tag] = self._data[self.at : self.at + size]
+            fields[tag] = self._data[self.at : self.at + size]
             self.at += size
-        return found
+        return fields
 
     def corrupt(self, why: str, at: int | None = None) -> Corrupt:
         return Corrupt(f"metadata event, offset {self.at if at is None else at}: {why}")

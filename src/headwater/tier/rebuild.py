@@ -239,7 +239,7 @@ class PartitionRebuild:
 
     async def _open_objects(self) -> AsyncIterator[tuple[SegmentId, ObjectMeta]]:
         partition, replay = self._partition, self._replay
-        known = replay.cache.partition(partition)
+        state = replay.cache.partition(partition)
         own = segments_prefix(partition.name, partition.partition, str(partition.topic_id))
         async for meta in self._store.list(own.rpartition("/")[0]):
             segment_id = segment_id_of(partition, meta.key)
@@ -250,7 +250,7 @@ class PartitionRebuild:
             self._objects.add(segment_id.id)
             if segment_id in replay.excluded:
                 continue
-            if known.find(segment_id) is None:
+            if state.find(segment_id) is None:
                 yield segment_id, meta
             elif segment_id in replay.unfinished:
                 self._unreadable.append(f"{meta.key} is not what its event says")

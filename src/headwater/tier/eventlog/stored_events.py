@@ -195,7 +195,7 @@ async def load_snapshot(
     while True:
         key = snapshot_key(events, floor)
         try:
-            found = await events.store.get(key)
+            stored = await events.store.get(key)
         except NotFound:
             before, floor = floor, await events.floors.read()
             if floor.snapshot == before.snapshot:
@@ -204,7 +204,7 @@ async def load_snapshot(
                     f"before {floor.floor}: restore it"
                 ) from None
             continue
-        return floor, await runtime.run_blocking(_restore, events, floor, key, found.data)
+        return floor, await runtime.run_blocking(_restore, events, floor, key, stored.data)
 
 
 def snapshot_key(events: StoredEvents, floor: PartitionFloor) -> str:
@@ -223,12 +223,12 @@ async def store_snapshot(
     await events.store.put(key, data)
     # Events are deleted because this object exists.
     try:
-        found = await events.store.get(key)
+        stored = await events.store.get(key)
     except NotFound as error:
         if (await events.floors.read()).trimmed <= through_offset:
             raise RolledBack(f"{key} was written and is gone") from error
         raise Contended(f"{key} was overtaken: the floor is above it") from error
-    if found.data != data:
+    if stored.data != data:
         raise Corrupt(f"{key} does not contain what was just written there")
     return SnapshotName(token, len(data), xxhash.xxh3_64_hexdigest(data))
 

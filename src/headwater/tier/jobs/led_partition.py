@@ -223,11 +223,11 @@ class LedPartition:
     def _check_name(self, piece: CoverPiece | None) -> None:
         """The keys of objects have the stream's name: it must be the name in the events."""
         name = self.leader.partition.name
-        known = name if piece is None else piece.segment.segment_id.partition.name
-        if known != name:
+        stored = name if piece is None else piece.segment.segment_id.partition.name
+        if stored != name:
             raise Refused(
-                f"the tier knows the stream {self.leader.partition.topic_id} as {known!r}, not "
-                f"as {name!r}, and the keys of its objects have that name: lead it as {known!r}"
+                f"the tier knows the stream {self.leader.partition.topic_id} as {stored!r}, not "
+                f"as {name!r}, and the keys of its objects have that name: lead it as {stored!r}"
             )
 
     async def check_leads(self) -> None:

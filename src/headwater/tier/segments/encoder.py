@@ -227,8 +227,8 @@ class SegmentEncoder:
         )
 
     def _schema_number(self, schema: pa.Schema) -> int:
-        for number, known in enumerate(self._schemas):
-            if known.equals(schema, check_metadata=True):
+        for number, stored in enumerate(self._schemas):
+            if stored.equals(schema, check_metadata=True):
                 return number
         self._schemas.append(schema)
         return len(self._schemas) - 1
@@ -239,10 +239,10 @@ def _max_timestamp_ms(table: pa.Table, undated_ms: int) -> int:
     times = [table.column(name) for name in names]
     if not times:
         return undated_ms
-    known = pc.coalesce(*times)
-    latest = pc.max(known).cast(pa.int64()).as_py()
+    dated = pc.coalesce(*times)
+    latest = pc.max(dated).cast(pa.int64()).as_py()
     latest_ms = 0 if latest is None else latest // 1000
-    return max(latest_ms, undated_ms) if known.null_count else latest_ms
+    return max(latest_ms, undated_ms) if dated.null_count else latest_ms
 
 
 def _check_size(size_bytes: int) -> None:

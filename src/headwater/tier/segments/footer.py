@@ -98,10 +98,10 @@ class Description(msgspec.Struct, frozen=True):
     @property
     def epochs(self) -> Epochs:
         """Its terms, each with its first LSN."""
-        found: dict[int, int] = {}
+        first_lsns: dict[int, int] = {}
         for run in self.runs:
-            found.setdefault(run.term, run.first_lsn)
-        return tuple(found.items())
+            first_lsns.setdefault(run.term, run.first_lsn)
+        return tuple(first_lsns.items())
 
     def metadata(self, receipt: Receipt) -> SegmentMetadata:
         """The event that the segment's copy starts, before it has a publisher.
