@@ -69,7 +69,7 @@ format: venv
 .PHONY: bench
 bench: venv
 	@set -e; found=; for program in bench/*.py; do \
-	  case $$program in bench/\**|bench/_*) continue;; esac; \
+	  case $$program in bench/\**|bench/_*|bench/compare.py) continue;; esac; \
 	  found=1; echo "── $$program"; $(BIN)/python -m bench.$$(basename $$program .py) $(ARGS); \
 	done; [ -n "$$found" ] || echo "There are no benchmarks in bench/ yet."
 

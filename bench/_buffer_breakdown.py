@@ -16,7 +16,7 @@ from typing import Any
 
 import xxhash
 
-from bench._findings import Section
+from bench._report import Section
 from headwater.buffer import arrow_stream, batch
 from headwater.buffer.producer import accumulator, record_batch, sender, serializer
 from headwater.core import disk

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from bench._findings import Goal, Section
+from bench._report import Goal, Section
 from headwater.buffer import batch
 from headwater.buffer.batch import Call, Calls
 from headwater.buffer.compression import Compression

@@ -20,7 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 from typer.testing import CliRunner
 
-from bench._findings import Goal, Section
+from bench._report import Goal, Section
 from headwater.buffer.stream import create_stream
 from headwater.cli.app import app
 from headwater.store import open_store

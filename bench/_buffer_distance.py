@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from bench._findings import Goal, Section
+from bench._report import Goal, Section
 from bench._slow_store import REQUEST_S, SlowBackend
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import create_stream

@@ -6,8 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from bench._findings import Goal, Section
-from bench._report import seconds
+from bench._report import Goal, Section, seconds
 from headwater.buffer.queue.contract import Appender, NewBatch
 from headwater.buffer.queue.v1 import V1Appender
 from headwater.buffer.queue.v1.batch_format import encode_batch as encode_v1

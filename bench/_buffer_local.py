@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from bench._buffer_breakdown import Clock, breakdown, watched
-from bench._findings import Goal, Section
+from bench._report import Goal, Section
 from headwater.buffer.consumer import Consumer
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import create_stream

@@ -9,7 +9,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from bench._findings import Goal, Section
+from bench._report import Goal, Section
 from bench._slow_store import SlowBackend
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import create_stream

@@ -12,7 +12,7 @@ import contextlib
 import pyarrow as pa
 
 from bench._buffer_distance import in_virtual_time
-from bench._findings import Goal, Section
+from bench._report import Goal, Section
 from bench._slow_store import SlowBackend
 from headwater.buffer.consumer import Consumer, read_async
 from headwater.buffer.producer import Producer

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 
 from bench._buffer_growth import GROUP, Meter, fill, new_batch
-from bench._findings import Goal, Section
-from bench._report import seconds
+from bench._report import Goal, Section, seconds
 from headwater.buffer.queue import Descriptor, QueueReader, Retention
 from headwater.buffer.stream import Stream, create_stream
 from headwater.core import limits

@@ -15,7 +15,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from bench._findings import Section
+from bench._report import Section
 from headwater.core import portal
 from headwater.log.spool import Spool, SpoolConfig
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from bench._findings import Section
+from bench._report import Section
 from headwater.core import portal
 from headwater.log import (
     Bookmark,

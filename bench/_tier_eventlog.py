@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from bench._findings import Goal, Section
+from bench._report import Goal, Section
 from bench._slow_store import REQUEST_S, SlowBackend
 from headwater.core import runtime
 from headwater.core.limits import EVENT_READS_AT_ONCE

@@ -19,7 +19,7 @@ from typing import Final, Self
 
 import pyarrow as pa
 
-from bench._findings import Goal, Section
+from bench._report import Goal, Section
 from headwater.log import Spool, SpoolConfig
 from headwater.store import open_store
 from headwater.tier import TopicIdPartition, TopicMetadataManager

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import pyarrow.parquet as pq
 
-from bench._findings import Goal, Section
+from bench._report import Goal, Section
 from bench._slow_store import REQUEST_S, SlowBackend
 from bench._tier_eventlog import in_virtual_time
 from bench._tier_segments import log_of, ratio, records, segment_of, values

@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench._findings import Goal, Section
+from bench._report import Goal, Section
 from headwater.core import portal
 from headwater.log import Group, Spool, SpoolConfig
 from headwater.store import open_store

@@ -20,13 +20,8 @@ run. Figures in virtual time are the same on every machine.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,8 +33,7 @@ from bench._buffer_local import Load, local
 from bench._buffer_memory import memory
 from bench._buffer_price import price, steady
 from bench._buffer_times import times
-from bench._findings import Section
-from bench._report import machine
+from bench._report import Section, Sections, measure
 from headwater.core.limits import KIB, MIB
 
 
@@ -80,17 +74,18 @@ QUICK = Scale(
 
 
 def load(size_bytes: int, count: int) -> Load:
-    """Random records, which nobody can compress."""
+    """Random records, which no compression makes smaller."""
     chance = random.Random(11)
     return Load(size_bytes, [chance.randbytes(size_bytes) for _ in range(count)])
 
 
-def sections(scale: Scale, root: Path) -> dict[str, Callable[[], list[Section]]]:
+def sections(root: Path, quick: bool) -> Sections:
     """Name → what measures it."""
+    scale = QUICK if quick else FULL
 
     def on_disk() -> list[Section]:
-        found = asyncio.run(local(root, load(KIB, scale.records), scale.rounds))
-        return found + asyncio.run(local(root, load(100, 5 * scale.records), scale.rounds))
+        large = asyncio.run(local(root, load(KIB, scale.records), scale.rounds))
+        return large + asyncio.run(local(root, load(100, 5 * scale.records), scale.rounds))
 
     def by_pending() -> list[Section]:
         native = asyncio.run(growth("native", scale.pending))
@@ -111,43 +106,5 @@ def sections(scale: Scale, root: Path) -> dict[str, Callable[[], list[Section]]]
     }
 
 
-def run(scale: Scale, root: Path, only: list[str] | None) -> Iterator[Section]:
-    """The sections asked for, each as soon as it is known."""
-    for name, measure in sections(scale, root).items():
-        if not only or name in only:
-            yield from measure()
-
-
-def main() -> None:
-    """Run everything and print it."""
-    names = list(sections(QUICK, Path()))
-    parser = argparse.ArgumentParser(description="Measure the buffer.")
-    parser.add_argument("--quick", action="store_true", help="less of everything: under a minute")
-    parser.add_argument("--json", action="store_true", help="figures for machines, on one line")
-    parser.add_argument("--only", nargs="*", choices=names, metavar="NAME", help=", ".join(names))
-    parser.add_argument("--dir", type=Path, help="where to measure (a local disk)")
-    options = parser.parse_args()
-    root = Path(tempfile.mkdtemp(prefix="headwater-bench-", dir=options.dir))
-    if not options.json:
-        print(f"{__doc__}\n{machine()}")
-    found: list[Section] = []
-    try:
-        for section in run(QUICK if options.quick else FULL, root, options.only):
-            found.append(section)
-            if not options.json:
-                section.show()
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-    if options.json:
-        figures = [section.as_json() for section in found]
-        print(json.dumps({"machine": machine(), "sections": figures}, ensure_ascii=False))
-        return
-    goals = [goal for section in found for goal in section.goals]
-    missed = [goal for goal in goals if not goal.is_met]
-    print(f"\n{len(goals) - len(missed)} of {len(goals)} goals met")
-    for goal in missed:
-        print(f"  {goal}")
-
-
 if __name__ == "__main__":
-    main()
+    measure(__doc__, sections)

@@ -17,19 +17,17 @@ medians of processor time.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
-import json
 import statistics
 import time
 import zlib
 from array import array
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench._findings import Goal, Section
-from bench._report import machine
+from bench._report import Goal, Section, Sections, measure
 from headwater.coordinator import (
     CoordinatorConfig,
     Durability,
@@ -257,25 +255,16 @@ def growing_writes(total: int, most: int, rounds: int) -> Section:
     return section
 
 
-def main() -> None:
-    """Measure, and print."""
-    parser = argparse.ArgumentParser(description="Measure the write coordinator.")
-    parser.add_argument("--quick", action="store_true", help="less of everything")
-    parser.add_argument("--json", action="store_true", help="figures for machines, on one line")
-    options = parser.parse_args()
-    rounds = 3 if options.quick else ROUNDS
-    writes = QUICK_WRITES if options.quick else WRITES
-    total = ROWS_TOTAL // 10 if options.quick else ROWS_TOTAL
-    if not options.json:
-        print(__doc__)
-        print(machine())
-    sections = [small_writes(writes, rounds), growing_writes(total, writes, rounds)]
-    if options.json:
-        print(json.dumps([section.as_json() for section in sections]))
-        return
-    for section in sections:
-        section.show()
+def sections(_: Path, quick: bool) -> Sections:
+    """Name → what measures it."""
+    rounds = 3 if quick else ROUNDS
+    writes = QUICK_WRITES if quick else WRITES
+    total = ROWS_TOTAL // 10 if quick else ROWS_TOTAL
+    return {
+        "small": lambda: [small_writes(writes, rounds)],
+        "growing": lambda: [growing_writes(total, writes, rounds)],
+    }
 
 
 if __name__ == "__main__":
-    main()
+    measure(__doc__, sections)

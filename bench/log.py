@@ -17,25 +17,21 @@ Candidates take turns within one run; ratios are of medians.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import resource
 import shutil
 import sqlite3
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 
-from bench._findings import Goal, Section
 from bench._log_postgres import postgres
 from bench._log_replicas import replicas
-from bench._report import machine
+from bench._report import Goal, Section, Sections, measure
 from headwater.core import portal
 from headwater.core.limits import MIB
 from headwater.log.spool import Spool, SpoolConfig, prepare_append
@@ -67,20 +63,26 @@ def timed(candidates: dict[str, Callable[[], None]], rounds: int) -> dict[str, f
 
 
 class Folders:
-    """Fresh folders below one, which are removed in the end."""
+    """Fresh folders below one, one at a time."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._count = 0
 
     def fresh(self) -> str:
-        """A path that nothing stands at, beside the last one, which is removed."""
+        """A path at which there is nothing; the last one is removed."""
         last = self._root / str(self._count)
         if last.is_file():
             last.unlink()
         shutil.rmtree(last, ignore_errors=True)
         self._count += 1
         return str(self._root / str(self._count))
+
+    def made(self) -> Path:
+        """The same, as an empty folder."""
+        folder = Path(self.fresh())
+        folder.mkdir()
+        return folder
 
 
 async def _appended(spool: Spool, records: pa.RecordBatch, *, tasks: int, each: int) -> None:
@@ -309,55 +311,25 @@ def _opened(path: str) -> float:
     return time.perf_counter() - started_s
 
 
-def _replicas(folders: Folders, quick: bool) -> Section:
-    """Catching up."""
-    root = Path(folders.fresh())
-    root.mkdir()
-    return replicas(root, quick)
+def sections(root: Path, quick: bool) -> Sections:
+    """Name → what measures it."""
+    folders = Folders(root)
 
+    def beside_postgres() -> Section:
+        os.chmod(root, 0o711)  # PostgreSQL may have to run as another user
+        times, rounds = (10, 1) if quick else (100, 3)
+        return postgres(folders.made(), records_of(10_000), times, rounds)
 
-def _postgres(folders: Folders, quick: bool) -> Section:
-    """Beside PostgreSQL, where it is installed."""
-    root = Path(folders.fresh())
-    root.mkdir()
-    times, rounds = (10, 1) if quick else (100, 3)
-    return postgres(root, records_of(10_000), times, rounds)
-
-
-SECTIONS = {
-    "groups": groups,
-    "records": records,
-    "postgres": _postgres,
-    "resume": resume,
-    "fan-out": fan_out,
-    "replicas": _replicas,
-    "reopen": reopen,
-}
-
-
-def main() -> None:
-    """Measure, and print."""
-    parser = argparse.ArgumentParser(description="Measure the spool.")
-    parser.add_argument("--quick", action="store_true", help="less of everything")
-    parser.add_argument("--json", action="store_true", help="figures for machines, on one line")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
-    parser.add_argument("--dir", type=Path, help="where to write; the disk counts")
-    options = parser.parse_args()
-    if not options.json:
-        print(__doc__)
-        print(machine())
-    found = []
-    with tempfile.TemporaryDirectory(prefix="headwater-bench-", dir=options.dir) as root:
-        os.chmod(root, 0o711)  # PostgreSQL may have to run as somebody else
-        folders = Folders(Path(root))
-        for name in options.only:
-            section = SECTIONS[name](folders, options.quick)
-            found.append(section)
-            if not options.json:
-                section.show()
-    if options.json:
-        print(json.dumps([section.as_json() for section in found]))
+    return {
+        "groups": lambda: [groups(folders, quick)],
+        "records": lambda: [records(folders, quick)],
+        "postgres": lambda: [beside_postgres()],
+        "resume": lambda: [resume(folders, quick)],
+        "fan-out": lambda: [fan_out(folders, quick)],
+        "replicas": lambda: [replicas(folders.made(), quick)],
+        "reopen": lambda: [reopen(folders, quick)],
+    }
 
 
 if __name__ == "__main__":
-    main()
+    measure(__doc__, sections)

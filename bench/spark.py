@@ -18,23 +18,19 @@ Spark's own Kafka source on a real broker is in `bench.peers.spark`.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import functools
 import itertools
-import json
 import os
 import shutil
 import statistics
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench._findings import Goal, Section
-from bench._report import machine
+from bench._report import Goal, Section, Sections, measure
 from bench._spark_ready import Ready
 from bench._spark_rows import fill_parquet, fill_stream, rows_of
 
@@ -383,47 +379,22 @@ def cores(bench: Bench) -> list[Section]:
     ]
 
 
-SECTIONS: dict[str, Callable[[Bench], list[Section]]] = {
-    "source": source,
-    "batches": batches,
-    "files": files,
-    "sink": sink,
-    "latency": latency,
-    "cores": cores,  # last: it ends the session
-}
+def sections(root: Path, quick: bool) -> Sections:
+    """Name → what measures it."""
 
+    @functools.cache
+    def bench() -> Bench:
+        return Bench(root, QUICK if quick else FULL)
 
-def run(bench: Bench, only: list[str] | None) -> Iterator[Section]:
-    """The sections asked for, each as soon as it is known."""
-    for name, measure in SECTIONS.items():
-        if not only or name in only:
-            yield from measure(bench)
-
-
-def main() -> None:
-    """Run everything and print it."""
-    parser = argparse.ArgumentParser(description="Measure the Spark source and sink.")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the rows, two rounds")
-    parser.add_argument("--json", action="store_true", help="figures for machines, on one line")
-    parser.add_argument("--only", nargs="*", choices=list(SECTIONS), metavar="NAME")
-    parser.add_argument("--dir", type=Path, help="where to measure (a local disk)")
-    options = parser.parse_args()
-    root = Path(tempfile.mkdtemp(prefix="headwater-bench-", dir=options.dir))
-    if not options.json:
-        print(f"{__doc__}\n{machine()}", flush=True)
-    found: list[Section] = []
-    try:
-        for section in run(Bench(root, QUICK if options.quick else FULL), options.only):
-            found.append(section)
-            if not options.json:
-                section.show()
-                sys.stdout.flush()
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-    if options.json:
-        figures = [section.as_json() for section in found]
-        print(json.dumps({"machine": machine(), "sections": figures}, ensure_ascii=False))
+    return {
+        "source": lambda: source(bench()),
+        "batches": lambda: batches(bench()),
+        "files": lambda: files(bench()),
+        "sink": lambda: sink(bench()),
+        "latency": lambda: latency(bench()),
+        "cores": lambda: cores(bench()),  # last: it ends the session
+    }
 
 
 if __name__ == "__main__":
-    main()
+    measure(__doc__, sections)

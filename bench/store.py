@@ -21,7 +21,6 @@ that gets slower half-way slows all of them.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -36,7 +35,7 @@ from pathlib import Path
 import obstore
 from obstore.store import LocalStore
 
-from bench._report import machine, seconds, table
+from bench._report import Section, Sections, measure, seconds
 from headwater.core.lease import Lease
 from headwater.core.limits import FLOOR_LEASE_S, KIB, MIB
 from headwater.store import (
@@ -150,7 +149,7 @@ def rate(size: int, each_s: float) -> str:
 
 async def interleaved(candidates: dict[str, Call], rounds: int, parallel: int) -> dict[str, Times]:
     """One round of each candidate after the other, in an order that turns with every round."""
-    found = {name: Times([], parallel) for name in candidates}
+    times = {name: Times([], parallel) for name in candidates}
     names = list(candidates)
     for number in range(rounds + 1):
         turn = number % len(names)
@@ -162,13 +161,13 @@ async def interleaved(candidates: dict[str, Call], rounds: int, parallel: int) -
             else:
                 await asyncio.gather(*(candidates[name](key) for key in keys))
             if number:  # the first round warms up
-                found[name].seconds.append(time.perf_counter() - began_s)
-    return found
+                times[name].seconds.append(time.perf_counter() - began_s)
+    return times
 
 
 @contextlib.asynccontextmanager
 async def fresh(root: Path) -> AsyncIterator[Candidates]:
-    """Each candidate in a directory of its own, gone afterwards."""
+    """Each candidate in a directory of its own, which is removed."""
     folder = Path(tempfile.mkdtemp(dir=root))
     try:
         yield {
@@ -180,20 +179,20 @@ async def fresh(root: Path) -> AsyncIterator[Candidates]:
         shutil.rmtree(folder)
 
 
-async def bench_put_get(root: Path, rounds: dict[str, int]) -> None:
+async def put_and_get(root: Path, rounds: dict[str, int]) -> Section:
     """Put and get against raw calls and obstore."""
-    head = (
-        "operation size at-once headwater raw obstore MB/s raw-MB/s ours/raw ours/obstore".split()
+    section = Section(
+        "Put and get on a local directory (medians per object)",
+        "operation size at-once headwater raw obstore MB/s raw-MB/s ours/raw ours/obstore".split(),
     )
-    rows: list[list[str]] = []
     for name, size in SIZES.items():
         for parallel in (1, BATCH):
             if size * parallel > 256 * MIB:
                 continue  # 1 GiB in flight measures memory, not the store
             count = max(2, rounds[name] // (1 if parallel == 1 else 4))
             async with fresh(root) as candidates:
-                rows += await _put_get(candidates, name, size, parallel, count)
-    table("Put and get on a local directory (medians per object)", head, rows)
+                section.rows += await _put_get(candidates, name, size, parallel, count)
+    return section
 
 
 async def _put_get(
@@ -216,7 +215,7 @@ async def _put_get(
     return rows
 
 
-async def bench_conditional(root: Path, rounds: int) -> None:
+async def conditional_writes(root: Path, rounds: int) -> Section:
     """Both conditional writes of 1 KiB, against a raw put."""
     async with fresh(root) as candidates:
         ours, raw = candidates["headwater"], candidates["raw"]
@@ -247,7 +246,8 @@ async def bench_conditional(root: Path, rounds: int) -> None:
             ("raw put, no condition", "raw"),
         )
     ]
-    table("Conditional writes of 1 KiB, one at a time", ["operation", "median", "ours/raw"], rows)
+    head = ["operation", "median", "ours/raw"]
+    return Section("Conditional writes of 1 KiB, one at a time", head, rows)
 
 
 class _Log(NumberedLog):
@@ -265,7 +265,7 @@ def _entry(_: int, token: bytes) -> bytes:
     return token
 
 
-async def bench_growth(lengths: tuple[int, ...]) -> None:
+async def growth(lengths: tuple[int, ...]) -> Section:
     """Requests of an append and of a change, by what is there already."""
     rows = []
     for length in lengths:
@@ -279,7 +279,7 @@ async def bench_growth(lengths: tuple[int, ...]) -> None:
         first, warm = await _append_cost(backend)
         rows.append([f"{length:,}", str(first), f"{warm:g}", f"{await _update_cost(backend):g}"])
     head = ["existing", "first append of a client", "append", "update"]
-    table("Requests per operation, by existing entries or changes (memory)", head, rows)
+    return Section("Requests per operation, by existing entries or changes (memory)", head, rows)
 
 
 async def _append_cost(backend: MemoryBackend) -> tuple[int, float]:
@@ -300,17 +300,16 @@ async def _update_cost(backend: MemoryBackend) -> float:
     return store.stats.requests / 10
 
 
-def bench_simulator(histories: int) -> None:
+def simulator(histories: int) -> Section:
     """Histories of four writers on one register, in virtual time."""
     steps = 0
     began_s = time.perf_counter()
     for seed in range(histories):
         steps += simulate(_history, seed=seed).steps
     spent_s = time.perf_counter() - began_s
-    print(
-        f"\nSimulator: {histories / spent_s:,.0f} histories/s of four writers with ten changes "
-        f"each, {steps / spent_s:,.0f} steps/s"
-    )
+    row = [f"{histories}", f"{histories / spent_s:,.0f}", f"{steps / spent_s:,.0f}"]
+    head = ["histories", "histories/s", "steps/s"]
+    return Section("Simulator: four writers with ten changes each", head, [row])
 
 
 async def _history(_: object) -> None:
@@ -324,24 +323,16 @@ async def _history(_: object) -> None:
     await asyncio.gather(*(work() for _ in range(4)))
 
 
-def main() -> None:
-    """Run everything and print it."""
-    parser = argparse.ArgumentParser(description="Measure the store.")
-    parser.add_argument("--quick", action="store_true", help="few rounds: does it run at all?")
-    parser.add_argument("--dir", type=Path, help="where to measure (a local disk)")
-    options = parser.parse_args()
-    root = Path(tempfile.mkdtemp(prefix="headwater-bench-", dir=options.dir))
-    rounds = QUICK_ROUNDS if options.quick else ROUNDS
-    print(__doc__)
-    print(f"{machine()}\nrounds: {rounds}")
-    try:
-        asyncio.run(bench_put_get(root, rounds))
-        asyncio.run(bench_conditional(root, rounds["1 KiB"]))
-    finally:
-        shutil.rmtree(root)
-    asyncio.run(bench_growth(LENGTHS[:2] if options.quick else LENGTHS))
-    bench_simulator(20 if options.quick else 200)
+def sections(root: Path, quick: bool) -> Sections:
+    """Name → what measures it."""
+    rounds = QUICK_ROUNDS if quick else ROUNDS
+    return {
+        "objects": lambda: [asyncio.run(put_and_get(root, rounds))],
+        "conditions": lambda: [asyncio.run(conditional_writes(root, rounds["1 KiB"]))],
+        "growth": lambda: [asyncio.run(growth(LENGTHS[:2] if quick else LENGTHS))],
+        "simulator": lambda: [simulator(20 if quick else 200)],
+    }
 
 
 if __name__ == "__main__":
-    main()
+    measure(__doc__, sections)

@@ -1,4 +1,4 @@
-"""What the tier costs: `python -m bench.tier [--quick] [--segments] [--json]`.
+"""What the tier costs: `python -m bench.tier [--quick] [--only NAME …]`.
 
 - events encoded and decoded per second, of each kind;
 - look-ups per second among 1,000, 100,000 and 1,000,000 segments of one partition, by epoch and
@@ -21,23 +21,20 @@ Times are processor time. An epoch has 100,000 segments.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import itertools
-import json
+import multiprocessing
 import os
 import random
 import statistics
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench._findings import Goal, Section
-from bench._report import machine
+from bench._report import Goal, Section, Sections, measure
 from bench._tier_eventlog import sections as event_log_sections
 from bench._tier_loop import section as loop_section
 from bench._tier_reader import sections as reader_sections
@@ -82,12 +79,12 @@ GOAL_BYTES = 256
 
 
 def epoch_at(number: int) -> int:
-    """Under which epoch so manieth a segment begins."""
+    """The epoch in which the segment with this number begins."""
     return number // EPOCH_SEGMENTS
 
 
 def segment(number: int, custom: bytes | None) -> SegmentMetadata:
-    """The copy of so manieth a segment; in the last one of an epoch the next one begins."""
+    """The copy of the segment with this number; in the last one of an epoch the next begins."""
     start = 1 + number * SEGMENT_LSNS
     epoch = epoch_at(number)
     epochs: Epochs = ((epoch, start),)
@@ -161,7 +158,7 @@ def codec(count: int, rounds: int) -> Section:
     return section
 
 
-def asked_of(partition: PartitionCache, pairs: list[tuple[int, int]], rounds: int) -> list[float]:
+def rates_of(partition: PartitionCache, pairs: list[tuple[int, int]], rounds: int) -> list[float]:
     """Look-ups a second: by offset, by time, covers."""
 
     def at(pair: tuple[int, int]) -> object:
@@ -192,7 +189,7 @@ def look_ups(sizes: tuple[int, ...], asked: int, rounds: int) -> Section:
         chance = random.Random(size)
         numbers = [chance.randrange(size) for _ in range(asked)]
         pairs = [(epoch_at(number), 1 + number * SEGMENT_LSNS) for number in numbers]
-        found = asked_of(partition, pairs, rounds)
+        found = rates_of(partition, pairs, rounds)
         least = least or found
         times = [before / one for before, one in zip(least, found, strict=True)]
         cells = [(f"{one:,.0f}", f"{ratio:.2f}") for one, ratio in zip(found, times, strict=True)]
@@ -267,73 +264,54 @@ def weigh(kind: str, segments: int) -> int:
     gc.collect()
     before = resident_bytes()
     if kind == "objects in a dict":
-        kept: Any = {}
-        for event in history(segments, custom):
-            known = kept.get(event.segment_id)
-            kept[event.segment_id] = known.with_update(event) if known else event
+        events = history(segments, custom)
+        cache: Any = {event.segment_id: event for event in events if not _is_update(event)}
     else:
-        kept = filled(segments, custom)
+        cache = filled(segments, custom)
     gc.collect()
     weight = resident_bytes() - before
-    del kept
+    del cache
     return weight
 
 
-def memory(segments: int) -> Section:
+def _is_update(event: SegmentMetadata | SegmentUpdate) -> bool:
+    return isinstance(event, SegmentUpdate)
+
+
+def memory(segments: int) -> list[Section]:
     """Each in a process of its own: memory that one gave back would hide what the next one took."""
+    if not Path("/proc/self/statm").exists():
+        return []
     section = Section(
         f"Memory of {segments:,} segments of one partition", ["cache", "MiB", "bytes a segment"]
     )
     for kind in ("Kafka's", "ours, 60 B custom metadata", "objects in a dict"):
-        done = subprocess.run(
-            [sys.executable, "-m", "bench.tier", "--weigh", kind, str(segments)],
-            capture_output=True,
-            check=True,
-            text=True,
-        )
-        weight = int(done.stdout)
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            weight = pool.submit(weigh, kind, segments).result()
         section.rows.append([kind, f"{weight / MIB:,.0f}", f"{weight / segments:,.0f}"])
         if kind.startswith("ours"):
             what = "bytes a segment, ours"
             section.goals.append(Goal(what, GOAL_BYTES, weight / segments, at_least=False))
-    return section
+    return [section]
 
 
-def main() -> None:
-    """Measure, and print."""
-    parser = argparse.ArgumentParser(description="Measure the tier.")
-    parser.add_argument("--quick", action="store_true", help="less of everything")
-    parser.add_argument("--json", action="store_true", help="figures for machines, on one line")
-    parser.add_argument("--segments", action="store_true", help="of segments alone")
-    parser.add_argument("--weigh", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.weigh:
-        print(weigh(options.weigh[0], int(options.weigh[1])))
-        return
-    sizes = QUICK_SIZES if options.quick else SIZES
-    rounds = 3 if options.quick else ROUNDS
-    count = CODED // 10 if options.quick else CODED
-    if not options.json:
-        print(__doc__)
-        print(machine())
-    records = QUICK_RECORDS if options.quick else RECORDS
-    sections = [copying(records, rounds), fetching(records, rounds)]
-    sections += reader_sections(records, rounds)
-    sections.append(loop_section(records))
-    if not options.segments:
-        replayed = QUICK_REPLAYED if options.quick else REPLAYED
-        sections += [codec(count, rounds), look_ups(sizes, LOOKED_UP, rounds)]
-        sections += [replay(replayed), snapshots(sizes)]
-    if not options.segments and Path("/proc/self/statm").exists():
-        sections.append(memory(sizes[-1]))
-    if not options.segments:
-        sections += event_log_sections(options.quick)
-    if options.json:
-        print(json.dumps([section.as_json() for section in sections]))
-        return
-    for section in sections:
-        section.show()
+def sections(_: Path, quick: bool) -> Sections:
+    """Name → what measures it."""
+    sizes = QUICK_SIZES if quick else SIZES
+    rounds = 3 if quick else ROUNDS
+    records = QUICK_RECORDS if quick else RECORDS
+    return {
+        "segments": lambda: [copying(records, rounds), fetching(records, rounds)],
+        "reader": lambda: reader_sections(records, rounds),
+        "loop": lambda: [loop_section(records)],
+        "codec": lambda: [codec(CODED // 10 if quick else CODED, rounds)],
+        "look-ups": lambda: [look_ups(sizes, LOOKED_UP, rounds)],
+        "replay": lambda: [replay(QUICK_REPLAYED if quick else REPLAYED)],
+        "snapshots": lambda: [snapshots(sizes)],
+        "memory": lambda: memory(sizes[-1]),
+        "event-log": lambda: event_log_sections(quick),
+    }
 
 
 if __name__ == "__main__":
-    main()
+    measure(__doc__, sections)

@@ -17,8 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench._findings import Goal, Section
-from bench._report import machine
+from bench._report import Goal, Section, machine
 from bench._spark_rows import fill_parquet, fill_stream
 from bench.peers._kafka import Kafka
 from bench.peers._peer import LISTS, make_records

@@ -10,12 +10,12 @@ import pytest
 from typer.testing import Result
 
 from headwater.core.errors import Unavailable
-from headwater.store import Store, conformance, conformance_catalogue, open_store
+from headwater.store import Store, conformance, open_store
 from tests.cli.conftest import Invoke, Run
 from tests.interop.servers import Server
 from tests.store import wrong
 
-CHECKS = len(conformance_catalogue.CHECKS)
+CHECKS = len(conformance.CHECKS)
 SMALL = "--writers=3 --increments=5 --racers=4 --keys=2 --listed=20 --large-mib=1".split()
 
 

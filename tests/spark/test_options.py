@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from headwater.core.errors import BadUrl, HeadwaterError, Refused
+from headwater.spark.option_values import TimeBound
 from headwater.spark.options import (
     OPTIONS,
     Mode,
     ReadOptions,
-    TimeBound,
     WriteOptions,
     parse_options,
     reading_mode,
@@ -129,7 +129,7 @@ def test_options_of_a_write_are_read() -> None:
         topic="orders",
         txn_app_id="nightly",
         txn_version=7,
-        sink_timeout_ms=7_200_000,
+        sink_timeout=7_200_000,
         compression="zstd",
         batch_bytes=4 << 20,
     )

@@ -12,8 +12,7 @@ from headwater.core.errors import Refused, Unavailable
 from headwater.core.limits import MIB
 from headwater.store import MemoryBackend, Store, Version
 from headwater.store.backend import Condition, Unreachable
-from headwater.store.conformance import CheckProgress, StoreReport, check_store
-from headwater.store.conformance_catalogue import CHECKS, WORST
+from headwater.store.conformance import CHECKS, WORST, CheckProgress, StoreReport, check_store
 from headwater.store.objects import Buffer
 from tests.store import wrong
 from tests.store.scripted import virtual

@@ -21,6 +21,7 @@ from headwater.core.errors import (
     Trimmed,
     Unavailable,
 )
+from headwater.spark.option_values import Offsets
 from headwater.spark.options import ReadOptions
 from headwater.spark.source.checkpoint import NOT_READ
 from headwater.testing import Process
@@ -40,7 +41,8 @@ class Operator:
         self.group = group
         self.is_41 = world.random.random() < 0.25
         self._by_pattern = world.random.random() < 0.4
-        self._starting = world.random.choice(("earliest", "latest"))
+        starts: tuple[Offsets, Offsets] = ("earliest", "latest")
+        self._starting = world.random.choice(starts)
         self._notes = Notes()
         self._restored = False
         self._replaced = False

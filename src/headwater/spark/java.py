@@ -77,10 +77,10 @@ def find(
 ) -> Path | None:
     """The first JAVA_HOME on this machine that Spark can use."""
     for home, java in candidates(environment, system_homes, mac_finder):
-        found = probe(java)
-        if found is not None:
+        probed = probe(java)
+        if probed is not None:
             # Keep a JAVA_HOME that was set: it may be a wrapper around the runtime.
-            return home or found
+            return home or probed
     return None
 
 
@@ -134,8 +134,8 @@ def quiet_home(environment: Mapping[str, str]) -> Path | None:
     If no wrapper can be written (the cache is read-only or forbids programs), returns the Java that
     warns.
     """
-    found = find(environment)
-    java = packaged() if found is None else found / "bin" / "java"
+    installed = find(environment)
+    java = packaged() if installed is None else installed / "bin" / "java"
     if java is None:
         return None
     name = hashlib.sha256(str(java).encode()).hexdigest()[:16]
@@ -149,7 +149,7 @@ def quiet_home(environment: Mapping[str, str]) -> Path | None:
             continue
         if version is not None and version >= OLDEST:
             return home
-    return found
+    return installed
 
 
 def _cache_folders(environment: Mapping[str, str]) -> Iterator[Path]:

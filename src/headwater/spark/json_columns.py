@@ -57,13 +57,13 @@ def from_json(
     a single JSON object, whose columns are null. Bytes that are not text are `{"base64": …}`.
     """
     wanted = _struct(schema)
-    given = dict(options or {})
-    _check(df, wanted, column, rescued, given)
+    json_options = dict(options or {})
+    _check(df, wanted, column, rescued, json_options)
     others = [F.col(_quoted(name)) for name in df.columns if name != column]
     text = F.col(_quoted(column))
     if isinstance(df.schema[column].dataType, BinaryType):
         text = text.cast("string")
-    permissive = {**given, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    permissive = {**json_options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     with_corrupt = StructType([*wanted.fields]).add(_CORRUPT, StringType())
     parsed = F.from_json(text, with_corrupt, permissive)
     # In stages, so that each row is parsed once and not once for each column.
@@ -71,13 +71,13 @@ def from_json(
         *others,
         text.alias(_TEXT),
         parsed.alias(_PARSED),
-        parse_as_variants(text, given).alias(_VARIANTS),
+        parse_as_variants(text, json_options).alias(_VARIANTS),
     ).withColumn(_VARIANTS, whole_object(F.col(_TEXT), F.col(_VARIANTS)))
     text, parsed, is_object = F.col(_TEXT), F.col(_PARSED), F.col(_VARIANTS).isNotNull()
     # If the text is not one object, ignore what the parser made of its beginning.
     typed = [F.when(is_object, parsed.getField(field.name)).alias(field.name) for field in wanted]
     is_typed = parsed.isNotNull() & parsed.getField(_CORRUPT).isNull()
-    is_same = fits_exactly(F.col(_VARIANTS), parsed, wanted, given)
+    is_same = fits_exactly(F.col(_VARIANTS), parsed, wanted, json_options)
     fits = is_typed & ~has_lone_surrogate(text) & is_same
     original = F.when(F.is_valid_utf8(text), text).otherwise(
         F.to_json(F.struct(F.base64(text.cast("binary")).alias("base64")))
@@ -193,12 +193,12 @@ class _Comparison:
         names = F.array(*(F.lit(name) for name in wanted.names)).cast("array<string>")
         keys = F.map_keys(fields)
         # The intersection has each name once: unknown and repeated names make it smaller.
-        found = F.size(F.array_intersect(keys, names)) == F.size(keys)
+        is_same = F.size(F.array_intersect(keys, names)) == F.size(keys)
         for field in wanted:
             if self._may_change(field.dataType):
                 value = F.try_element_at(fields, F.lit(field.name))
-                found &= self._same(value, parsed.getField(field.name), field.dataType)
-        return found
+                is_same &= self._same(value, parsed.getField(field.name), field.dataType)
+        return is_same
 
     def _may_change(self, kind: DataType) -> bool:
         if isinstance(kind, ArrayType):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from enum import Enum, auto
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -102,22 +101,22 @@ _WIDER: Final = {
 }
 
 
-class DifferenceKind(Enum):
-    """What the table needs to store a column that is written."""
-
-    NEW = auto()
-    WIDER = auto()
-    UNFIT = auto()
-
-
 class Difference(NamedTuple):
     """A column that differs between the table and what is written."""
 
-    kind: DifferenceKind
     path: str
     written: pa.DataType
     stored: pa.DataType | None
+    """None for a new column."""
     stored_name: str | None = None
+    """The name in the table, if that differs in case."""
+
+    @property
+    def is_unfit(self) -> bool:
+        """Whether the table cannot be changed to store the column."""
+        if self.stored is None:
+            return self.stored_name is not None
+        return not _holds(self.written, self.stored)
 
     def __str__(self) -> str:
         if self.stored_name is not None:
@@ -132,14 +131,10 @@ class Difference(NamedTuple):
         )
 
 
-def differences(written: Iterable[pa.Field], stored: Iterable[pa.Field]) -> Iterator[Difference]:
-    """Where the columns that are written differ from those of the table."""
-    return _compare_fields("", written, stored)
-
-
-def _compare_fields(
-    within: str, written: Iterable[pa.Field], stored: Iterable[pa.Field]
+def differences(
+    written: Iterable[pa.Field], stored: Iterable[pa.Field], within: str = ""
 ) -> Iterator[Difference]:
+    """Where the columns that are written differ from those of the table."""
     kinds = {field.name: field.type for field in stored}
     stored_name = {name.lower(): name for name in kinds}
     for field in written:
@@ -149,22 +144,21 @@ def _compare_fields(
             yield from _compare_types(path, field.type, kind)
         elif field.name.lower() in stored_name:
             name = f"{within}{stored_name[field.name.lower()]}"
-            yield Difference(DifferenceKind.UNFIT, path, field.type, None, name)
+            yield Difference(path, field.type, None, name)
         else:
-            yield Difference(DifferenceKind.NEW, path, field.type, None)
+            yield Difference(path, field.type, None)
 
 
 def _compare_types(path: str, written: pa.DataType, stored: pa.DataType) -> Iterator[Difference]:
     if pa.types.is_struct(written) and pa.types.is_struct(stored):
-        yield from _compare_fields(f"{path}.", written, stored)
+        yield from differences(written, stored, f"{path}.")
     elif pa.types.is_list(written) and _is_list(stored):
         yield from _compare_types(f"{path}.element", written.value_type, stored.value_type)
     elif pa.types.is_map(written) and pa.types.is_map(stored):
         yield from _compare_types(f"{path}.key", written.key_type, stored.key_type)
         yield from _compare_types(f"{path}.value", written.item_type, stored.item_type)
     elif not _holds(stored, written):
-        kind = DifferenceKind.WIDER if _holds(written, stored) else DifferenceKind.UNFIT
-        yield Difference(kind, path, written, stored)
+        yield Difference(path, written, stored)
 
 
 def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
@@ -214,10 +208,10 @@ def with_table_names(table: Table, columns: pa.Schema) -> pa.Schema:
 
     Spark treats `ID` and `id` as one column by default, and could not read a table with both.
     """
-    known = [field.name for field in table.schema().fields]
-    stored_name = {name.lower(): name for name in known}
+    stored = [field.name for field in table.schema().fields]
+    stored_name = {name.lower(): name for name in stored}
     names = [
-        name if name in known else stored_name.get(name.lower(), name) for name in columns.names
+        name if name in stored else stored_name.get(name.lower(), name) for name in columns.names
     ]
     return pa.schema(field.with_name(name) for field, name in zip(columns, names, strict=True))
 
@@ -262,7 +256,7 @@ def check_fits(table: Table, columns: pa.Schema, *, may_grow: bool) -> None:
         raise Refused(f"table {_name(table)} requires the columns {', '.join(lacking)}")
     stored = schema_to_pyarrow(table.schema(), include_field_ids=False)
     changes = list(differences(columns, stored))
-    unfit = [str(one) for one in changes if one.kind is DifferenceKind.UNFIT]
+    unfit = [str(change) for change in changes if change.is_unfit]
     if unfit:
         raise Refused(f"the columns do not fit table {_name(table)}: {'; '.join(unfit)}. {_CURE}")
     if not may_grow and (changes or needs_new_columns(table, columns)):

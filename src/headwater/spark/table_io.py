@@ -80,10 +80,10 @@ class QueryId:
 
 
 def _from_running_query(batch: DataFrame) -> str:
-    found = batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID_PROPERTY)
-    if found is None:
+    query_id = batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID_PROPERTY)
+    if query_id is None:
         raise Bug("a micro-batch has no query id")
-    return str(found)
+    return str(query_id)
 
 
 class TableOptions(NamedTuple):

@@ -87,23 +87,23 @@ def read_profile(name: str, environment: Mapping[str, str] | None = None) -> Pro
         env.get("AWS_SHARED_CREDENTIALS_FILE") or f"{home}/.aws/credentials",
     )
     # `Secret` from the start: tracebacks may show the variables of a frame.
-    found: dict[str, Secret] = {}
+    settings: dict[str, Secret] = {}
     for path, section in zip(files, (_config_section(name), name), strict=True):
-        found.update(_section(path, section))
-    if not found:
+        settings.update(_section(path, section))
+    if not settings:
         raise Refused(f"there is no profile {name!r} in {files[1]} or {files[0]}")
-    if "aws_access_key_id" not in found or "aws_secret_access_key" not in found:
+    if "aws_access_key_id" not in settings or "aws_secret_access_key" not in settings:
         raise Denied(
             f"profile {name!r} has no static keys. Put temporary ones into the environment: "
             f"eval $(aws configure export-credentials --profile {name} --format env)"
         )
-    token = found.get("aws_session_token")
+    token = settings.get("aws_session_token")
     return Profile(
-        access_key_id=found["aws_access_key_id"],
-        secret_access_key=found["aws_secret_access_key"],
+        access_key_id=settings["aws_access_key_id"],
+        secret_access_key=settings["aws_secret_access_key"],
         session_token=token if token and token.reveal() else None,
-        region=found["region"].reveal() if "region" in found else None,
-        endpoint=found["endpoint_url"].reveal() if "endpoint_url" in found else None,
+        region=settings["region"].reveal() if "region" in settings else None,
+        endpoint=settings["endpoint_url"].reveal() if "endpoint_url" in settings else None,
     )
 
 
@@ -258,13 +258,13 @@ def _open_local(address: Address) -> Backend:
 def _open_s3(address: Address) -> Backend:
     options = address.options
     config: dict[str, Any] = {}
-    found: Profile | None = None
+    credentials: Profile | None = None
     profile = options.get("profile") or os.environ.get("AWS_PROFILE")
     named_keys = "AWS_ACCESS_KEY_ID" in os.environ
     region, endpoint = options.get("region"), options.get("endpoint")
     if profile and not _flag(options, "anonymous") and ("profile" in options or not named_keys):
-        found = read_profile(profile)
-        region, endpoint = region or found.region, endpoint or found.endpoint
+        credentials = read_profile(profile)
+        region, endpoint = region or credentials.region, endpoint or credentials.endpoint
     endpoint = endpoint or _environment("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
     region = region or _environment("AWS_REGION", "AWS_DEFAULT_REGION") or "us-east-1"
     if not _REGION.fullmatch(region):
@@ -283,7 +283,7 @@ def _open_s3(address: Address) -> Backend:
             client_options=_client_options(endpoint),
             retry_config=NO_RETRIES,
             **config,
-            **_keys(found),
+            **_keys(credentials),
         )
     return _cloud(store, address)
 
@@ -367,8 +367,8 @@ def _client_options(endpoint: str | None) -> Any:
 
 def _check_endpoint(endpoint: str) -> str:
     """Check it here: obstore panics on a wrong endpoint, and only at the first request."""
-    found = _ENDPOINT.fullmatch(endpoint)
-    if found is None or not _is_host(found["host"]) or not 0 < int(found["port"] or 1) < 65536:
+    match = _ENDPOINT.fullmatch(endpoint)
+    if match is None or not _is_host(match["host"]) or not 0 < int(match["port"] or 1) < 65536:
         shown = "endpoint with a user or a password" if "@" in endpoint else "endpoint"
         raise BadUrl(f"{shown} is not an address like https://host:port")
     return endpoint.rstrip("/")
@@ -409,24 +409,24 @@ def _text(value: object) -> str:
 
 
 def _unknown_scheme(parts: SplitResult) -> str:
-    known = ", ".join(f"{name}://" for name in OPTIONS)
+    schemes = ", ".join(f"{name}://" for name in OPTIONS)
     if not parts.scheme:
         if parts.query or not _PATH.fullmatch(parts.path):
-            return f"this is not an address (known: {known})"
+            return f"this is not an address (known: {schemes})"
         path = os.path.abspath(os.path.expanduser(parts.path))
         return f"{parts.path!r} is not an address; for a directory write file://{path}"
     near = closest(parts.scheme, OPTIONS)
     hint = f"; did you mean {near}://?" if near else ""
-    return f"unknown kind of store {parts.scheme!r}{hint} (known: {known})"
+    return f"unknown kind of store {parts.scheme!r}{hint} (known: {schemes})"
 
 
 def _instead_of_web(parts: SplitResult) -> str:
     """The address of what a browser or a signed link shows, without its query."""
     path = parts.path.strip("/")
     for host, scheme, option in _PROVIDERS:
-        found = host.fullmatch(parts.netloc.lower())
-        if found is not None:
-            named = found.groupdict()
+        match = host.fullmatch(parts.netloc.lower())
+        if match is not None:
+            named = match.groupdict()
             place = "/".join(filter(None, (named.get("bucket"), path))) or "BUCKET"
             value = named.get(option)
             secrets = " and set the credentials in the environment" if parts.query else ""

@@ -112,11 +112,11 @@ class MemoryBackend(Backend):
         self._writes = 0
 
     async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
-        found = self._find(key)
+        stored = self._find(key)
         if byte_range is None:
-            return found
-        start, end = byte_range.resolve(found.meta.size_bytes)
-        return Object(found.meta, found.data[start:end])
+            return stored
+        start, end = byte_range.resolve(stored.meta.size_bytes)
+        return Object(stored.meta, stored.data[start:end])
 
     async def head(self, key: str) -> ObjectMeta:
         return self._find(key).meta
@@ -157,7 +157,7 @@ class MemoryBackend(Backend):
         return f"m{self._writes}"
 
     def _find(self, key: str) -> Object:
-        found = self._objects.get(key)
-        if found is None:
+        stored = self._objects.get(key)
+        if stored is None:
             raise NotFound(f"{key} does not exist")
-        return found
+        return stored

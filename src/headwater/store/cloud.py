@@ -116,15 +116,15 @@ class CloudBackend(Backend):
             options = {"range": _range_option(byte_range)}
         try:
             with translated(key, self._place):
-                found = await obstore.get_async(self._store, self._prefix + key, options=options)
-                data = await found.bytes_async()
+                answer = await obstore.get_async(self._store, self._prefix + key, options=options)
+                data = await answer.bytes_async()
         except RangeNotSatisfiable:
             if byte_range is not None and byte_range.start < 0:
                 # Some servers refuse a suffix range that is longer than the object.
                 start, end = byte_range.resolve((await self.head(key)).size_bytes)
                 return await self.get(key, ByteRange(start, end))
             return Object(await self.head(key), b"")
-        return Object(self._meta(found.meta), memoryview(data))
+        return Object(self._meta(answer.meta), memoryview(data))
 
     async def head(self, key: str) -> ObjectMeta:
         self._check_reach()
@@ -186,9 +186,9 @@ class CloudBackend(Backend):
         self._check_reach()
         folder = self._prefix + prefix
         with translated(prefix, self._place):
-            found = await obstore.list_with_delimiter_async(self._store, folder or None)
+            listed = await obstore.list_with_delimiter_async(self._store, folder or None)
         # Each with the whole path above it, and with or without a closing slash.
-        below = (path.removeprefix(folder) for path in found["common_prefixes"])
+        below = (path.removeprefix(folder) for path in listed["common_prefixes"])
         return [name.removesuffix("/") for name in below]
 
     def _check_reach(self) -> None:
@@ -244,13 +244,13 @@ class _FolderMarkers:
         return objects
 
     async def _decide(self, next_key: str) -> Page:
-        found, self.undecided = self.undecided, []
-        if found and next_key.startswith(f"{found[0].key}/"):
+        entries, self.undecided = self.undecided, []
+        if entries and next_key.startswith(f"{entries[0].key}/"):
             try:
-                await self._backend.head(found[0].key)
+                await self._backend.head(entries[0].key)
             except NotFound:
                 return []
-        return found
+        return entries
 
 
 def _range_option(byte_range: ByteRange) -> Any:
@@ -382,13 +382,13 @@ def _meaning_of_code(
 
 
 def _status(text: str) -> int | None:
-    found = _STATUS.search(text)
-    return int(found.group(1)) if found else None
+    match = _STATUS.search(text)
+    return int(match.group(1)) if match else None
 
 
 def _code(text: str) -> str | None:
-    found = _CODE.search(text)
-    return next(filter(None, found.groups())) if found else None
+    match = _CODE.search(text)
+    return next(filter(None, match.groups())) if match else None
 
 
 def _summary(text: str, status: int | None, code: str | None) -> str:

@@ -31,12 +31,14 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.settings import did_you_mean
+from headwater.store import conformance_checks as checks
+from headwater.store import conformance_races as races
 from headwater.store.attempts import OperationStats
 from headwater.store.backend import PreconditionFailed
-from headwater.store.conformance_catalogue import CHECKS, WORST, Check
 from headwater.store.conformance_checks import (
     LARGE_BYTES,
     LISTED,
+    Check,
     CheckFolder,
     CheckSkipped,
     Sizes,
@@ -47,6 +49,39 @@ from headwater.store.objects import check_prefix
 from headwater.store.store import Store
 
 Status = Literal["pass", "fail", "skipped", "unfinished"]
+
+CHECKS: Final = (
+    checks.read_your_write,
+    checks.ranges,
+    checks.head,
+    checks.overwrite,
+    checks.empty_object,
+    checks.create_if_absent,
+    checks.replace_if_unchanged,
+    checks.version_changes,
+    checks.identical_rewrite,
+    checks.list_,
+    checks.list_start_after,
+    checks.list_folder,
+    checks.list_folders,
+    checks.list_pages,
+    checks.delete,
+    checks.large_object,
+    races.race_replace,
+    races.race_create,
+    races.race_register,
+    races.race_numbered_log,
+)
+WORST: Final = (
+    "race-replace",
+    "race-create",
+    "race-register",
+    "race-numbered-log",
+    "replace-if-unchanged",
+    "create-if-absent",
+    "version-changes",
+)
+"""Checks whose failure loses records, worst first."""
 
 DEFAULT_PREFIX: Final = "headwater-check"
 # After this many failed deletes no more are sent.
@@ -238,9 +273,9 @@ class _SuiteRun:
             self.watcher(CheckProgress(check.name, number * total + done, rounds * total))
 
         folder = f"{self.folder}/{check.name}-{number}"
-        bench = CheckFolder(self.store, folder, self.sizes, advance, self.keys)
+        target = CheckFolder(self.store, folder, self.sizes, advance, self.keys)
         try:
-            return "pass", await check.run(bench)
+            return "pass", await check.run(target)
         except Violation as violation:
             return "fail", self._shortened(str(violation))
         except CheckSkipped as reason:

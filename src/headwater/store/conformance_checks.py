@@ -74,6 +74,29 @@ class CheckFolder:
         return key
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that must hold."""
+
+    name: str
+    claim: str
+    """What must hold, and why Headwater needs it."""
+    run: Callable[[CheckFolder], Awaitable[str]]
+    is_race: bool = False
+
+
+def check(
+    claim: str, *, is_race: bool = False
+) -> Callable[[Callable[[CheckFolder], Awaitable[str]]], Check]:
+    """Make a check of a function, named like it. The function returns a detail for the report."""
+
+    def decorate(run: Callable[[CheckFolder], Awaitable[str]]) -> Check:
+        name = getattr(run, "__name__").strip("_").replace("_", "-")  # noqa: B009  not every callable has one
+        return Check(name, claim, run, is_race)
+
+    return decorate
+
+
 def expect(holds: bool, otherwise: str) -> None:
     """Raise `Violation(otherwise)` unless `holds`."""
     if not holds:
@@ -112,54 +135,63 @@ async def for_each(items: Iterable[str], call: Callable[[str], Awaitable[T]]) ->
 ROUNDS: Final = 5
 
 
-async def read_your_write(bench: CheckFolder) -> str:
-    """A new object is there at once, whole, under the version the write answered with."""
+@check(
+    "An object can be read as soon as it is written, because consumers read a record as soon "
+    "as it is accepted."
+)
+async def read_your_write(target: CheckFolder) -> str:
     for number in range(ROUNDS):
-        key, data = bench.key(f"object-{number}"), b"written " + nonce()
-        version = await bench.store.put(key, data)
-        found = await bench.store.get(key)
-        expect(found.data == data, "a read right after a write gave other bytes")
-        expect(found.version == version, f"written as {version}, read as {found.version}")
+        key, data = target.key(f"object-{number}"), b"written " + nonce()
+        version = await target.store.put(key, data)
+        stored = await target.store.get(key)
+        expect(stored.data == data, "a read right after a write gave other bytes")
+        expect(stored.version == version, f"written as {version}, read as {stored.version}")
     return f"{ROUNDS} objects"
 
 
-async def overwrite(bench: CheckFolder) -> str:
-    """A replaced object shows its new content at once."""
-    key = bench.key("object")
+@check(
+    "An overwritten object shows its new content at once, because a stale read would bring "
+    "back decisions that were already replaced."
+)
+async def overwrite(target: CheckFolder) -> str:
+    key = target.key("object")
     for number in range(ROUNDS):
         data = b"content %d " % number + nonce()
-        await bench.store.put(key, data)
-        found = await bench.store.get(key)
-        expect(found.data == data, f"after overwrite {number} a read gave an earlier content")
+        await target.store.put(key, data)
+        stored = await target.store.get(key)
+        expect(stored.data == data, f"after overwrite {number} a read gave an earlier content")
     return f"{ROUNDS} contents of one object"
 
 
-async def empty_object(bench: CheckFolder) -> str:
-    """An object may have no bytes."""
-    key = bench.key("object")
-    await bench.store.put(key, b"")
-    found = await bench.store.get(key)
-    size_bytes = (await bench.store.head(key)).size_bytes
-    expect(len(found.data) == 0 and size_bytes == 0, f"no bytes became {size_bytes}")
+@check("An object may be empty, because markers are.")
+async def empty_object(target: CheckFolder) -> str:
+    key = target.key("object")
+    await target.store.put(key, b"")
+    stored = await target.store.get(key)
+    size_bytes = (await target.store.head(key)).size_bytes
+    expect(len(stored.data) == 0 and size_bytes == 0, f"no bytes became {size_bytes}")
     return ""
 
 
-async def head(bench: CheckFolder) -> str:
-    """Size and version without the bytes, and a plain answer for what is not there."""
-    key, data = bench.key("object"), b"described " + nonce()
-    await bench.store.put(key, data)
-    meta, found = await bench.store.head(key), await bench.store.get(key)
+@check("Size and version can be read without the bytes, because a check must stay cheap.")
+async def head(target: CheckFolder) -> str:
+    key, data = target.key("object"), b"described " + nonce()
+    await target.store.put(key, data)
+    meta, stored = await target.store.head(key), await target.store.get(key)
     expect(meta.size_bytes == len(data), f"{len(data)} bytes are said to be {meta.size_bytes}")
-    expect(meta.version == found.version, f"head says {meta.version}, get {found.version}")
-    expect(await _is_absent(bench, bench.key("nothing")), "an object that was not written exists")
+    expect(meta.version == stored.version, f"head says {meta.version}, get {stored.version}")
+    expect(await _is_absent(target, target.key("nothing")), "an object that was not written exists")
     return ""
 
 
-async def ranges(bench: CheckFolder) -> str:
-    """Any part of an object, with the version of the whole."""
-    key = bench.key("object")
+@check(
+    "Any range of an object can be read, with its version, because readers take single "
+    "records and footers out of large objects."
+)
+async def ranges(target: CheckFolder) -> str:
+    key = target.key("object")
     data = bytes(number % 251 for number in range(1000))
-    version = await bench.store.put(key, data)
+    version = await target.store.put(key, data)
     wanted = {
         "the beginning": (ByteRange(0, 10), data[:10]),
         "the middle": (ByteRange(400, 600), data[400:600]),
@@ -173,41 +205,44 @@ async def ranges(bench: CheckFolder) -> str:
     }
     for name, (byte_range, expected) in wanted.items():
         try:
-            found = await bench.store.get(key, byte_range)
+            stored = await target.store.get(key, byte_range)
         except Unavailable as error:
-            await bench.store.get(key)  # if this fails as well, it was not the range
+            await target.store.get(key)  # if this fails as well, it was not the range
             raise Violation(f"{name} cannot be read though the whole can: {error}") from error
-        expect(found.data == expected, f"{name}: {len(found.data)} bytes, or other ones, came")
-        expect(found.version == version, f"{name} came with another version than the whole")
+        expect(stored.data == expected, f"{name}: {len(stored.data)} bytes, or other ones, came")
+        expect(stored.version == version, f"{name} came with another version than the whole")
     return f"{len(wanted)} ranges"
 
 
-async def create_if_absent(bench: CheckFolder) -> str:
-    """A create succeeds where nothing is, and is refused with what is there."""
-    key, first, second = bench.key("object"), nonce(), nonce()
-    version = await bench.store.put_if_absent(key, first, token=first)
+@check("Creating what exists is refused, because a number in a log is taken once.")
+async def create_if_absent(target: CheckFolder) -> str:
+    key, first, second = target.key("object"), nonce(), nonce()
+    version = await target.store.put_if_absent(key, first, token=first)
     try:
-        await bench.store.put_if_absent(key, second, token=second)
+        await target.store.put_if_absent(key, second, token=second)
     except AlreadyExists as refused:
         current = refused.current
         expect(current.data == first, "the refusal does not show the content that is there")
         expect(current.version == version, "the refusal shows another version than was written")
     else:
         raise Violation("an existing object was created again: the condition is ignored")
-    expect((await bench.store.get(key)).data == first, "the refused content is there")
+    expect((await target.store.get(key)).data == first, "the refused content is there")
     return ""
 
 
-async def replace_if_unchanged(bench: CheckFolder) -> str:
-    """A replacement succeeds on the version it names, and on no other."""
-    key, texts = bench.key("object"), [nonce() for _ in range(4)]
-    first = await bench.store.put_if_absent(key, texts[0], token=texts[0])
-    second = await bench.store.put_if_unchanged(key, texts[1], first, token=texts[1])
-    found = await bench.store.get(key)
-    expect(found.data == texts[1], "an accepted replacement is not there")
-    expect(found.version == second, "an accepted replacement has another version than answered")
+@check(
+    "Replacing succeeds for the given version and for no other, because a change based on an "
+    "old version would undo another writer's."
+)
+async def replace_if_unchanged(target: CheckFolder) -> str:
+    key, texts = target.key("object"), [nonce() for _ in range(4)]
+    first = await target.store.put_if_absent(key, texts[0], token=texts[0])
+    second = await target.store.put_if_unchanged(key, texts[1], first, token=texts[1])
+    stored = await target.store.get(key)
+    expect(stored.data == texts[1], "an accepted replacement is not there")
+    expect(stored.version == second, "an accepted replacement has another version than answered")
     try:
-        await bench.store.put_if_unchanged(key, texts[2], first, token=texts[2])
+        await target.store.put_if_unchanged(key, texts[2], first, token=texts[2])
     except Conflict as refused:
         expect(
             refused.current is not None and refused.current.data == texts[1],
@@ -215,21 +250,24 @@ async def replace_if_unchanged(bench: CheckFolder) -> str:
         )
     else:
         raise Violation("a replacement of an outdated version was accepted: If-Match is ignored")
-    gone = bench.key("gone")
+    gone = target.key("gone")
     try:
-        await bench.store.put_if_unchanged(gone, texts[3], second, token=texts[3])
+        await target.store.put_if_unchanged(gone, texts[3], second, token=texts[3])
     except Conflict as refused:
         expect(refused.current is None, "a refused replacement of nothing shows something")
     else:
         raise Violation("a replacement of an object that does not exist was accepted")
-    expect(await _is_absent(bench, gone), "a refused replacement of nothing created it")
+    expect(await _is_absent(target, gone), "a refused replacement of nothing created it")
     return ""
 
 
-async def version_changes(bench: CheckFolder) -> str:
-    """Every content has a version of its own, even of one size and within one instant."""
-    key = bench.key("object")
-    versions = [await bench.store.put(key, nonce()) for _ in range(ROUNDS * 2)]
+@check(
+    "Different contents have different versions, because otherwise a change in between is not "
+    "noticed."
+)
+async def version_changes(target: CheckFolder) -> str:
+    key = target.key("object")
+    versions = [await target.store.put(key, nonce()) for _ in range(ROUNDS * 2)]
     expect(
         len(set(versions)) == len(versions),
         f"{len(versions)} contents of one object had {len(set(versions))} versions",
@@ -237,135 +275,144 @@ async def version_changes(bench: CheckFolder) -> str:
     return f"{len(versions)} contents, as many versions"
 
 
-async def identical_rewrite(bench: CheckFolder) -> str:
-    """Information: whether a version names a write or merely its bytes."""
-    key, data = bench.key("object"), nonce()
-    first = await bench.store.put(key, data)
-    await bench.store.put(key, nonce())
-    again = await bench.store.put(key, data)
+@check(
+    "Whether equal bytes have equal versions is good to know: Headwater puts a nonce into "
+    "every conditionally written object, so both are fine."
+)
+async def identical_rewrite(target: CheckFolder) -> str:
+    key, data = target.key("object"), nonce()
+    first = await target.store.put(key, data)
+    await target.store.put(key, nonce())
+    again = await target.store.put(key, data)
     if first == again:
         return "versions are content hashes; fine, as no content is repeated"
     return "every write has a version of its own"
 
 
-async def list_complete(bench: CheckFolder) -> str:
-    """All keys, in the order of their bytes, right after the last of them was written."""
+@check(
+    "A listing is ordered and complete right after a write or a delete, because recovery "
+    "lists objects that no index has yet."
+)
+async def list_(target: CheckFolder) -> str:
     names = "0 9 A Z _ a-b a. a/b a/b-c a=c a_b ab a-z/1 a-z/10 a-z/9 z.1 z=1 zz".split()
-    keys = [bench.key(name) for name in names]
-    await for_each(keys, lambda key: bench.store.put(key, key.encode()))
-    metas = [meta async for meta in bench.store.list(bench.folder)]
+    keys = [target.key(name) for name in names]
+    await for_each(keys, lambda key: target.store.put(key, key.encode()))
+    metas = [meta async for meta in target.store.list(target.folder)]
     _compare([meta.key for meta in metas], sorted(keys))
     sizes = {meta.key: meta.size_bytes for meta in metas}
     expect(all(sizes[key] == len(key) for key in keys), "a listing shows wrong sizes")
-    late = bench.key("zzz")
-    await bench.store.put(late, b"late")
-    await bench.store.delete(keys[0])
-    _compare(await _list(bench), sorted({*keys[1:], late}))
+    late = target.key("zzz")
+    await target.store.put(late, b"late")
+    await target.store.delete(keys[0])
+    _compare(await _list(target), sorted({*keys[1:], late}))
     return f"{len(keys)} keys"
 
 
-async def list_start_after(bench: CheckFolder) -> str:
-    """A listing begins above the key it is given, whether that key exists or not."""
-    keys = [bench.key(f"{number:02d}") for number in range(0, 20, 2)]
-    await for_each(keys, lambda key: bench.store.put(key, b"x"))
-    for start_after in (keys[4], bench.key("09"), keys[-1], f"{bench.folder}/"):
+@check("A listing begins strictly above a given key, because readers continue where they stopped.")
+async def list_start_after(target: CheckFolder) -> str:
+    keys = [target.key(f"{number:02d}") for number in range(0, 20, 2)]
+    await for_each(keys, lambda key: target.store.put(key, b"x"))
+    for start_after in (keys[4], target.key("09"), keys[-1], f"{target.folder}/"):
         above = [key for key in keys if key > start_after]
-        _compare(await _list(bench, start_after=start_after), above)
+        _compare(await _list(target, start_after=start_after), above)
     return ""
 
 
-async def list_folder(bench: CheckFolder) -> str:
-    """A folder's listing holds what is in the folder and nothing whose name merely begins so."""
-    inside = [bench.key("a/1"), bench.key("a/b/2")]
-    outside = [bench.key(name) for name in ("a-b", "a=", "ab/1", "b/a/1")]
+@check("Listing folder a does not show ab, because one log must not see another's objects.")
+async def list_folder(target: CheckFolder) -> str:
+    inside = [target.key("a/1"), target.key("a/b/2")]
+    outside = [target.key(name) for name in ("a-b", "a=", "ab/1", "b/a/1")]
     for keys in (outside, inside):
-        await for_each(keys, lambda key: bench.store.put(key, b"x"))
-    _compare(await _list(bench, "a"), inside)
-    _compare(await _list(bench, "nothing"), [])
+        await for_each(keys, lambda key: target.store.put(key, b"x"))
+    _compare(await _list(target, "a"), inside)
+    _compare(await _list(target, "nothing"), [])
     return ""
 
 
-async def list_folders(bench: CheckFolder) -> str:
-    """The folders that hold something, and no objects beside them."""
+@check(
+    "The folders below a folder are listed without their contents, because this is how "
+    "streams are found."
+)
+async def list_folders(target: CheckFolder) -> str:
     names = "a/1 a/b/2 a-b ab/1 a./x/y/z z".split()
-    await for_each([bench.key(name) for name in names], lambda key: bench.store.put(key, b"x"))
-    _compare(await _folders(bench), ["a", "a.", "ab"])
-    _compare(await _folders(bench, "a"), ["b"])
-    _compare(await _folders(bench, "nothing"), [])
+    await for_each([target.key(name) for name in names], lambda key: target.store.put(key, b"x"))
+    _compare(await _folders(target), ["a", "a.", "ab"])
+    _compare(await _folders(target, "a"), ["b"])
+    _compare(await _folders(target, "nothing"), [])
     return ""
 
 
-async def list_pages(bench: CheckFolder) -> str:
-    """A listing longer than one page is complete, in order, and can be taken up in the middle."""
-    count = bench.sizes.listed
+@check("A listing of more than one page is whole, because logs have more than 1,000 objects.")
+async def list_pages(target: CheckFolder) -> str:
+    count = target.sizes.listed
     if count < 1:
         raise CheckSkipped("0 objects requested")
-    keys = [bench.key(f"{number:06d}") for number in range(count)]
+    keys = [target.key(f"{number:06d}") for number in range(count)]
     written = 0
 
     async def write(key: str) -> None:
         nonlocal written
-        await bench.store.put(key, b"x")
+        await target.store.put(key, b"x")
         written += 1
-        bench.advance(written, count)
+        target.advance(written, count)
 
     await for_each(keys, write)
-    _compare(await _list(bench), keys)
+    _compare(await _list(target), keys)
     middle = count // 2
-    _compare(await _list(bench, start_after=keys[middle]), keys[middle + 1 :])
+    _compare(await _list(target, start_after=keys[middle]), keys[middle + 1 :])
     pages = "more than one page" if count > LIST_PAGE_KEYS else "one page only"
     return f"{count:,} keys, {pages}"
 
 
-async def delete(bench: CheckFolder) -> str:
-    """A deleted object is gone for every kind of read; deleting an absent one succeeds."""
-    key, again = bench.key("object"), nonce()
-    await bench.store.put(key, nonce())
-    await bench.store.delete(key)
-    expect(await _is_absent(bench, key), "a deleted object can still be read")
-    _compare(await _list(bench), [])
-    await bench.store.delete(key)
-    await bench.store.put_if_absent(key, again, token=again)
-    expect((await bench.store.get(key)).data == again, "a deleted key cannot be used again")
+@check("Deleting is visible at once and may be repeated, because cleaning up is retried.")
+async def delete(target: CheckFolder) -> str:
+    key, again = target.key("object"), nonce()
+    await target.store.put(key, nonce())
+    await target.store.delete(key)
+    expect(await _is_absent(target, key), "a deleted object can still be read")
+    _compare(await _list(target), [])
+    await target.store.delete(key)
+    await target.store.put_if_absent(key, again, token=again)
+    expect((await target.store.get(key)).data == again, "a deleted key cannot be used again")
     return ""
 
 
-async def large_object(bench: CheckFolder) -> str:
-    """An object sent in parts is one object, to be read whole or as a stream."""
-    size = bench.sizes.large_bytes
+@check("An object sent in parts reads back whole and as a stream, because segments are large.")
+async def large_object(target: CheckFolder) -> str:
+    size = target.sizes.large_bytes
     if size < 1:
         raise CheckSkipped("0 bytes requested")
-    key, start = bench.key("object"), nonce()
+    key, start = target.key("object"), nonce()
     block = bytes(range(256)) * (MIB // 256)
 
     async def parts() -> AsyncIterator[bytes]:
         yield start
         for offset in range(len(start), size, len(block)):
-            bench.advance(offset, 2 * size)
+            target.advance(offset, 2 * size)
             yield block[: size - offset]
 
-    version = await bench.store.put_stream(key, parts())
+    version = await target.store.put_stream(key, parts())
     expected = b"".join([part async for part in parts()])
-    found = await bench.store.get(key)
-    expect(found.data == expected, "an object sent in parts is not what was sent")
+    stored = await target.store.get(key)
+    expect(stored.data == expected, "an object sent in parts is not what was sent")
     read = 0
     try:
-        async for chunk in bench.store.get_stream(key):
+        async for chunk in target.store.get_stream(key):
             expect(chunk == expected[read : read + len(chunk)], "a stream differs from the object")
             read += len(chunk)
-            bench.advance(size + read, 2 * size)
+            target.advance(size + read, 2 * size)
     except Unavailable as error:
         raise Violation(f"a stream cannot be read though the whole can: {error}") from error
     expect(read == size, f"a stream of {size:,} bytes ended after {read:,}")
     # Nothing is ever replaced on the strength of this answer, and several servers get it wrong.
-    note = "" if found.version == version else "; the answer named another version (not relied on)"
+    note = "" if stored.version == version else "; the answer named another version (not relied on)"
     return f"{size / MIB:.0f} MiB{note}"
 
 
-async def _is_absent(bench: CheckFolder, key: str) -> bool:
+async def _is_absent(target: CheckFolder, key: str) -> bool:
     """Absent for a get and for a head; a store where the two disagree is caught here too."""
     answers = []
-    for ask in (bench.store.get, bench.store.head):
+    for ask in (target.store.get, target.store.head):
         try:
             await ask(key)
         except NotFound:
@@ -375,13 +422,13 @@ async def _is_absent(bench: CheckFolder, key: str) -> bool:
     return all(answers)
 
 
-async def _list(bench: CheckFolder, folder: str = "", *, start_after: str = "") -> list[str]:
-    prefix = f"{bench.folder}/{folder}"
-    return [meta.key async for meta in bench.store.list(prefix, start_after=start_after)]
+async def _list(target: CheckFolder, folder: str = "", *, start_after: str = "") -> list[str]:
+    prefix = f"{target.folder}/{folder}"
+    return [meta.key async for meta in target.store.list(prefix, start_after=start_after)]
 
 
-async def _folders(bench: CheckFolder, folder: str = "") -> list[str]:
-    return list(await bench.store.folders(f"{bench.folder}/{folder}"))
+async def _folders(target: CheckFolder, folder: str = "") -> list[str]:
+    return list(await target.store.folders(f"{target.folder}/{folder}"))
 
 
 def _compare(listed: list[str], expected: list[str]) -> None:

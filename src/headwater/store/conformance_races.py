@@ -15,7 +15,7 @@ from headwater.core import limits
 from headwater.core.errors import AlreadyExists, Conflict, Contended
 from headwater.core.lease import Lease
 from headwater.core.retry import RetryPolicy
-from headwater.store.conformance_checks import CheckFolder, Violation, expect, nonce, run_all
+from headwater.store.conformance_checks import CheckFolder, Violation, check, expect, nonce, run_all
 from headwater.store.numbered_log import LeasedFloor, LogFloor, NumberedLog
 from headwater.store.objects import Object, Version
 from headwater.store.register import Register
@@ -42,41 +42,45 @@ class _Tally(msgspec.Struct, frozen=True):
     counts: list[int]
 
 
-async def race_replace(bench: CheckFolder) -> str:
-    """Writers raise counts in one object by put-if-unchanged; every raise must remain."""
-    writers, increments = bench.sizes.writers, bench.sizes.increments
-    key, total = bench.key("tally"), writers * increments
+@check(
+    "Of writers that replace the same version only one succeeds, because every other one "
+    "would erase an accepted change.",
+    is_race=True,
+)
+async def race_replace(target: CheckFolder) -> str:
+    writers, increments = target.sizes.writers, target.sizes.increments
+    key, total = target.key("tally"), writers * increments
     data, token = _encode([0] * writers)
-    first = await bench.store.put_if_absent(key, data, token=token)
+    first = await target.store.put_if_absent(key, data, token=token)
     accepted = 0
 
     async def write(me: int) -> None:
         nonlocal accepted
         counts, version = [0] * writers, first
         for _ in range(increments):
-            counts, version = await _increment(bench, key, me, counts, version)
+            counts, version = await _increment(target, key, me, counts, version)
             accepted += 1
-            bench.advance(accepted, total)
+            target.advance(accepted, total)
 
     await run_all(write(me) for me in range(writers))
-    found = sum(_decode(await bench.store.get(key)).counts)
+    counted = sum(_decode(await target.store.get(key)).counts)
     expect(
-        found >= accepted,
-        f"{accepted - found} of {accepted} accepted updates were lost without an error ({writers} "
-        f"writers, put-if-unchanged on one object). {MUST_NOT_BE_USED}",
+        counted >= accepted,
+        f"{accepted - counted} of {accepted} accepted updates were lost without an error ("
+        f"{writers} writers, put-if-unchanged on one object). {MUST_NOT_BE_USED}",
     )
-    expect(found <= accepted, f"{found - accepted} updates more than the {accepted} accepted")
-    return f"{writers} writers × {increments} updates: {found:,} of {total:,}"
+    expect(counted <= accepted, f"{counted - accepted} updates more than the {accepted} accepted")
+    return f"{writers} writers × {increments} updates: {counted:,} of {total:,}"
 
 
 async def _increment(
-    bench: CheckFolder, key: str, me: int, counts: list[int], version: Version
+    target: CheckFolder, key: str, me: int, counts: list[int], version: Version
 ) -> tuple[list[int], Version]:
     for _ in range(ATTEMPTS_PER_INCREMENT):
         raised = [count + (writer == me) for writer, count in enumerate(counts)]
         data, token = _encode(raised)
         try:
-            return raised, await bench.store.put_if_unchanged(key, data, version, token=token)
+            return raised, await target.store.put_if_unchanged(key, data, version, token=token)
         except Conflict as conflict:
             expect(conflict.current is not None, "the object vanished while it was updated")
             counts, version = _decode(conflict.current).counts, conflict.current.version
@@ -90,28 +94,32 @@ def _encode(counts: list[int]) -> tuple[bytes, bytes]:
     return msgspec.json.encode(_Tally(token.decode(), counts)), token
 
 
-def _decode(found: Object) -> _Tally:
+def _decode(stored: Object) -> _Tally:
     try:
-        return msgspec.json.decode(found.data, type=_Tally)
+        return msgspec.json.decode(stored.data, type=_Tally)
     except msgspec.DecodeError as error:
-        raise Violation(f"{found.meta.key} holds bytes that no writer wrote: {error}") from error
+        raise Violation(f"{stored.meta.key} holds bytes that no writer wrote: {error}") from error
 
 
-async def race_create(bench: CheckFolder) -> str:
-    """Many create one key at once; one must win, and all must see what it wrote."""
-    racers, keys = bench.sizes.racers, bench.sizes.keys
+@check(
+    "Of writers that create the same key exactly one succeeds, because a second one would "
+    "erase an accepted record.",
+    is_race=True,
+)
+async def race_create(target: CheckFolder) -> str:
+    racers, keys = target.sizes.racers, target.sizes.keys
     wrong: list[str] = []
     for number in range(keys):
-        key = bench.key(f"prize-{number:04d}")
-        outcomes = await run_all(_create(bench, key) for _ in range(racers))
+        key = target.key(f"prize-{number:04d}")
+        outcomes = await run_all(_create(target, key) for _ in range(racers))
         winners = [data for won, data in outcomes if won]
         if len(winners) != 1:
             wrong.append(f"{len(winners)} winners")
         elif {data for _, data in outcomes} != set(winners):
             wrong.append("losers were shown another content than the winner's")
-        elif (await bench.store.get(key)).data != winners[0]:
+        elif (await target.store.get(key)).data != winners[0]:
             wrong.append("the winner's content is not what is there")
-        bench.advance(number + 1, keys)
+        target.advance(number + 1, keys)
     expect(
         not wrong,
         f"{len(wrong)} of {keys} keys, each created by {racers} at once, did not have one winner "
@@ -120,25 +128,28 @@ async def race_create(bench: CheckFolder) -> str:
     return f"{racers} contenders on {keys} keys: one winner each"
 
 
-async def _create(bench: CheckFolder, key: str) -> tuple[bool, bytes]:
+async def _create(target: CheckFolder, key: str) -> tuple[bool, bytes]:
     """Whether this writer won, and the content that it was shown."""
     token = nonce()
     data = b"prize of %b\n" % token
     try:
-        await bench.store.put_if_absent(key, data, token=token)
+        await target.store.put_if_absent(key, data, token=token)
     except AlreadyExists as lost:
         return False, bytes(lost.current.data)
     return True, data
 
 
-async def race_register(bench: CheckFolder) -> str:
-    """Handles of one register change it at once; each change is a revision of its own."""
-    writers, changes = bench.sizes.writers, bench.sizes.shared_changes
-    key, total = bench.key("register"), writers * changes
+@check(
+    "A register changed by many at once loses no change, because logs keep their heads in one.",
+    is_race=True,
+)
+async def race_register(target: CheckFolder) -> str:
+    writers, changes = target.sizes.writers, target.sizes.shared_changes
+    key, total = target.key("register"), writers * changes
     numbers: list[int] = []
 
     async def write(me: str) -> None:
-        register = Register(bench.store, key, Counts, policy=EAGER)
+        register = Register(target.store, key, Counts, policy=EAGER)
 
         def change(now: Counts | None) -> Counts:
             before = now or {}
@@ -146,12 +157,12 @@ async def race_register(bench: CheckFolder) -> str:
 
         for _ in range(changes):
             numbers.append(await _update(register, change))
-            bench.advance(len(numbers), total)
+            target.advance(len(numbers), total)
 
     names = [f"writer-{me}" for me in range(writers)]
     await run_all(write(name) for name in names)
-    found = (await Register(bench.store, key, Counts).read()).value
-    lost = {name: changes - found.get(name, 0) for name in names if found.get(name) != changes}
+    counts = (await Register(target.store, key, Counts).read()).value
+    lost = {name: changes - counts.get(name, 0) for name in names if counts.get(name) != changes}
     expect(not lost, f"changes lost per writer: {lost}. {MUST_NOT_BE_USED}")
     expect(
         sorted(numbers) == list(range(1, total + 1)),
@@ -180,22 +191,26 @@ class _RaceLog(NumberedLog):
         return self.leased_floor.floor
 
 
-async def race_numbered_log(bench: CheckFolder) -> str:
-    """Clients append to one log at once; the entries are dense and each is there once."""
-    writers, changes = bench.sizes.writers, bench.sizes.shared_changes
-    folder, total = f"{bench.folder}/log", writers * changes
-    bench.keys |= {f"{folder}/{number:020d}" for number in range(total)}
+@check(
+    "A numbered log appended to by many at once is dense and has each entry once, because the "
+    "queues and the tier's events are such logs.",
+    is_race=True,
+)
+async def race_numbered_log(target: CheckFolder) -> str:
+    writers, changes = target.sizes.writers, target.sizes.shared_changes
+    folder, total = f"{target.folder}/log", writers * changes
+    target.keys |= {f"{folder}/{number:020d}" for number in range(total)}
     accepted: dict[int, bytes] = {}
 
     async def write(me: int) -> None:
-        log = _RaceLog(bench.store, folder)
+        log = _RaceLog(target.store, folder)
         for count in range(changes):
             payload = b"entry %d of writer %d" % (count, me)
             accepted[await _append(log, payload)] = payload
-            bench.advance(len(accepted), total)
+            target.advance(len(accepted), total)
 
     await run_all(write(me) for me in range(writers))
-    log = _RaceLog(bench.store, folder)
+    log = _RaceLog(target.store, folder)
     stored: list[bytes] = []
     while entries := await log.read(len(stored), READ_AT_ONCE):
         stored += [bytes(entry.data[TOKEN_BYTES:]) for entry in entries]

@@ -190,10 +190,10 @@ class LocalBackend(Backend):
             return True
 
         with self._disk.lock(self._lock_path(key)):
-            found = self._stat_object(target, key)
-            allowed = _allows(condition, found)
-            if allowed and found is not None and found.mtime_ns >= mtime_ns:
-                self._stamp(file, found.mtime_ns + 1)
+            replaced = self._stat_object(target, key)
+            allowed = _allows(condition, replaced)
+            if allowed and replaced is not None and replaced.mtime_ns >= mtime_ns:
+                self._stamp(file, replaced.mtime_ns + 1)
                 self._guard_sync(file.sync)
             version = _version(file.stat())
             if allowed and self._change(target, set_name):
@@ -237,12 +237,12 @@ class LocalBackend(Backend):
 
     def _stat_object(self, path: str, key: str) -> FileStat | None:
         try:
-            found = self._disk.stat(path)
+            stat = self._disk.stat(path)
         except NotFound:
             return None
-        if found.is_dir:
+        if stat.is_dir:
             raise _both(key, key)
-        return found
+        return stat
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
@@ -396,12 +396,12 @@ class _Stream:
         return self._staged
 
 
-def _allows(condition: Condition, found: FileStat | None) -> bool:
+def _allows(condition: Condition, present: FileStat | None) -> bool:
     if condition is None:
         return True
     if isinstance(condition, IfAbsent):
-        return found is None
-    return found is not None and _version(found) == condition
+        return present is None
+    return present is not None and _version(present) == condition
 
 
 def _not_a_folder(path: str, root: str, key: str | None) -> NotSupported:
@@ -416,11 +416,11 @@ def _both(object_key: str, key: str) -> NotSupported:
     )
 
 
-def _version(found: FileStat) -> Version:
-    return Version(e_tag=f"{found.mtime_ns:x}-{found.inode:x}-{found.size_bytes:x}")
+def _version(stat: FileStat) -> Version:
+    return Version(e_tag=f"{stat.mtime_ns:x}-{stat.inode:x}-{stat.size_bytes:x}")
 
 
-def _meta(key: str, found: FileStat) -> ObjectMeta:
-    if found.is_dir:
+def _meta(key: str, stat: FileStat) -> ObjectMeta:
+    if stat.is_dir:
         raise NotFound(f"{key} does not exist")
-    return ObjectMeta(key, found.size_bytes, _version(found), found.mtime_ns // 1_000_000)
+    return ObjectMeta(key, stat.size_bytes, _version(stat), stat.mtime_ns // 1_000_000)

@@ -107,10 +107,10 @@ class Register(Generic[T]):
 
     async def read(self) -> Revision[T]:
         """The present value; `NotFound` if the register was never written."""
-        found = await self._load()
-        if found is None:
+        stored = await self._load()
+        if stored is None:
             raise NotFound(f"{self._key} does not exist")
-        return self._revision(found)
+        return self._revision(stored)
 
     async def update(self, change: Callable[[T | None], T]) -> Revision[T]:
         """Apply `change` to the present value (None if never written) and store the result.
@@ -205,43 +205,43 @@ class Register(Generic[T]):
             # No change followed `base` yet: a request under way may still land.
             raise OutcomeUnknown(f"{self._key}: the change may still land") from unknown
         assert current is not None
-        found = current.envelope.token_at(before + 1)
-        if found is None:
+        landed_token = current.envelope.token_at(before + 1)
+        if landed_token is None:
             raise OutcomeUnknown(
                 f"{self._key}: {after - before} changes later the history of {self._history} no "
                 "longer says whether this change landed"
             ) from unknown
-        return found == token
+        return landed_token == token
 
     async def _load(self) -> _StoredRevision | None:
         seen = self._seen  # before the request: its answer may be older than another task's
         try:
-            found = self._decode(await self._store.get(self._key))
+            stored = self._decode(await self._store.get(self._key))
         except NotFound:
-            found = None
+            stored = None
         if seen is not None:
-            self._refuse_older(seen, found)
-        if found is not None:
-            self._see(found.envelope.id, found.envelope.revision)
-        return found
+            self._refuse_older(seen, stored)
+        if stored is not None:
+            self._see(stored.envelope.id, stored.envelope.revision)
+        return stored
 
-    def _refuse_older(self, seen: tuple[str, int], found: _StoredRevision | None) -> None:
+    def _refuse_older(self, seen: tuple[str, int], stored: _StoredRevision | None) -> None:
         identity, revision = seen
-        if found is None:
+        if stored is None:
             raise RolledBack(f"{self._key} was at revision {revision} and is gone")
-        if found.envelope.id != identity:
+        if stored.envelope.id != identity:
             raise RolledBack(f"{self._key} was replaced by another register of the same name")
-        if found.envelope.revision < revision:
+        if stored.envelope.revision < revision:
             raise RolledBack(
-                f"{self._key} went back from revision {revision} to {found.envelope.revision}"
+                f"{self._key} went back from revision {revision} to {stored.envelope.revision}"
             )
 
-    def _revision(self, found: _StoredRevision) -> Revision[T]:
+    def _revision(self, stored: _StoredRevision) -> Revision[T]:
         try:
-            value = msgspec.json.decode(found.envelope.value, type=self._kind)
+            value = msgspec.json.decode(stored.envelope.value, type=self._kind)
         except msgspec.ValidationError as error:
             raise Corrupt(f"{self._key}: the value does not fit: {error}") from error
-        return Revision(value, found.envelope.revision)
+        return Revision(value, stored.envelope.revision)
 
     def _encode_value(self, value: T) -> bytes:
         """The value's JSON, checked by decoding it: a register must never become unreadable."""
@@ -271,8 +271,8 @@ class Register(Generic[T]):
             )
         return data
 
-    def _decode(self, found: Object) -> _StoredRevision:
-        return _StoredRevision(decode_envelope(self._key, found.data), found.version)
+    def _decode(self, stored: Object) -> _StoredRevision:
+        return _StoredRevision(decode_envelope(self._key, stored.data), stored.version)
 
     def _see(self, identity: str, revision: int) -> None:
         if self._seen is None or revision > self._seen[1]:

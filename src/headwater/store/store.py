@@ -112,14 +112,14 @@ class Store:
         budget = self._policy.start(size_bytes=0 if byte_range is None else byte_range.length)
 
         async def whole() -> Object:
-            found = await self._backend.get(key, byte_range)
-            expected = found.meta.size_bytes
+            answer = await self._backend.get(key, byte_range)
+            expected = answer.meta.size_bytes
             if byte_range is not None:
                 start, end = byte_range.resolve(expected)
                 expected = max(0, end - start)
-            if len(found.data) != expected:
-                raise Unavailable(f"{key}: {len(found.data)} of {expected} bytes arrived")
-            return found
+            if len(answer.data) != expected:
+                raise Unavailable(f"{key}: {len(answer.data)} of {expected} bytes arrived")
+            return answer
 
         async def attempt() -> Object:
             try:
@@ -130,9 +130,9 @@ class Store:
                     budget.allow((await self.head(key, foreign=foreign)).size_bytes)
                 raise
 
-        found = await self._repeat("get", key, budget, attempt)
-        self.stats.of("get").bytes_received += len(found.data)
-        return found
+        answer = await self._repeat("get", key, budget, attempt)
+        self.stats.of("get").bytes_received += len(answer.data)
+        return answer
 
     async def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> Sequence[Object]:
         """Several parts of one object at once; `Conflict` if the object was replaced meanwhile."""
@@ -198,13 +198,13 @@ class Store:
         """
         folder = check_prefix(prefix)
         budget = self._policy.start()
-        found = await self._repeat(
+        names = await self._repeat(
             "list",
             folder,
             budget,
             lambda: self._once("list", budget, lambda: self._backend.folders(folder)),
         )
-        return tuple(sorted(found))
+        return tuple(sorted(names))
 
     # Writing
 

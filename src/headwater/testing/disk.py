@@ -177,9 +177,9 @@ class FaultyDisk(Disk):
             node = self._tree.find(path)
             if not isinstance(node, FolderNode):
                 return []
-            found = [(name, isinstance(child, FolderNode)) for name, child in node.live.items()]
-            self._random.shuffle(found)
-            return found
+            entries = [(name, isinstance(child, FolderNode)) for name, child in node.live.items()]
+            self._random.shuffle(entries)
+            return entries
 
     def make_dir(self, path: str) -> bool:
         with self._mutex:
@@ -196,11 +196,11 @@ class FaultyDisk(Disk):
         with self._mutex:
             what = f"{source} to {target}"
             self._begin("rename", what)
-            moved, found = self._tree.file(source), self._tree.find(target)
-            if isinstance(found, FolderNode):
+            moved, replaced = self._tree.file(source), self._tree.find(target)
+            if isinstance(replaced, FolderNode):
                 fail(errno.EISDIR, target)
             # Two names of one file: the system leaves both.
-            if moved is not found:
+            if moved is not replaced:
                 self._tree.move_name(self._tree.slot(source), self._tree.slot(target))
             self._end("rename", what)
 

@@ -90,31 +90,23 @@ def explore(
     return Explored(whole.points + 1, explorer.runs, explorer.states_checked)
 
 
+@dataclass(slots=True)
 class _Explorer:
-    def __init__(
-        self,
-        body: Body[Any],
-        check: Check[Any],
-        seed: int,
-        states: int,
-        kinds: Sequence[CrashKind],
-        run: Callable[[Coroutine[Any, Any, None]], None],
-    ) -> None:
-        self._body = body
-        self._check = check
-        self._seed = seed
-        self._states = states
-        self._kinds = kinds
-        self._run = run
-        self.runs = 0
-        self.states_checked = 0
+    body: Body[Any]
+    check: Check[Any]
+    seed: int
+    states: int
+    kinds: Sequence[CrashKind]
+    run: Callable[[Coroutine[Any, Any, None]], None]
+    runs: int = 0
+    states_checked: int = 0
 
     def run_body(
         self, disk: FaultyDisk, acknowledged: list[Any], *, may_fail: bool = False
     ) -> None:
         self.runs += 1
         try:
-            self._await(self._body(disk, acknowledged.append))
+            self._await(self.body(disk, acknowledged.append))
         except Crashed:
             if not disk.crashed:
                 raise
@@ -124,20 +116,20 @@ class _Explorer:
 
     def check_states(self, disk: FaultyDisk, acknowledged: list[Any], point: int) -> None:
         disk.crash()
-        for kind in self._kinds:
-            for state in range(self._states if kind is CrashKind.POWER_LOSS else 1):
-                random = Random(f"{self._seed}/{point}/{state}")
+        for kind in self.kinds:
+            for state in range(self.states if kind is CrashKind.POWER_LOSS else 1):
+                random = Random(f"{self.seed}/{point}/{state}")
                 after = disk.after_crash(random, kind)
                 self.states_checked += 1
                 try:
-                    self._await(self._check(after, list(acknowledged)))
+                    self._await(self.check(after, list(acknowledged)))
                 except BaseException as error:
-                    error.add_note(_how_to_replay(disk, self._seed, point, state, kind))
+                    error.add_note(_how_to_replay(disk, self.seed, point, state, kind))
                     raise
 
     def _await(self, outcome: BodyResult) -> None:
         if outcome is not None:
-            self._run(outcome)
+            self.run(outcome)
 
 
 def _sample(points: Sequence[int], max_points: int | None, seed: int) -> Sequence[int]:

@@ -327,9 +327,9 @@ class Tree:
     def _fold(self) -> None:
         """Apply durable changes that no earlier change of the same name can undo."""
         waiting: list[NameChange] = []
-        held: set[tuple[int, str]] = set()
+        blocked: set[tuple[int, str]] = set()
         for change in self._changes:
-            if change.state is ChangeState.SAFE and not held & change.slots():
+            if change.state is ChangeState.SAFE and not blocked & change.slots():
                 for folder, name, node in change.sets:
                     folder.safe.pop(name, None)
                     if node is not None:
@@ -337,7 +337,7 @@ class Tree:
                 change.needs = None
             else:
                 waiting.append(change)
-                held |= change.slots()
+                blocked |= change.slots()
         self._changes = waiting
 
     def _surviving_changes(self, random: Random) -> list[NameChange]:

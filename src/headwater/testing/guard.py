@@ -75,50 +75,19 @@ _EVENTS: Final = frozenset({"os.spawn", "os.system", "pty.spawn", "subprocess.Po
 _HARMLESS_EVENTS: Final = frozenset({"socket.gethostname"})
 
 _REPLACED: Final = {
-    "os": ("getrandom", "urandom"),
-    "random": (
-        "_urandom",
-        "betavariate",
-        "choice",
-        "choices",
-        "expovariate",
-        "gammavariate",
-        "gauss",
-        "getrandbits",
-        "lognormvariate",
-        "normalvariate",
-        "paretovariate",
-        "randbytes",
-        "randint",
-        "random",
-        "randrange",
-        "sample",
-        "seed",
-        "shuffle",
-        "triangular",
-        "uniform",
-        "vonmisesvariate",
-        "weibullvariate",
-    ),
-    "secrets": ("choice", "randbelow", "randbits", "token_bytes", "token_hex", "token_urlsafe"),
-    "time": (
-        "clock_gettime",
-        "clock_gettime_ns",
-        "gmtime",
-        "localtime",
-        "monotonic",
-        "monotonic_ns",
-        "perf_counter",
-        "perf_counter_ns",
-        "time",
-        "time_ns",
-    ),
-    "uuid": ("uuid1", "uuid4"),
+    "os": "getrandom urandom",
+    "random": "_urandom betavariate choice choices expovariate gammavariate gauss getrandbits "
+    "lognormvariate normalvariate paretovariate randbytes randint random randrange sample seed "
+    "shuffle triangular uniform vonmisesvariate weibullvariate",
+    "secrets": "choice randbelow randbits token_bytes token_hex token_urlsafe",
+    "time": "clock_gettime clock_gettime_ns gmtime localtime monotonic monotonic_ns perf_counter "
+    "perf_counter_ns time time_ns",
+    "uuid": "uuid1 uuid4",
 }
 _REPLACED_FOR_ALL: Final = {
-    "_thread": ("start_joinable_thread", "start_new_thread"),
-    "threading": ("_start_joinable_thread", "_start_new_thread"),
-    "time": ("sleep",),
+    "_thread": "start_joinable_thread start_new_thread",
+    "threading": "_start_joinable_thread _start_new_thread",
+    "time": "sleep",
 }
 # With a time as argument these convert it; without one they read the clock.
 _CONVERTERS: Final = frozenset({"time.gmtime", "time.localtime"})
@@ -180,16 +149,18 @@ def _listen() -> None:
 
 @functools.cache
 def _replacements() -> list[_Replacement]:
-    found = []
+    replacements = []
     for table, guarding in ((_REPLACED, _for_headwater), (_REPLACED_FOR_ALL, _for_all)):
         for module_name, names in table.items():
             module = importlib.import_module(module_name)
-            for name in names:
+            for name in names.split():
                 original = getattr(module, name, None)
                 if original is not None:
                     what = f"{module_name}.{name.lstrip('_')}"
-                    found.append(_Replacement(module, name, original, guarding(original, what)))
-    return found
+                    replacements.append(
+                        _Replacement(module, name, original, guarding(original, what))
+                    )
+    return replacements
 
 
 def _for_headwater(original: Callable[..., Any], what: str) -> Callable[..., Any]:

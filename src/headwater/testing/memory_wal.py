@@ -76,7 +76,7 @@ class MemoryWal:
 
     async def read_since(self, lsn: int, *, max_records: int, max_bytes: int) -> Sequence[Group]:
         """See `Wal`."""
-        found: list[Group] = []
+        groups: list[Group] = []
         after = max(lsn, self._floor_lsn)
         records_left, bytes_left = max_records, max_bytes
         for group in self._groups:
@@ -84,12 +84,12 @@ class MemoryWal:
             part = group.between(after + 1, last)
             if part is None:
                 continue
-            if not records_left or (found and part.nbytes > bytes_left):
+            if not records_left or (groups and part.nbytes > bytes_left):
                 break
-            found.append(part)
+            groups.append(part)
             records_left -= len(part)
             bytes_left -= part.nbytes
-        return found
+        return groups
 
     async def prune_through(self, lsn: int) -> Pruned:
         """See `Wal`."""

@@ -219,23 +219,17 @@ class SimulationResult(Generic[T]):
     virtual_s: float
 
 
-class Process:
+class Process(SimGroup):
     """Tasks that die together, with a clock of their own. Tasks spawned inside belong to it."""
 
     def __init__(self, name: str, loop: SimLoop, runtime: SimRuntime) -> None:
-        self.name = name
+        super().__init__(name)
         self.runtime = runtime
         self._loop = loop
-        self._group = _ProcessGroup(name, self)
-        outside = GROUP.set(self._group)
+        outside = GROUP.set(self)
         with installed(runtime):
             self._context = contextvars.copy_context()
         GROUP.reset(outside)
-
-    @property
-    def alive(self) -> bool:
-        """Whether it was not killed."""
-        return self._group.alive
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str = "main") -> asyncio.Task[T]:
         """Start a task in this process. After a kill the task never ends: wait for the process."""
@@ -244,10 +238,6 @@ class Process:
             raise ProcessKilled(f"process {self.name!r} is dead")
         task = f"{self.name}/{name}"
         return self._loop.create_task(coroutine, name=task, context=self._context.copy())
-
-    def kill(self) -> None:
-        """Run nothing of it any more. Killed by its own code, it stops at its next await."""
-        self._group.die()
 
     def crash(self) -> NoReturn:
         """Kill it in the middle of a call: the rest of the call unwinds and has no effect.
@@ -260,34 +250,23 @@ class Process:
 
     def freeze(self, seconds: float) -> None:
         """Stop it for `seconds`, as a paused machine; afterwards only its clock shows that."""
-        self._group.frozen_until_s = max(self._group.frozen_until_s, self._loop.now_s + seconds)
-        self._group.is_blocked = True
+        self.frozen_until_s = max(self.frozen_until_s, self._loop.now_s + seconds)
+        self.is_blocked = True
 
     def suspend(self, seconds: float) -> None:
         """Stop it for `seconds`, as a machine that sleeps: its monotonic clock stops too."""
         self.freeze(seconds)
-        self.runtime.sleep_until(self._group.frozen_until_s)
+        self.runtime.sleep_until(self.frozen_until_s)
 
     def step_clock(self, ms: float) -> None:
         """Set its wall clock forward or back while it runs."""
         self.runtime.jump(ms)
 
-    async def wait(self) -> bool:
-        """Wait until all its tasks ended (true) or it was killed (false)."""
-        await self._group.wait_until_over()
-        return self.alive
-
-
-class _ProcessGroup(SimGroup):
-    def __init__(self, name: str, process: Process) -> None:
-        super().__init__(name)
-        self.process = process
-
 
 def current_process() -> Process | None:
     """The simulated process whose code is running, if any."""
     group = GROUP.get()
-    return group.process if isinstance(group, _ProcessGroup) else None
+    return group if isinstance(group, Process) else None
 
 
 class Simulation:

@@ -31,7 +31,7 @@ from headwater.testing.guard import (
     SimulationEscape,
     UnhandledFailure,
 )
-from headwater.testing.sim_task import GROUP, SimGroup, SimHandle, SimTask, SimTimer, abandon, where
+from headwater.testing.sim_task import GROUP, SimGroup, SimHandle, SimTask, abandon, where
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -76,9 +76,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._max_steps = max_steps
         self._max_virtual_s = max_virtual_s
         self._stall_max_s = stall_max_s
-        self._steps: list[SimHandle | SimTimer] = []
-        self._callbacks: deque[SimHandle | SimTimer] = deque()
-        self._timers: list[tuple[float, int, SimHandle | SimTimer]] = []
+        self._steps: list[SimHandle] = []
+        self._callbacks: deque[SimHandle] = deque()
+        self._timers: list[tuple[float, int, SimHandle]] = []
         self._timers_set = 0
         self._timers_dropped = 0
         self._tasks: list[SimTask[Any]] = []
@@ -114,7 +114,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             return handle
         if context is None:
             context = contextvars.copy_context()
-        handle = SimHandle(callback, args, context, context.get(GROUP), None)
+        handle = SimHandle(callback, args, context, context.get(GROUP))
         self._callbacks.append(handle)
         return handle
 
@@ -124,7 +124,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         callback: Callable[[Unpack[Ts]], object],
         *args: *Ts,
         context: contextvars.Context | None = None,
-    ) -> SimTimer:
+    ) -> SimHandle:
         return self.call_at(self.now_s + delay, callback, *args, context=context)
 
     def call_at(
@@ -133,10 +133,11 @@ class SimLoop(asyncio.AbstractEventLoop):
         callback: Callable[[Unpack[Ts]], object],
         *args: *Ts,
         context: contextvars.Context | None = None,
-    ) -> SimTimer:
+    ) -> SimHandle:
         if self._closed:
             raise RuntimeError("the simulation is over")
-        timer = SimTimer(self, when, callback, args, context or contextvars.copy_context())
+        context = context or contextvars.copy_context()
+        timer = SimHandle(callback, args, context, context.get(GROUP), None, self, when)
         self._set_timer(when, timer)
         return timer
 
@@ -306,7 +307,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         if self._failure is not None:
             raise self._failure
 
-    def _defer_if_blocked(self, group: SimGroup, handle: SimHandle | SimTimer) -> bool:
+    def _defer_if_blocked(self, group: SimGroup, handle: SimHandle) -> bool:
         """Whether the handle must not run now, because its group is dead or frozen."""
         if not group.alive:
             return True
@@ -333,7 +334,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             self.now_s += _STALL_MIN_S * ratio ** self._choice.random()
             self._release_due()
 
-    def _set_timer(self, at_s: float, handle: SimHandle | SimTimer) -> None:
+    def _set_timer(self, at_s: float, handle: SimHandle) -> None:
         self._timers_set += 1
         heapq.heappush(self._timers, (at_s, self._timers_set, handle))
 
@@ -371,9 +372,6 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     # The end.
 
-    def _pending(self) -> list[SimTask[Any]]:
-        return [task for task in self._tasks if not _over(task)]
-
     def _unhandled(self) -> list[SimTask[Any]]:
         failed = [task for task in self._tasks if task.done() and task._log_traceback]
         return [task for task in failed if task.group is None or task.group.alive]
@@ -381,7 +379,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _drain(self) -> None:
         """Cancel tasks that `main` left, close generators, and raise errors that were not seen."""
         for _ in range(_DRAIN_ROUNDS):
-            pending = self._pending()
+            pending = [task for task in self._tasks if not _over(task)]
             for task in pending:
                 task.cancel()
             # Generators afterwards: one that a task still iterates cannot be closed.

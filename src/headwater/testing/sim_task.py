@@ -23,24 +23,26 @@ class SimGroup:
     def __init__(self, name: str) -> None:
         self.name = name
         self.alive = True
+        """Whether it was not killed."""
         self.is_blocked = False
         """Dead or frozen: look twice before running a handle."""
         self.frozen_until_s = 0.0
         self.unfinished = 0
         self._waiters: list[asyncio.Future[None]] = []
 
-    def die(self) -> None:
-        """Run nothing more, ever."""
+    def kill(self) -> None:
+        """Run nothing of it any more. Killed by its own code, it stops at its next await."""
         self.alive = False
         self.is_blocked = True
         self._wake()
 
-    async def wait_until_over(self) -> None:
-        """Return when all its tasks have ended or it was killed."""
+    async def wait(self) -> bool:
+        """Wait until all its tasks ended (true) or it was killed (false)."""
         if self.alive and self.unfinished:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             await waiter
+        return self.alive
 
     def task_ended(self) -> None:
         """Count one task less."""
@@ -88,10 +90,19 @@ class SimTask(asyncio.Task[T_co]):
         return self._number
 
 
-class SimHandle(asyncio.Handle):
-    """A scheduled call. It leaves the base class's fields unset: this loop does not read them."""
+class TimerOwner(Protocol):
+    """Is notified when a timer is cancelled."""
 
-    __slots__ = ("args", "call", "dropped", "group", "own_context", "task")
+    def timer_dropped(self) -> None: ...
+
+
+class SimHandle(asyncio.TimerHandle):
+    """A scheduled call; a timer has an owner and an instant.
+
+    It leaves the base class's fields unset: this loop does not read them.
+    """
+
+    __slots__ = ("args", "at_s", "call", "dropped", "group", "own_context", "owner", "task")
 
     def __init__(
         self,
@@ -99,62 +110,25 @@ class SimHandle(asyncio.Handle):
         args: tuple[Any, ...],
         own_context: contextvars.Context,
         group: SimGroup | None,
-        task: SimTask[Any] | None,
+        task: SimTask[Any] | None = None,
+        owner: TimerOwner | None = None,
+        at_s: float = 0.0,
     ) -> None:
         self.call = call
         self.args = args
         self.own_context = own_context
         self.group = group
         self.task = task
-        self.dropped = False
-
-    def cancel(self) -> None:
-        self.dropped = True
-        self.args = ()
-
-    def cancelled(self) -> bool:
-        return self.dropped
-
-    def get_context(self) -> contextvars.Context:
-        return self.own_context
-
-    def __repr__(self) -> str:
-        return f"<{'cancelled ' if self.dropped else ''}call of {self.call!r}>"
-
-
-class TimerOwner(Protocol):
-    """Is notified when a timer is cancelled."""
-
-    def timer_dropped(self) -> None: ...
-
-
-class SimTimer(asyncio.TimerHandle):
-    """A call to be made at a virtual instant."""
-
-    __slots__ = ("args", "at_s", "call", "dropped", "group", "own_context", "owner", "task")
-
-    def __init__(
-        self,
-        owner: TimerOwner,
-        at_s: float,
-        call: Callable[..., object],
-        args: tuple[Any, ...],
-        own_context: contextvars.Context,
-    ) -> None:
         self.owner = owner
         self.at_s = at_s
-        self.call = call
-        self.args = args
-        self.own_context = own_context
-        self.group: SimGroup | None = own_context.get(GROUP)
-        self.task: SimTask[Any] | None = None
         self.dropped = False
 
     def cancel(self) -> None:
         if not self.dropped:
             self.dropped = True
             self.args = ()
-            self.owner.timer_dropped()
+            if self.owner is not None:
+                self.owner.timer_dropped()
 
     def cancelled(self) -> bool:
         return self.dropped
@@ -172,7 +146,7 @@ class SimTimer(asyncio.TimerHandle):
         return id(self)
 
     def __repr__(self) -> str:
-        return f"<{'cancelled ' if self.dropped else ''}call of {self.call!r} at {self.at_s}>"
+        return f"<{'cancelled ' if self.dropped else ''}call of {self.call!r}>"
 
 
 def where(awaitable: Any) -> str:

@@ -111,11 +111,11 @@ class FaultyStore(Backend):
 
     async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
         await self._before("get", key)
-        found = await self._inner.get(key, byte_range)
-        if len(found.data) and self._strikes("short_body", "get", key):
-            found = Object(found.meta, found.data[: self._random.randrange(len(found.data))])
+        answer = await self._inner.get(key, byte_range)
+        if len(answer.data) and self._strikes("short_body", "get", key):
+            answer = Object(answer.meta, answer.data[: self._random.randrange(len(answer.data))])
         await self._after("get", key)
-        return found
+        return answer
 
     async def head(self, key: str) -> ObjectMeta:
         await self._before("head", key)
@@ -133,7 +133,7 @@ class FaultyStore(Backend):
         if isinstance(condition, Version) and self._strikes("missing_404", operation, key):
             await self._pause()
             raise NotFound("404 NoSuchKey")
-        await self._write_before(operation, key, apply)
+        await self._before(operation, key, apply)
         version = await apply()
         self._record(f"{operation} {key} applied")
         if condition is not None and self._strikes("own_412", operation, key):
@@ -149,7 +149,7 @@ class FaultyStore(Backend):
         async def apply() -> None:
             await self._inner.delete(key)
 
-        await self._write_before("delete", key, apply)
+        await self._before("delete", key, apply)
         await apply()
         self._record(f"delete {key} applied")
         await self._after("delete", key, write=True)
@@ -173,33 +173,24 @@ class FaultyStore(Backend):
         await self._after("list", prefix)
         return names
 
-    async def _before(self, operation: str, key: str) -> None:
-        await self._pause()
-        self._check_cut_off(operation, key, write=False)
-        if self._strikes("unreachable", operation, key):
-            raise Unreachable("connection refused")
-        if self._strikes("throttle", operation, key):
-            raise Throttled("503 SlowDown")
-        if self._strikes("fail_before", operation, key):
-            raise Unavailable("connection reset before the request was sent")
-        if self._strikes("stall", operation, key):
-            await runtime.sleep(self._random.uniform(0, STALL_S))
-
-    async def _write_before(
-        self, operation: str, key: str, apply: Callable[[], Awaitable[object]]
+    async def _before(
+        self, operation: str, key: str, apply: Callable[[], Awaitable[object]] | None = None
     ) -> None:
+        """The faults before a request is carried out; `apply` carries out that of a write."""
         await self._pause()
-        self._check_cut_off(operation, key, write=True)
+        self._check_cut_off(operation, key, write=apply is not None)
         if self._strikes("unreachable", operation, key):
             raise Unreachable("connection refused")
-        if self._strikes("conflict_409", operation, key):
+        if apply is not None and self._strikes("conflict_409", operation, key):
             raise PreconditionFailed("409 ConditionalRequestConflict")
         if self._strikes("throttle", operation, key):
             raise Throttled("503 SlowDown")
         if self._strikes("fail_before", operation, key):
+            if apply is None:
+                raise Unavailable("connection reset before the request was sent")
             self._cut_off(operation, key)
             raise OutcomeUnknown("connection reset")
-        if self._strikes("apply_late", operation, key):
+        if apply is not None and self._strikes("apply_late", operation, key):
             self._spawn(self._late(operation, key, apply), name=f"late {operation} {key}")
             self._cut_off(operation, key)
             raise OutcomeUnknown("connection reset")

@@ -123,8 +123,8 @@ def run_scenarios(
     """
     chosen = [s for s in scenarios if package in (None, s.package) and name in (None, s.name)]
     if not chosen:
-        known = ", ".join(map(str, scenarios)) or "none"
-        print(f"no scenario for package={package} scenario={name}; there are: {known}")
+        names = ", ".join(map(str, scenarios)) or "none"
+        print(f"no scenario for package={package} scenario={name}; there are: {names}")
         return NOTHING_TO_RUN
     if seed is not None and rounds == 1:
         return max(_replay(scenario, seed) for scenario in chosen)

@@ -125,8 +125,8 @@ class SinkColumns:
         if HEADERS in columns:
             columns[HEADERS] = _headers(columns[HEADERS])
         arranged = without_untyped(pa.table(columns) if columns else pa.table({}), stream.schema)
-        found = from_arrow(arranged.combine_chunks())
-        fitted = stream.fit(found[0]) if found else None
+        batches = from_arrow(arranged.combine_chunks())
+        fitted = stream.fit(batches[0]) if batches else None
         if fitted is None:
             return RoutedRecords(pa.record_batch([], schema=pa.schema([])), None)
         return RoutedRecords(fitted, None if partitions is None else partitions.cast(pa.int64()))
@@ -143,12 +143,12 @@ def _raw(names: list[str]) -> Mapping[str, str]:
 
 
 def _typed(names: list[str]) -> Mapping[str, str]:
-    known = {*RESERVED, PARTITION, *_TYPED_IGNORED}
-    unknown = [name for name in names if name.startswith("_") and name not in known]
+    reserved = {*RESERVED, PARTITION, *_TYPED_IGNORED}
+    unknown = [name for name in names if name.startswith("_") and name not in reserved]
     if unknown:
         raise Refused(
             f"column {unknown[0]!r}: names that begin with '_' are reserved; known are "
-            f"{', '.join(sorted(known - {VALUE}))}"
+            f"{', '.join(sorted(reserved - {VALUE}))}"
         )
     written = {name: name for name in names if name not in _TYPED_IGNORED}
     typed = [name for name in written if not name.startswith("_")]
@@ -211,12 +211,12 @@ class Router:
         return _split(records, chosen)
 
     def _check_partitions(self, wanted: pa.Array) -> pa.Array:
-        found, last = pc.min_max(wanted).as_py(), self._stream.partitions - 1
-        for number in found.values():
+        extremes, last = pc.min_max(wanted).as_py(), self._stream.partitions - 1
+        for number in extremes.values():
             if number is not None and not 0 <= number <= last:
-                known = f"partitions 0 to {last}" if last else "the partition 0 alone"
+                there = f"partitions 0 to {last}" if last else "the partition 0 alone"
                 raise Refused(
-                    f"stream {self._stream.name!r} has {known}, and a row asks for {number}. Leave "
+                    f"stream {self._stream.name!r} has {there}, and a row asks for {number}. Leave "
                     "the column out to let the key decide"
                 )
         return wanted.cast(pa.int32())

@@ -124,7 +124,7 @@ async def _uploader(
         stream,
         attempt,
         task,
-        timeout_ms=options.sink_timeout_ms,
+        timeout_ms=options.sink_timeout,
         batch_bytes=options.batch_bytes,
         compression=None if compression is None else Compression[compression.upper()],
     )
@@ -156,11 +156,11 @@ _open_appendings: dict[tuple[str, str, str], _OpenAppending] = {}
 
 def take_appending(stream: Stream, attempt: CommitAttempt) -> CommitAppender:
     """Take the query's open partitions for one commit, so that no other commit uses them."""
-    found = _open_appendings.pop(_appending_key(stream, attempt), None)
+    kept_open = _open_appendings.pop(_appending_key(stream, attempt), None)
     # Another configuration may have more partitions.
-    if found is None or found.stream.config != stream.config:
+    if kept_open is None or kept_open.stream.config != stream.config:
         return CommitAppender(stream, attempt.application)
-    return found.appending
+    return kept_open.appending
 
 
 async def keep_appending(stream: Stream, attempt: CommitAttempt, appending: CommitAppender) -> None:
@@ -191,42 +191,17 @@ RUN_ID: Final = "spark.jobGroup.id"
 Messages = Sequence[WriterCommitMessage | None]
 
 
-class BatchWriter(DataSourceArrowWriter):
-    """Writes a DataFrame in one transaction."""
+class _SinkWriter:
+    """What both writers are sent with, and how their tasks write."""
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
-        _check(options, overwrite=overwrite)
-        self._options = options
-        self._columns = SinkColumns(schema)
-        self._schema = schema
-        prepare_target(options, self._columns, schema)
-        token = runtime.new_token().hex()
-        if options.txn_app_id is None or options.txn_version is None:
-            self._attempt = CommitAttempt.of_job(token)
-        else:
-            self._attempt = CommitAttempt.of_version(options.txn_app_id, options.txn_version, token)
-
-    @plain_errors
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Upload the rows of a task."""
-        return write_task(self._options, self._columns, self._schema, self._attempt, iterator)
-
-    @plain_errors
-    def commit(self, messages: Messages) -> None:
-        """Make all rows visible after every task has succeeded."""
-        shared().call(_commit(self._options, self._attempt, _uploads(messages)))
-
-    @plain_errors
-    def abort(self, messages: Messages) -> None:
-        """Discard the uploads, unless they were committed after all."""
-        shared().call(_abort(self._options, self._attempt, _uploads(messages)))
-
-
-class StreamWriter(DataSourceStreamArrowWriter):
-    """Writes every micro-batch in a transaction of its own."""
-
-    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
-        _check(options, overwrite=overwrite)
+        check_timeout_ms(options.sink_timeout)
+        check_batch_bytes(options.batch_bytes)
+        if overwrite:
+            raise Refused(
+                "a stream can only be appended to: use mode('append'), or "
+                "outputMode('append') or 'update'"
+            )
         self._options = options
         self._columns = SinkColumns(schema)
         self._schema = schema
@@ -239,6 +214,38 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return write_task(
             self._options, self._columns, self._schema, self._task_attempt(), iterator
         )
+
+    def _task_attempt(self) -> CommitAttempt:
+        raise NotImplementedError
+
+
+class BatchWriter(_SinkWriter, DataSourceArrowWriter):
+    """Writes a DataFrame in one transaction."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite=overwrite)
+        token = self._token
+        if options.txn_app_id is None or options.txn_version is None:
+            self._attempt = CommitAttempt.of_job(token)
+        else:
+            self._attempt = CommitAttempt.of_version(options.txn_app_id, options.txn_version, token)
+
+    @plain_errors
+    def commit(self, messages: Messages) -> None:
+        """Make all rows visible after every task has succeeded."""
+        shared().call(_commit(self._options, self._attempt, _uploads(messages)))
+
+    @plain_errors
+    def abort(self, messages: Messages) -> None:
+        """Discard the uploads, unless they were committed after all."""
+        shared().call(_abort(self._options, self._attempt, _uploads(messages)))
+
+    def _task_attempt(self) -> CommitAttempt:
+        return self._attempt
+
+
+class StreamWriter(_SinkWriter, DataSourceStreamArrowWriter):
+    """Writes every micro-batch in a transaction of its own."""
 
     @plain_errors
     def commit(self, messages: Messages, batchId: int) -> None:
@@ -268,7 +275,7 @@ async def _commit(
     options: WriteOptions, attempt: CommitAttempt, tasks: Sequence[TaskUploads]
 ) -> None:
     stream = await open_target(options)
-    timeout_ms = options.sink_timeout_ms
+    timeout_ms = options.sink_timeout
     if not attempt.follows_on:
         await TransactionCommitter(stream, attempt, timeout_ms=timeout_ms).commit(tasks)
         return
@@ -283,7 +290,7 @@ async def _abort(
     options: WriteOptions, attempt: CommitAttempt, tasks: Sequence[TaskUploads]
 ) -> None:
     stream = await open_target(options)
-    await TransactionCommitter(stream, attempt, timeout_ms=options.sink_timeout_ms).abort(tasks)
+    await TransactionCommitter(stream, attempt, timeout_ms=options.sink_timeout).abort(tasks)
 
 
 def _uploads(messages: Messages) -> list[TaskUploads]:
@@ -291,18 +298,7 @@ def _uploads(messages: Messages) -> list[TaskUploads]:
 
 
 def _attempt_of(messages: Messages, batch_id: int) -> CommitAttempt | None:
-    found = {one.attempt for one in messages if isinstance(one, TaskCommitMessage)}
-    if len(found) > 1 or any(one.version != batch_id for one in found):
-        raise Bug(f"micro-batch {batch_id}: its tasks belong to {sorted(map(str, found))}")
-    return found.pop() if found else None
-
-
-def _check(options: WriteOptions, *, overwrite: bool) -> None:
-    """Check the options before any task runs."""
-    check_timeout_ms(options.sink_timeout_ms)
-    check_batch_bytes(options.batch_bytes)
-    if overwrite:
-        raise Refused(
-            "a stream can only be appended to: use mode('append'), or "
-            "outputMode('append') or 'update'"
-        )
+    attempts = {one.attempt for one in messages if isinstance(one, TaskCommitMessage)}
+    if len(attempts) > 1 or any(one.version != batch_id for one in attempts):
+        raise Bug(f"micro-batch {batch_id}: its tasks belong to {sorted(map(str, attempts))}")
+    return attempts.pop() if attempts else None

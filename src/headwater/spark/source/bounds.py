@@ -12,8 +12,8 @@ from headwater.buffer.queue import Descriptor, QueuePosition
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import UNLIMITED
 from headwater.core.errors import Refused, RolledBack, Trimmed
-from headwater.spark.options import ReadOptions, TimeBound
-from headwater.spark.options.values import EARLIEST, LATEST, NEWEST_OFFSET, OLDEST_OFFSET
+from headwater.spark.option_values import EARLIEST, LATEST, NEWEST_OFFSET, OLDEST_OFFSET, TimeBound
+from headwater.spark.options import ReadOptions
 from headwater.spark.source.feed import Bounds, PartitionFeed
 from headwater.spark.source.offset import StreamPartition
 
@@ -37,13 +37,13 @@ def _check_partitions(name: str, offsets: Any, parts: Iterable[StreamPartition])
     if not isinstance(offsets, Mapping):
         return
     wanted = set(parts)
-    given = {
+    named = {
         StreamPartition(stream, number) for stream, numbers in offsets.items() for number in numbers
     }
-    for missing in sorted(wanted - given):
+    for missing in sorted(wanted - named):
         cure = "" if name.endswith("ByTimestamp") else ", with -2 for the earliest"
         raise Refused(f"{name} does not name {missing}: name all partitions{cure}")
-    for other in sorted(given - wanted):
+    for other in sorted(named - wanted):
         raise Refused(f"{name} names {other}, which is not read here")
 
 
@@ -52,13 +52,13 @@ async def starting_position(
 ) -> QueuePosition:
     bounds = await feed.bounds()
     if options.starting_time is not None:
-        found = await _at_time(feed, options.starting_time, options)
-        if found is None and not options.starts_at_latest:
+        position = await _at_time(feed, options.starting_time, options)
+        if position is None and not options.starts_at_latest:
             raise _no_record_so_late(feed, options.starting_time)
-        return bounds.latest if found is None else found
-    offsets = options.starting_offsets
+        return bounds.latest if position is None else position
+    offsets: Any = default if options.starting_offsets is None else options.starting_offsets
     try:
-        return await _resolve_offset(feed, bounds, default if offsets is None else offsets)
+        return await _resolve_offset(feed, bounds, offsets)
     except Trimmed:
         wanted = QueuePosition(-1, offsets[feed.part.stream][feed.part.partition])
         loss = data_loss_before(feed.part, wanted, bounds.oldest, options.url)
@@ -71,8 +71,8 @@ async def starting_position(
 async def ending_position(feed: PartitionFeed, options: ReadOptions) -> QueuePosition:
     bounds = await feed.bounds()
     if options.ending_time is not None:
-        found = await _at_time(feed, options.ending_time, options)
-        return bounds.latest if found is None else found
+        position = await _at_time(feed, options.ending_time, options)
+        return bounds.latest if position is None else position
     try:
         return await _resolve_offset(feed, bounds, options.ending_offsets)
     except Trimmed:

@@ -243,9 +243,9 @@ class CheckpointGuard:
         for part, claim in claims.items():
             if claim.query == offset.query and claim.step.number > offset.step:
                 raise self._older_copy(part)
-        known = [feed for part, feed in feeds.items() if part in offset.positions]
-        positions = await gather_limited(feed.position_of(self._group) for feed in known)
-        for feed, position in zip(known, positions, strict=True):
+        present = [feed for part, feed in feeds.items() if part in offset.positions]
+        positions = await gather_limited(feed.position_of(self._group) for feed in present)
+        for feed, position in zip(present, positions, strict=True):
             if position is not None and position > offset.positions[feed.part]:
                 raise self._older_copy(feed.part)
 
@@ -299,8 +299,8 @@ class CheckpointGuard:
     async def _claims(
         self, feeds: Mapping[StreamPartition, PartitionFeed]
     ) -> dict[StreamPartition, PositionClaim]:
-        found = await gather_limited(feed.claim_of(self._group) for feed in feeds.values())
-        return dict(zip(feeds, found, strict=True))
+        claims = await gather_limited(feed.claim_of(self._group) for feed in feeds.values())
+        return dict(zip(feeds, claims, strict=True))
 
     def _claimed_by_another(self, part: StreamPartition | None) -> str:
         return (

@@ -237,16 +237,16 @@ class SliceFetcher:
     async def _next(self) -> BatchSlice | None:
         wanted = self._slices[self._done]
         async with explain_deletion(self._stream):
-            found = await self._ahead.first()
-            if not isinstance(found, ConsumedBatch):
-                if not isinstance(found, UnreadableBatch):
-                    raise found
-                await self._handle_unreadable(found)
+            fetched = await self._ahead.first()
+            if not isinstance(fetched, ConsumedBatch):
+                if not isinstance(fetched, UnreadableBatch):
+                    raise fetched
+                await self._handle_unreadable(fetched)
         self._ahead.pop()
         self._done += 1
-        if not isinstance(found, ConsumedBatch):
+        if not isinstance(fetched, ConsumedBatch):
             return None
-        return BatchSlice(found, wanted.skip, wanted.take)
+        return BatchSlice(fetched, wanted.skip, wanted.take)
 
     async def _handle_unreadable(self, error: UnreadableBatch) -> None:
         """Raise the error, unless the options say to continue without the batch."""

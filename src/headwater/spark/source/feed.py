@@ -103,8 +103,8 @@ class PartitionFeed:
 
         `Trimmed` if the first one is no longer retained.
         """
-        found = await self._after(sequence - 1, limit)
-        return [Slice.whole(compact_descriptor(descriptor)) for descriptor in found]
+        batches = await self._after(sequence - 1, limit)
+        return [Slice.whole(compact_descriptor(descriptor)) for descriptor in batches]
 
     async def owner(self) -> QueueOwner:
         """The owner of the partition. Opens no consumer."""
@@ -153,7 +153,7 @@ class PartitionFeed:
         return (
             {}
             if stored is None
-            else {key: QueuePosition(*found) for key, found in stored.together.items()}
+            else {key: QueuePosition(*position) for key, position in stored.together.items()}
         )
 
     async def own(self, group: str, start: QueuePosition, *, query: str, take_over: bool) -> None:
@@ -251,8 +251,8 @@ class PartitionFeed:
         if stored.next_sequence < state.floor_sequence:
             # It is unknown which record it was, but it is gone, and only that matters.
             return QueuePosition(stored.next_sequence, 1)
-        (found,) = await self._after(stored.next_sequence - 1, 1)
-        return QueuePosition(found.sequence, found.first_lsn)
+        (batch,) = await self._after(stored.next_sequence - 1, 1)
+        return QueuePosition(batch.sequence, batch.first_lsn)
 
     def _register(self, group: str) -> GroupRegister:
         return GroupRegister(self._stream, self._partition, group)
@@ -310,38 +310,38 @@ class PendingBatches:
 
     async def fetch(self, *, rows: int | None, size_bytes: int | None) -> bool:
         """List batches until there are enough for these limits; returns whether there were more."""
-        found_any = False
+        listed_any = False
         while len(self._slices) < PENDING_BATCHES_MAX and not self._is_enough(rows, size_bytes):
-            found = await self.feed.list_batches(self.end.sequence, LOOK_BATCHES)
-            self._add(found)
-            found_any = found_any or bool(found)
-            self.is_at_end = len(found) < LOOK_BATCHES
+            batches = await self.feed.list_batches(self.end.sequence, LOOK_BATCHES)
+            self._add(batches)
+            listed_any = listed_any or bool(batches)
+            self.is_at_end = len(batches) < LOOK_BATCHES
             if self.is_at_end:
                 break
-        return found_any
+        return listed_any
 
     async def fetch_until(self, end: QueuePosition) -> list[Slice]:
         """The slices up to a position that existed before; lists the batches that are missing."""
         while self.end < end:
-            found = await self.feed.list_batches(self.end.sequence, LOOK_BATCHES)
-            if not found:
+            batches = await self.feed.list_batches(self.end.sequence, LOOK_BATCHES)
+            if not batches:
                 raise RolledBack(
                     f"{self.feed.part}: the checkpoint has records up to offset {end.lsn - 1}, and "
                     f"the stream ends at {self.end.lsn - 1}: it was restored to an earlier state, "
                     "or the checkpoint is that of another stream"
                 )
-            self._add(found)
+            self._add(batches)
         return self.up_to(end)
 
     def up_to(self, end: QueuePosition | None) -> list[Slice]:
         """The listed slices up to a position."""
         return list(self._slices) if end is None else slices_until(self._slices, end)
 
-    def _add(self, found: list[Slice]) -> None:
-        for one in found:
+    def _add(self, batches: list[Slice]) -> None:
+        for one in batches:
             self._slices.append(one.cut(self._start.lsn, one.end_lsn))
-        if found:
-            self.end = QueuePosition(found[-1].sequence + 1, found[-1].end_lsn)
+        if batches:
+            self.end = QueuePosition(batches[-1].sequence + 1, batches[-1].end_lsn)
 
     def _is_enough(self, rows: int | None, size_bytes: int | None) -> bool:
         if rows is not None and self.rows >= rows:

@@ -22,8 +22,8 @@ from headwater.core import runtime
 from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import FOLLOW_POLL_BASE_S, FOLLOW_POLL_CAP_S
 from headwater.core.retry import PollBackoff
+from headwater.spark.option_values import LATEST
 from headwater.spark.options import ReadOptions
-from headwater.spark.options.values import LATEST
 from headwater.spark.source.bounds import (
     beyond_the_end,
     check_partitions_named,
@@ -235,8 +235,8 @@ class MicroBatches:
         self._refreshed_s = now_s
 
     def _check_ids(self, offset: Offset) -> None:
-        for stream, known in self._ids.items():
-            if offset.ids.get(stream, known) != known:
+        for stream, stream_id in self._ids.items():
+            if offset.ids.get(stream, stream_id) != stream_id:
                 raise Refused(
                     f"stream {stream!r} was deleted and created again after the checkpoint was "
                     "written, and has other records at the same offsets: give the query a new "
@@ -260,9 +260,9 @@ class MicroBatches:
         """Refuse positions beyond the end, before they change anything."""
         parts = sorted(positions)
         bounds = await gather_limited(self._feeds[part].bounds() for part in parts)
-        for part, found in zip(parts, bounds, strict=True):
-            if positions[part] > found.latest:
-                raise beyond_the_end(part, positions[part], found.latest, whose)
+        for part, bound in zip(parts, bounds, strict=True):
+            if positions[part] > bound.latest:
+                raise beyond_the_end(part, positions[part], bound.latest, whose)
 
     async def _begin(
         self, feeds: list[PartitionFeed], *, is_new: bool = True
@@ -331,7 +331,7 @@ class MicroBatches:
     async def _latest_positions(self) -> dict[StreamPartition, QueuePosition]:
         feeds = list(self._feeds.values())
         bounds = await gather_limited(feed.bounds() for feed in feeds)
-        return {feed.part: found.latest for feed, found in zip(feeds, bounds, strict=True)}
+        return {feed.part: bound.latest for feed, bound in zip(feeds, bounds, strict=True)}
 
     # The next micro-batch
 
@@ -340,8 +340,8 @@ class MicroBatches:
     ) -> None:
         """List new batches, and check that the ownership is still ours."""
         await self._membership.check(self._feeds[part] for part in here)
-        found = await gather_limited(self._fetch_part(start, part, limits) for part in here)
-        if any(found):
+        listed = await gather_limited(self._fetch_part(start, part, limits) for part in here)
+        if any(listed):
             self._poll_backoff.reset()
             self._poll_due_s = runtime.monotonic_s()
         else:
@@ -375,10 +375,10 @@ class MicroBatches:
             until = None if self._final is None else self._final.get(part, here[part])
             waiting.append(pending.up_to(until))
         self._turn += 1
-        found = micro_batch_ends(waiting, limits, turn=self._turn)
+        ends = micro_batch_ends(waiting, limits, turn=self._turn)
         return {
             part: end
-            for part, end in zip(parts, found, strict=True)
+            for part, end in zip(parts, ends, strict=True)
             if end is not None and end > here[part]
         }
 
@@ -416,13 +416,13 @@ def to_tasks(
 ) -> list[SlicePartition]:
     """Divide slices into tasks by their size."""
     by_feed = list(planned)
-    found = plan_tasks(
+    tasks = plan_tasks(
         [slices for _, slices in by_feed],
         target_bytes=options.max_partition_bytes,
         min_tasks=options.min_partitions,
     )
     return [
         SlicePartition(feed.part, feed.stream_config, slices)
-        for (feed, _), of_part in zip(by_feed, found, strict=True)
+        for (feed, _), of_part in zip(by_feed, tasks, strict=True)
         for slices in of_part
     ]

@@ -103,15 +103,15 @@ class Offset(msgspec.Struct, frozen=True):
 
 
 def _check_format(stored: object) -> None:
-    found = stored.get("format") if isinstance(stored, Mapping) else None
-    if isinstance(found, int) and found > FORMAT:
+    version = stored.get("format") if isinstance(stored, Mapping) else None
+    if isinstance(version, int) and version > FORMAT:
         raise Refused(
-            f"the checkpoint has offsets of format {found}, and this version reads format "
+            f"the checkpoint has offsets of format {version}, and this version reads format "
             f"{FORMAT}: upgrade Headwater"
         )
-    if isinstance(found, int) and found < FORMAT:
+    if isinstance(version, int) and version < FORMAT:
         raise Refused(
-            f"the checkpoint has offsets of format {found}, and this version reads format "
+            f"the checkpoint has offsets of format {version}, and this version reads format "
             f"{FORMAT}: give the query a new checkpoint; it continues from its group's position"
         )
 

@@ -18,8 +18,8 @@ from headwater.core import portal
 from headwater.core.errors import HeadwaterError, Refused, Trimmed
 from headwater.spark import versions
 from headwater.spark.errors import plain_errors
+from headwater.spark.option_values import EARLIEST
 from headwater.spark.options import ReadOptions
-from headwater.spark.options.values import EARLIEST
 from headwater.spark.source import bounds
 from headwater.spark.source.bounds import data_loss_before
 from headwater.spark.source.checkpoint import gather_limited
@@ -66,8 +66,8 @@ async def plan_batch(options: ReadOptions) -> list[SlicePartition]:
     feeds = [PartitionFeed(stream, part.partition) for stream, part in parts_of(streams, options)]
     parts = [feed.part for feed in feeds]
     bounds.check_partitions_named(options, parts)
-    found = await gather_limited(_slices(feed, options) for feed in feeds)
-    return to_tasks(zip(feeds, found, strict=True), options)
+    slices = await gather_limited(_slices(feed, options) for feed in feeds)
+    return to_tasks(zip(feeds, slices, strict=True), options)
 
 
 async def _slices(feed: PartitionFeed, options: ReadOptions) -> list[Slice]:

@@ -152,15 +152,15 @@ def ends_by_bytes(
         more = _count_fitting(waiting[index][counts[index] :], left)
         left -= sum(one.size_bytes for one in waiting[index][counts[index] :][:more])
         counts[index] += more
-    found = [_after(slices[:count]) for slices, count in zip(waiting, counts, strict=True)]
+    ends = [_after(slices[:count]) for slices, count in zip(waiting, counts, strict=True)]
     if not any(one.take for s, count in zip(waiting, counts, strict=True) for one in s[:count]):
         for index in order:
             if counts[index] < len(waiting[index]):
                 one = waiting[index][counts[index]]
                 rows = max(1, one.take * size_bytes // max(1, one.size_bytes))
-                found[index] = one.position_at(one.first_lsn + rows)
+                ends[index] = one.position_at(one.first_lsn + rows)
                 break
-    return found
+    return ends
 
 
 def _count_fitting(slices: Sequence[Slice], size_bytes: int) -> int:
@@ -227,31 +227,31 @@ def plan_tasks(
 def _by_bytes(slices: Sequence[Slice], count: int) -> list[list[Slice]]:
     """Whole slices; each goes to the task whose share contains its middle."""
     total = max(1, sum(one.size_bytes for one in slices))
-    found: list[list[Slice]] = [[] for _ in range(count)]
+    tasks: list[list[Slice]] = [[] for _ in range(count)]
     before = 0
     for one in slices:
         middle = before + one.size_bytes // 2
-        found[min(count - 1, middle * count // total)].append(one)
+        tasks[min(count - 1, middle * count // total)].append(one)
         before += one.size_bytes
-    return [part for part in found if any(one.take for one in part)]
+    return [part for part in tasks if any(one.take for one in part)]
 
 
 def _by_rows(slices: Sequence[Slice], count: int) -> list[list[Slice]]:
     """The same number of rows for each task; batches are cut."""
     total = sum(one.take for one in slices)
-    found: list[list[Slice]] = []
+    tasks: list[list[Slice]] = []
     for number in range(count):
         first, end = total * number // count, total * (number + 1) // count
-        found.append(_rows_between(slices, first, end))
-    return [part for part in found if part]
+        tasks.append(_rows_between(slices, first, end))
+    return [part for part in tasks if part]
 
 
 def _rows_between(slices: Sequence[Slice], first: int, end: int) -> list[Slice]:
-    found, before = [], 0
+    parts, before = [], 0
     for one in slices:
         start = one.first_lsn - before
         part = one.cut(start + first, start + end)
         if part.take and before < end and before + one.take > first:
-            found.append(part)
+            parts.append(part)
         before += one.take
-    return found
+    return parts

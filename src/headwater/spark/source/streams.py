@@ -32,9 +32,9 @@ async def named_stream(store: Store, name: str, *, writing: bool = False) -> Str
     try:
         return await open_stream(store, name, writing=writing)
     except NotFound as error:
-        known = ", ".join((await stream_names(store))[:10]) or "none"
+        names = ", ".join((await stream_names(store))[:10]) or "none"
         raise NotFound(
-            f"there is no stream {name!r} at {store.url} (streams there: {known}). To make it: "
+            f"there is no stream {name!r} at {store.url} (streams there: {names}). To make it: "
             f"headwater stream create {shlex.quote(store.url)} {name}"
         ) from error
 
@@ -124,18 +124,18 @@ def source_schema(streams: Sequence[Stream], options: ReadOptions) -> SourceSche
 
 def check_user_schema(streams: Sequence[Stream], names: list[str], options: ReadOptions) -> None:
     """Refuse a user's schema with a column that no stream has, which would always be null."""
-    known: dict[str, None] = {}
+    offered: dict[str, None] = {}
     for stream in streams:
         schema = _schema_of(stream, options)
         if not schema.is_known:
             return
-        known |= dict.fromkeys(schema.names(options))
-    unknown = [name for name in names if name not in known]
+        offered |= dict.fromkeys(schema.names(options))
+    unknown = [name for name in names if name not in offered]
     if streams and unknown:
         first = streams[0]
         raise Refused(
-            f"the schema has a column {unknown[0]!r}, and there are {', '.join(known)}. Leave the "
-            "schema out to get these; if later records have the column, declare it: "
+            f"the schema has a column {unknown[0]!r}, and there are {', '.join(offered)}. Leave "
+            "the schema out to get these; if later records have the column, declare it: "
             f"{first.alter_command}"
         )
 
@@ -180,7 +180,7 @@ def parts_of(
     streams: Sequence[Stream], options: ReadOptions
 ) -> list[tuple[Stream, StreamPartition]]:
     """The partitions of the streams: those that are assigned, or all."""
-    found: list[tuple[Stream, StreamPartition]] = []
+    parts: list[tuple[Stream, StreamPartition]] = []
     for stream in streams:
         numbers = options.assign.get(stream.name) or range(stream.partitions)
         beyond = [number for number in numbers if number >= stream.partitions]
@@ -189,15 +189,15 @@ def parts_of(
                 f"assign: stream {stream.name!r} has partitions 0 to {stream.partitions - 1}, not "
                 f"{beyond[0]}"
             )
-        found += [(stream, StreamPartition(stream.name, number)) for number in numbers]
-    return found
+        parts += [(stream, StreamPartition(stream.name, number)) for number in numbers]
+    return parts
 
 
 async def _matching(store: Store, pattern: re.Pattern[str]) -> list[Stream]:
     names = [name for name in await stream_names(store) if pattern.fullmatch(name)]
     streams = []
-    for found in (await open_streams(store, names)).values():
-        if isinstance(found, HeadwaterError):
-            raise found
-        streams.append(found)
+    for opened in (await open_streams(store, names)).values():
+        if isinstance(opened, HeadwaterError):
+            raise opened
+        streams.append(opened)
     return streams

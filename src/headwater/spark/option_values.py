@@ -13,12 +13,14 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import msgspec
 
 from headwater.buffer.consumer.positions import time_us_of
 from headwater.buffer.layout import check_group_name, check_stream_name
+from headwater.buffer.queue import TimeBy
 from headwater.core import settings
 from headwater.core.errors import Refused
 from headwater.store.address import parse_address
@@ -31,6 +33,23 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,18}")
 
 Offsets = Literal["earliest", "latest"] | Mapping[str, Mapping[int, int]]
 """A word, or the LSN of each partition of each stream; -2 and -1 are the words as numbers."""
+
+
+@dataclass(frozen=True)
+class TimeBound:
+    """Where a read begins or ends, by time."""
+
+    option: str
+    """The option that sets it."""
+    by: TimeBy
+    moment_us: int = 0
+    """For every partition, unless `moments_us` has one for each."""
+    moments_us: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+
+    def of(self, stream: str, partition: int) -> int:
+        """The time for one partition."""
+        return self.moments_us[stream][partition] if self.moments_us else self.moment_us
+
 
 _OFFSETS_FORM: Final = 'earliest, latest, or {"orders": {"0": 23, "1": -2}}'
 _PARTITIONS_FORM: Final = '{"orders": [0, 1]}'
@@ -75,17 +94,17 @@ def parse_timeout_ms(name: str, text: str) -> int:
     return timeout_ms
 
 
-def parse_names(name: str, text: str) -> list[str]:
+def parse_names(name: str, text: str) -> tuple[str, ...]:
     """Distinct names, separated by commas."""
-    names = [part.strip() for part in text.split(",") if part.strip()]
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
     if not names or len(set(names)) < len(names):
         raise Refused(f"{name}={text}: expected one or more names, each once, with commas between")
     return names
 
 
-def parse_streams(name: str, text: str) -> list[str]:
+def parse_streams(name: str, text: str) -> tuple[str, ...]:
     """Names of streams, separated by commas."""
-    return [check_stream_name(stream) for stream in parse_names(name, text)]
+    return tuple(check_stream_name(stream) for stream in parse_names(name, text))
 
 
 def parse_stream(name: str, text: str) -> str:
