@@ -23,7 +23,7 @@ from pyiceberg.exceptions import (
     NoSuchViewError,
     TableAlreadyExistsError,
 )
-from pyiceberg.table import StagedTable, Table
+from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyspark import cloudpickle
 
@@ -169,24 +169,24 @@ class Interleaved(RegisterCatalog):
     _kept: tuple[str, TableMetadata] | None = None
 
     @property
-    def _last(self) -> tuple[str, TableMetadata] | None:
+    def _cached(self) -> tuple[str, TableMetadata] | None:
         kept, self._kept = self._kept, self.between or self._kept
         return kept
 
-    @_last.setter
-    def _last(self, value: tuple[str, TableMetadata] | None) -> None:
+    @_cached.setter
+    def _cached(self, value: tuple[str, TableMetadata] | None) -> None:
         self._kept = self.between or value
 
 
 class Unanswered(RegisterCatalog):
     """Its commits land, and others come on top before it learns that nobody answered."""
 
-    def _swap(self, name: tuple[str, str], expected: str, staged: StagedTable) -> None:
-        super()._swap(name, expected, staged)
+    def _move_pointer(self, name: tuple[str, str], expected: str, location: str | None) -> None:
+        super()._move_pointer(name, expected, location)
         renamed(RegisterCatalog("other", store=self._store, warehouse=self.root.url), "second")
         reset = OutcomeUnknown("connection reset")
         with mock.patch.object(Pointers, "point", side_effect=reset):
-            super()._swap(name, expected, staged)
+            super()._move_pointer(name, expected, location)
 
 
 def test_a_commit_without_an_answer_is_found_beneath_those_of_others(warehouse: Warehouse) -> None:
@@ -365,11 +365,7 @@ def test_a_look_that_fails_leaves_a_commit_unknown(warehouse: Warehouse) -> None
         backend.deaf = False
         now = "memory://elsewhere"
         with pytest.raises(CommitStateUnknownException):
-            catalog._swap(("shop", "orders"), now, _staged(warehouse))
-
-
-def _staged(warehouse: Warehouse) -> StagedTable:
-    return warehouse.catalog()._create_staged_table("shop.other", COLUMNS)
+            catalog._move_pointer(("shop", "orders"), now, "memory://another")
 
 
 def test_a_commit_that_may_still_land_is_not_called_failed(warehouse: Warehouse) -> None:

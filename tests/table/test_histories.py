@@ -104,7 +104,7 @@ def sweeps_by_the_writers_clock(table: Table, before: Any, *, grace_ms: int = 0)
     """As it once was: lists after the commit, and compares its own clock with the store's."""
     files = table.io
     assert isinstance(files, StoreFileIO)
-    needed = sweep._referenced(table, files)
+    needed = sweep._referenced(table)
     oldest_ms = table.metadata.last_updated_ms - grace_ms
     now = [
         meta

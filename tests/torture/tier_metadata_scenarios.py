@@ -245,8 +245,8 @@ class History:
                 one.saved_offset == one.next_offset,
                 f"{node.name} saved {one.saved_offset} of {one.next_offset} of {one.partition}",
             )
-        found = SnapshotFolder(node.disk, FOLDER).read_all(node.log.log_id, METADATA_PARTITIONS)
-        for partition, snapshot in found.snapshots.items():
+        found, _ = SnapshotFolder(node.disk, FOLDER).read_all(node.log.log_id, METADATA_PARTITIONS)
+        for partition, snapshot in found.items():
             count = snapshot.through_offset + 1
             expected = world.truths[partition].dumps[count]
             world.check(snapshot.dumps == expected, f"{partition} is saved wrongly")

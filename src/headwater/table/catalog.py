@@ -56,6 +56,7 @@ from headwater.core.errors import (
 )
 from headwater.store import Store
 from headwater.store.locations import FileRoot
+from headwater.table.data_files import manifests_of
 from headwater.table.file_io import StoreFileIO
 from headwater.table.pointers import NameWasUsed, Pointers
 
@@ -193,19 +194,9 @@ class RegisterCatalog(MetastoreCatalog):
         if current is None:
             self._commit_new(name, staged)
         else:
-            self._swap(name, current.metadata_location, staged)
+            self._move_pointer(name, current.metadata_location, staged.metadata_location)
         self._cached = (staged.metadata_location, staged.metadata)
         return _response(staged.metadata, staged.metadata_location)
-
-    def _swap(self, name: tuple[str, str], expected: str, staged: StagedTable) -> None:
-        new = staged.metadata_location
-        try:
-            _run(self._pointers.point(*name, expected, new))
-        except (Conflict, Contended) as error:
-            raise CommitFailedException(f"another commit came first: {error}") from error
-        except OutcomeUnknown as error:
-            if not self._has_landed(name, new):
-                raise CommitStateUnknownException(str(error)) from error
 
     def _has_landed(self, name: tuple[str, str], location: str) -> bool:
         """Whether a commit is visible. If not, or if the read fails, it may still have landed."""
@@ -252,7 +243,8 @@ class RegisterCatalog(MetastoreCatalog):
         except (Conflict, Contended) as error:
             raise CommitFailedException(f"another commit came first: {error}") from error
         except OutcomeUnknown as error:
-            raise CommitStateUnknownException(str(error)) from error
+            if location is None or not self._has_landed(name, location):
+                raise CommitStateUnknownException(str(error)) from error
 
     def _metadata_location(self, name: tuple[str, str]) -> str:
         try:
@@ -372,20 +364,16 @@ class RegisterCatalog(MetastoreCatalog):
 
 def _files_of(table: Table) -> list[str]:
     """Every file that a table names, its current metadata last."""
-    metadata = table.metadata
-    manifests = {
-        manifest.manifest_path: manifest
-        for snapshot in metadata.snapshots
-        for manifest in snapshot.manifests(table.io)
-    }
+    metadata, manifests = table.metadata, manifests_of(table)
     data = {
         entry.data_file.file_path
-        for manifest in manifests.values()
+        for manifest in manifests
         for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False)
     }
     lists = {snapshot.manifest_list for snapshot in metadata.snapshots}
     logged = {entry.metadata_file for entry in metadata.metadata_log}
-    return [*sorted(data), *manifests, *sorted(lists | logged), table.metadata_location]
+    paths = [manifest.manifest_path for manifest in manifests]
+    return [*sorted(data), *paths, *sorted(lists | logged), table.metadata_location]
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -66,7 +66,6 @@ class CommitToken(NamedTuple):
     """Whether a streaming query writes: it repeats its last version, never an earlier one."""
 
     def summary(self) -> dict[str, str]:
-        """The properties for the snapshot's summary."""
         return {APP: self.app, VERSION: str(self.version), WRITER: self.writer}
 
 
@@ -254,7 +253,6 @@ class _SameFloor(ValidatableTableRequirement):
     def validate(  # type: ignore[override]
         self, base_metadata: TableMetadata | None
     ) -> None:
-        """Raise `CommitFailedException` if the floor has changed."""
         now = None if base_metadata is None else base_metadata.properties.get(FLOOR)
         if now != self.floor:
             raise CommitFailedException(f"orphans were removed meanwhile, up to {now}")
@@ -313,40 +311,33 @@ def _append(
         AssertCurrentSchemaId.model_validate({"current-schema-id": stored.current_schema_id}),
         AssertDefaultSpecId.model_validate({"default-spec-id": stored.default_spec_id}),
     )
-    before = _files_to_sweep(table)
-    _sweep_after_commit(transaction.commit_transaction(), before)
+    before: list[ObjectMeta] = []
+    with _sweeping(table):
+        before = list_metadata_files(table) if is_sweep_due(table) else []
+    committed = transaction.commit_transaction()
+    with _sweeping(table):
+        if before:
+            sweep(committed, before)
     rows = sum(file.record_count for file in added)
     return Commit(append.snapshot_id, rows, len(files), already_committed=False)
 
 
-def _files_to_sweep(table: Table) -> list[ObjectMeta]:
-    """The metadata files that a sweep after this commit may delete."""
+@contextlib.contextmanager
+def _sweeping(table: Table) -> Iterator[None]:
+    """Log an error: a write must not fail because of a sweep, and the next sweep tries again."""
     try:
-        return list_metadata_files(table) if is_sweep_due(table) else []
+        yield
     except Exception as error:
-        _log.warning(
-            "%s: obsolete metadata stays until the next sweep: %s", ".".join(table.name()), error
-        )
-        return []
-
-
-def _sweep_after_commit(table: Table, before: list[ObjectMeta]) -> None:
-    try:
-        if before:
-            sweep(table, before)
-    except Exception as error:
-        # The rows are in the table, so the write must not fail. The next sweep tries again.
-        _log.warning(
-            "%s: obsolete metadata stays until the next sweep: %s", ".".join(table.name()), error
-        )
+        name = ".".join(table.name())
+        _log.warning("%s: obsolete metadata stays until the next sweep: %s", name, error)
 
 
 def _expired_snapshots(metadata: TableMetadata, keep_snapshots: int) -> list[int]:
     """All snapshots but the newest ones and those that a branch or a tag refers to."""
-    held = {reference.snapshot_id for reference in metadata.refs.values()}
+    referenced = {reference.snapshot_id for reference in metadata.refs.values()}
     newest_last = sorted(metadata.snapshots, key=lambda one: one.sequence_number or 0)
     surplus = newest_last[: max(0, len(newest_last) + 1 - keep_snapshots)]
-    return [one.snapshot_id for one in surplus if one.snapshot_id not in held]
+    return [one.snapshot_id for one in surplus if one.snapshot_id not in referenced]
 
 
 def _count_rows(table: Table, files: list[WrittenFile]) -> int:

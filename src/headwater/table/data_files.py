@@ -17,7 +17,7 @@ from pyiceberg.io.pyarrow import (
     parquet_path_to_id_mapping,
     pyarrow_to_schema,
 )
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestFile
 from pyiceberg.schema import index_by_id
 from pyiceberg.table import Table
 from pyiceberg.typedef import Record
@@ -74,8 +74,8 @@ def _check_shape(table: Table, file: WrittenFile, columns: dict[int, NestedField
             f"{name} was partitioned since {file.location} was written, which has no partition. "
             "Nothing was committed; write to a table that is not partitioned"
         )
-    held = index_by_id(table.schema())
-    gone = columns.keys() - held.keys()
+    table_columns = index_by_id(table.schema())
+    gone = columns.keys() - table_columns.keys()
     if gone:
         raise FilesRefused(
             f"{name} has lost columns since {file.location} was written (field ids "
@@ -84,7 +84,7 @@ def _check_shape(table: Table, file: WrittenFile, columns: dict[int, NestedField
     top = {field.field_id for field in table.schema().fields}
     nullable = sorted(
         field.name
-        for number, field in held.items()
+        for number, field in table_columns.items()
         if field.required and (number in top or number in columns)
         if number not in columns or not columns[number].required
     )
@@ -125,6 +125,17 @@ def _to_data_file(table: Table, file: WrittenFile) -> DataFile:
 
 def _footer(file: WrittenFile) -> Any:
     return pq.read_metadata(pa.BufferReader(file.footer))
+
+
+def manifests_of(table: Table) -> list[ManifestFile]:
+    """The manifests of all snapshots, also of those of branches and tags, each once."""
+    return list(
+        {
+            manifest.manifest_path: manifest
+            for snapshot in table.metadata.snapshots
+            for manifest in snapshot.manifests(table.io)
+        }.values()
+    )
 
 
 def discard_files(root: FileRoot, files: list[WrittenFile]) -> list[str]:

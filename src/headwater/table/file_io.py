@@ -90,7 +90,6 @@ class _StoredFile(InputFile, OutputFile):
         return io.BytesIO(portal.shared().call(self._files.store.get(self._key)).data)
 
     def to_input_file(self) -> InputFile:
-        """Return the same file for reading."""
         return self
 
     def create(self, overwrite: bool = False) -> OutputStream:

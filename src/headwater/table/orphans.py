@@ -33,7 +33,7 @@ from headwater.core.runtime import encode_ulid
 from headwater.store import ObjectMeta
 from headwater.store.locations import FileRoot
 from headwater.table.commit import keeping_unknown, require_same_floor
-from headwater.table.data_files import FLOOR
+from headwater.table.data_files import FLOOR, manifests_of
 from headwater.table.reference import table_reference
 
 OLDER_THAN_HOURS: Final = 72.0
@@ -162,15 +162,9 @@ def _unreferenced(files: list[ObjectMeta], table: Table) -> list[ObjectMeta]:
 
 
 def _referenced_names(table: Table) -> set[str]:
-    """The names of the files in all snapshots, also in those of branches and tags."""
-    manifests = {
-        manifest.manifest_path: manifest
-        for snapshot in table.metadata.snapshots
-        for manifest in snapshot.manifests(table.io)
-    }
     return {
         _file_name(entry.data_file.file_path)
-        for manifest in manifests.values()
+        for manifest in manifests_of(table)
         for entry in manifest.fetch_manifest_entry(table.io)
     }
 

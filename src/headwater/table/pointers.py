@@ -8,10 +8,10 @@ Always holds:
 - a pointer moves from the location that was read to another by a conditional write, or not at all;
 - dropping a table leaves an empty register behind: a delayed write could recreate a deleted
   register, and nothing would show that it did;
-- a table has exactly one name at any time. A rename is three writes: the old pointer names where
-  its table *leaves* to; the new pointer names where the table *arrived* from; then the old name is
-  freed. The table has its new name from the second write on. Until the third, both names are taken,
-  and every writer that reads either pointer finishes the rename first.
+- a table has exactly one name at any time. A rename is four writes: the old pointer names where
+  its table *leaves* to; the new pointer names where the table *arrived* from; the old name is
+  freed; the new pointer drops the arrival. The table has its new name from the second write on.
+  Every writer that reads a pointer with either mark finishes the rename first.
 
 A rename that was paused does no harm when it continues: the table arrives only at a pointer that
 has not changed since the rename began (`to_changes`), and the old name is freed only if its pointer
@@ -123,12 +123,10 @@ class Pointers:
         name = _full_name(namespace, table)
         pointer = await self._visible_pointer(name)
         if pointer is None or pointer.metadata_location is None:
-            moved = f"; it is {pointer.moved_to} now" if pointer and pointer.moved_to else ""
-            raise NotFound(f"there is no table {name}{moved}")
+            raise _no_table(name, pointer)
         return pointer.metadata_location
 
     async def was_used(self, namespace: str, table: str) -> bool:
-        """Whether a table has or ever had this name."""
         return await self._read_pointer(_full_name(namespace, table)) is not None
 
     async def point(
@@ -193,12 +191,12 @@ class Pointers:
         return left.metadata_location
 
     async def tables(self, namespace: str) -> list[str]:
-        found = []
+        names = []
         async for name in self._names(f"{TABLES}/{_check_name(namespace)}"):
             pointer = await self._visible_pointer(_full_name(namespace, name))
             if pointer is not None and pointer.metadata_location is not None:
-                found.append(name)
-        return found
+                names.append(name)
+        return names
 
     # Renames
 
@@ -211,8 +209,7 @@ class Pointers:
             if await self._met_rename(name, pointer) or await self._met_rename(new, target):
                 continue
             if pointer is None or pointer.metadata_location is None:
-                moved = f"; it is {pointer.moved_to} now" if pointer and pointer.moved_to else ""
-                raise NotFound(f"there is no table {name}{moved}")
+                raise _no_table(name, pointer)
             if target is not None and target.metadata_location is not None:
                 raise AlreadyExists(f"table {new} exists")
             left = msgspec.structs.replace(
@@ -316,12 +313,12 @@ class Pointers:
     async def namespace(self, name: str) -> dict[str, str]:
         """The properties of a namespace; `NotFound` if it does not exist."""
         try:
-            found = (await self._namespace(name).read()).value
+            stored = (await self._namespace(name).read()).value
         except NotFound:
-            found = None
-        if found is None or found.is_dropped:
+            stored = None
+        if stored is None or stored.is_dropped:
             raise NotFound(f"there is no namespace {name}")
-        return found.properties
+        return stored.properties
 
     async def create_namespace(self, name: str, properties: dict[str, str]) -> None:
         """Create a namespace; `AlreadyExists` if it exists."""
@@ -349,11 +346,11 @@ class Pointers:
         await self._namespace(name).update(apply)
 
     async def namespaces(self) -> list[str]:
-        found = []
+        names = []
         async for name in self._names(NAMESPACES):
             if not (await self._namespace(name).read()).value.is_dropped:
-                found.append(name)
-        return found
+                names.append(name)
+        return names
 
     # Registers
 
@@ -374,6 +371,11 @@ class Pointers:
             name = meta.key[len(folder) + 1 :]
             if name.endswith(".json") and "/" not in name:
                 yield name.removesuffix(".json")
+
+
+def _no_table(name: str, pointer: TablePointer | None) -> NotFound:
+    moved = f"; it is {pointer.moved_to} now" if pointer and pointer.moved_to else ""
+    return NotFound(f"there is no table {name}{moved}")
 
 
 def _changes(pointer: TablePointer | None) -> int:

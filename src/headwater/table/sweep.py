@@ -24,6 +24,7 @@ from pyiceberg.table import Table
 
 from headwater.core import portal
 from headwater.store import ObjectMeta
+from headwater.table.data_files import manifests_of
 from headwater.table.file_io import StoreFileIO
 
 SWEEP_EVERY: Final = 50
@@ -64,7 +65,7 @@ def sweep(table: Table, before: list[ObjectMeta], *, grace_ms: int = GRACE_MS) -
     """
     files = table.io
     assert isinstance(files, StoreFileIO)
-    needed = _referenced(table, files)
+    needed = _referenced(table)
 
     async def remove() -> int:
         own = await files.store.head(files.root.key(table.metadata_location))
@@ -81,10 +82,11 @@ def sweep(table: Table, before: list[ObjectMeta], *, grace_ms: int = GRACE_MS) -
     return portal.shared().call(remove())
 
 
-def _referenced(table: Table, files: StoreFileIO) -> set[str]:
+def _referenced(table: Table) -> set[str]:
     metadata = table.metadata
-    needed = {table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
-    for snapshot in metadata.snapshots:
-        needed.add(snapshot.manifest_list)
-        needed |= {manifest.manifest_path for manifest in snapshot.manifests(files)}
-    return needed
+    return {
+        table.metadata_location,
+        *(entry.metadata_file for entry in metadata.metadata_log),
+        *(snapshot.manifest_list for snapshot in metadata.snapshots),
+        *(manifest.manifest_path for manifest in manifests_of(table)),
+    }

@@ -130,7 +130,6 @@ class PartitionCache:
 
     @property
     def segment_count(self) -> int:
-        """How many segments are listed."""
         return len(self.table)
 
     @property
@@ -149,10 +148,10 @@ class PartitionCache:
     def segment_at(self, epoch: int, offset: int) -> SegmentMetadata | None:
         """The finished segment that holds an offset under an epoch."""
         index = self.epochs.get(epoch)
-        found = index.floor(offset) if index is not None else None
-        if found is None or offset > self.table.last_offset_of(found[1], epoch):
+        start_and_row = index.floor(offset) if index is not None else None
+        if start_and_row is None or offset > self.table.last_offset_of(start_and_row[1], epoch):
             return None
-        return self.table.metadata(found[1])
+        return self.table.metadata(start_and_row[1])
 
     def segment_at_time(
         self, epoch: int, timestamp_ms: int, first_offset: int = 0
@@ -245,10 +244,10 @@ class PartitionCache:
 
     def epoch(self, epoch: int) -> EpochIndex:
         """The index of an epoch; a new one if there is none."""
-        found = self.epochs.get(epoch)
-        if found is None:
-            found = self.epochs[epoch] = EpochIndex(self.table)
-        return found
+        index = self.epochs.get(epoch)
+        if index is None:
+            index = self.epochs[epoch] = EpochIndex(self.table)
+        return index
 
     def list_segment(self, segment: SegmentMetadata, finished: int = NOT_FINISHED) -> int:
         """Add a new segment under all of its epochs; returns its row."""
@@ -358,8 +357,8 @@ class TierCache:
         """
         partition = partition_of(event)
         epoch = publisher_epoch_of(event, publisher_epoch)
-        known = self._partitions.get(partition)
-        cache = self.partition(partition) if known is None else known
+        existing = self._partitions.get(partition)
+        cache = self.partition(partition) if existing is None else existing
         if epoch is not None:
             if cache.publisher_epoch is not None and epoch < cache.publisher_epoch:
                 return EventOutcome.STALE
@@ -368,7 +367,7 @@ class TierCache:
         else:
             outcome = cache.apply(event)
         # An event about a segment never makes a known partition an empty one.
-        if known is None or isinstance(event, PartitionDelete):
+        if existing is None or isinstance(event, PartitionDelete):
             self._store(cache)
         return outcome
 

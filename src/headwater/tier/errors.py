@@ -46,7 +46,6 @@ class LogRenewed(Refused):
 
     @classmethod
     def to(cls, renewed_to: str, key: str) -> LogRenewed:
-        """The error for the log at a key."""
         return cls(
             f"{key}: this log of the tier's events was replaced and goes on under "
             f"{renewed_to!r}: open it there (prefix, --prefix)"

@@ -282,35 +282,29 @@ def compact(data: bytes | None) -> bytes:
 class FieldReader:
     """Reads fields one by one; missing or invalid ones are `Corrupt`, with their offset."""
 
-    __slots__ = ("_at", "_data")
+    __slots__ = ("_data", "at")
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._at = 0
-
-    @property
-    def at(self) -> int:
+        self.at = 0
         """The offset of the next field."""
-        return self._at
 
     def left(self) -> int:
-        """How many bytes are left."""
-        return len(self._data) - self._at
+        return len(self._data) - self.at
 
     def fixed(self, layout: Struct) -> tuple[Any, ...]:
-        """Fields of a fixed size."""
-        at = self._at
+        at = self.at
         if layout.size > len(self._data) - at:
             raise self.corrupt(f"{layout.size} bytes are needed, and {self.left()} are left")
-        self._at = at + layout.size
+        self.at = at + layout.size
         return layout.unpack_from(self._data, at)
 
     def uvarint(self) -> int:
         """An unsigned number of up to 32 bits."""
-        data, began = self._data, self._at
+        data, began = self._data, self.at
         # Nearly all fit into seven bits.
         if began < len(data) and data[began] < 0x80:
-            self._at = began + 1
+            self.at = began + 1
             return data[began]
         value = shift = 0
         for at in range(began, min(began + 5, len(data))):
@@ -319,25 +313,25 @@ class FieldReader:
             if byte < 0x80:
                 if value >> _VARINT_BITS:
                     break
-                self._at = at + 1
+                self.at = at + 1
                 return value
             shift += 7
         raise self.corrupt("a varint of up to 32 bits is needed")
 
     def compact(self) -> bytes | None:
         """Bytes with their length, or None."""
-        began = self._at
+        began = self.at
         length = self.uvarint() - 1
         if length < 0:
             return None
         if length > self.left():
             raise self.corrupt(f"{length:,} bytes are announced, and {self.left()} are left", began)
-        self._at += length
-        return self._data[self._at - length : self._at]
+        self.at += length
+        return self._data[self.at - length : self.at]
 
     def count(self, least_bytes: int) -> int:
         """The length of an array whose elements have at least `least_bytes`."""
-        began = self._at
+        began = self.at
         elements = self.uvarint() - 1
         if elements < 0:
             raise self.corrupt("an array is missing", began)
@@ -347,11 +341,11 @@ class FieldReader:
 
     def tags(self) -> dict[int, bytes]:
         """The tagged fields that end every struct."""
-        at = self._at
+        at = self.at
         if at < len(self._data) and self._data[at] == 0:
-            self._at = at + 1
+            self.at = at + 1
             return {}
-        found: dict[int, bytes] = {}
+        fields: dict[int, bytes] = {}
         elements = self.uvarint()
         if elements * 2 > self.left():
             raise self.corrupt(f"{elements:,} tagged fields do not fit into the rest", at)
@@ -359,15 +353,14 @@ class FieldReader:
             tag, size = self.uvarint(), self.uvarint()
             if size > self.left():
                 raise self.corrupt(f"tag {tag} has {size:,} bytes, and {self.left()} are left")
-            if tag in found:
+            if tag in fields:
                 raise self.corrupt(f"tag {tag} comes twice")
-            found[tag] = self._data[self._at : self._at + size]
-            self._at += size
-        return found
+            fields[tag] = self._data[self.at : self.at + size]
+            self.at += size
+        return fields
 
     def corrupt(self, why: str, at: int | None = None) -> Corrupt:
-        """The error for damaged bytes at an offset."""
-        return Corrupt(f"metadata event, offset {self._at if at is None else at}: {why}")
+        return Corrupt(f"metadata event, offset {self.at if at is None else at}: {why}")
 
 
 METADATA_PARTITIONS: Final = 50

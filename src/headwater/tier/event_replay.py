@@ -133,8 +133,8 @@ class DamagedEvents:
         self.end = begin
         wanted = (offset for offset in offsets if offset >= begin)
         looks = in_order(wanted, self._event, parallel=limits.EVENT_READS_AT_ONCE, name="rebuild")
-        async with aclosing(looks) as found:
-            async for offset, item in found:
+        async with aclosing(looks) as items:
+            async for offset, item in items:
                 if offset > self.end:
                     last = f" to {events.key(offset - 1)}" if offset > self.end + 1 else ""
                     yield MissingEvents(
@@ -197,7 +197,6 @@ class EventReplay:
         use again."""
 
     async def apply(self, item: ReplayItem) -> None:
-        """Apply the next item."""
         if isinstance(item, TierCache):
             self.cache = item
         elif isinstance(item, MissingEvents):
@@ -208,13 +207,13 @@ class EventReplay:
     async def _apply_missing(self, what: str) -> None:
         self.missing.append(what)
         for partition in self.cache.partitions():
-            known = self.cache.partition(partition)
-            for segment in known.unfinished():
+            state = self.cache.partition(partition)
+            for segment in state.unfinished():
                 if segment.state is SegmentState.COPY_STARTED:
                     await self._finish_if_whole(segment)
-            if known.delete_state is not None:
+            if state.delete_state is not None:
                 self.stopped_deletions.add(partition)
-                known.delete_state = None
+                state.delete_state = None
 
     async def _finish_if_whole(self, segment: SegmentMetadata) -> None:
         """Treat an unfinished copy as finished if its object is there and whole.
@@ -264,8 +263,8 @@ class EventReplay:
 
     async def _apply_to_unknown(self, event: SegmentUpdate, epoch: int | None) -> None:
         """Apply an update of an unknown segment, if its object can be read."""
-        known = self.cache.partition(event.segment_id.partition)
-        if known.find(event.segment_id) is not None or event.segment_id in self.excluded:
+        state = self.cache.partition(event.segment_id.partition)
+        if state.find(event.segment_id) is not None or event.segment_id in self.excluded:
             return
         try:
             started = await segment_metadata_of(self._store, event.segment_id)

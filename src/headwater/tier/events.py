@@ -167,7 +167,6 @@ class SegmentMetadata(msgspec.Struct, frozen=True, gc=False):
         _check_epochs(self.epochs)
 
     def last_offset_of(self, epoch: int) -> int:
-        """The last offset of an epoch in this segment."""
         for later, begins in self.epochs:
             if later > epoch:
                 return begins - 1
@@ -203,7 +202,6 @@ MetadataEvent: TypeAlias = SegmentMetadata | SegmentUpdate | PartitionDelete
 
 
 def partition_of(event: MetadataEvent) -> TopicIdPartition:
-    """The partition of an event."""
     if isinstance(event, PartitionDelete):
         return event.partition
     return event.segment_id.partition

@@ -198,10 +198,10 @@ class LogReader:
         groups = [group async for group in fetched]
         follows = [lsns.start, *(group.last_lsn + 1 for group in groups)]
         if [*(group.first_lsn for group in groups), lsns.stop] != follows:
-            held = ", ".join(f"{group.first_lsn} to {group.last_lsn}" for group in groups)
+            lsn_ranges = ", ".join(f"{group.first_lsn} to {group.last_lsn}" for group in groups)
             raise Corrupt(
                 f"segment {segment.segment_id.id} should hold LSNs {lsns.start} to "
-                f"{lsns.stop - 1}, and hands out {held or 'nothing'}: headwater tier scrub"
+                f"{lsns.stop - 1}, and hands out {lsn_ranges or 'nothing'}: headwater tier scrub"
             )
         return groups
 

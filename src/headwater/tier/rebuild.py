@@ -153,7 +153,6 @@ class PartitionRebuild:
         self._gone: list[SegmentMetadata] = []
 
     async def run(self) -> RebuiltPartition:
-        """Complete the state, and return it."""
         partition, cache = self._partition, self._replay.cache
         start = await LogStartRegister(self._store, partition).read()
         first_lsn = 0 if start is None else start.first_lsn
@@ -240,7 +239,7 @@ class PartitionRebuild:
 
     async def _open_objects(self) -> AsyncIterator[tuple[SegmentId, ObjectMeta]]:
         partition, replay = self._partition, self._replay
-        known = replay.cache.partition(partition)
+        state = replay.cache.partition(partition)
         own = segments_prefix(partition.name, partition.partition, str(partition.topic_id))
         async for meta in self._store.list(own.rpartition("/")[0]):
             segment_id = segment_id_of(partition, meta.key)
@@ -251,7 +250,7 @@ class PartitionRebuild:
             self._objects.add(segment_id.id)
             if segment_id in replay.excluded:
                 continue
-            if known.find(segment_id) is None:
+            if state.find(segment_id) is None:
                 yield segment_id, meta
             elif segment_id in replay.unfinished:
                 self._unreadable.append(f"{meta.key} is not what its event says")
@@ -268,7 +267,6 @@ class PartitionRebuild:
 
 
 def _overlaps(segment: SegmentMetadata, ranges: Sequence[range]) -> bool:
-    """Whether a segment has any of these LSNs."""
     return any(
         one.start <= segment.end_offset and segment.start_offset < one.stop for one in ranges
     )

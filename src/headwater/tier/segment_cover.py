@@ -96,7 +96,6 @@ def dense_end(pieces: Iterable[CoverPiece], first_lsn: int) -> int:
 
 
 def overlap(one: range, other: range) -> range:
-    """The LSNs that two ranges share."""
     return range(max(one.start, other.start), min(one.stop, other.stop))
 
 
@@ -165,19 +164,19 @@ async def walk_cover(
     the walk, the whole result is the cover of one moment.
     """
     at = first_lsn
-    held: CoverPiece | None = None
+    pending: CoverPiece | None = None
     while at < end_lsn:
         pieces, at = state().cover_part(at, end_lsn, SEGMENTS_AT_ONCE)
         for piece in pieces:
-            if held is not None and _continues(held, piece):
-                piece = CoverPiece(piece.segment, range(held.lsns.start, piece.lsns.stop))
-            elif held is not None:
-                yield held
-            held = piece
+            if pending is not None and _continues(pending, piece):
+                piece = CoverPiece(piece.segment, range(pending.lsns.start, piece.lsns.stop))
+            elif pending is not None:
+                yield pending
+            pending = piece
         if at < end_lsn:
             await runtime.sleep(0)
-    if held is not None:
-        yield held
+    if pending is not None:
+        yield pending
 
 
 def _continues(before: CoverPiece, after: CoverPiece) -> bool:

@@ -83,7 +83,6 @@ class SegmentTable:
         return twin
 
     def find(self, segment: uuid.UUID) -> int | None:
-        """The row of a segment."""
         return self._ids.find(segment.bytes)
 
     def add(self, metadata: SegmentMetadata, finished: int = NOT_FINISHED) -> int:
@@ -107,27 +106,22 @@ class SegmentTable:
         return row
 
     def update(self, row: int, update: SegmentUpdate) -> None:
-        """Apply an update."""
         self._set_event(row, update)
 
     def remove(self, row: int) -> None:
-        """Remove a segment."""
         self._ids.remove(self._ids.id_of(row))
         self._lineages.pop(row, None)
         self._custom[row] = None
         self._free.append(row)
 
     def state(self, row: int) -> SegmentState:
-        """The state of a segment."""
         return _STATES[self._state[row]]
 
     def epochs(self, row: int) -> Epochs:
-        """The leader epochs of a segment."""
         lineage = self._lineages.get(row) if self._lineages else None
         return lineage or ((self._epoch[row], self.start[row]),)
 
     def last_offset_of(self, row: int, epoch: int) -> int:
-        """The last offset of an epoch in a segment."""
         lineage = self._lineages.get(row) if self._lineages else None
         for later, begins in lineage or ():
             if later > epoch:
@@ -135,7 +129,6 @@ class SegmentTable:
         return self.end[row]
 
     def metadata(self, row: int) -> SegmentMetadata:
-        """The segment as an object."""
         return SegmentMetadata(
             segment_id=SegmentId(self._partition, uuid.UUID(bytes=self._ids.id_of(row))),
             start_offset=self.start[row],
@@ -202,7 +195,6 @@ class IdTable:
         return twin
 
     def find(self, id_bytes: bytes) -> int | None:
-        """The row of an id."""
         slot = self._slot_of(id_bytes)
         return None if slot is None else self._slots[slot]
 
@@ -216,7 +208,6 @@ class IdTable:
         self._rows += 1
 
     def remove(self, id_bytes: bytes) -> None:
-        """Remove an id, if it is there."""
         slot = self._slot_of(id_bytes)
         if slot is not None:
             # Not free: ids that were put behind this slot are searched past it.

@@ -244,7 +244,6 @@ _referenced_decoder: Final = msgspec.msgpack.Decoder(tuple[int, int, int])
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """The bytes of a snapshot."""
     body = bytearray()
     _write_all(body, len(snapshot.dumps), ())
     for dumped in snapshot.dumps:

@@ -160,7 +160,7 @@ async def test_shutdown_flushes_a_snapshot_covering_applied_events(logs: EventLo
     await copy_segment(manager, 10, 0, 99)
     await manager.close()
 
-    written = SnapshotFolder(disk, FOLDER).read_all(log.log_id, PARTITIONS).snapshots[HOME]
+    written = SnapshotFolder(disk, FOLDER).read_all(log.log_id, PARTITIONS)[0][HOME]
     assert written.through_offset >= 1, "both events"
     assert [len(dumped.segments) for dumped in written.dumps] == [1]
     await log.close()

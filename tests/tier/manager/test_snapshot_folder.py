@@ -39,12 +39,12 @@ def put(disk: FaultyDisk, name: str, data: bytes) -> None:
 
 def test_each_partition_has_a_snapshot_of_its_own() -> None:
     folder = opened(FaultyDisk())
-    assert folder.read_all(LOG, 4).snapshots == {}
+    assert folder.read_all(LOG, 4)[0] == {}
     for one in (snapshot(3), snapshot(1, partition=2), snapshot(5)):
         folder.write(one)
-    found = folder.read_all(LOG, 4)
-    assert found.snapshots == {1: snapshot(5), 2: snapshot(1, partition=2)}
-    assert found.damaged == []
+    found, damaged = folder.read_all(LOG, 4)
+    assert found == {1: snapshot(5), 2: snapshot(1, partition=2)}
+    assert damaged == []
     folder.close()
 
 
@@ -56,9 +56,9 @@ def test_a_crash_at_any_point_leaves_the_old_snapshot_or_the_new_one() -> None:
             ack(count)
 
     def check(disk: FaultyDisk, acknowledged: list[int]) -> None:
-        found = SnapshotFolder(disk, FOLDER).read_all(LOG, 4)
-        assert found.damaged == []
-        there = found.snapshots.get(1)
+        found, damaged = SnapshotFolder(disk, FOLDER).read_all(LOG, 4)
+        assert damaged == []
+        there = found.get(1)
         allowed = [snapshot(5), snapshot(2), None][: 3 - len(acknowledged)]
         assert there in allowed
 
@@ -74,9 +74,9 @@ def test_one_that_is_damaged_is_left_out_and_the_others_are_read() -> None:
     whole = encode_snapshot(snapshot(2, 1))
     put(disk, "0000000001.snapshot", whole[:-1] + b"\xff")
     put(disk, "0000000002.snapshot", b"")
-    found = folder.read_all(LOG, 4)
-    assert sorted(found.snapshots) == [0, 3]
-    assert ["0000000001" in str(found.damaged[0]), "0000000002" in str(found.damaged[1])] == [
+    found, damaged = folder.read_all(LOG, 4)
+    assert sorted(found) == [0, 3]
+    assert ["0000000001" in str(damaged[0]), "0000000002" in str(damaged[1])] == [
         True,
         True,
     ]
@@ -86,9 +86,9 @@ def test_one_that_was_renamed_is_not_taken_for_another_partition() -> None:
     disk = FaultyDisk()
     folder = opened(disk)
     put(disk, "0000000002.snapshot", encode_snapshot(snapshot(2, partition=1)))
-    found = folder.read_all(LOG, 4)
-    assert found.snapshots == {}
-    assert "is of metadata partition 1: it was renamed" in str(found.damaged[0])
+    found, damaged = folder.read_all(LOG, 4)
+    assert found == {}
+    assert "is of metadata partition 1: it was renamed" in str(damaged[0])
 
 
 def test_whatever_else_lies_in_the_folder_is_left_alone() -> None:
@@ -96,9 +96,9 @@ def test_whatever_else_lies_in_the_folder_is_left_alone() -> None:
     folder = opened(disk)
     put(disk, "0000000002.snapshot.new", b"half of one")
     put(disk, "notes.txt", b"mine")
-    assert folder.read_all(LOG, 4).snapshots == {}
+    assert folder.read_all(LOG, 4)[0] == {}
     folder.write(snapshot(1, partition=2))
-    assert list(folder.read_all(LOG, 4).snapshots) == [2]
+    assert list(folder.read_all(LOG, 4)[0]) == [2]
     assert ("notes.txt", False) in disk.list_dir(FOLDER)
 
 
@@ -129,4 +129,4 @@ def test_where_the_log_began_is_kept() -> None:
     folder = opened(FaultyDisk())
     began = msgspec.structs.replace(snapshot(5), first_offset=3)
     folder.write(began)
-    assert folder.read_all(LOG, 4).snapshots == {1: began}
+    assert folder.read_all(LOG, 4)[0] == {1: began}

@@ -42,7 +42,7 @@ from tests.tier.manager.given import (
 
 
 def saved(disk: FaultyDisk, log: InProcessEventLog) -> dict[int, Snapshot]:
-    return SnapshotFolder(disk, FOLDER).read_all(log.log_id, log.partition_count).snapshots
+    return SnapshotFolder(disk, FOLDER).read_all(log.log_id, log.partition_count)[0]
 
 
 def through(disk: FaultyDisk, log: InProcessEventLog) -> dict[int, int]:

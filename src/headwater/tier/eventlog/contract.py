@@ -186,16 +186,13 @@ class MetadataEventLog(ABC):
             await subscription.close()
 
     def forget(self, subscription: Subscription) -> None:
-        """Drop the reference to a subscription that was closed."""
         self._subscriptions.pop(subscription, None)
 
     def check_open(self) -> None:
-        """Raise `Refused` if the log was closed."""
         if self._closed:
             raise Refused("the log of metadata events is closed: open another")
 
     def check_partition(self, partition: int) -> None:
-        """Raise `Refused` if there is no such partition."""
         if not 0 <= partition < self.partition_count:
             raise Refused(
                 f"there is no metadata partition {partition}: the log has {self.partition_count}, "
@@ -203,7 +200,6 @@ class MetadataEventLog(ABC):
             )
 
     def check_start(self, partition: int, start_offset: int) -> None:
-        """Raise `Refused` if a partition cannot be followed from an offset."""
         self.check_partition(partition)
         if start_offset < 0:
             raise Refused(f"offset {start_offset} of metadata partition {partition} is below 0")

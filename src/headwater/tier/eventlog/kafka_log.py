@@ -200,7 +200,6 @@ def check_settings(settings: Settings) -> None:
 
 
 def admin_settings(servers: str, settings: Settings) -> dict[str, Any]:
-    """For the client that queries the topic."""
     plain = {
         name: value.reveal() if isinstance(value, Secret) else value
         for name, value in settings.items()
@@ -217,5 +216,4 @@ def producer_settings(
 
 
 def consumer_settings(servers: str, settings: Settings) -> dict[str, Any]:
-    """For the client that reads events."""
     return {**_CONSUMER, **admin_settings(servers, settings), **_CONSUMER_FIXED}

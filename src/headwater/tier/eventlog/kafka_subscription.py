@@ -53,7 +53,6 @@ UNREADABLE: Final = frozenset(
 
 
 def read_record(partition: int, offset: int, message: Message) -> EventDelivered | EventUnreadable:
-    """The item of a record."""
     payload = message.value()
     if payload is None:
         return _unreadable(partition, offset, "it has no value, and an event always has one")

@@ -92,7 +92,6 @@ class ConnectionErrors:
 
 
 def error_of(raised: KafkaException) -> KafkaError:
-    """The error in a client's exception."""
     error = raised.args[0]
     assert isinstance(error, KafkaError)
     return error
@@ -172,14 +171,14 @@ class KafkaTopic:
         """The number of partitions; None if there is no such topic."""
         # All topics are listed: a request for one by name may create it.
         try:
-            known = await runtime.run_blocking(
+            topics = await runtime.run_blocking(
                 lambda: self._admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
             )
         except KafkaException as error:
             raise kafka_error(
                 "the brokers do not say which topics there are", error_of(error)
             ) from error
-        return len(known[self.name].partitions) or None if self.name in known else None
+        return len(topics[self.name].partitions) or None if self.name in topics else None
 
     async def create(self, settings: NewTopicSettings) -> None:
         """Create it if it does not exist, and wait until the brokers know it."""
@@ -313,7 +312,6 @@ Headers: TypeAlias = list[tuple[str, str | bytes | None]]
 
 
 def epoch_headers(publisher_epoch: int | None) -> Headers:
-    """The headers of an event."""
     if publisher_epoch is None:
         return []
     check_epoch(publisher_epoch)

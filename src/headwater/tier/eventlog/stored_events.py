@@ -102,7 +102,6 @@ def read_event_object(key: str, data: bytes | memoryview) -> tuple[uuid.UUID, Ev
 
 
 def token_of(data: bytes | memoryview) -> bytes:
-    """The token of the attempt that wrote an object."""
     return bytes(data[_TOKEN])
 
 
@@ -132,7 +131,6 @@ class StoredEvents(NumberedLog):
         return (await self.floors.read()).position
 
     async def publish(self, payload: bytes, publisher_epoch: int | None) -> int:
-        """Append an event; returns its offset."""
 
         def event_at(offset: int) -> EventDelivered:
             return EventDelivered(self.partition, offset, payload, publisher_epoch)
@@ -197,7 +195,7 @@ async def load_snapshot(
     while True:
         key = snapshot_key(events, floor)
         try:
-            found = await events.store.get(key)
+            stored = await events.store.get(key)
         except NotFound:
             before, floor = floor, await events.floors.read()
             if floor.snapshot == before.snapshot:
@@ -206,11 +204,10 @@ async def load_snapshot(
                     f"before {floor.floor}: restore it"
                 ) from None
             continue
-        return floor, await runtime.run_blocking(_restore, events, floor, key, found.data)
+        return floor, await runtime.run_blocking(_restore, events, floor, key, stored.data)
 
 
 def snapshot_key(events: StoredEvents, floor: PartitionFloor) -> str:
-    """The key of the snapshot below the floor."""
     if floor.snapshot is None:
         raise Corrupt(f"{events.floors.key} names no snapshot of the events before {floor.floor}")
     return events.keys.snapshot(floor.floor - 1, floor.snapshot.token)
@@ -226,12 +223,12 @@ async def store_snapshot(
     await events.store.put(key, data)
     # Events are deleted because this object exists.
     try:
-        found = await events.store.get(key)
+        stored = await events.store.get(key)
     except NotFound as error:
         if (await events.floors.read()).trimmed <= through_offset:
             raise RolledBack(f"{key} was written and is gone") from error
         raise Contended(f"{key} was overtaken: the floor is above it") from error
-    if found.data != data:
+    if stored.data != data:
         raise Corrupt(f"{key} does not contain what was just written there")
     return SnapshotName(token, len(data), xxhash.xxh3_64_hexdigest(data))
 

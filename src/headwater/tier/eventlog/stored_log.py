@@ -63,7 +63,6 @@ class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The prefix of the log that replaces this one, which is no longer opened."""
 
     def floor_of(self, store: Store, prefix: str, partition: int) -> FloorRegister:
-        """The register of a partition's floor."""
         key = PartitionKeys(prefix, partition).floor
         return FloorRegister(store, key, self.log_id, self.partition_count)
 

@@ -47,7 +47,6 @@ class PartitionFollower:
         self._task = runtime.spawn(self._run(), name=name)
 
     def take(self) -> LogItem | None:
-        """The next item, if one was fetched."""
         if not self._items:
             return None
         if len(self._items) == limits.EVENTS_READY:
@@ -98,8 +97,8 @@ class PartitionFollower:
         while True:
             while len(self._items) >= limits.EVENTS_READY:
                 await self._wait(None)
-            known = self._events.next_number - self._next
-            at_once = max(at_once, min(known, limits.EVENT_READS_AT_ONCE))
+            ahead = self._events.next_number - self._next
+            at_once = max(at_once, min(ahead, limits.EVENT_READS_AT_ONCE))
             try:
                 events = await self._events.read_events(self._next, at_once)
             except EntriesTrimmed:

@@ -93,7 +93,6 @@ class LeaderPublisher:
         )
 
     async def copy_finished(self, prepared: PreparedSegment) -> None:
-        """Publish that a copy is complete."""
         segment = prepared.metadata
         await self._publish(
             self._update(segment.segment_id, SegmentState.COPY_FINISHED, _payload(segment))
@@ -110,11 +109,9 @@ class LeaderPublisher:
         await self._publish(self._update(segment_id, SegmentState.DELETE_STARTED, b""))
 
     async def object_removed(self, segment_id: SegmentId) -> None:
-        """Publish that the object of an unlisted segment is removed."""
         await self._publish(self._update(segment_id, SegmentState.DELETE_FINISHED, b""))
 
     async def partition_deletion(self, state: PartitionDeleteState) -> None:
-        """Publish the state of the deletion of the whole partition."""
         now_ms = runtime.wall_ms()
         await self._publish(PartitionDelete(self.partition, self._broker_id, now_ms, state))
 

@@ -109,7 +109,6 @@ class ItemFailures:
                 raise error
 
     def raise_first(self) -> None:
-        """Raise the first error, if there was one."""
         if self.first is not None:
             raise self.first
 
@@ -216,7 +215,6 @@ class LedPartition:
         await self._walk_tiered()
 
     async def _first_piece(self) -> CoverPiece | None:
-        """The oldest piece of the cover."""
         async with aclosing(walk_cover(self.metadata.state, 0, END_LSN)) as pieces:
             async for piece in pieces:
                 return piece
@@ -225,11 +223,11 @@ class LedPartition:
     def _check_name(self, piece: CoverPiece | None) -> None:
         """The keys of objects have the stream's name: it must be the name in the events."""
         name = self.leader.partition.name
-        known = name if piece is None else piece.segment.segment_id.partition.name
-        if known != name:
+        stored = name if piece is None else piece.segment.segment_id.partition.name
+        if stored != name:
             raise Refused(
-                f"the tier knows the stream {self.leader.partition.topic_id} as {known!r}, not "
-                f"as {name!r}, and the keys of its objects have that name: lead it as {known!r}"
+                f"the tier knows the stream {self.leader.partition.topic_id} as {stored!r}, not "
+                f"as {name!r}, and the keys of its objects have that name: lead it as {stored!r}"
             )
 
     async def check_leads(self) -> None:

@@ -144,7 +144,6 @@ async def abandon_copy(led: LedPartition, segment_id: SegmentId) -> None:
 
 
 async def remove_object(led: LedPartition, segment_id: SegmentId) -> None:
-    """Remove the object of an unlisted segment."""
     await led.storage.delete(segment_id)
     await led.publisher.object_removed(segment_id)
     led.unlisted_at_s.pop(segment_id, None)
@@ -152,7 +151,6 @@ async def remove_object(led: LedPartition, segment_id: SegmentId) -> None:
 
 
 async def unlist_below_log_start(led: LedPartition) -> None:
-    """Unlist the segments that end below the log start."""
     for segment in led.metadata.state().segments_in(0, led.first_lsn):
         if segment.state is SegmentState.COPY_FINISHED and segment.end_offset < led.first_lsn:
             await led.unlist(segment)

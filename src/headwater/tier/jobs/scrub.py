@@ -70,7 +70,6 @@ class ScrubFinding(msgspec.Struct, frozen=True):
 
     @property
     def lsns(self) -> range:
-        """The LSNs of the finding."""
         return range(self.first_lsn, self.last_lsn + 1)
 
 

@@ -52,7 +52,6 @@ class ByteReservation:
         self._granted: asyncio.Future[None] = self._loop.create_future()
 
     async def wait(self) -> None:
-        """Wait until it is granted."""
         await self._granted
 
     def grant(self) -> bool:

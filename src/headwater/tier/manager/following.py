@@ -150,7 +150,6 @@ class FollowedPartition:
     # Assignment
 
     def restore(self, snapshot: Snapshot, cache: TierCache) -> None:
-        """Continue after a snapshot, whose state is `cache`."""
         self.cache = cache
         self.committed_offset = snapshot.through_offset
         self.first_offset = snapshot.first_offset
@@ -322,7 +321,6 @@ class FollowedPartition:
             )
 
     def fenced_by_newer(self, event: MetadataEvent) -> Fenced:
-        """The error for an event of a stale leader."""
         partition = partition_of(event)
         newest = self.cache.partition(partition).publisher_epoch
         return Fenced(
@@ -401,7 +399,6 @@ class EventPump:
             self._retry_later(followed, error)
 
     def leave(self, partition: int) -> None:
-        """Stop delivering a partition."""
         if self._subscription is not None:
             self._subscription.remove(partition)
 

@@ -109,8 +109,8 @@ async def publish_deletion(
 async def _publish_steps(
     manager: TopicMetadataManager, partition: TopicIdPartition, through: PartitionDeleteState
 ) -> None:
-    known = manager.partition(partition)
-    newest, now = known.publisher_epoch, known.delete_state
+    cache = manager.partition(partition)
+    newest, now = cache.publisher_epoch, cache.delete_state
     epoch = 0 if newest is None else min(newest + 1, EPOCH_MAX)
     for state in PartitionDeleteState:
         if state > through or (now is not None and state <= now):

@@ -17,7 +17,6 @@ import posixpath
 import re
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 from headwater.core import runtime
@@ -31,14 +30,6 @@ from headwater.tier.snapshot import Snapshot, decode_snapshot, encode_snapshot, 
 _NAME: Final = re.compile(r"(\d{10})\.snapshot")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredSnapshots:
-    """The snapshots of a folder, and the errors of damaged ones."""
-
-    snapshots: dict[int, Snapshot] = field(default_factory=dict)
-    damaged: list[Corrupt] = field(default_factory=list)
-
-
 class SnapshotFolder:
     """The snapshots of one manager. Blocks."""
 
@@ -48,7 +39,6 @@ class SnapshotFolder:
 
     @property
     def path(self) -> str:
-        """The path of the folder."""
         return self._folder.path
 
     def open(self) -> None:
@@ -57,12 +47,16 @@ class SnapshotFolder:
         self._lock.enter_context(self._folder.disk.lock(self._folder.file("lock")))
 
     def close(self) -> None:
-        """Unlock the folder."""
         self._lock.close()
 
-    def read_all(self, log_id: uuid.UUID, partition_count: int) -> StoredSnapshots:
-        """Read all snapshots. `Refused` if one is of another log."""
-        stored = StoredSnapshots()
+    def read_all(
+        self, log_id: uuid.UUID, partition_count: int
+    ) -> tuple[dict[int, Snapshot], list[Corrupt]]:
+        """Read all snapshots; also returns the errors of damaged ones.
+
+        `Refused` if a snapshot is of another log.
+        """
+        snapshots, damaged = dict[int, Snapshot](), list[Corrupt]()
         for name, is_dir in sorted(self._folder.disk.list_dir(self.path)):
             match = _NAME.fullmatch(name)
             if is_dir or match is None:
@@ -70,11 +64,11 @@ class SnapshotFolder:
             try:
                 snapshot = self._read(name, int(match[1]))
             except Corrupt as error:
-                stored.damaged.append(error)
+                damaged.append(error)
                 continue
             self._check(snapshot, log_id, partition_count)
-            stored.snapshots[snapshot.partition] = snapshot
-        return stored
+            snapshots[snapshot.partition] = snapshot
+        return snapshots, damaged
 
     def write(self, snapshot: Snapshot) -> None:
         """Replace the snapshot of a partition; after a crash, it is the old or the new one."""
@@ -143,10 +137,12 @@ class SnapshotSaver:
             raise
 
     async def _restore(self, folder: SnapshotFolder) -> None:
-        stored = await runtime.run_blocking(folder.read_all, self._log_id, len(self._followed))
-        for damaged in stored.damaged:
-            self._skip(damaged)
-        for partition, snapshot in stored.snapshots.items():
+        snapshots, damaged = await runtime.run_blocking(
+            folder.read_all, self._log_id, len(self._followed)
+        )
+        for error in damaged:
+            self._skip(error)
+        for partition, snapshot in snapshots.items():
             try:
                 cache = await runtime.run_blocking(restore_all, snapshot.dumps)
             except Corrupt as error:

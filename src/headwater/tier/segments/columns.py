@@ -141,8 +141,8 @@ class ColumnUnion:
         for field in schema:
             _check_same(field, self.kinds.setdefault(field.name, field.type))
             nullable = field.nullable or self._fields.get(field.name, field).nullable
-            kept = parquet_type(field.name, field.type)
-            self._fields[field.name] = pa.field(field.name, kept, nullable)
+            stored_type = parquet_type(field.name, field.type)
+            self._fields[field.name] = pa.field(field.name, stored_type, nullable)
         self._seen.update(schema.names)
         self._schemas += 1
 
@@ -201,9 +201,9 @@ class SegmentColumns:
                     f"column {field.name!r} is not in the schema that the segment was started with "
                     f"({', '.join(self._names)}): start another segment, or give all schemas first"
                 )
-            known = self._plain.field(field.name)
+            column = self._plain.field(field.name)
             _check_same(field, self._kinds[field.name])
-            if field.nullable and not known.nullable:
+            if field.nullable and not column.nullable:
                 raise NotOneSegment(
                     f"column {field.name!r} may be null here: start another segment"
                 )

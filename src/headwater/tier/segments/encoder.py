@@ -76,7 +76,6 @@ class SegmentEncoder:
         self._pending_rows = 0
 
     def add(self, group: Group) -> None:
-        """Add the next group of the log."""
         if group.first_lsn != self._next_lsn or group.last_lsn > self._plan.last_lsn:
             raise Refused(
                 f"LSNs {group.first_lsn} to {group.last_lsn}, but {self._next_lsn} to "
@@ -91,7 +90,6 @@ class SegmentEncoder:
         self._next_lsn = group.last_lsn + 1
 
     def finish(self) -> EncodedSegment:
-        """Return the segment, after all groups."""
         if self._next_lsn <= self._plan.last_lsn:
             raise Refused(f"LSNs {self._next_lsn} to {self._plan.last_lsn} are missing")
         if self._pending:
@@ -181,7 +179,6 @@ class SegmentEncoder:
             self._write_row_group()
 
     def _write_row_group(self) -> None:
-        """Write the pending rows as one row group."""
         table = pa.Table.from_batches(self._pending)
         self._pending, self._pending_bytes, self._pending_rows = [], 0, 0
         if self._writer is None and self._columns is not None:
@@ -230,8 +227,8 @@ class SegmentEncoder:
         )
 
     def _schema_number(self, schema: pa.Schema) -> int:
-        for number, known in enumerate(self._schemas):
-            if known.equals(schema, check_metadata=True):
+        for number, stored in enumerate(self._schemas):
+            if stored.equals(schema, check_metadata=True):
                 return number
         self._schemas.append(schema)
         return len(self._schemas) - 1
@@ -242,10 +239,10 @@ def _max_timestamp_ms(table: pa.Table, undated_ms: int) -> int:
     times = [table.column(name) for name in names]
     if not times:
         return undated_ms
-    known = pc.coalesce(*times)
-    latest = pc.max(known).cast(pa.int64()).as_py()
+    dated = pc.coalesce(*times)
+    latest = pc.max(dated).cast(pa.int64()).as_py()
     latest_ms = 0 if latest is None else latest // 1000
-    return max(latest_ms, undated_ms) if known.null_count else latest_ms
+    return max(latest_ms, undated_ms) if dated.null_count else latest_ms
 
 
 def _check_size(size_bytes: int) -> None:

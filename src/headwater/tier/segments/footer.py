@@ -50,7 +50,6 @@ class SegmentRun(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def rows(self) -> int:
-        """How many rows the run has."""
         return 0 if self.schema is None else self.last_lsn - self.first_lsn + 1
 
 
@@ -92,7 +91,6 @@ class Description(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> SegmentId:
-        """The id of the segment."""
         return SegmentId(
             TopicIdPartition(self.stream_id, self.stream, self.partition), self.segment_id
         )
@@ -100,10 +98,10 @@ class Description(msgspec.Struct, frozen=True):
     @property
     def epochs(self) -> Epochs:
         """Its terms, each with its first LSN."""
-        found: dict[int, int] = {}
+        first_lsns: dict[int, int] = {}
         for run in self.runs:
-            found.setdefault(run.term, run.first_lsn)
-        return tuple(found.items())
+            first_lsns.setdefault(run.term, run.first_lsn)
+        return tuple(first_lsns.items())
 
     def metadata(self, receipt: Receipt) -> SegmentMetadata:
         """The event that the segment's copy starts, before it has a publisher.
@@ -124,12 +122,10 @@ class Description(msgspec.Struct, frozen=True):
         )
 
     def arrow_schemas(self) -> list[pa.Schema]:
-        """The original schemas of the records."""
         return [pa.ipc.read_schema(pa.py_buffer(b64decode(text))) for text in self.schemas]
 
 
 def schema_text(schema: pa.Schema) -> str:
-    """A schema as text."""
     return b64encode(schema.serialize().to_pybytes()).decode()
 
 
@@ -138,7 +134,6 @@ class _DescriptionFormat(msgspec.Struct, frozen=True):
 
 
 def encode_description(description: Description) -> bytes:
-    """The JSON of a description."""
     return msgspec.json.encode(description)
 
 
@@ -243,7 +238,6 @@ class SegmentIndex:
             at += 1
 
     def first_row(self, row_group: int) -> int:
-        """The first row of a row group."""
         return sum(group.rows for group in self.description.row_groups[:row_group])
 
 

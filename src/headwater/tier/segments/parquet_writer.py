@@ -85,19 +85,16 @@ class HashingSink:
         self._hasher = xxhash.xxh3_64()
 
     def write(self, data: bytes | pa.Buffer) -> None:
-        """Append data."""
         self.data += memoryview(data)
         self._hasher.update(data)
 
     def tell(self) -> int:
-        """The number of bytes written."""
         return len(self.data)
 
     def flush(self) -> None:
         """Nothing is buffered."""
 
     def close(self) -> None:
-        """End writing."""
         self.closed = True
 
     def begin_part(self) -> int:

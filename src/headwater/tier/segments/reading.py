@@ -50,8 +50,8 @@ class ObjectCache:
         if key in self._held:
             self.hits += 1
             self._held.move_to_end(key)
-            held: T = self._held[key][0]
-            return held
+            cached: T = self._held[key][0]
+            return cached
         task = self._loading.get(key)
         if task is None:
             self.misses += 1
@@ -114,7 +114,6 @@ class ObjectRanges:
         return len(self._end)
 
     async def read(self, start: int, end: int) -> memoryview:
-        """The bytes [start, end)."""
         held_from = self.size_bytes - len(self._end)
         if start >= held_from:
             return self._end[start - held_from : end - held_from]
@@ -124,10 +123,10 @@ class ObjectRanges:
         return await self._cache.get(key, lambda: self._get(start, end), len)
 
     async def _get(self, start: int, end: int) -> memoryview:
-        found = await self._store.get(self.key, ByteRange(start, end))
-        if found.meta.size_bytes != self.size_bytes:
-            raise Corrupt(f"{self.key} has {found.meta.size_bytes} bytes, not {self.size_bytes}")
-        return memoryview(found.data)
+        part = await self._store.get(self.key, ByteRange(start, end))
+        if part.meta.size_bytes != self.size_bytes:
+            raise Corrupt(f"{self.key} has {part.meta.size_bytes} bytes, not {self.size_bytes}")
+        return memoryview(part.data)
 
 
 class RowGroupSplitter:
@@ -161,8 +160,8 @@ async def open_index(
     if receipt is not None:
         small = receipt.size_bytes <= limits.TIER_WHOLE_BYTES
         wanted = receipt.size_bytes if small else receipt.footer_bytes + SEAL_BYTES
-    found = await store.get(key, ByteRange(-wanted))
-    size_bytes, end = found.meta.size_bytes, memoryview(found.data)
+    part = await store.get(key, ByteRange(-wanted))
+    size_bytes, end = part.meta.size_bytes, memoryview(part.data)
     if receipt is not None and size_bytes != receipt.size_bytes:
         raise Corrupt(f"{key} has {size_bytes} bytes, and its events say {receipt.size_bytes}")
     try:
