@@ -69,6 +69,8 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
 
 
 class LocalBackend(Backend):
+    """A directory as an object store."""
+
     scheme = "file"
     is_local = True
 
