@@ -206,14 +206,14 @@ async def _follow_to(log: StoredEventLog, end: int) -> None:
     subscription = await log.subscribe({0: 0})
     position = 0
     while position < end:
-        item = await anext(subscription.items)
+        item = await anext(subscription)
         if isinstance(item, SnapshotDelivered):
             position = item.through_offset + 1
         elif isinstance(item, EventDelivered):
             position += 1
         else:
             raise AssertionError(f"nothing is wrong, and yet {item}")
-    await subscription.assignment.close()
+    await subscription.close()
 
 
 def looking(count: int) -> Section:

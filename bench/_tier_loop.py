@@ -24,17 +24,10 @@ from headwater.log import Spool, SpoolConfig
 from headwater.store import open_store
 from headwater.tier import TopicIdPartition, TopicMetadataManager
 from headwater.tier.eventlog import InProcessEventLog
-from headwater.tier.jobs import (
-    Leader,
-    LedPartition,
-    LogStartRegister,
-    ParquetSegments,
-    TierConfig,
-    TierManager,
-)
-from headwater.tier.manager import ManagedPartition, RefreshedCover
+from headwater.tier.jobs import Leader, LedPartition, LogStartRegister, TierConfig, TierManager
+from headwater.tier.manager import ManagedPartition
 from headwater.tier.reader import LogReader
-from headwater.tier.segments import ObjectCache, ObjectStorage
+from headwater.tier.segments import ObjectCache, ObjectStorage, ParquetSegments
 
 EVERY_S: Final = 0.001
 BATCH_ROWS: Final = 100_000
@@ -116,7 +109,7 @@ async def _measure(found: Section, rows: int) -> None:
         await spool.close()
         Spool.discard(folder)
     storage = ObjectStorage(store, ObjectCache(1 << 20))
-    reader = LogReader(storage, RefreshedCover(known), log_start.first_lsn)
+    reader = LogReader(storage, known.refreshed_cover, log_start.first_lsn)
     await watched("read", lambda: _read(reader, rows))
     await manager.close()
 

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pyarrow.parquet as pq
 
 from bench._report import Goal, Seconds, Section, in_turns
@@ -49,7 +50,7 @@ def reader_of(store: Store, segments: Sequence[EncodedSegment]) -> LogReader:
     """One that has nothing in its cache yet, and no log but the tier."""
     pieces = [
         CoverPiece(
-            one.started(broker_id=1, event_timestamp_ms=0, publisher_epoch=1),
+            msgspec.structs.replace(one.metadata, custom_metadata=one.receipt.custom_metadata(1)),
             range(one.description.first_lsn, one.description.last_lsn + 1),
         )
         for one in segments
@@ -84,7 +85,7 @@ def computing(rows: int, rounds: int) -> Section:
             store = open_store(f"file://{folder}")
             for one in segments:
                 asyncio.run(ObjectStorage(store).copy(one))
-            paths = [Path(folder) / segment_key(one.segment_id) for one in segments]
+            paths = [Path(folder) / segment_key(one.description.identity) for one in segments]
             ours, theirs = _measured(store, segments, paths, rounds)
         row = [kind]
         for mine, plain in ((ours.cpu, theirs.cpu), (ours.wall, theirs.wall)):
@@ -146,7 +147,7 @@ async def _raw_gets(store: Store, segments: Sequence[EncodedSegment], *, footers
 
     async def ask() -> None:
         for one in wanted:
-            key = segment_key(one.segment_id)
+            key = segment_key(one.description.identity)
             if footers:
                 await store.get(key, ByteRange(-one.receipt.footer_bytes))
             for group in one.description.row_groups:

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -26,13 +27,13 @@ from headwater.tier import TopicIdPartition
 from headwater.tier.segments import (
     EncodedSegment,
     ObjectStorage,
-    SegmentEncoder,
     SegmentPlan,
     encode_segment,
     log_range,
     new_segment_id,
     segment_key,
 )
+from headwater.tier.segments.encoder import SegmentEncoder
 
 PLACE = TopicIdPartition(uuid.UUID(int=0xCA), "orders", 7)
 GROUP_ROWS = 20_000
@@ -196,7 +197,8 @@ def fetching(rows: int, rounds: int) -> Section:
         ["LSNs", "ms", "pyarrow, ms", "ratio", "bytes read of the object"],
     )
     segment = segment_of(log_of(records, rows))
-    metadata = segment.started(broker_id=1, event_timestamp_ms=0, publisher_epoch=1)
+    custom = segment.receipt.custom_metadata(1)
+    metadata = msgspec.structs.replace(segment.metadata, custom_metadata=custom)
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(f"file://{folder}")
         asyncio.run(ObjectStorage(store).copy(segment))

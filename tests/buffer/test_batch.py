@@ -24,7 +24,8 @@ from headwater.buffer.batch import (
     read_footer,
 )
 from headwater.buffer.compression import Compression
-from headwater.buffer.records import KEY, from_arrow, from_values, with_column
+from headwater.buffer.producer.call import with_column
+from headwater.buffer.records import KEY, from_arrow, from_values
 from headwater.core import limits
 from headwater.core.errors import Corrupt, LimitExceeded, NotSupported
 from headwater.core.limits import MIB

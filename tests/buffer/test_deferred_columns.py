@@ -18,6 +18,7 @@ from headwater.buffer.producer.record_columns import (
     joined,
     joined_deferred,
 )
+from headwater.buffer.records import KEY
 from headwater.core.limits import KIB
 from tests.buffer.producer.fakes import fake_stream
 from tests.store.scripted import virtual
@@ -28,7 +29,7 @@ CALLS = Calls.of([Call(0, 1_700_000_000_000, None)])
 
 def rows_of(values: list[bytes | None], sizes: list[int] | None = None) -> RecordLists:
     rows = RecordLists()
-    rows.values, rows.keys = list(values), [b"k"] * len(values)
+    rows.values, rows.columns[KEY] = list(values), [b"k"] * len(values)
     rows.sizes.fromlist(sizes or [])
     return rows
 

@@ -59,7 +59,7 @@ def takes_the_latest(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 BUGS: dict[str, tuple[Replacement, ...]] = {
     "cast-to-the-first-type": (
         (fitting, "accepts", lambda given, wanted: True),
-        (fitting, "_as", casts),
+        (fitting, "_widen", casts),
     ),
     "recorded-after-the-append": ((Stream, "recording", records_later),),
     "replaced-without-a-fence": ((handle, "raise_schema_floor", only_looks),),

@@ -12,9 +12,10 @@ from headwater.buffer.stream import DeletedReport, delete_stream
 from headwater.buffer.stream.delete import BeforeObjects
 from headwater.cli import tier_view
 from headwater.store import Store, open_store
-from headwater.tier import PartitionDeleteState, TopicIdPartition, TopicMetadataManager, jobs
+from headwater.tier import PartitionDeleteState, TopicIdPartition, TopicMetadataManager, manager
 from headwater.tier.eventlog import MetadataEventLog, StoredEventLog
-from headwater.tier.jobs import TierManager, publish_deletion
+from headwater.tier.jobs import TierManager
+from headwater.tier.manager import publish_deletion
 from tests.cli.conftest import Invoke
 from tests.cli.test_tier_commands import led, partition
 
@@ -87,7 +88,7 @@ def test_what_is_listed_is_there_until_its_deletion_has_begun(
         assert json.loads((tmp_path / "store/streams/orders/stream.json").read_bytes())
         return await publish_deletion(log, partitions, through)
 
-    monkeypatch.setattr(jobs, "publish_deletion", look)
+    monkeypatch.setattr(manager, "publish_deletion", look)
     assert invoke("stream", "delete", url, "orders", "--yes").exit_code == 0
     assert found == [(PartitionDeleteState.STARTED, 2), (PartitionDeleteState.FINISHED, 0)]
 

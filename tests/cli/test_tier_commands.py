@@ -20,15 +20,9 @@ from headwater.testing import MemoryWal
 from headwater.tier import TopicIdPartition, TopicMetadataManager
 from headwater.tier.eventlog import StoredEventLog
 from headwater.tier.eventlog.stored_log import LogRecord
-from headwater.tier.jobs import (
-    Leader,
-    LedPartition,
-    LogStartRegister,
-    ParquetSegments,
-    TierConfig,
-    TierManager,
-)
+from headwater.tier.jobs import Leader, LedPartition, LogStartRegister, TierConfig, TierManager
 from headwater.tier.manager import ManagedPartition
+from headwater.tier.segments import ParquetSegments
 from headwater.tier.segments.object_storage import segment_key
 from tests.cli.conftest import Invoke
 from tests.tier.jobs.sealed_wal import SealedWal
@@ -185,7 +179,7 @@ async def _damage_first(tier: TierManager) -> None:
     [first, _] = tier.led.metadata.state().segments_in(1, 101)
     stray = await tier.led.storage.prepare(51, 100, tier.led.local_groups(51, 100))
     await tier.led.storage.copy(stray)
-    store = open_store(tier.led.storage._store.url)  # type: ignore[attr-defined]
+    store = open_store(tier.led.storage._store.url)
     key = segment_key(first.segment_id)
     data = bytearray((await store.get(key)).data)
     data[-3] ^= 1

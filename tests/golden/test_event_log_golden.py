@@ -54,7 +54,7 @@ async def _read() -> list[LogItem]:
     log = await StoredEventLog.open(store, partition_count=1, log_id=LOG)
     assert await log.high_water_marks() == {0: 3}
     subscription = await log.subscribe({0: 0})
-    items = [await anext(subscription.items) for _ in range(2)]
+    items = [await anext(subscription) for _ in range(2)]
     await log.close()
     return items
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from headwater.core import runtime
 from headwater.store import MemoryBackend, Store
 from headwater.tier import TopicIdPartition
-from headwater.tier.jobs import LogStart, LogStartRegister
+from headwater.tier.jobs import LogStartRegister
+from headwater.tier.jobs.log_start import LogStart
 from tests.golden.fixed_runtime import FixedRuntime
 
 GOLDEN = Path(__file__).parent / "log_start.1.json"

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.buffer.batch import Batch, Call, Calls, decode_batch
+from headwater.buffer.producer.call import with_column
 from headwater.buffer.queue.native.chunk import (
     Chunk,
     ChunkEntry,
@@ -36,7 +37,7 @@ from headwater.buffer.queue.v1.acked import decode_segment, encode_segment
 from headwater.buffer.queue.v1.ledger import NumberedEntry
 from headwater.buffer.queue.v1.manifest_format import ManifestEntry, MetadataItem
 from headwater.buffer.queue.v1.side_object import V1Names
-from headwater.buffer.records import HEADERS, KEY, from_arrow, with_column
+from headwater.buffer.records import HEADERS, KEY, from_arrow
 from headwater.core import runtime
 from headwater.core.errors import NotSupported
 from headwater.core.lease import FloorAge

@@ -26,15 +26,9 @@ from headwater.tier import (
 )
 from headwater.tier.cache import TierCache
 from headwater.tier.events import publisher_epoch_of, stamp, unstamp
-from headwater.tier.segments import (
-    EncodedSegment,
-    Receipt,
-    SegmentConfig,
-    SegmentEncoder,
-    SegmentPlan,
-    read_index,
-)
-from headwater.tier.segments.seal import read_receipt
+from headwater.tier.segments import EncodedSegment, SegmentConfig, SegmentPlan, read_index
+from headwater.tier.segments.encoder import SegmentEncoder
+from headwater.tier.segments.seal import Receipt, read_receipt
 from headwater.tier.snapshot import (
     PartitionDump,
     Snapshot,

@@ -164,7 +164,7 @@ SKIPPED = bytes.fromhex("502a4d1803000000") + b"abc"
 
 
 def packed(data: bytes) -> bytes:
-    return bytes(compress(Compression.ZSTD, [data]))
+    return bytes(compress(Compression.ZSTD, data))
 
 
 AB, C = b"\2\0\0\0ab", b"\1\0\0\0c"

@@ -15,7 +15,8 @@ from headwater.tier import (
     SegmentUpdate,
     TopicIdPartition,
 )
-from headwater.tier.events import Epochs, stamp
+from headwater.tier.events import Epochs, stamp, unstamp
+from headwater.tier.segments import PreparedSegment
 
 ORDERS = TopicIdPartition(uuid.UUID(int=1), "orders", 0)
 
@@ -87,4 +88,27 @@ def updated(segment: SegmentMetadata, update: SegmentUpdate) -> SegmentMetadata:
         event_timestamp_ms=update.event_timestamp_ms,
         custom_metadata=update.custom_metadata,
         state=update.state,
+    )
+
+
+def copy_started(
+    segment: PreparedSegment, *, event_timestamp_ms: int = 0, epoch: int = 1
+) -> SegmentMetadata:
+    """The event of the publisher with this epoch that the copy of a segment starts."""
+    payload = unstamp(segment.metadata.custom_metadata)[1]
+    return msgspec.structs.replace(
+        segment.metadata,
+        broker_id=1,
+        event_timestamp_ms=event_timestamp_ms,
+        custom_metadata=stamp(epoch, payload),
+    )
+
+
+def copy_finished(
+    segment: PreparedSegment, *, event_timestamp_ms: int = 0, epoch: int = 1
+) -> SegmentUpdate:
+    """The event that the copy of a segment finished."""
+    custom = stamp(epoch, unstamp(segment.metadata.custom_metadata)[1])
+    return SegmentUpdate(
+        segment.metadata.segment_id, 1, event_timestamp_ms, SegmentState.COPY_FINISHED, custom
     )

@@ -15,8 +15,8 @@ from headwater.tier import (
     SegmentMetadata,
     SegmentState,
     TierCache,
-    cover,
 )
+from headwater.tier.segment_cover import cover
 from headwater.tier.snapshot import dump_partition, restore_partition
 from tests.tier.cache_model import REJECTED, ModelPartition
 from tests.tier.given import ORDERS, became, partition_delete, started

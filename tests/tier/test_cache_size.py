@@ -9,7 +9,7 @@ import msgspec
 
 from headwater.tier import TierCache
 from headwater.tier.events import stamp
-from headwater.tier.offset_index import CHUNK_ROWS, StartIndex
+from headwater.tier.segment_table import CHUNK_ROWS, StartIndex
 from tests.tier.given import finished, started
 
 SEGMENTS = 4096

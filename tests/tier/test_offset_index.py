@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.tier.offset_index import CHUNK_ROWS, MaxTree, StartIndex
-from headwater.tier.segment_table import IdTable
+from headwater.tier.segment_table import CHUNK_ROWS, IdTable, MaxTree, StartIndex
 
 ROWS = 6 * CHUNK_ROWS
 

@@ -9,8 +9,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.tier import CoverPiece, SegmentMetadata, TierCache, cover, gaps
+from headwater.tier import SegmentMetadata, TierCache, gaps
 from headwater.tier.events import Epochs
+from headwater.tier.segment_cover import CoverPiece, cover
 from tests.tier.given import ORDERS, finished, started
 
 LSN_MAX = 40

@@ -189,17 +189,17 @@ class Follower:
         try:
             async with asyncio.timeout(seconds):
                 while not (until_caught_up and self.has_caught_up()):
-                    item = await anext(subscription.items)
+                    item = await anext(subscription)
                     self.take(item)
                     if isinstance(item, PartitionFailed):
-                        subscription.assignment.add(item.partition, self.next[item.partition])
+                        subscription.add(item.partition, self.next[item.partition])
                     elif self.world.random.random() < 0.05:
-                        subscription.assignment.remove(item.partition)
-                        subscription.assignment.add(item.partition, self.next[item.partition])
+                        subscription.remove(item.partition)
+                        subscription.add(item.partition, self.next[item.partition])
         except TimeoutError:
             pass
         finally:
-            await subscription.assignment.close()
+            await subscription.close()
 
     def take(self, item: LogItem) -> None:
         """Go on by one item, which must be the right one."""

@@ -20,7 +20,6 @@ from headwater.log.record.group import Group
 from headwater.log.spool.frame import SpoolCorrupt
 from headwater.store import Store
 from headwater.tier.errors import NotReady
-from headwater.tier.manager import RefreshedCover
 from headwater.tier.reader import LogReader
 from headwater.tier.segments import ObjectCache, ObjectStorage
 from tests.torture.tier_stack_world import ParquetWorld
@@ -62,7 +61,7 @@ class LogReaders:
             except NotReady:
                 continue
             wal = Sipped(life.wal)
-            reader = LogReader(storage, RefreshedCover(metadata), register.first_lsn, wal)
+            reader = LogReader(storage, metadata.refreshed_cover, register.first_lsn, wal)
             await self._read(reader, lsns, tiered_lsn)
         await world.close_metadata(metadata)
 

@@ -255,7 +255,7 @@ class History:
         """A restart reads nothing again; a log of another size is not taken for this one."""
         await node.end(save=True)
         grown = TamperedLog(METADATA_PARTITIONS + 1)
-        grown._log_id = node.log.log_id
+        grown.log_id = node.log.log_id
         with contextlib.suppress(Refused):
             wrong = await TopicMetadataManager.start(grown, FOLDER, disk=node.disk)
             await wrong.close()

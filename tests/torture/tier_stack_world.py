@@ -11,9 +11,8 @@ from headwater.tier import SegmentId, TierCache, TopicMetadataManager
 from headwater.tier.eventlog import StoredEventLog
 from headwater.tier.eventlog.stored_events import decode_event_object
 from headwater.tier.eventlog.stored_floor import PREFIX
-from headwater.tier.jobs import ParquetSegments, SegmentStorage
-from headwater.tier.manager import ManagedPartition, ManagerConfig, PartitionMetadata
-from headwater.tier.segments import segment_key
+from headwater.tier.manager import ManagedPartition, ManagerConfig
+from headwater.tier.segments import ParquetSegments, segment_key
 from tests.tier.segments.given import decoded
 from tests.torture.tier_world import PARTITION, World
 
@@ -26,7 +25,7 @@ PATIENT = ManagerConfig(tend_interval_s=20.0, snapshot_interval_s=1e6)
 class ParquetWorld(World):
     """Segments as they are, so that a log can be read across local log and tier."""
 
-    def storage(self, store: Store) -> SegmentStorage:
+    def storage(self, store: Store) -> ParquetSegments:
         """Where segments are kept."""
         return ParquetSegments(store, PARTITION)
 
@@ -54,7 +53,7 @@ class ParquetWorld(World):
 class StackWorld(ParquetWorld):
     """Everything as it is run, over a store on a bad day."""
 
-    async def open_metadata(self) -> PartitionMetadata:
+    async def open_metadata(self) -> ManagedPartition:
         """What is known, by a manager of one's own."""
         store = self.store()
         while True:
@@ -66,7 +65,7 @@ class StackWorld(ParquetWorld):
             except (Unavailable, OutcomeUnknown):
                 await self.idle(30.0)
 
-    async def close_metadata(self, metadata: PartitionMetadata) -> None:
+    async def close_metadata(self, metadata: ManagedPartition) -> None:
         """Follow no longer."""
         assert isinstance(metadata, ManagedPartition)
         await metadata._manager.close()
@@ -82,7 +81,7 @@ class StackWorld(ParquetWorld):
         else:
             super().stored(key, data)
 
-    def cache_of(self, metadata: PartitionMetadata) -> TierCache:
+    def cache_of(self, metadata: ManagedPartition) -> TierCache:
         """All that somebody knows."""
         assert isinstance(metadata, ManagedPartition)
         return metadata._manager._followed[0].cache

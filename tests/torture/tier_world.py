@@ -38,14 +38,10 @@ from headwater.tier import (
     gaps,
 )
 from headwater.tier.eventlog import InProcessEventLog
-from headwater.tier.jobs import (
-    LogStart,
-    LogStartRegister,
-    SegmentStorage,
-    TierConfig,
-    TierManager,
-)
-from headwater.tier.manager import PartitionMetadata
+from headwater.tier.jobs import LogStartRegister, TierConfig, TierManager
+from headwater.tier.jobs.log_start import LogStart
+from headwater.tier.manager import ManagedPartition
+from headwater.tier.segments import ParquetSegments
 from tests.tier.given import updated
 from tests.tier.jobs.followed import FollowedPartition, LineFaults
 from tests.tier.jobs.plain_storage import (
@@ -333,7 +329,7 @@ class World:
         """The store, over a connection of one's own."""
         return Store(self.network, policy=IMPATIENT)
 
-    async def open_metadata(self) -> PartitionMetadata:
+    async def open_metadata(self) -> ManagedPartition:
         """What is known, by a follower of one's own."""
         return FollowedPartition(
             self.log,
@@ -344,10 +340,10 @@ class World:
             latency_s=self.latency_s,
         )
 
-    async def close_metadata(self, metadata: PartitionMetadata) -> None:
+    async def close_metadata(self, metadata: ManagedPartition) -> None:
         """Follow no longer."""
 
-    def storage(self, store: Store) -> SegmentStorage:
+    def storage(self, store: Store) -> ParquetSegments:
         """Where segments are kept."""
         return PlainStorage(store, PARTITION)
 
@@ -369,7 +365,7 @@ class World:
         """What an object holds: first LSN, term, values."""
         return decoded(data)
 
-    def cache_of(self, metadata: PartitionMetadata) -> TierCache:
+    def cache_of(self, metadata: ManagedPartition) -> TierCache:
         """All that somebody knows."""
         assert isinstance(metadata, FollowedPartition)
         return metadata.cache

@@ -1,7 +1,7 @@
 """One record batch as an Arrow IPC stream, and back from untrusted bytes.
 
-Arrow verifies the structure of its messages but not what they ask for: a compressed buffer
-states its own size, and offsets may point anywhere. So a stream read here has a schema and
+Arrow verifies the structure of its messages but not the sizes and offsets in them: a compressed
+buffer states its own size, and offsets may point anywhere. So a stream read here has a schema and
 one record batch, uncompressed, and every offset is checked before the batch is returned.
 
 `read` restores registered extension types. `read_stored` returns the storage types, so that
@@ -13,6 +13,7 @@ placeholder of the same size, and `parts` puts the pieces of the column in its p
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import mmap
 import struct
@@ -99,20 +100,13 @@ def _invalid(data: pa.RecordBatch | pa.Table, error: pa.ArrowException) -> Refus
     for name, column in zip(data.schema.names, data.columns, strict=True):
         try:
             column.validate(full=True)
-        except pa.ArrowException as found:
-            return Refused(
-                f"column {name!r} is {column.type}, and holds an invalid value: "
-                f"{_plain_text(found)}"
-            )
+        except pa.ArrowException as invalid:
+            # Arrow prefixes "Invalid: " once per level of nesting.
+            why = str(invalid).replace("Invalid: ", "")
+            if "UTF8" in why:
+                why += ". Decode the text in its own encoding first, or carry the column as binary"
+            return Refused(f"column {name!r} is {column.type}, and holds an invalid value: {why}")
     return Refused(f"the columns are invalid: {error}")
-
-
-def _plain_text(error: pa.ArrowException) -> str:
-    # Arrow prefixes "Invalid: " once per level of nesting.
-    text = str(error).replace("Invalid: ", "")
-    if "UTF8" in text:
-        return f"{text}. Decode the text in its own encoding first, or carry the column as binary"
-    return text
 
 
 # Deferred columns. Joining the values of a batch needs fresh memory of the batch's size, and the
@@ -201,10 +195,10 @@ class ValuesColumn:
     __slots__ = ("_offsets", "_values")
 
     def __init__(self, values: Sequence[bytes], sizes: array[int] | None = None) -> None:
-        """`sizes` are the lengths of the values, if known. Raises `TypeError` for a None."""
+        """`sizes` are the lengths of the values, if they were taken. `TypeError` for a None."""
         self._values = values
-        found = array("i", map(len, values)) if sizes is None else sizes
-        lengths = pa.Array.from_buffers(pa.int32(), len(values), [None, pa.py_buffer(found)])
+        sizes = array("i", map(len, values)) if sizes is None else sizes
+        lengths = pa.Array.from_buffers(pa.int32(), len(values), [None, pa.py_buffer(sizes)])
         ends = pc.cumulative_sum(lengths).buffers()[1]
         self._offsets = memoryview(_ZERO + memoryview(ends).cast("B")).cast("i")
 
@@ -292,26 +286,21 @@ class _Sink:
 def read(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
     """The record batch of a stream. Shares the memory of `data`."""
     buffer = pa.py_buffer(data)
-    try:
+    with _corrupt("not the Arrow stream that a batch holds"):
         _check_messages(buffer)
         with pa.ipc.open_stream(buffer) as reader:
             batch = reader.read_next_batch()
         validate(batch)
-    except (pa.ArrowException, OSError, ValueError, StopIteration, struct.error) as error:
-        raise Corrupt(f"not the Arrow stream that a batch holds: {error}") from error
     return batch
 
 
 def read_stored(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
     """As `read`, with the storage type for each extension type."""
-    buffer = pa.py_buffer(data)
-    try:
-        schema_message, batch_message = _check_messages(buffer)
+    with _corrupt("not the Arrow stream that a batch holds"):
+        schema_message, batch_message = _check_messages(pa.py_buffer(data))
         schema = _stored_schema(schema_message.serialize().to_pybytes())
         batch = pa.ipc.read_record_batch(batch_message, schema)
         validate(batch)
-    except (pa.ArrowException, OSError, ValueError, StopIteration, struct.error) as error:
-        raise Corrupt(f"not the Arrow stream that a batch holds: {error}") from error
     return batch
 
 
@@ -323,13 +312,19 @@ def read_back(data: memoryview) -> pa.RecordBatch:
     # The schema message: a marker, the length of its padded metadata, and no body.
     _, metadata_bytes = struct.unpack_from("<Ii", data)
     begins = 8 + metadata_bytes
-    try:
+    with _corrupt("what was written cannot be read"):
         schema = _stored_schema(bytes(data[:begins]))
         batch = pa.ipc.read_record_batch(pa.py_buffer(data[begins:]), schema)
         validate(batch)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise Corrupt(f"what was written cannot be read: {error}") from error
     return batch
+
+
+@contextlib.contextmanager
+def _corrupt(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, StopIteration, struct.error) as error:
+        raise Corrupt(f"{what}: {error}") from error
 
 
 # The frames of a log have few schemas.

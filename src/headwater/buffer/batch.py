@@ -22,7 +22,7 @@ compression.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -86,8 +86,8 @@ class Batch(NamedTuple):
         if TIMESTAMP not in self.records.schema.names:
             return BatchTimes(low_ms, high_ms, None, None)
         # As numbers, because Python's datetime ends with the year 9999.
-        found = pc.min_max(self.calls.timestamps_of(self.records).cast(pa.int64())).as_py()
-        return BatchTimes(low_ms, high_ms, found["min"], found["max"])
+        times_us = pc.min_max(self.calls.timestamps_of(self.records).cast(pa.int64())).as_py()
+        return BatchTimes(low_ms, high_ms, times_us["min"], times_us["max"])
 
 
 def encode_batch(batch: Batch, compression: Compression = Compression.NONE) -> memoryview:
@@ -106,7 +106,7 @@ def encode_parts(batch: Batch, compression: Compression = Compression.NONE) -> E
     body = arrow_stream.parts(records, batch.deferred)
     raw_bytes = body_bytes = sum(map(len, body))
     if compression is not Compression.NONE:
-        body = [memoryview(compress(compression, list(_buffers_of(body)))).cast("B")]
+        body = [memoryview(compress(compression, b"".join(_buffers_of(body)))).cast("B")]
         body_bytes = len(body[0])
     tail = arrow_stream.parts(calls.columns)
     low_ms, high_ms = calls.time_range_ms
@@ -244,19 +244,16 @@ def _check_columns(schema: pa.Schema) -> None:
 
 
 def _check_limits(batch: Batch) -> None:
-    if batch.records.num_rows > limits.BATCH_MAX_ROWS:
+    rows, size_bytes, calls = batch.records.num_rows, batch.records.nbytes, len(batch.calls)
+    if rows > limits.BATCH_MAX_ROWS:
+        raise LimitExceeded(f"{rows:,} records; BATCH_MAX_ROWS is {limits.BATCH_MAX_ROWS:,}")
+    if size_bytes > limits.BATCH_MAX_BYTES - limits.MIB:
         raise LimitExceeded(
-            f"{batch.records.num_rows:,} records; BATCH_MAX_ROWS is {limits.BATCH_MAX_ROWS:,}"
+            f"{size_bytes:,} bytes of records; BATCH_MAX_BYTES is {limits.BATCH_MAX_BYTES:,}, "
+            "including their framing"
         )
-    if batch.records.nbytes > limits.BATCH_MAX_BYTES - limits.MIB:
-        raise LimitExceeded(
-            f"{batch.records.nbytes:,} bytes of records; BATCH_MAX_BYTES is "
-            f"{limits.BATCH_MAX_BYTES:,}, including their framing"
-        )
-    if len(batch.calls) > limits.BATCH_MAX_CALLS:
-        raise LimitExceeded(
-            f"{len(batch.calls):,} calls; BATCH_MAX_CALLS is {limits.BATCH_MAX_CALLS:,}"
-        )
+    if calls > limits.BATCH_MAX_CALLS:
+        raise LimitExceeded(f"{calls:,} calls; BATCH_MAX_CALLS is {limits.BATCH_MAX_CALLS:,}")
 
 
 def _not_a_batch(magic: bytes) -> Corrupt | NotSupported:
@@ -291,21 +288,17 @@ class Calls:
         self.columns = columns
 
     @classmethod
-    def of(cls, calls: list[Call]) -> Calls:
+    def of(cls, calls: Sequence[Call]) -> Calls:
         """Calls from tuples."""
-        starts, times, metadata = zip(*calls, strict=True) if calls else ((), (), ())
-        return cls.from_columns(starts, times, metadata)
+        return cls.from_columns(*(zip(*calls, strict=True) if calls else ((), (), ())))
 
     @classmethod
     def from_columns(
         cls, starts: Iterable[int], times_ms: Iterable[int], metadata: Iterable[bytes | None]
     ) -> Calls:
         """Calls from one sequence per column: the cheapest way for many calls."""
-        arrays = [
-            pa.array(starts, pa.uint32()),
-            pa.array(times_ms, pa.int64()),
-            pa.array(metadata, pa.binary()),
-        ]
+        columns = zip((starts, times_ms, metadata), SCHEMA.types, strict=True)
+        arrays = [pa.array(values, kind) for values, kind in columns]
         return cls(pa.record_batch(arrays, schema=SCHEMA))
 
     def __len__(self) -> int:
@@ -320,8 +313,8 @@ class Calls:
         """The earliest and the latest ingestion time; (0, 0) without calls."""
         if not len(self):
             return 0, 0
-        found = pc.min_max(self.columns.column(1)).as_py()
-        return found["min"], found["max"]
+        times_ms = pc.min_max(self.columns.column(1)).as_py()
+        return times_ms["min"], times_ms["max"]
 
     def check(self, rows: int) -> None:
         """Raise `Corrupt` unless the calls cover all records, in order, beginning at record 0."""

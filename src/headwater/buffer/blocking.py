@@ -78,8 +78,8 @@ def lsn_at_time(
     time_by: TimeBy = "timestamp",
 ) -> int | None:
     """The LSN of the first retained record with this timestamp or a later one, or None."""
-    found = lsn_at_time_async(source, name, time=time, partition=partition, time_by=time_by)
-    return _call(found)
+    search = lsn_at_time_async(source, name, time=time, partition=partition, time_by=time_by)
+    return _call(search)
 
 
 def _call(coroutine: Coroutine[Any, Any, T]) -> T:

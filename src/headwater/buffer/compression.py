@@ -26,7 +26,6 @@ the rest of `max_bytes`, and takes their content twice.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -36,8 +35,8 @@ from headwater.core.limits import KIB, MIB
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ZSTD_LEVEL: Final = 3
-"""The default, which the published v1 format uses."""
+_ZSTD_LEVEL: Final = 3
+"""The level of the published v1 format."""
 ZSTD_FRAMES_MAX: Final = 65_536
 """The limit of frames in one block: reading empty ones takes time."""
 
@@ -66,25 +65,22 @@ class Compression(enum.IntEnum):
     LZ4 = 2
 
 
-def compress(kind: Compression, buffers: Sequence[Buffer], level: int | None = None) -> pa.Buffer:
-    """Compress the concatenated buffers into one frame. A single buffer is not copied first."""
+def compress(kind: Compression, data: Buffer) -> pa.Buffer:
+    """Compress into one frame."""
     import pyarrow as pa
 
-    data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
     if kind is Compression.NONE:
         return pa.py_buffer(data)
-    if kind is Compression.ZSTD:
-        chosen = ZSTD_LEVEL if level is None else level
-        return pa.Codec("zstd", compression_level=chosen).compress(data)
-    return pa.Codec("lz4", compression_level=level).compress(data)
+    level = _ZSTD_LEVEL if kind is Compression.ZSTD else None
+    return pa.Codec(kind.name.lower(), compression_level=level).compress(data)
 
 
 def decompress(
     kind: Compression, data: Buffer, *, max_bytes: int, several: bool = False
 ) -> bytes | memoryview:
-    """What one frame holds, if that is at most `max_bytes`. Nothing is copied without need.
+    """The content of one frame, if that is at most `max_bytes`. Copies nothing without need.
 
-    `several`: what one or more zstd frames hold, one after the other.
+    `several`: the content of one or more zstd frames, one after the other.
     """
     view = memoryview(data).cast("B")
     if kind is Compression.NONE:
@@ -124,25 +120,23 @@ def _series(view: memoryview, first: _Frame, max_bytes: int) -> bytes:
 
 
 def _content(kind: Compression, view: memoryview, frame: _Frame, max_bytes: int) -> bytes:
-    said = frame.content_bytes
-    if said is not None and said > frame.most_bytes:
+    size, name = frame.content_bytes, f"the {kind.name.lower()} frame at offset {frame.start:,}"
+    if size is not None and size > frame.most_bytes:
         raise Corrupt(
-            f"the {kind.name.lower()} frame at offset {frame.start:,} says that it holds {said:,} "
-            f"bytes, and its blocks can give {frame.most_bytes:,} at most"
+            f"{name} says that it holds {size:,} bytes, and its blocks can give "
+            f"{frame.most_bytes:,} at most"
         )
-    if said is not None and said > max_bytes:
-        raise _too_large(said, max_bytes)
+    if size is not None and size > max_bytes:
+        raise _too_large(size, max_bytes)
     try:
-        if kind is Compression.ZSTD and said is not None:
+        if kind is Compression.ZSTD and size is not None:
             import pyarrow as pa
 
             whole = view[frame.start : frame.end]
-            return bytes(pa.Codec("zstd").decompress(whole, said, asbytes=True))
+            return bytes(pa.Codec("zstd").decompress(whole, size, asbytes=True))
         return _in_pieces(kind, frame, view, max_bytes=max_bytes)
     except OSError as error:
-        raise Corrupt(
-            f"the {kind.name.lower()} frame at offset {frame.start:,} does not decompress: {error}"
-        ) from error
+        raise Corrupt(f"{name} does not decompress: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

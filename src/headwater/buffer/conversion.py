@@ -16,6 +16,8 @@ never parses or formats text, and never drops a field with values.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -38,23 +40,21 @@ def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
     return False
 
 
-def accepts(given: pa.DataType, wanted: pa.DataType) -> bool:
+def accepts(source: pa.DataType, target: pa.DataType) -> bool:
     """Whether a column of one type can be carried as the other without loss."""
-    if given == wanted or widens(given, wanted):
+    if source == target or widens(source, target):
         return True
-    if pa.types.is_list(given) and pa.types.is_list(wanted):
-        return accepts(given.value_type, wanted.value_type)
-    if pa.types.is_map(given) and pa.types.is_map(wanted):
-        return accepts(given.key_type, wanted.key_type) and accepts(
-            given.item_type, wanted.item_type
+    if pa.types.is_list(source) and pa.types.is_list(target):
+        return accepts(source.value_type, target.value_type)
+    if pa.types.is_map(source) and pa.types.is_map(target):
+        return accepts(source.key_type, target.key_type) and accepts(
+            source.item_type, target.item_type
         )
-    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
-        fields = {field.name: field for field in given}
-        for field in wanted:
-            found = fields.pop(field.name, None)
-            if found is None and not field.nullable:
-                return False
-            if found is not None and not accepts(found.type, field.type):
+    if pa.types.is_struct(source) and pa.types.is_struct(target):
+        fields = {field.name: field for field in source}
+        for field in target:
+            match = fields.pop(field.name, None)
+            if not (field.nullable if match is None else accepts(match.type, field.type)):
                 return False
         return not fields
     return False
@@ -65,81 +65,84 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
     Fields of a struct keep their order; fields that only `other` has come last.
     """
+    return _merged(one, other, _common_plain)
+
+
+def extended_type(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """The type, widened where possible, with the fields that only `other` has."""
+    return _merged(kind, other, lambda one, two: _common_plain(one, two) or one)
+
+
+def _common_plain(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     if one == other or widens(other, one):
         return one
-    if widens(one, other):
-        return other
+    return other if widens(one, other) else None
+
+
+def _merged(
+    one: pa.DataType,
+    other: pa.DataType,
+    merge: Callable[[pa.DataType, pa.DataType], pa.DataType | None],
+) -> pa.DataType | None:
+    if one == other:
+        return one
     if pa.types.is_list(one) and pa.types.is_list(other):
-        kind = common_type(one.value_type, other.value_type)
+        kind = _merged(one.value_type, other.value_type, merge)
         return None if kind is None else pa.list_(pa.field("element", kind))
     if pa.types.is_map(one) and pa.types.is_map(other):
-        key = common_type(one.key_type, other.key_type)
-        item = common_type(one.item_type, other.item_type)
+        key = _merged(one.key_type, other.key_type, merge)
+        item = _merged(one.item_type, other.item_type, merge)
         return None if key is None or item is None else pa.map_(key, item)
-    if pa.types.is_struct(one) and pa.types.is_struct(other):
-        return _common_struct(one, other)
-    return None
-
-
-def _common_struct(one: pa.StructType, other: pa.StructType) -> pa.DataType | None:
-    given = {field.name: field for field in other}
-    fields = []
-    for field in one:
-        found = given.pop(field.name, None)
-        kind = field.type if found is None else common_type(field.type, found.type)
-        if kind is None:
-            return None
-        fields.append(pa.field(field.name, kind))
-    return pa.struct([*fields, *(pa.field(field.name, field.type) for field in given.values())])
-
-
-def extended_type(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
-    """The type, widened where possible, with the fields that only `found` has."""
-    if pa.types.is_struct(kind) and pa.types.is_struct(found):
-        given = {field.name: field.type for field in found}
-        fields = [
-            pa.field(field.name, extended_type(field.type, given.pop(field.name, field.type)))
-            for field in kind
-        ]
-        return pa.struct([*fields, *(pa.field(name, one) for name, one in given.items())])
-    if pa.types.is_list(kind) and pa.types.is_list(found):
-        return pa.list_(pa.field("element", extended_type(kind.value_type, found.value_type)))
-    return common_type(kind, found) or kind
+    if not pa.types.is_struct(one) or not pa.types.is_struct(other):
+        return merge(one, other)
+    added = {field.name: field.type for field in other}
+    kinds = {
+        field.name: _merged(field.type, added.pop(field.name, field.type), merge) for field in one
+    }
+    if None in kinds.values():
+        return None
+    return pa.struct([pa.field(name, kind) for name, kind in {**kinds, **added}.items()])
 
 
 def fill_untyped(
-    kind: pa.DataType, known: pa.DataType | None, *, may_drop: bool = True
+    kind: pa.DataType, recorded: pa.DataType | None, *, may_drop: bool = True
 ) -> pa.DataType:
     """The type, with the types of the stream's column in place of `pa.null()`.
 
-    `[]`, `[null]` and `{"x": null}` have no type for some of their values. With `may_drop`, a field
-    of a struct that has no type in the stream either is left out, because it is null anyway. The
-    element of a list or map and the last field cannot be left out and stay as they are.
+    `[]`, `[null]` and `{"x": null}` have parts without a type. With `may_drop`, a field of a struct
+    that has no type in the stream either is left out, because it is null anyway. The element of a
+    list or map and the last field cannot be left out.
     """
     if pa.types.is_null(kind):
-        return kind if known is None else all_nullable(known)
+        return kind if recorded is None else all_nullable(recorded)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        inner = known.value_type if known is not None and pa.types.is_list(known) else None
+        inner = recorded.value_type if recorded is not None and pa.types.is_list(recorded) else None
         value = fill_untyped(kind.value_type, inner, may_drop=may_drop)
         return kind if value == kind.value_type else pa.list_(pa.field("element", value))
     if pa.types.is_map(kind):
-        inner = known.item_type if known is not None and pa.types.is_map(known) else None
+        inner = recorded.item_type if recorded is not None and pa.types.is_map(recorded) else None
         item = fill_untyped(kind.item_type, inner, may_drop=may_drop)
         return kind if item == kind.item_type else pa.map_(kind.key_type, item)
     if pa.types.is_struct(kind):
-        return _typed_struct(kind, known, may_drop=may_drop)
+        return _typed_struct(kind, recorded, may_drop=may_drop)
     return kind
 
 
-def _typed_struct(kind: pa.StructType, known: pa.DataType | None, *, may_drop: bool) -> pa.DataType:
-    inner = {} if known is None or not pa.types.is_struct(known) else {f.name: f for f in known}
+def _typed_struct(
+    kind: pa.StructType, recorded: pa.DataType | None, *, may_drop: bool
+) -> pa.DataType:
+    inner = (
+        {}
+        if recorded is None or not pa.types.is_struct(recorded)
+        else {f.name: f for f in recorded}
+    )
     if not kind.num_fields:
-        return kind if not inner else all_nullable(known)
+        return kind if not inner else all_nullable(recorded)
     fields = []
     for field in kind:
-        found = inner.get(field.name)
-        kind = fill_untyped(field.type, None if found is None else found.type, may_drop=may_drop)
-        fields.append(field if kind == field.type else pa.field(field.name, kind))
+        before = inner[field.name].type if field.name in inner else None
+        filled = fill_untyped(field.type, before, may_drop=may_drop)
+        fields.append(field if filled == field.type else pa.field(field.name, filled))
     if may_drop:
         typed = [field for field in fields if not pa.types.is_null(field.type)]
         fields = (
@@ -147,8 +150,7 @@ def _typed_struct(kind: pa.StructType, known: pa.DataType | None, *, may_drop: b
             or [pa.field(one.name, all_nullable(one.type)) for one in inner.values()]
             or fields
         )
-    made = pa.struct(fields)
-    return kind if made == kind else made
+    return pa.struct(fields)
 
 
 def all_nullable(kind: pa.DataType) -> pa.DataType:
@@ -164,61 +166,56 @@ def all_nullable(kind: pa.DataType) -> pa.DataType:
 
 def exact_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """The same values in another type; `Inexact` if a value would change."""
-    given = column.type
-    if given == kind:
+    source = column.type
+    if source == kind:
         return column
     if column.null_count == len(column):
         return pa.nulls(len(column), kind)
-    if accepts(given, all_nullable(kind)):
+    if accepts(source, all_nullable(kind)):
         # Arrow's cast drops fields of a struct that the other type lacks; none is dropped here.
         return column.cast(kind)
-    if _is_number(given) and _is_number(kind):
+    if _is_number(source) and _is_number(kind):
         return _cast_numbers(column, kind)
-    if pa.types.is_large_list(given) and pa.types.is_list(kind):
+    if pa.types.is_large_list(source) and pa.types.is_list(kind):
         try:
-            return exact_cast(column.cast(pa.list_(given.value_field)), kind)
+            return exact_cast(column.cast(pa.list_(source.value_field)), kind)
         except pa.ArrowException as error:
             raise Inexact(str(error)) from error
-    if pa.types.is_list(given) and pa.types.is_list(kind):
+    if pa.types.is_list(source) and pa.types.is_list(kind):
         values = exact_cast(column.flatten(), kind.value_type)
         return pa.ListArray.from_arrays(_offsets(column), values, kind, mask=column.is_null())
-    if pa.types.is_map(given) and pa.types.is_map(kind):
-        keys, items = _entries(column)
-        return pa.MapArray.from_arrays(
-            _offsets(column),
-            exact_cast(keys, kind.key_type),
-            exact_cast(items, kind.item_type),
-            kind,
-            mask=column.is_null(),
-        )
-    if pa.types.is_struct(given) and pa.types.is_struct(kind):
+    if pa.types.is_map(source) and pa.types.is_map(kind):
+        entries = pc.list_flatten(map_entries(column))
+        keys = exact_cast(pc.struct_field(entries, 0), kind.key_type)
+        items = exact_cast(pc.struct_field(entries, 1), kind.item_type)
+        return pa.MapArray.from_arrays(_offsets(column), keys, items, kind, mask=column.is_null())
+    if pa.types.is_struct(source) and pa.types.is_struct(kind):
         return _cast_struct(column, kind)
-    raise Inexact(f"{given} cannot be cast exactly to {kind}")
+    raise Inexact(f"{source} cannot be cast exactly to {kind}")
 
 
 def _cast_struct(column: pa.StructArray, kind: pa.StructType) -> pa.Array:
-    given = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
+    others = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
     children = []
     for field in kind:
-        child = given.pop(field.name, None)
+        child = others.pop(field.name, None)
         if child is None:
             children.append(pa.nulls(len(column), field.type))
         else:
             children.append(exact_cast(child, field.type))
-    for name, child in given.items():
+    for name, child in others.items():
         if child.null_count < len(child):
             raise Inexact(f"{kind} has no field {name!r}, which has values")
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
 
 
 def _cast_numbers(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    if pa.types.is_floating(column.type) and pa.types.is_decimal(kind):
-        raise Inexact(f"{column.type} cannot be cast exactly to {kind}")
-    if pa.types.is_decimal(column.type) and pa.types.is_floating(kind):
+    either = (column.type, kind)
+    if any(map(pa.types.is_floating, either)) and any(map(pa.types.is_decimal, either)):
         raise Inexact(f"{column.type} cannot be cast exactly to {kind}")
     try:
-        found = _rounded(column, kind)
-        back = _rounded(found, column.type)
+        numbers = _rounded(column, kind)
+        back = _rounded(numbers, column.type)
     except pa.ArrowException as error:
         raise Inexact(str(error)) from error
     if pa.types.is_floating(column.type):
@@ -231,13 +228,13 @@ def _cast_numbers(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if not pc.all(same).as_py():
         row = pc.index(same, False).as_py()
         raise Inexact(f"{column[row].as_py()} is not a {kind}")
-    return found
+    return numbers
 
 
 def _rounded(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Arrow's cast of numbers, which refuses some values that would change, but not all."""
     if pa.types.is_decimal(kind) and pa.types.is_integer(column.type):
-        # Arrow requires digits for every integer of the type; here only the given values count.
+        # Arrow requires digits for every integer of the type; here only these values count.
         column = column.cast(pa.decimal256(76, kind.scale))
     return column.cast(kind)
 
@@ -260,11 +257,10 @@ def _offsets(column: pa.Array) -> pa.Array:
     return pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
 
 
-def _entries(column: pa.MapArray) -> tuple[pa.Array, pa.Array]:
-    """The keys and the values of all rows that are not null."""
+def map_entries(column: pa.MapArray) -> pa.ListArray:
+    """The maps as lists of (key, value), for which Arrow has kernels."""
     entry = pa.struct([column.type.key_field, column.type.item_field])
-    flat = pc.list_flatten(column.cast(pa.list_(pa.field("entries", entry, nullable=False))))
-    return pc.struct_field(flat, 0), pc.struct_field(flat, 1)
+    return column.cast(pa.list_(pa.field("entries", entry, nullable=False)))
 
 
 def check_nulls(records: pa.RecordBatch) -> None:
@@ -301,8 +297,8 @@ def first_null(column: pa.Array, field: pa.Field, excused: pa.Array) -> int | No
 
 def first_true(mask: pa.Array) -> int | None:
     """The first row where the mask is true."""
-    found = int(pc.index(mask, True).as_py())
-    return None if found < 0 else found
+    row = int(pc.index(mask, True).as_py())
+    return None if row < 0 else row
 
 
 def _nulls_within(column: pa.Array, kind: pa.DataType, excused: pa.Array) -> list[int | None]:
@@ -311,8 +307,7 @@ def _nulls_within(column: pa.Array, kind: pa.DataType, excused: pa.Array) -> lis
         return [first_null(child, field, excused) for child, field in children]
     # Lists and maps: what is inside has rows of its own, each belonging to one row outside.
     if pa.types.is_map(kind):
-        entry = pa.struct([column.type.key_field, column.type.item_field])
-        column = column.cast(pa.list_(pa.field("entries", entry, nullable=False)))
+        column = map_entries(column)
         inside, field = pc.struct_field(pc.list_flatten(column), 1), kind.item_field
     else:
         inside, field = pc.list_flatten(column), kind.value_field

@@ -15,7 +15,7 @@ Always holds:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -26,9 +26,9 @@ from headwater.buffer.consumer.consumed_batch import LSN, ON_REQUEST, SHOWN
 from headwater.buffer.consumer.dead_letter import GO_ON, UnreadableBatch
 from headwater.buffer.producer import Producer
 from headwater.buffer.producer.open_batches import BATCH_ROWS
-from headwater.buffer.producer.record_columns import ENTITY, cut
+from headwater.buffer.producer.record_columns import cut, defaults_for
 from headwater.buffer.queue.contract import ProducerState, QueueState
-from headwater.buffer.records import HEADERS, KEY, OPERATION, RESERVED, VALUE, Operation
+from headwater.buffer.records import HEADERS, KEY, RESERVED, VALUE
 from headwater.buffer.stream import Stream, create_stream, open_stream
 from headwater.core.errors import AlreadyExists, Refused
 from headwater.store import Store
@@ -114,7 +114,11 @@ async def copy_stream(
         # Only now: columns stay, so a stream that is no copy must not get them.
         if infers_types and source.schema is not None:
             await target.recording(source.schema)
-        run = _PartitionRun(source, producer, _total(starts, ends), progress)
+        total = sum(
+            max(0, end.next_lsn - max(start.next_lsn, end.floor_lsn))
+            for start, end in zip(starts, ends, strict=True)
+        )
+        run = _PartitionRun(source, producer, total, progress)
         return [
             await run.partition(number, starts[number], ends[number])
             for number in range(source.partitions)
@@ -175,37 +179,26 @@ async def _next_rows(reader: AsyncReader) -> pa.RecordBatch | None:
 
 def used_columns(rows: pa.RecordBatch, stream: str) -> pa.RecordBatch:
     """The rows without the reserved columns that have only default values."""
-    defaults: dict[str, Any] = {
-        KEY: None,
-        HEADERS: None,
-        OPERATION: int(Operation.INSERT),
-        "_collection": stream,
-        "_kind": ENTITY,
-        "_rid": 0,
-        "_refresh_records": None,
-    }
-    unused = [
-        name
-        for name, value in defaults.items()
-        if name in rows.schema.names and _has_only(rows.column(name), value)
-    ]
+    defaults = defaults_for(stream)
+    names = (KEY, HEADERS, *defaults, "_refresh_records")
+    columns = {name: rows.column(name) for name in names if name in rows.schema.names}
+    unused = [name for name, column in columns.items() if _has_only(column, defaults.get(name))]
     return rows.drop_columns(unused) if unused else rows
 
 
-def _has_only(column: pa.Array, value: object) -> bool:
+def _has_only(column: pa.Array, value: pa.Scalar | None) -> bool:
     if value is None:
         return bool(column.null_count == len(column))
-    equal = pc.equal(column, pa.scalar(value, column.type))
-    return bool(pc.all(equal, skip_nulls=False).as_py())
+    return bool(pc.all(pc.equal(column, value), skip_nulls=False).as_py())
 
 
 async def _refreshed(source: Stream) -> Stream:
-    found = await open_stream(source.store, source.name)
-    if found.id != source.id:
+    now = await open_stream(source.store, source.name)
+    if now.id != source.id:
         raise Refused(
             f"stream {source.name!r} was deleted and created again: copy it from its start"
         )
-    return found
+    return now
 
 
 async def _target(source: Stream, store: Store, name: str, *, resume: bool) -> tuple[Stream, bool]:
@@ -248,19 +241,13 @@ def _position(
             )
         return CopyPosition(source.id, 0, 0)
     try:
-        found = msgspec.json.decode(resumed.metadata or b"", type=CopyPosition)
+        position = msgspec.json.decode(resumed.metadata or b"", type=CopyPosition)
     except msgspec.DecodeError as error:
         raise Refused(
             f"partition {number} of stream {target.name!r}: the last batch of its copy has no "
             f"position. {_ANOTHER}"
         ) from error
-    if found.copy_of != source.id:
-        raise Refused(
-            f"stream {target.name!r} is a copy of another stream (id {found.copy_of}). {_ANOTHER}"
-        )
-    return found
-
-
-def _total(starts: list[CopyPosition], ends: list[QueueState]) -> int:
-    pairs = zip(starts, ends, strict=True)
-    return sum(max(0, end.next_lsn - max(start.next_lsn, end.floor_lsn)) for start, end in pairs)
+    if position.copy_of != source.id:
+        other = f"a copy of another stream (id {position.copy_of})"
+        raise Refused(f"stream {target.name!r} is {other}. {_ANOTHER}")
+    return position

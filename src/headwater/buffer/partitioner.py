@@ -51,8 +51,8 @@ def _partition_stride(keys: pa.BinaryArray, partitions: int) -> pa.Int32Array:
     nulls = counts.pop(None, 0)
     # Nulls sort last.
     order = pc.sort_indices(lengths)
-    known = order.slice(0, len(keys) - nulls)
-    hashed = _hash_sorted(keys.take(known), lengths.take(known), counts)
+    present = order.slice(0, len(keys) - nulls)
+    hashed = _hash_sorted(keys.take(present), lengths.take(present), counts)
     missing = pa.repeat(pa.scalar(NO_PARTITION, pa.int32()), nulls)
     # Sorting the order gives its inverse, which brings back the order of the rows.
     chosen = pa.concat_arrays([_reduced(hashed, partitions), missing])

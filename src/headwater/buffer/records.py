@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.buffer.arrow_stream import check_valid
-from headwater.buffer.conversion import exact_cast, fill_untyped
+from headwater.buffer.conversion import exact_cast, fill_untyped, map_entries
 from headwater.buffer.types import carried_schema, check_names, check_nested
 from headwater.core import limits
 from headwater.core.errors import LimitExceeded, Refused
@@ -67,8 +67,8 @@ POSITION_COLUMNS: Final = frozenset(
         *("_topic", "_offset", "_timestampType", "_ingestionTimestamp"),
     }
 )
-"""Columns with the position of a record, which readers add. They are dropped when rows that were
-read are produced again. The second line has those of Spark's readers."""
+"""Columns with the position of a record, which readers add (Spark's are in the second line). They
+are dropped when rows that were read are produced again."""
 
 
 class Operation(IntEnum):
@@ -80,6 +80,9 @@ class Operation(IntEnum):
     REFRESH = 3
 
 
+OPERATION_WORDS: Final = ", ".join(operation.name.lower() for operation in Operation)
+
+
 @functools.cache
 def _operation_words() -> pa.Array:
     # Created on first use: converting the first Python value makes pyarrow import pandas, which
@@ -89,8 +92,11 @@ def _operation_words() -> pa.Array:
 
 def from_values(values: Sequence[bytes | None] | pa.Array) -> pa.RecordBatch:
     """Records with opaque values."""
-    column = values if isinstance(values, pa.Array) else _binary(values)
-    return pa.record_batch([_as(column, pa.binary(), VALUE)], names=[VALUE])
+    try:
+        column = values if isinstance(values, pa.Array) else pa.array(values, pa.binary())
+    except (pa.ArrowException, TypeError) as error:
+        raise Refused(f"entries are bytes or None; encode text first ({error})") from error
+    return pa.record_batch([cast_column(column, pa.binary(), VALUE)], names=[VALUE])
 
 
 def from_arrow(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
@@ -108,7 +114,8 @@ def from_arrow(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
     # Including the metadata of fields: the name of an extension type would restore that type.
     if not table.schema.equals(schema, check_metadata=True):
         check_expansion(table)
-        table = _cast(table, schema)
+        columns = [_cast_chunks(table.column(field.name), field) for field in schema]
+        table = pa.table(columns, schema=schema)
     if OPERATION in schema.names:
         check_operations(table.column(OPERATION))
     batches: list[pa.RecordBatch] = table.combine_chunks().to_batches()
@@ -131,10 +138,10 @@ def without_untyped(data: Any, schema: pa.Schema | None, *, may_drop: bool = Tru
     ]
     if not untyped or len(set(data.schema.names)) < data.num_columns:
         return data
-    known = {} if schema is None else {field.name: field.type for field in schema}
+    recorded = {} if schema is None else {field.name: field.type for field in schema}
     table: Any = data
     for field in untyped:
-        kind = fill_untyped(field.type, known.get(field.name), may_drop=may_drop)
+        kind = fill_untyped(field.type, recorded.get(field.name), may_drop=may_drop)
         if kind == field.type and not pa.types.is_null(kind):
             continue
         if table is data:
@@ -151,23 +158,21 @@ def without_untyped(data: Any, schema: pa.Schema | None, *, may_drop: bool = Tru
 
 
 def _without_position_columns(table: pa.Table) -> pa.Table:
-    left = [name for name in table.schema.names if name not in POSITION_COLUMNS]
-    if len(left) == table.num_columns:
-        return table
-    if table.num_rows and not left:
+    positions = [name for name in table.schema.names if name in POSITION_COLUMNS]
+    if table.num_rows and positions and len(positions) == table.num_columns:
         raise Refused(
-            f"these rows have only {', '.join(table.schema.names)}: columns with positions of "
-            "records are not carried"
+            f"these rows have only {', '.join(positions)}: columns with positions of records are "
+            "not carried"
         )
-    return table.drop_columns([name for name in table.schema.names if name in POSITION_COLUMNS])
+    return table.drop_columns(positions) if positions else table
 
 
 def record_schema(schema: pa.Schema) -> pa.Schema:
     """The schema in which rows of `schema` are carried; `Refused` names what cannot be."""
     names = schema.names
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if doubled:
-        raise Refused(f"column {doubled[0]!r} appears more than once")
+    if len(set(names)) < len(names):
+        doubled = min(name for name in names if names.count(name) > 1)
+        raise Refused(f"column {doubled!r} appears more than once")
     unknown = [name for name in names if name.startswith("_") and name not in RESERVED]
     if unknown:
         raise Refused(
@@ -177,18 +182,10 @@ def record_schema(schema: pa.Schema) -> pa.Schema:
     typed = [name for name in names if not name.startswith("_")]
     if typed and VALUE in names:
         raise Refused(f"a record has {VALUE} or typed columns ({typed[0]!r}, …), not both")
-    given = pa.schema([field for field in schema if field.name in typed])
-    carried = carried_schema(given, of_rows=True)
+    columns = pa.schema([field for field in schema if field.name in typed])
+    carried = carried_schema(columns, of_rows=True)
     reserved = [pa.field(name, RESERVED[name]) for name in RESERVED if name in names]
     return pa.schema([*reserved, *carried])
-
-
-def with_column(batch: pa.RecordBatch, name: str, values: object) -> pa.RecordBatch:
-    """The same records with a reserved column: an Arrow array, or one value a record."""
-    column = values if isinstance(values, pa.Array) else _column(name, values)
-    if len(column) != batch.num_rows:
-        raise Refused(f"{name}: {len(column)} values for {batch.num_rows} records")
-    return batch.append_column(pa.field(name, RESERVED[name]), _as(column, RESERVED[name], name))
 
 
 def operation_names(codes: pa.Array) -> pa.Array:
@@ -198,10 +195,9 @@ def operation_names(codes: pa.Array) -> pa.Array:
 
 def check_operations(codes: pa.Array | pa.ChunkedArray) -> None:
     """Refuse codes of unknown operations."""
-    found = pc.min_max(codes).as_py()
-    if found["min"] is not None and (found["min"] < 0 or found["max"] > max(Operation)):
-        words = ", ".join(operation.name.lower() for operation in Operation)
-        raise Refused(f"{OPERATION}: operations are {words}, or 0 to {max(Operation)}")
+    least, most = pc.min_max(codes).as_py().values()
+    if least is not None and (least < 0 or most > max(Operation)):
+        raise Refused(f"{OPERATION}: operations are {OPERATION_WORDS}, or 0 to {max(Operation)}")
 
 
 def check_sizes(batch: pa.RecordBatch) -> None:
@@ -217,74 +213,29 @@ def check_sizes(batch: pa.RecordBatch) -> None:
             lengths = pc.fill_null(pc.binary_length(column), 0).cast(pa.int64())
             sizes = lengths if sizes is None else pc.add(sizes, lengths)
         elif pa.types.is_nested(column.type) and column.nbytes > limits.RECORD_MAX_BYTES:
-            _check_nested(name, column)
+            rows = range(len(column))
+            check_largest([column.slice(row, 1).nbytes for row in rows], f" in {name!r}")
     largest = 0 if sizes is None else pc.max(sizes).as_py() or 0
     if largest > limits.RECORD_MAX_BYTES:
-        raise LimitExceeded(
-            f"record {pc.index(sizes, largest).as_py()} has {largest:,} bytes; RECORD_MAX_BYTES is "
-            f"{limits.RECORD_MAX_BYTES:,}"
-        )
+        raise _too_large(pc.index(sizes, largest).as_py(), largest)
 
 
-def _check_nested(name: str, column: pa.Array) -> None:
-    for row in range(len(column)):
-        size = column.slice(row, 1).nbytes
-        if size > limits.RECORD_MAX_BYTES:
-            raise LimitExceeded(
-                f"record {row} has {size:,} bytes in {name!r}; RECORD_MAX_BYTES is "
-                f"{limits.RECORD_MAX_BYTES:,}"
-            )
+def check_largest(sizes: list[int], where: str = "") -> None:
+    """Refuse a size above RECORD_MAX_BYTES; each is that of one record."""
+    largest = max(sizes)
+    if largest > limits.RECORD_MAX_BYTES:
+        raise _too_large(sizes.index(largest), largest, where)
 
 
-def _column(name: str, values: object) -> pa.Array:
-    if name == HEADERS:
-        return _headers(values)
-    if name == OPERATION:
-        return _operations(values)
-    try:
-        return pa.array(values, type=RESERVED[name])
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
-        raise Refused(f"{name}: {error}") from error
+def _too_large(row: int, size_bytes: int, where: str = "") -> LimitExceeded:
+    return LimitExceeded(
+        f"record {row} has {size_bytes:,} bytes{where}; RECORD_MAX_BYTES is "
+        f"{limits.RECORD_MAX_BYTES:,}"
+    )
 
 
-def _headers(values: object) -> pa.Array:
-    """For each record a list of (key, value) pairs, a mapping, or None."""
-    try:
-        rows = [
-            None
-            if pairs is None
-            else [
-                {"key": key, "value": value}
-                for key, value in (pairs.items() if isinstance(pairs, dict) else pairs)
-            ]
-            for pairs in values  # type: ignore[attr-defined]
-        ]
-        return pa.array(rows, type=HEADERS_TYPE)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError) as error:
-        raise Refused(
-            f"headers: one list of (text, bytes) pairs, or None, for each record ({error})"
-        ) from error
-
-
-def _operations(values: object) -> pa.Array:
-    words = pa.array(values)
-    if pa.types.is_integer(words.type):
-        codes = words.cast(pa.int8())
-    else:
-        codes = pc.index_in(words.cast(pa.string()), _operation_words()).cast(pa.int8())
-    if codes.null_count or pc.any(pc.greater(codes, max(Operation))).as_py():
-        raise Refused(f"operations are {', '.join(o.name.lower() for o in Operation)}")
-    return codes
-
-
-def _binary(values: Sequence[bytes | None]) -> pa.Array:
-    try:
-        return pa.array(values, type=pa.binary())
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
-        raise Refused(f"entries are bytes or None; encode text first ({error})") from error
-
-
-def _as(column: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
+def cast_column(column: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
+    """The column in the type in which it is carried."""
     if column.type.equals(kind, check_metadata=True):
         return column
     try:
@@ -292,40 +243,38 @@ def _as(column: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
             # Arrow decodes no dictionary of views, as polars has its categories.
             words = column.dictionary.cast(kind)
             column = pa.DictionaryArray.from_arrays(column.indices, words)
-        found = column.cast(kind)
-        found.validate(full=True)
-        return found
+        result = column.cast(kind)
+        result.validate(full=True)
+        return result
     except pa.ArrowException as error:
         cure = _NANOSECONDS if "[ns" in str(column.type) and "lose data" in str(error) else ""
         raise Refused(f"{name} is {column.type}, not {kind}: {error}{cure}") from error
 
 
-def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    columns = []
-    for field in schema:
-        found = table.column(field.name)
-        if found.type.equals(field.type, check_metadata=True):
-            columns.append(found)
-        else:
-            columns.append(_as_chunked(found, field))
-    return pa.table(columns, schema=schema)
-
-
-def _as_chunked(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    given = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if field.name in RESERVED and not pa.types.is_null(given):
-        if field.name == OPERATION and _is_text(given):
-            chunks = [_operations(_as(chunk, pa.string(), OPERATION)) for chunk in column.chunks]
-            return pa.chunked_array(chunks, type=pa.int8())
+def _cast_chunks(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    if column.type.equals(field.type, check_metadata=True):
+        return column
+    source = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if field.name in RESERVED and not pa.types.is_null(source):
+        if field.name == OPERATION and _is_text(source):
+            words = [cast_column(chunk, pa.string(), OPERATION) for chunk in column.chunks]
+            return pa.chunked_array(map(_codes_of_words, words), type=pa.int8())
         # Arrow's cast would parse text as numbers and format numbers as text. Whole floats, which
         # pandas uses for integers with nulls, are cast.
         is_number, is_text = pa.types.is_integer(field.type), pa.types.is_string(field.type)
-        is_given = pa.types.is_integer(given) or pa.types.is_floating(given)
-        if (is_number and not is_given) or (is_text and not _is_text(given)):
-            raise Refused(f"{field.name} is {given}, not {field.type}: cast it")
+        is_numeric = pa.types.is_integer(source) or pa.types.is_floating(source)
+        if (is_number and not is_numeric) or (is_text and not _is_text(source)):
+            raise Refused(f"{field.name} is {source}, not {field.type}: cast it")
     return pa.chunked_array(
-        [_as(chunk, field.type, field.name) for chunk in column.chunks], field.type
+        [cast_column(chunk, field.type, field.name) for chunk in column.chunks], field.type
     )
+
+
+def _codes_of_words(words: pa.Array) -> pa.Array:
+    codes = pc.index_in(words, _operation_words())
+    if codes.null_count:
+        raise Refused(f"operations are {OPERATION_WORDS}")
+    return codes.cast(pa.int8())
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -374,9 +323,7 @@ def _written_out_bytes(column: pa.Array) -> int:
     if pa.types.is_struct(kind):
         return sum(map(_written_out_bytes, column.flatten()))
     if pa.types.is_map(kind):
-        entry = pa.struct([kind.key_field, kind.item_field])
-        column = column.cast(pa.list_(pa.field("entries", entry, nullable=False)))
-        return _written_out_bytes(column.flatten())
+        return _written_out_bytes(map_entries(column).flatten())
     if pa.types.is_nested(kind):
         return _written_out_bytes(column.flatten())
     return _total(_lengths(column))

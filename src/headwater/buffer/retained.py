@@ -36,9 +36,14 @@ from headwater.buffer.consumer.consumed_batch import ReaderColumns
 from headwater.buffer.conversion import Inexact, all_nullable, exact_cast, first_null, is_strict
 from headwater.buffer.queue.contract import BatchTrimmed, Descriptor
 from headwater.buffer.stream import Stream, handle
-from headwater.buffer.stream.config import StreamConfig, StreamRegister, with_changes
+from headwater.buffer.stream.config import (
+    RetypeNeeded,
+    StreamConfig,
+    StreamRegister,
+    with_changes,
+)
 from headwater.buffer.stream.schema import schema_version, withdraw_replacement
-from headwater.buffer.stream.settings import RetypeNeeded, check_alterable
+from headwater.buffer.stream.streams import check_alterable
 from headwater.buffer.transaction.holds import Holds, holds_register
 from headwater.buffer.types import field_text
 from headwater.core import runtime
@@ -65,20 +70,20 @@ class RetainedBatches:
 
     async def through(self, end: int) -> None:
         """Visit every retained batch before this sequence that was not visited yet."""
-        while (self._last is None and end) or (self._last is not None and self._last + 1 < end):
+        while (-1 if self._last is None else self._last) + 1 < end:
             try:
-                found = await self._queue_reader.after(self._last, READ_AT_ONCE)
+                batches = await self._queue_reader.after(self._last, READ_AT_ONCE)
             except BatchTrimmed as trimmed:
                 self._last = trimmed.floor_sequence - 1
                 continue
-            if not found:
+            if not batches:
                 return
-            visits = asyncio.gather(*map(self._one, found), return_exceptions=True)
+            visits = asyncio.gather(*map(self._one, batches), return_exceptions=True)
             # Wait for all of them before raising an error: the caller may then close the store.
             for error in await visits:
                 if error is not None:
                     raise error
-            self._last, self.next_lsn = found[-1].sequence, found[-1].last_lsn + 1
+            self._last, self.next_lsn = batches[-1].sequence, batches[-1].last_lsn + 1
 
     async def _one(self, descriptor: Descriptor) -> None:
         try:
@@ -121,23 +126,28 @@ async def verify_stream(
     Changes nothing and fences nothing. Damage is listed in the result; an unreachable store raises.
     `progress` is called after each batch.
     """
-    found = Verified()
+    result = Verified()
     columns = ReaderColumns(stream.schema, version=stream.schema_version)
     if partition is not None:
         stream.check_partition(partition)
 
     async def visit(batch: ConsumedBatch | UnreadableBatch) -> None:
-        found.batches += 1
+        result.batches += 1
+        cause = None
         if isinstance(batch, UnreadableBatch):
-            found.bad.append(_bad_batch(number, batch.descriptor, batch.cause))
+            cause = batch.cause
         else:
-            found.records += len(batch)
-            found.size_bytes += batch.descriptor.size_bytes
+            result.records += len(batch)
+            result.size_bytes += batch.descriptor.size_bytes
             try:
                 columns.of(batch)
             except Refused as error:
-                found.bad.append(_bad_batch(number, batch.descriptor, str(error)))
-        progress(found)
+                cause = str(error)
+        if cause is not None:
+            one = batch.descriptor
+            bad = BadBatch(number, one.sequence, one.first_lsn, one.last_lsn, one.location, cause)
+            result.bad.append(bad)
+        progress(result)
 
     for number in range(stream.partitions) if partition is None else [partition]:
         batches = RetainedBatches(stream, number, visit)
@@ -146,22 +156,15 @@ async def verify_stream(
             batches.next_lsn = state.floor_lsn
             await batches.through(state.next_sequence)
         except (Damaged, NotFound) as error:
-            found.bad.append(BadBatch(number, None, batches.next_lsn, None, "", _message(error)))
-    return found
-
-
-def _bad_batch(partition: int, one: Descriptor, cause: str) -> BadBatch:
-    return BadBatch(partition, one.sequence, one.first_lsn, one.last_lsn, one.location, cause)
-
-
-def _message(error: HeadwaterError) -> str:
-    return f"{type(error).__name__}: {error}"
+            cause = f"{type(error).__name__}: {error}"
+            result.bad.append(BadBatch(number, None, batches.next_lsn, None, "", cause))
+    return result
 
 
 async def replace_types(
-    stream: Stream, replaces: RetypeNeeded, given: Mapping[str, Any]
+    stream: Stream, replaces: RetypeNeeded, settings: Mapping[str, Any]
 ) -> StreamConfig:
-    """Replace the stream's columns by `replaces.schema`, and change the given settings."""
+    """Replace the stream's columns by `replaces.schema`, and change these settings."""
     if stream.config.consumer == "nodes":
         raise Refused(
             f"stream {stream.name!r} is consumed by nodes, and its history is in the tier, which "
@@ -182,12 +185,12 @@ async def replace_types(
     added_ms = runtime.wall_ms()
 
     def end(now: StreamConfig) -> StreamConfig:
-        check_alterable(now, given)
+        check_alterable(now, settings)
         is_mine = now.schema_floor == floor and now.schemas[-1] == latest
         if not is_mine or now.partitions != stream.partitions:
             raise _replaced_meanwhile(stream)
         declared = schema_version(floor, replaces.schema, added_ms=added_ms)
-        return with_changes(now, {**given, "schemas": [*now.schemas, declared]})
+        return with_changes(now, {**settings, "schemas": [*now.schemas, declared]})
 
     try:
         await _refuse_older_sinks(stream, floor)
@@ -236,25 +239,21 @@ class _TypeCheck:
                 self._check_column(batch.records.column(field.name), field, batch.descriptor)
 
     def _check_column(self, column: pa.Array, field: pa.Field, descriptor: Descriptor) -> None:
+        row: int | None = None
+        why: object = "null within"
         try:
-            found = exact_cast(column, all_nullable(field.type))
+            cast = exact_cast(column, all_nullable(field.type))
+            if is_strict(field.type):
+                row = first_null(cast, field, pa.repeat(False, len(cast)))
         except Inexact as inexact:
-            row, error = _first_inexact(column, all_nullable(field.type), inexact)
-            raise self._refused(field, descriptor, row, column[row].as_py(), error) from error
-        if is_strict(field.type):
-            null = first_null(found, field, pa.repeat(False, len(found)))
-            if null is not None:
-                raise self._refused(field, descriptor, null, column[null].as_py(), "null within")
-
-    def _refused(
-        self, field: pa.Field, descriptor: Descriptor, row: int, value: object, why: object
-    ) -> Refused:
-        return Refused(
-            f"stream {self._stream.name!r}: column {field.name!r} stays as it is, because not "
-            f"every retained value is {field_text(field)}: record {descriptor.first_lsn + row} of "
-            f"partition {self.partition} has {value!r} ({why}). Choose a type that holds it, or "
-            "wait until retention has deleted the record"
-        )
+            row, why = _first_inexact(column, all_nullable(field.type), inexact)
+        if row is not None:
+            raise Refused(
+                f"stream {self._stream.name!r}: column {field.name!r} stays as it is, because not "
+                f"every retained value is {field_text(field)}: record {descriptor.first_lsn + row} "
+                f"of partition {self.partition} has {column[row].as_py()!r} ({why}). Choose a type "
+                "that holds it, or wait until retention has deleted the record"
+            )
 
 
 def _first_inexact(column: pa.Array, kind: pa.DataType, error: Inexact) -> tuple[int, Inexact]:
@@ -265,8 +264,8 @@ def _first_inexact(column: pa.Array, kind: pa.DataType, error: Inexact) -> tuple
         try:
             exact_cast(column.slice(low, middle - low), kind)
             low = middle
-        except Inexact as found:
-            high, error = middle, found
+        except Inexact as inexact:
+            high, error = middle, inexact
     return low, error
 
 

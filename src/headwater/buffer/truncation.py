@@ -11,9 +11,9 @@ another reason to delete a batch. Two steps for each partition, both repeatable:
 After a crash between the two, the records are acknowledged and readable; repeating the truncation
 continues.
 
-The floor is between batches. An offset within a batch truncates before that batch, and its records
-stay: otherwise every reader would need two starts, one of batches and one of records, and a
-micro-batch that is read again would have other rows than before.
+The floor is between batches. An offset within a batch truncates before that batch: otherwise every
+reader would need two starts, one of batches and one of records, and a micro-batch that is read
+again would have other rows than before.
 """
 
 from __future__ import annotations
@@ -107,15 +107,15 @@ async def plan_truncation(
     for one in partitions:
         stream.check_partition(one)
     _check_format(stream)
-    found: list[TruncationPlan] = []
+    plans: list[TruncationPlan] = []
     for first in range(0, len(partitions), PARTITIONS_AT_ONCE):
         several = partitions[first : first + PARTITIONS_AT_ONCE]
-        plans = (_plan(stream, one, before) for one in several)
-        for plan in await asyncio.gather(*plans, return_exceptions=True):
+        planning = (_plan(stream, one, before) for one in several)
+        for plan in await asyncio.gather(*planning, return_exceptions=True):
             if isinstance(plan, BaseException):
                 raise plan
-            found.append(plan)
-    return found
+            plans.append(plan)
+    return plans
 
 
 async def truncate_partition(stream: Stream, plan: TruncationPlan) -> Truncated:
@@ -154,20 +154,13 @@ async def _plan(stream: Stream, partition: int, before: ReadBounds) -> Truncatio
     async with explain_deletion(stream):
         await _check_led(stream, partition)
         while True:
+            state = await _state(stream, partition)
             # Retention or another truncation may raise the floor meanwhile: then plan again.
             with contextlib.suppress(Trimmed):
-                return await _planned(stream, partition, before)
-
-
-async def _planned(stream: Stream, partition: int, before: ReadBounds) -> TruncationPlan:
-    state = await _state(stream, partition)
-    lsn = await resolve_end(stream, partition, partition_bound(before, partition), state)
-    if lsn > state.next_lsn:
-        raise Refused(
-            f"stream {stream.name!r}, partition {partition}: LSN {lsn:,} is beyond the end, "
-            f"which is {state.next_lsn:,} (--before {state.next_lsn} or latest deletes everything)"
-        )
-    sequence, start_lsn = await _batch_at(stream, partition, lsn, state)
+                bound = partition_bound(before, partition)
+                lsn = await resolve_end(stream, partition, bound, state)
+                sequence, start_lsn = await _batch_at(stream, partition, lsn, state)
+                break
     return TruncationPlan(
         stream_id=stream.id,
         partition=partition,
@@ -183,19 +176,24 @@ async def _planned(stream: Stream, partition: int, before: ReadBounds) -> Trunca
 
 async def _batch_at(stream: Stream, partition: int, lsn: int, state: QueueState) -> tuple[int, int]:
     """The batch with this record, or the next batch at the end, and its first LSN."""
+    if lsn > state.next_lsn:
+        raise Refused(
+            f"stream {stream.name!r}, partition {partition}: LSN {lsn:,} is beyond the end, "
+            f"which is {state.next_lsn:,} (--before {state.next_lsn} or latest deletes everything)"
+        )
     if lsn <= state.floor_lsn:
         return state.floor_sequence, state.floor_lsn
     if lsn == state.next_lsn:
         return state.next_sequence, state.next_lsn
     queue_reader = stream.queue_reader(partition)
     sequence = await queue_reader.sequence_at_lsn(lsn)
-    found = [] if sequence is None else await queue_reader.after(sequence - 1, 1)
-    if not found:
+    batches = [] if sequence is None else await queue_reader.after(sequence - 1, 1)
+    if not batches:
         raise RolledBack(
-            f"stream {stream.name!r}, partition {partition}: LSN {lsn:,} is gone, though the log "
-            "begins before it: the queue went back to an older state. Restore it from a backup"
+            f"stream {stream.name!r}, partition {partition}: LSN {lsn:,} is missing, though the "
+            "log begins before it: the queue went back to an older state. Restore it from a backup"
         )
-    return found[0].sequence, found[0].first_lsn
+    return batches[0].sequence, batches[0].first_lsn
 
 
 def _check_planned_for(stream: Stream, plan: TruncationPlan) -> None:
@@ -224,15 +222,15 @@ def _check_format(stream: Stream) -> None:
 async def _check_led(stream: Stream, partition: int) -> None:
     """Refuse a partition with a leader: its log is another copy, with its own start."""
     for key in (layout.log_start_key, layout.slots_key):
-        found = key(stream.name, partition, stream.id)
+        register = key(stream.name, partition, stream.id)
         try:
-            await stream.store.head(found)
+            await stream.store.head(register)
         except NotFound:
             continue
         raise Refused(
-            f"stream {stream.name!r}, partition {partition} has a leader ({found}): its log, its "
-            "replicas and its tier would still have the records. The leader's retention moves the "
-            "start of that log"
+            f"stream {stream.name!r}, partition {partition} has a leader ({register}): its log, "
+            "its replicas and its tier would still have the records. The leader's retention moves "
+            "the start of that log"
         )
 
 
@@ -256,5 +254,5 @@ async def truncate_all(
             finally:
                 progress()
 
-    found = await asyncio.gather(*map(one, plans))
-    return {plan.partition: outcome for plan, outcome in zip(plans, found, strict=True)}
+    results = await asyncio.gather(*map(one, plans))
+    return {plan.partition: result for plan, result in zip(plans, results, strict=True)}

@@ -4,7 +4,7 @@ Spark reads streams, and they are written to Iceberg, so a stream carries what b
 that differ only in layout, or that fit into a wider one without loss, are mapped; the rest is
 refused when it is produced, while the producer can still change it.
 
-| given | carried as |
+| type | carried as |
 | --- | --- |
 | uint8, uint16, uint32 | int16, int32, int64 |
 | float16 | float32 |
@@ -23,8 +23,8 @@ The text of a type is written in one way, and read also with the words of Arrow,
     int64    decimal(10, 2)    timestamp[us, UTC]    list<string>    map<string, int64>
     struct<street: string, "house number": int32 not null>
 
-Arrow's serialised schemas would work for machines, but nobody could read them in `stream.json`, and
-their bytes differ between versions.
+People can read this text in `stream.json`, unlike Arrow's serialised schemas, whose bytes differ
+between versions.
 """
 
 from __future__ import annotations
@@ -76,53 +76,63 @@ _ADVICE: Final = {
 _MAX_DEPTH: Final = 16
 
 
-def carried_type(kind: pa.DataType, column: str, *, depth: int = 0) -> pa.DataType:
-    """The type in which a column of type `kind` is carried; `Refused` if there is none."""
+def carried_type(
+    kind: pa.DataType, column: str, *, of_rows: bool = False, depth: int = 0
+) -> pa.DataType:
+    """The type in which a column of type `kind` is carried; `Refused` if there is none.
+
+    `of_rows`: nanoseconds, which pandas uses, become microseconds; the cast then refuses values
+    that would lose digits. In a declared schema nanoseconds are refused.
+    """
     if depth > _MAX_DEPTH:
         raise Refused(f"column {column!r} is nested more than {_MAX_DEPTH} levels deep")
     if kind in _CARRIED:
         return kind
     if kind in _WIDER:
         return _WIDER[kind]
-    if pa.types.is_dictionary(kind):
-        return carried_type(kind.value_type, column, depth=depth + 1)
     if pa.types.is_fixed_size_binary(kind):
         return pa.binary()
     if pa.types.is_decimal(kind) and kind.bit_width <= 128:
         return pa.decimal128(kind.precision, kind.scale)
     if pa.types.is_timestamp(kind):
-        return _carried_timestamp(kind, column)
-    nested = _carried_nested(kind, column, depth + 1)
-    if nested is not None:
-        return nested
-    raise _refused(kind, column)
+        if kind.unit == "ns" and not of_rows:
+            raise Refused(
+                f"column {column!r} is {kind}: neither Spark nor Iceberg supports nanoseconds; "
+                "cast it to microseconds (pc.cast(column, pa.timestamp('us', 'UTC'), safe=False))"
+            )
+        return pa.timestamp("us", "UTC" if kind.tz else None)
+
+    def inner(part: pa.DataType, name: str = "") -> pa.DataType:
+        return carried_type(part, f"{column}{name}", of_rows=of_rows, depth=depth + 1)
+
+    if pa.types.is_dictionary(kind):
+        return inner(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        item = inner(kind.value_type, ".element")
+        return pa.list_(pa.field("element", item, kind.value_field.nullable))
+    if pa.types.is_map(kind):
+        return pa.map_(inner(kind.key_type, ".key"), inner(kind.item_type, ".value"))
+    if pa.types.is_struct(kind):
+        fields = [
+            pa.field(field.name, inner(field.type, f".{field.name}"), field.nullable)
+            for field in kind
+        ]
+        return pa.struct(fields)
+    advice = next((text for name, text in _ADVICE.items() if str(kind).startswith(name)), None)
+    cure = advice or "cast it to a type that both support"
+    raise Refused(f"column {column!r} is {kind}, which Spark or Iceberg does not support: {cure}")
 
 
 def carried_schema(schema: pa.Schema, *, of_rows: bool = False) -> pa.Schema:
-    """The schema in which a stream carries rows of `schema`.
-
-    `of_rows`: nanoseconds, which pandas uses, become microseconds; the cast then refuses values
-    that would lose digits. In a declared schema nanoseconds are refused.
-    """
-    fields = []
-    for field in schema:
-        kind = _in_microseconds(field.type) if of_rows else field.type
-        fields.append(pa.field(field.name, carried_type(kind, field.name), field.nullable))
-    return pa.schema(fields)
-
-
-def _in_microseconds(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        return pa.timestamp("us", kind.tz)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.list_(kind.value_field.with_type(_in_microseconds(kind.value_type)))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_in_microseconds(field.type)) for field in kind.fields])
-    if pa.types.is_map(kind):
-        return pa.map_(_in_microseconds(kind.key_type), _in_microseconds(kind.item_type))
-    if pa.types.is_dictionary(kind):
-        return _in_microseconds(kind.value_type)
-    return kind
+    """The schema in which a stream carries rows of `schema`."""
+    return pa.schema(
+        [
+            pa.field(
+                field.name, carried_type(field.type, field.name, of_rows=of_rows), field.nullable
+            )
+            for field in schema
+        ]
+    )
 
 
 def check_names(place: str, names: list[str]) -> None:
@@ -168,40 +178,6 @@ def is_untyped(kind: pa.DataType) -> bool:
         parts = [kind.field(place).type for place in range(kind.num_fields)]
         return not parts or any(map(is_untyped, parts))
     return bool(pa.types.is_null(kind))
-
-
-def _carried_timestamp(kind: pa.TimestampType, column: str) -> pa.DataType:
-    if kind.unit == "ns":
-        raise Refused(
-            f"column {column!r} is {kind}: neither Spark nor Iceberg supports nanoseconds; cast it "
-            "to microseconds (pc.cast(column, pa.timestamp('us', 'UTC'), safe=False))"
-        )
-    return pa.timestamp("us", "UTC" if kind.tz else None)
-
-
-def _carried_nested(kind: pa.DataType, column: str, depth: int) -> pa.DataType | None:
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        item = carried_type(kind.value_type, f"{column}.element", depth=depth)
-        return pa.list_(pa.field("element", item, kind.value_field.nullable))
-    if pa.types.is_map(kind):
-        key = carried_type(kind.key_type, f"{column}.key", depth=depth)
-        return pa.map_(key, carried_type(kind.item_type, f"{column}.value", depth=depth))
-    if pa.types.is_struct(kind):
-        return pa.struct(
-            [
-                pa.field(
-                    f.name, carried_type(f.type, f"{column}.{f.name}", depth=depth), f.nullable
-                )
-                for f in kind.fields
-            ]
-        )
-    return None
-
-
-def _refused(kind: pa.DataType, column: str) -> Refused:
-    advice = next((text for name, text in _ADVICE.items() if str(kind).startswith(name)), None)
-    cure = advice or "cast it to a type that both support"
-    return Refused(f"column {column!r} is {kind}, which Spark or Iceberg does not support: {cure}")
 
 
 _PLAIN: Final[dict[str, pa.DataType]] = {
@@ -261,18 +237,18 @@ def type_text(kind: pa.DataType) -> str:
     if pa.types.is_decimal(kind):
         return f"decimal({kind.precision}, {kind.scale})"
     if pa.types.is_list(kind):
-        return f"list<{_with_null(kind.value_field)}>"
+        return f"list<{field_text(kind.value_field)}>"
     if pa.types.is_map(kind):
         return f"map<{type_text(kind.key_type)}, {type_text(kind.item_type)}>"
     if pa.types.is_struct(kind):
-        fields = ", ".join(f"{_name_text(field.name)}: {_with_null(field)}" for field in kind)
+        fields = ", ".join(f"{_name_text(field.name)}: {field_text(field)}" for field in kind)
         return f"struct<{fields}>"
     raise Refused(f"{kind} is not a type that a stream carries")
 
 
 def field_text(field: pa.Field) -> str:
     """The type of a column, and whether it may be null."""
-    return _with_null(field)
+    return type_text(field.type) + ("" if field.nullable else " not null")
 
 
 def parse_field(name: str, text: str) -> pa.Field:
@@ -280,13 +256,9 @@ def parse_field(name: str, text: str) -> pa.Field:
     if len(text) > _TEXT_MAX:
         raise Refused(f"column {name!r}: a type of {len(text):,} characters")
     parser = _Parser(name, text)
-    kind, nullable = parser.nullable_type(0)
+    kind, is_nullable = parser.nullable_type(0)
     parser.end()
-    return pa.field(name, carried_type(kind, name), nullable)
-
-
-def _with_null(field: pa.Field) -> str:
-    return type_text(field.type) + ("" if field.nullable else " not null")
+    return pa.field(name, carried_type(kind, name), is_nullable)
 
 
 def _name_text(name: str) -> str:
@@ -332,14 +304,14 @@ class _Parser:
     def _list(self, depth: int) -> pa.DataType:
         self._expect("<")
         before = self._at
-        name = self._next()
-        if name in ("element", "item") and self._peek() == ":":
-            self._expect(":")  # as Arrow prints it
-        else:
+        # Arrow prints the name of the element.
+        if self._next() not in ("element", "item") or self._peek() != ":":
             self._at = before
-        kind, nullable = self.nullable_type(depth)
+        else:
+            self._expect(":")
+        kind, is_nullable = self.nullable_type(depth)
         self._expect(">")
-        return pa.list_(pa.field("element", kind, nullable))
+        return pa.list_(pa.field("element", kind, is_nullable))
 
     def _map(self, depth: int) -> pa.DataType:
         self._expect("<")
@@ -387,9 +359,8 @@ class _Parser:
         stamp = _TIMESTAMP.fullmatch(word)
         if stamp:
             return pa.timestamp(stamp[1], "UTC" if stamp[2] else None)
-        if lower in _ALIASES:
-            lower = _ALIASES[lower]
-        if lower in _PLAIN or lower == "timestamp[us, UTC]":
+        lower = _ALIASES.get(lower, lower)
+        if lower in _PLAIN:
             return _PLAIN[lower]
         try:
             return pa.type_for_alias(lower)
@@ -411,16 +382,16 @@ class _Parser:
             raise self._wrong(f"{mark!r} is expected, not {token!r}")
 
     def _peek(self) -> str:
-        found = _TOKEN.match(self._text, self._at)
-        return found[0].strip() if found else ""
+        token = _TOKEN.match(self._text, self._at)
+        return token[0].strip() if token else ""
 
     def _next(self) -> str:
-        found = _TOKEN.match(self._text, self._at)
-        if not found:
+        token = _TOKEN.match(self._text, self._at)
+        if not token:
             rest = self._text[self._at :].strip()
             raise self._wrong(f"{rest[:20]!r} is not understood" if rest else "it ends too early")
-        self._at = found.end()
-        return found[0].strip()
+        self._at = token.end()
+        return token[0].strip()
 
     def _wrong(self, why: str) -> Refused:
         return Refused(f"column {self._column!r}: the type {self._text!r}: {why}")

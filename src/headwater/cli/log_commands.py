@@ -114,20 +114,19 @@ def _tier(url: str, name: str, partition: int, options: list[str]) -> Iterator[R
     from headwater.cli.options import EventLogOptions
     from headwater.cli.tier_view import open_partitions
     from headwater.tier.jobs import LogStartRegister
-    from headwater.tier.manager import RefreshedCover
-    from headwater.tier.reader import TierSource
+    from headwater.tier.reader import LogReader, TierSource
     from headwater.tier.segments import ObjectCache, ObjectStorage
 
     with _opened(url, name, partition, options) as (loop, store, stream):
         places = open_partitions(store, EventLogOptions(), stream, [partition])
         [place] = loop.call(_entered(places))
         try:
-            yield TierSource(
-                f"the tier of {name}, partition {partition}",
+            reader = LogReader(
                 ObjectStorage(store, ObjectCache()),
-                RefreshedCover(place.metadata),
+                place.metadata.refreshed_cover,
                 LogStartRegister(store, place.partition).first_lsn,
             )
+            yield TierSource(f"the tier of {name}, partition {partition}", reader)
         finally:
             loop.call(_left(places))
 

@@ -36,8 +36,8 @@ from headwater.tier.jobs import Flaw, LogStartRegister, ScrubFinding, ScrubResul
 from headwater.tier.manager import ManagedPartition
 
 if TYPE_CHECKING:
-    from headwater.tier.jobs import ParquetSegments
     from headwater.tier.rebuild import Rebuilt, RebuiltPartition  # loads Arrow
+    from headwater.tier.segments import ParquetSegments
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class TierPartition:
     @cached_property
     def storage(self) -> ParquetSegments:
         """Its segments, which need Arrow; its metadata do not."""
-        from headwater.tier.jobs import ParquetSegments
+        from headwater.tier.segments import ParquetSegments
 
         return ParquetSegments(self.store, self.partition)
 
@@ -146,7 +146,7 @@ class _DeletionEvents:
         if self._log is None or self.damage is not None:
             return
         # Here: most stores have no tier, and need no manager of its events.
-        from headwater.tier.jobs import publish_deletion
+        from headwater.tier.manager import publish_deletion
 
         try:
             await publish_deletion(self._log, self._partitions, through)

@@ -3,7 +3,7 @@
     events         metadata events, partitions and segment ids
     event_codec    events as bytes, as Kafka writes them
     eventlog       logs that carry the events, in order, to all subscribers
-    cache          the state after the events (segment_table and offset_index are its parts)
+    cache          the state after the events (segment_table has its columns)
     snapshot       the state as a value and as bytes
     segment_cover  which segment each LSN is read from
     manager        follows a log of events, keeps their state, publishes new ones
@@ -22,7 +22,7 @@ from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
     from headwater.tier.cache import EventOutcome, TierCache
-    from headwater.tier.errors import EventRejected, EventUndecodable, NotReady
+    from headwater.tier.errors import EventRejected, NotReady
     from headwater.tier.event_codec import decode_event, encode_event, metadata_partition_for
     from headwater.tier.events import (
         MetadataEvent,
@@ -34,15 +34,12 @@ if TYPE_CHECKING:
         SegmentUpdate,
         TopicIdPartition,
     )
-    from headwater.tier.manager import ManagerConfig, TopicMetadataManager
-    from headwater.tier.segment_cover import CoverPiece, cover, gaps
+    from headwater.tier.manager import TopicMetadataManager
+    from headwater.tier.segment_cover import gaps
 
 __all__ = [
-    "CoverPiece",
     "EventOutcome",
     "EventRejected",
-    "EventUndecodable",
-    "ManagerConfig",
     "MetadataEvent",
     "NotReady",
     "PartitionDelete",
@@ -54,7 +51,6 @@ __all__ = [
     "TierCache",
     "TopicIdPartition",
     "TopicMetadataManager",
-    "cover",
     "decode_event",
     "encode_event",
     "gaps",
@@ -65,11 +61,11 @@ __getattr__, __dir__ = exports(
     __name__,
     {
         "cache": "EventOutcome TierCache",
-        "errors": "EventRejected EventUndecodable NotReady",
+        "errors": "EventRejected NotReady",
         "event_codec": "decode_event encode_event metadata_partition_for",
         "events": "MetadataEvent PartitionDelete PartitionDeleteState SegmentId SegmentMetadata "
         "SegmentState SegmentUpdate TopicIdPartition",
-        "manager": "ManagerConfig TopicMetadataManager",
-        "segment_cover": "CoverPiece cover gaps",
+        "manager": "TopicMetadataManager",
+        "segment_cover": "gaps",
     },
 )

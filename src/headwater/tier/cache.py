@@ -14,7 +14,8 @@ of a cover.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from headwater.tier.errors import EventRejected
@@ -32,9 +33,8 @@ from headwater.tier.events import (
     publisher_epoch_of,
     segment_may_become,
 )
-from headwater.tier.offset_index import EpochIndex, StartIndex
 from headwater.tier.segment_cover import CoverPiece, cover
-from headwater.tier.segment_table import NOT_FINISHED, SegmentTable
+from headwater.tier.segment_table import NOT_FINISHED, SegmentTable, StartIndex
 
 
 class EventOutcome(StrEnum):
@@ -45,6 +45,70 @@ class EventOutcome(StrEnum):
     """The state was already the one that it sets."""
     STALE = "stale"
     """Its publisher epoch is over: it changed nothing, and never will."""
+
+
+class EpochIndex:
+    """The rows of one epoch: those that look-ups return, and those that are only listed.
+
+    A segment that finished later wins: a segment whose offsets of this epoch it covers completely
+    is unreferenced. Look-ups by offset do not return it, but it is listed until it is deleted.
+    """
+
+    __slots__ = ("_referenced", "_unreferenced", "highest_offset")
+
+    def __init__(self, table: SegmentTable) -> None:
+        self._referenced = StartIndex(table.max_ms.__getitem__)
+        self._unreferenced: set[int] = set()
+        self.highest_offset: int | None = None
+        """The last offset of this epoch that ever finished: it never goes down."""
+
+    def add_listed(self, row: int) -> None:
+        """Add a segment whose copy started: look-ups do not return it yet."""
+        self._unreferenced.add(row)
+
+    def reference(self, start: int, end: int, row: int) -> None:
+        """A copy finished that has this epoch from `start` through `end`."""
+        referenced, highest = self._referenced, self.highest_offset
+        if highest is not None and highest <= end:
+            while (last := referenced.last()) is not None and last[0] >= start:
+                self.unreference(*last)
+        same = referenced.floor(start)
+        if same is not None and same[0] == start:
+            self.unreference(*same)
+        referenced.add(start, row)
+        self._unreferenced.discard(row)
+        self.highest_offset = end if highest is None else max(highest, end)
+
+    def unreference(self, start: int, row: int) -> None:
+        """Keep a segment only listed: it is being deleted, and the deletion may be retried."""
+        self._referenced.remove(start, row)
+        self._unreferenced.add(row)
+
+    def remove(self, row: int) -> None:
+        """Remove a deleted segment."""
+        self._unreferenced.discard(row)
+
+    def floor(self, offset: int) -> tuple[int, int] | None:
+        """Start and row of the last referenced segment that starts at or before the offset."""
+        return self._referenced.floor(offset)
+
+    def rows_with_time(self, timestamp_ms: int, first_offset: int) -> Iterator[int]:
+        """Rows that start at the offset or later and have a record of this time or later."""
+        return self._referenced.rows_from(timestamp_ms, first=first_offset)
+
+    def referenced(self) -> tuple[array[int], array[int]]:
+        """A copy of the starts and rows of referenced segments, in order."""
+        return self._referenced.columns()
+
+    def listed(self) -> Iterator[int]:
+        """All rows of this epoch, unordered."""
+        yield from self._referenced
+        yield from self._unreferenced
+
+    def restore(self, start: int, row: int) -> None:
+        """Reference a row again, as it is in a dump."""
+        self._referenced.add(start, row)
+        self._unreferenced.discard(row)
 
 
 class PartitionCache:

@@ -16,7 +16,7 @@ import uuid
 from array import array
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -45,9 +45,6 @@ from headwater.tier.segments.reading import open_index
 from headwater.tier.segments.seal import UNKNOWN_XXH3, Receipt
 from headwater.tier.snapshot import decode_snapshot, restore_all
 
-NO_LEADER: Final = -1
-"""The broker id of events that no leader published."""
-
 
 async def segment_metadata_of(
     store: Store, segment_id: SegmentId, *, stored_ms: int = 0
@@ -70,17 +67,10 @@ async def segment_metadata_of(
         description.sequences,
         UNKNOWN_XXH3,
     )
-    return SegmentMetadata(
-        segment_id=segment_id,
-        start_offset=description.first_lsn,
-        end_offset=description.last_lsn,
-        broker_id=NO_LEADER,
-        max_timestamp_ms=description.max_timestamp_ms,
+    return msgspec.structs.replace(
+        description.metadata(receipt),
         event_timestamp_ms=stored_ms,
-        epochs=description.epochs,
-        size_bytes=index.size_bytes,
         custom_metadata=receipt.custom_metadata(description.epochs[-1][0]),
-        txn_index_empty=True,
     )
 
 
@@ -157,7 +147,7 @@ class DamagedEvents:
         """Where events begin that count, which snapshots to try for those before, what is lost."""
         events = self._events
         try:
-            floor = await events.floors.look()
+            floor = await events.floors.read()
         except Damaged as error:
             return 0, snapshots, [str(error)]
         if not floor.floor:

@@ -125,6 +125,8 @@ def partition_may_become(now: PartitionDeleteState | None, then: PartitionDelete
     return now is then or _PARTITION_NEXT.get(now) is then
 
 
+NO_BROKER: Final = -1
+"""The broker id of events that no leader publishes."""
 CUSTOM_METADATA_MAX_BYTES: Final = 128
 """Kafka's default for `remote.log.metadata.custom.metadata.max.bytes`."""
 _I32: Final = 1 << 31

@@ -39,7 +39,7 @@ from headwater.tier.events import SegmentMetadata
 from headwater.tier.in_order import in_order
 from headwater.tier.segment_cover import END_LSN, CoverPiece, dense_end, gaps, with_pauses
 from headwater.tier.segments.footer import SegmentIndex
-from headwater.tier.segments.object_storage import RemoteStorage
+from headwater.tier.segments.object_storage import ObjectStorage
 
 CoverSource = Callable[[int, int], Awaitable[Sequence[CoverPiece]]]
 """Returns the cover of [first_lsn, end_lsn) after all events published before the call."""
@@ -62,7 +62,7 @@ class LogReader:
 
     def __init__(
         self,
-        storage: RemoteStorage,
+        storage: ObjectStorage,
         cover: CoverSource,
         log_start: LogStartSource,
         wal: Wal | None = None,
@@ -72,13 +72,14 @@ class LogReader:
         """Without a local log, everything is read from the tier, `parallel` row groups at once.
 
         Each fetch needs the index of its segment: give the storage a cache. If `cover` lags behind
-        the log of events, existing records are reported as lost: use `RefreshedCover`.
+        the log of events, existing records are reported as lost: pass
+        `ManagedPartition.refreshed_cover`.
         """
         if parallel < 1:
             raise Refused(f"parallel is {parallel}: it must be at least 1")
+        self.cover = cover
+        self.log_start = log_start
         self._storage = storage
-        self._cover = cover
-        self._log_start = log_start
         self._wal = wal
         self._parallel = parallel
 
@@ -142,11 +143,11 @@ class LogReader:
         self, at: int, end_lsn: int, local_from: int
     ) -> AsyncGenerator[Group, None]:
         end_lsn = min(end_lsn, local_from)
-        pieces = await self._cover(at, end_lsn)
+        pieces = await self.cover(at, end_lsn)
         holes = gaps(pieces, at, end_lsn)
         if holes:
             # After the cover: the log start moves before segments below it are unlisted.
-            start_lsn = await self._log_start()
+            start_lsn = await self.log_start()
             raise self._missing_error(holes[0], pieces, end_lsn, local_from, start_lsn)
         async with aclosing(self._fetch_pieces(pieces)) as groups:
             async for group in groups:
@@ -156,10 +157,10 @@ class LogReader:
         self, at: int, end_lsn: int, failed: HeadwaterError
     ) -> AsyncGenerator[Group, None]:
         """Read from the tier what the log should have, up to the first gap."""
-        pieces = await self._cover(at, end_lsn)
+        pieces = await self.cover(at, end_lsn)
         holes = gaps(pieces, at, end_lsn)
         if holes and holes[0].start == at:
-            start_lsn = await self._log_start()
+            start_lsn = await self.log_start()
             if start_lsn is not None and at < start_lsn:
                 raise Trimmed(f"LSN {at} is deleted: begin at {start_lsn}", floor_lsn=start_lsn)
             raise failed
@@ -250,26 +251,16 @@ class LogReader:
 class TierArchive:
     """The tier as `LogArchive` of a partition: replicas copy the start of the log from it."""
 
-    def __init__(
-        self,
-        name: str,
-        storage: RemoteStorage,
-        cover: CoverSource,
-        log_start: LogStartSource,
-        *,
-        parallel: int = limits.TIER_READ_PARALLEL,
-    ) -> None:
-        """`name` is for messages; the rest is as for a `LogReader`."""
+    def __init__(self, name: str, reader: LogReader) -> None:
+        """`name` is for messages; `reader` reads the tier, without a local log."""
         self.name = name
-        self._cover = cover
-        self._log_start = log_start
-        self._reader = LogReader(storage, cover, log_start, parallel=parallel)
+        self._reader = reader
 
     async def held(self) -> range:
         """See `LogArchive`: from the log start to the end of the cover or its first gap."""
-        pieces = await self._cover(0, END_LSN)
+        pieces = await self._reader.cover(0, END_LSN)
         # After the cover: deleted segments below the log start may still be in it.
-        start_lsn = await self._log_start()
+        start_lsn = await self._reader.log_start()
         if start_lsn is None:
             return range(1, 1)
         end_lsn = start_lsn
@@ -290,16 +281,13 @@ class TierArchive:
 class TierSource:
     """The tier as `RepairSource` for a damaged log: reads the cover of one partition. Blocks.
 
-    Its arguments must have been opened through `portal.shared()`.
+    The reader and its store must have been opened through `portal.shared()`.
     """
 
-    def __init__(
-        self, name: str, storage: RemoteStorage, cover: CoverSource, log_start: LogStartSource
-    ) -> None:
-        """`name` is for reports."""
+    def __init__(self, name: str, reader: LogReader) -> None:
+        """`name` is for reports; `reader` reads the tier, without a local log."""
         self.name = name
-        self._cover = cover
-        self._reader = LogReader(storage, cover, log_start)
+        self._reader = reader
 
     def read(self, first_lsn: int, last_lsn: int) -> Sequence[Group]:
         """Consecutive groups, up to about a segment of the log.
@@ -309,7 +297,7 @@ class TierSource:
         return portal.shared().call(self._read(first_lsn, last_lsn))
 
     async def _read(self, first_lsn: int, last_lsn: int) -> list[Group]:
-        pieces = await self._cover(first_lsn, last_lsn + 1)
+        pieces = await self._reader.cover(first_lsn, last_lsn + 1)
         for number, piece in enumerate(pieces):
             groups = await self._groups(
                 piece.lsns.start, dense_end(pieces[number:], piece.lsns.start)

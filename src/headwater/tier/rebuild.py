@@ -27,16 +27,15 @@ from headwater.core.errors import Damaged, NotFound, NotSupported
 from headwater.store import ObjectMeta, Store
 from headwater.tier.event_codec import metadata_partition_for
 from headwater.tier.event_replay import (
-    NO_LEADER,
     DamagedEvents,
     EventReplay,
     MissingEvents,
     segment_id_of,
     segment_metadata_of,
 )
-from headwater.tier.eventlog import StoredEventLog
-from headwater.tier.eventlog.renewal import begin_partition, check_empty
+from headwater.tier.eventlog.stored_log import StoredEventLog, begin_partition, check_empty
 from headwater.tier.events import (
+    NO_BROKER,
     SegmentId,
     SegmentMetadata,
     SegmentState,
@@ -207,7 +206,7 @@ class PartitionRebuild:
         # As a new leader does: by an event about a segment that never existed.
         no_segment = SegmentId(self._partition, uuid.UUID(int=0))
         state = SegmentState.DELETE_FINISHED
-        self._replay.cache.apply(SegmentUpdate(no_segment, NO_LEADER, 0, state, stamp(epoch)))
+        self._replay.cache.apply(SegmentUpdate(no_segment, NO_BROKER, 0, state, stamp(epoch)))
         return epoch
 
     def _finished(self) -> list[SegmentMetadata]:
@@ -222,7 +221,7 @@ class PartitionRebuild:
     def _set_state(self, segment: SegmentMetadata, state: SegmentState, custom: bytes) -> None:
         stored_ms = segment.event_timestamp_ms
         self._replay.cache.apply(
-            SegmentUpdate(segment.segment_id, NO_LEADER, stored_ms, state, custom)
+            SegmentUpdate(segment.segment_id, NO_BROKER, stored_ms, state, custom)
         )
 
     async def _candidates(self) -> list[SegmentMetadata]:

@@ -209,6 +209,8 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class _Segment(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """The fields of `SegmentMetadata` in their order, with the id alone, and the finish order."""
+
     id: uuid.UUID
     start_offset: int
     end_offset: int
@@ -293,7 +295,14 @@ def _write(body: bytearray, dumped: PartitionDump) -> None:
     state = (dumped.publisher_epoch, dumped.delete_state, dumped.finishes)
     _write_all(body, len(_Partition.__struct_fields__), (*head, *state))
     segments = zip(dumped.segments, dumped.finished, strict=True)
-    _write_all(body, len(dumped.segments), (_written(*one) for one in segments))
+    _write_all(
+        body,
+        len(dumped.segments),
+        (
+            (one.segment_id.id, *msgspec.structs.astuple(one)[1:], finished)
+            for one, finished in segments
+        ),
+    )
     _write_all(body, len(dumped.referenced), dumped.referenced)
     _encoder.encode_into(dumped.highest, body, -1)
 
@@ -310,30 +319,13 @@ def _write_all(body: bytearray, length: int, items: Iterable[object]) -> None:
         _encoder.encode_into(item, body, -1)
 
 
-def _written(one: SegmentMetadata, finished: int) -> _Segment:
-    return _Segment(
-        one.segment_id.id,
-        one.start_offset,
-        one.end_offset,
-        one.broker_id,
-        one.max_timestamp_ms,
-        one.event_timestamp_ms,
-        one.epochs,
-        one.size_bytes,
-        one.state,
-        one.custom_metadata,
-        one.txn_index_empty,
-        finished,
-    )
-
-
 def _read(written: _Partition) -> PartitionDump:
     partition = TopicIdPartition(written.topic_id, written.name, written.partition)
     segments, finished = [], array("q")
     for raw in written.segments:
-        one = _segment_decoder.decode(raw)
-        finished.append(one.finished)
-        segments.append(_read_segment(partition, one))
+        number, *values, position = msgspec.structs.astuple(_segment_decoder.decode(raw))
+        segments.append(SegmentMetadata(SegmentId(partition, number), *values))
+        finished.append(position)
     return PartitionDump(
         partition=partition,
         publisher_epoch=written.publisher_epoch,
@@ -343,20 +335,4 @@ def _read(written: _Partition) -> PartitionDump:
         finished=tuple(finished),
         referenced=tuple(map(_referenced_decoder.decode, written.referenced)),
         highest=written.highest,
-    )
-
-
-def _read_segment(partition: TopicIdPartition, one: _Segment) -> SegmentMetadata:
-    return SegmentMetadata(
-        SegmentId(partition, one.id),
-        one.start_offset,
-        one.end_offset,
-        one.broker_id,
-        one.max_timestamp_ms,
-        one.event_timestamp_ms,
-        one.epochs,
-        one.size_bytes,
-        one.state,
-        one.custom_metadata,
-        one.txn_index_empty,
     )

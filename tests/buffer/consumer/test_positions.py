@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from headwater.buffer.consumer import Consumer, UnreadableBatch, lsn_at_time, read_async
 from headwater.buffer.producer import Producer
+from headwater.buffer.producer.call import with_column
 from headwater.buffer.queue import Retention, TimeBy
-from headwater.buffer.records import INGESTED, TIMESTAMP, from_values, with_column
+from headwater.buffer.records import INGESTED, TIMESTAMP, from_values
 from headwater.buffer.stream import Stream, create_stream
 from headwater.buffer.transaction import CommitAttempt, TransactionCommitter, Uploader
 from headwater.core import limits, runtime

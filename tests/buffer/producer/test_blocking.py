@@ -49,9 +49,10 @@ def test_the_same_calls_without_await(stream: FakeStream) -> None:
     with BlockingProducer.open(stream, linger_ms=5) as producer:
         one = producer.produce([b"a"], b"m", keys=b"k").result()
         many = producer.produce([b"b"] * 100).result(timeout=60)
-        few = producer.produce([b"c", None], headers={"h": b"1"})
+        sent = producer.produce([b"c", None], headers={"h": b"1"})
         producer.flush()
-        assert few.is_done
+        assert sent.is_done
+        few = sent.result()
         assert (one.first_lsn, many.first_lsn, few.first_lsn) == (1, 2, 102)
         assert producer.metrics.entries_flushed == 103
         assert producer.resumed[0].producer_sequence == 0

@@ -108,6 +108,15 @@ def test_an_index_of_pandas_is_a_plain_count_or_refused(tmp_path: Path) -> None:
     assert headwater.read(url, "frames").to_table().num_rows == 6
 
 
+@virtual
+async def test_a_table_with_such_an_index_is_refused_by_the_async_producer_as_well() -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pa.Table.from_pandas(pandas.DataFrame({"id": [4, 5, 6]})[1:])
+    async with await Producer.open(fake_stream()) as producer:
+        with pytest.raises(Refused, match=r"reset_index\(\) first"):
+            await producer.produce_arrow(table)
+
+
 @pytest.mark.parametrize("kind", [pa.timestamp("ns"), pa.timestamp("ns", "Europe/Berlin")])
 @pytest.mark.parametrize("nested", [False, True])
 def test_nanoseconds_are_carried_where_nothing_is_lost(

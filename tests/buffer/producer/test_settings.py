@@ -8,7 +8,7 @@ import pytest
 
 from headwater.buffer.compression import Compression
 from headwater.buffer.producer import Producer
-from headwater.buffer.producer.config import KAFKA_NAMES, Settings, settings_for
+from headwater.buffer.producer.config import Settings, settings_for
 from headwater.buffer.stream import Stream
 from headwater.core.errors import Refused
 from headwater.core.limits import MIB
@@ -75,7 +75,7 @@ def test_what_is_always_so_may_be_said_and_not_be_chosen() -> None:
 def test_other_settings_of_kafka_are_refused_with_what_is_here_instead(
     name: str, instead: str
 ) -> None:
-    with pytest.raises(Refused, match=f"{name} is Kafka's, .*{instead}"):
+    with pytest.raises(Refused, match=f"{name} is not a setting of a producer: .*{instead}"):
         settings_for(fake_stream(), {name: "x"})
 
 
@@ -89,7 +89,6 @@ def test_kafka_spellings_are_understood() -> None:
         "compression.type": "zstd",
         "delivery.timeout.ms": "30000",
     }
-    assert set(given) == set(KAFKA_NAMES)
     found = settings_for(fake_stream(), given)
     assert found == Settings(
         linger_ms=5,
@@ -105,11 +104,11 @@ def test_kafka_spellings_are_understood() -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"linger": 5}, "did you mean linger"),
-        ({"client.rack": "a"}, "known are"),
+        ({"linger": 5}, "did you mean linger_ms"),
+        ({"client.rack": "a"}, "known: batch_bytes"),
         ({"on_failure": "drop"}, "continue or stop"),
-        ({"linger_ms": 5, "linger.ms": 5}, "given twice"),
-        ({"linger_ms": -1}, "linger_ms is -1: a whole number from 0"),
+        ({"linger_ms": 5, "linger.ms": 5}, "same setting"),
+        ({"linger_ms": -1}, "linger_ms is -1: it must be a whole number from 0"),
         ({"linger_ms": None}, "linger_ms is None"),
         ({"linger_ms": "soon"}, "'soon'"),
         ({"linger_ms": 1.5}, "1.5"),
@@ -118,7 +117,7 @@ def test_kafka_spellings_are_understood() -> None:
         ({"max_in_flight": True}, "max_in_flight is True"),
         ({"on_full": "drop"}, "wait or fail"),
         ({"partitioner": "random"}, "key or round_robin"),
-        ({"compression": "gzip"}, "none, zstd, lz4"),
+        ({"compression": "gzip"}, "none or zstd or lz4"),
     ],
 )
 def test_what_cannot_be_is_refused(given: dict[str, Any], why: str) -> None:

@@ -124,7 +124,7 @@ async def test_on_failure_stop_accepts_nothing_past_what_was_dropped() -> None:
         await refused
     with pytest.raises(Unavailable, match="records before these were dropped"):
         await third
-    with pytest.raises(Refused, match="open it again and go on after what was accepted"):
+    with pytest.raises(Refused, match="open it again and continue after what was accepted"):
         await producer.produce([b"d"], partition=1)
     assert (await first).sequence == 0
     assert stream.queues[0].values() == [b"a"]

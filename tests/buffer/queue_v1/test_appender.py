@@ -11,6 +11,7 @@ import pytest
 
 from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.compression import Compression
+from headwater.buffer.producer.call import with_column
 from headwater.buffer.queue.contract import AppendedBatch, Retention, Unsettled
 from headwater.buffer.queue.v1 import UNKNOWN_LSN, V1Appender, create_v1_queue
 from headwater.buffer.queue.v1.batch_format import decode_batch
@@ -20,7 +21,7 @@ from headwater.buffer.queue.v1.manifest_format import (
     MetadataItem,
     encode_manifest,
 )
-from headwater.buffer.records import KEY, VALUE, from_arrow, from_values, with_column
+from headwater.buffer.records import KEY, VALUE, from_arrow, from_values
 from headwater.core import limits, runtime
 from headwater.core.errors import (
     Contended,

@@ -233,7 +233,7 @@ def test_a_fault_far_down_the_chain_is_placed() -> None:
 @pytest.mark.parametrize("count", [0xFFFF_FFFF, 100_000_000, 2])
 @BOTH
 def test_a_count_takes_no_memory(count: int, compression: Compression) -> None:
-    block = compress(compression, [block_of([b"one"])]).to_pybytes()
+    block = compress(compression, block_of([b"one"])).to_pybytes()
     data = batch(block, count, code=compression)
 
     with memory_within(len(data) * 4 + MIB), pytest.raises(Corrupt, match="record_count"):
@@ -242,7 +242,7 @@ def test_a_count_takes_no_memory(count: int, compression: Compression) -> None:
 
 @pytest.mark.parametrize("count", [1, 0xFFFF_FFFF])
 def test_a_bomb_is_refused(count: int) -> None:
-    data = batch(compress(Compression.ZSTD, [bytes(64 * MIB)]).to_pybytes(), count, code=1)
+    data = batch(compress(Compression.ZSTD, bytes(64 * MIB)).to_pybytes(), count, code=1)
 
     with memory_within(len(data) * 4 + MIB), pytest.raises(LimitExceeded):
         decode_batch(data, max_bytes=MIB)

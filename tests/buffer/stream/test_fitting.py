@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 
 from headwater.buffer.batch import Batch, Call, Calls, decode_batch, encode_batch
-from headwater.buffer.records import from_values, with_column
+from headwater.buffer.producer.call import with_column
+from headwater.buffer.records import from_values
 from headwater.buffer.stream.fitting import SchemaFitter
 from headwater.buffer.stream.schema import declared_schema
 from headwater.core.errors import Refused

@@ -298,7 +298,7 @@ async def test_a_producer_that_may_not_write_the_register_says_what_to_do() -> N
     await create_stream(plain, "orders")
     async with await Producer.open(store, "orders", linger_ms=0) as producer:
         backend.next("put_if_unchanged", fails(Denied("403")))
-        with pytest.raises(Denied, match=r"nothing of the call was kept.*stream alter"):
+        with pytest.raises(Denied, match=r"nothing of the call was appended.*stream alter"):
             await producer.produce_rows([{"id": 1}])
         await create_stream_columns(plain)
         await producer.produce_rows([{"id": 2}])

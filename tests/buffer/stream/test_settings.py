@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from headwater.buffer.stream.settings import parse_settings
+from headwater.buffer.stream.config import parse_settings
 from headwater.core.errors import Refused
 
 
@@ -64,7 +64,7 @@ def test_only_what_was_given_is_set() -> None:
         ("unclean.leader.election.enable", "true", "no election"),
         ("acks", "all", "durable in the object store"),
         ("max.message.bytes", "1", "RECORD_MAX_BYTES"),
-        ("compression.type", "gzip", "none, zstd or lz4"),
+        ("compression.type", "gzip", "none or zstd or lz4"),
         ("compression.type", "producer", "the stream sets"),
         ("retention.ms", "soon", "expected 7d"),
         ("retention.ms", "7 fortnights", "expected 7d"),

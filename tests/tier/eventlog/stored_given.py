@@ -96,8 +96,8 @@ async def followed(log: StoredEventLog, start_offset: int = 0) -> Known:
     end = (await log.high_water_marks())[0]
     subscription = await log.subscribe({0: start_offset})
     while known.next_offset < end:
-        known.take(await anext(subscription.items))
-    await subscription.assignment.close()
+        known.take(await anext(subscription))
+    await subscription.close()
     return known
 
 
@@ -123,7 +123,7 @@ async def snapshots_there(backend: Scripted) -> list[str]:
 
 async def floor_of(log: StoredEventLog) -> PartitionFloor:
     """Its floor, as it stands in the store."""
-    return await log.events_of(0).floors.look()
+    return await log.events_of(0).floors.read()
 
 
 async def damage(backend: Scripted, key: str) -> None:

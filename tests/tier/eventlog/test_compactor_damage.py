@@ -50,7 +50,7 @@ async def test_compaction_stops_before_a_damaged_event_and_names_it() -> None:
     again = await compactor.compact(0, every_events=1)
     assert (again.floor, again.events) == (5, 0)
     subscription = await log.subscribe({0: 0})
-    snapshot, bad = await anext(subscription.items), await anext(subscription.items)
+    snapshot, bad = await anext(subscription), await anext(subscription)
     assert isinstance(snapshot, SnapshotDelivered)
     assert dump_all(snapshot.cache) == replayed(published[:5])
     assert isinstance(bad, EventUnreadable)
@@ -82,7 +82,7 @@ async def test_a_damaged_snapshot_is_named_and_nothing_is_deleted_on_its_strengt
     (key,) = await snapshots_there(backend)
     await damage(backend, key)
     subscription = await log.subscribe({0: 0})
-    failed = await anext(subscription.items)
+    failed = await anext(subscription)
     assert isinstance(failed, PartitionFailed)
     assert isinstance(failed.error, Corrupt)
     assert key in str(failed.error)
@@ -111,7 +111,7 @@ async def test_a_lost_snapshot_is_named_and_nothing_is_deleted() -> None:
 
 async def _first_item(log: StoredEventLog) -> PartitionFailed:
     subscription = await log.subscribe({0: 0})
-    failed = await anext(subscription.items)
+    failed = await anext(subscription)
     assert isinstance(failed, PartitionFailed)
     await log.close()
     return failed
@@ -149,7 +149,7 @@ async def test_a_floor_that_contradicts_itself_is_corrupt() -> None:
     backend = Scripted()
     log = await opened(backend)
     floors = log.events_of(0).floors
-    floor = await floors.look()
+    floor = await floors.read()
     wrong = msgspec.structs.replace(floor, floor=3)
     await floors._register.update(lambda _: wrong)
     with pytest.raises(Corrupt, match=FLOOR):

@@ -16,7 +16,6 @@ from headwater.tier.eventlog import (
     PositionReached,
     Subscription,
 )
-from headwater.tier.eventlog.contract import PartitionedLog
 from tests.tier.eventlog.makers import EventLogs, contract
 
 LAG = 5_000
@@ -31,7 +30,7 @@ async def take(subscription: Subscription, count: int) -> list[LogItem]:
     """The next items; positions are left out, since a log without holes need not tell them."""
     taken: list[LogItem] = []
     while len(taken) < count:
-        item = await anext(subscription.items)
+        item = await anext(subscription)
         if not isinstance(item, PositionReached):
             taken.append(item)
     return taken
@@ -47,7 +46,6 @@ async def take_events(subscription: Subscription, count: int) -> list[tuple[int,
 
 def held_by(log: MetadataEventLog) -> int:
     """How many subscriptions a log still holds."""
-    assert isinstance(log, PartitionedLog)
     return len(log._subscriptions)
 
 
@@ -148,7 +146,7 @@ async def test_add_mid_stream_delivers_backlog_then_live(logs: EventLogs) -> Non
     log = await logs.fresh(2)
     await publish_all(log, 1, b"old0", b"old1", b"old2")
     subscription = await log.subscribe({0: 0})
-    subscription.assignment.add(1, 0)
+    subscription.add(1, 0)
     await log.publish(1, b"new")
     assert await take_events(subscription, 4) == [
         (1, 0, b"old0"),
@@ -156,7 +154,7 @@ async def test_add_mid_stream_delivers_backlog_then_live(logs: EventLogs) -> Non
         (1, 2, b"old2"),
         (1, 3, b"new"),
     ]
-    assert subscription.assignment.assigned() == [0, 1]
+    assert subscription.assigned() == [0, 1]
     await log.close()
 
 
@@ -181,7 +179,7 @@ async def test_dropping_handle_evicts_subscription_state(logs: EventLogs) -> Non
 async def test_closing_a_handle_evicts_subscription_state(logs: EventLogs) -> None:
     log = await logs.fresh(1)
     kept, closed = await log.subscribe({0: 0}), await log.subscribe({0: 0})
-    await closed.assignment.close()
+    await closed.close()
     assert held_by(log) == 1
     await log.publish(0, b"a")
     assert await payloads(kept, 1) == [b"a"]
@@ -193,8 +191,8 @@ async def test_closing_a_handle_evicts_subscription_state(logs: EventLogs) -> No
 async def test_remove_stops_delivery(logs: EventLogs) -> None:
     log = await logs.fresh(2)
     subscription = await log.subscribe({0: 0, 1: 0})
-    subscription.assignment.remove(1)
-    assert subscription.assignment.assigned() == [0]
+    subscription.remove(1)
+    assert subscription.assigned() == [0]
     await log.publish(1, b"gone")
     await log.publish(0, b"here")
     assert await take_events(subscription, 1) == [(0, 0, b"here")]
@@ -233,7 +231,7 @@ async def test_backlog_and_live_events_meet_without_gap_or_duplicate(logs: Event
         await runtime.sleep(0.012 * moment)
         subscription = await log.subscribe({0: 0})
         begun = await take_events(subscription, moment % 2)
-        subscription.assignment.add(1, 0)
+        subscription.add(1, 0)
         return begun + await take_events(subscription, 60 - len(begun))
 
     publishing = runtime.spawn(publish_slowly(), name="publisher")
@@ -278,11 +276,11 @@ async def test_a_partition_added_again_begins_where_it_is_told_to(logs: EventLog
     await publish_all(log, 0, b"a", b"b", b"c", b"d")
     subscription = await log.subscribe({0: 0})
     assert await payloads(subscription, 1) == [b"a"]
-    subscription.assignment.remove(0)
-    subscription.assignment.add(0, 2)
+    subscription.remove(0)
+    subscription.add(0, 2)
     assert await take_events(subscription, 2) == [(0, 2, b"c"), (0, 3, b"d")]
-    subscription.assignment.remove(0)
-    subscription.assignment.add(0, 0)
+    subscription.remove(0)
+    subscription.add(0, 0)
     assert await payloads(subscription, 4) == [b"a", b"b", b"c", b"d"]
     await log.close()
 
@@ -295,7 +293,7 @@ async def test_what_was_fetched_of_a_partition_is_not_delivered_once_it_is_remov
     await publish_all(log, 0, b"a", b"b", b"c")
     subscription = await log.subscribe({0: 0, 1: 0})
     assert await payloads(subscription, 1) == [b"a"]
-    subscription.assignment.remove(0)
+    subscription.remove(0)
     await log.publish(1, b"other")
     assert await take_events(subscription, 1) == [(1, 0, b"other")]
     await log.close()
@@ -309,10 +307,10 @@ async def test_adding_what_is_followed_and_removing_what_is_not_change_nothing(
     await publish_all(log, 0, b"a", b"b")
     subscription = await log.subscribe({0: 0})
     assert await payloads(subscription, 1) == [b"a"]
-    subscription.assignment.add(0, 0)
-    subscription.assignment.remove(1)
+    subscription.add(0, 0)
+    subscription.remove(1)
     assert await take_events(subscription, 1) == [(0, 1, b"b")]
-    assert subscription.assignment.assigned() == [0]
+    assert subscription.assigned() == [0]
     await log.close()
 
 
@@ -394,8 +392,8 @@ async def test_a_log_that_ends_before_the_start_offset_is_told_to_be_another_one
     assert isinstance(failed, PartitionFailed), failed
     assert failed.partition == 0
     assert isinstance(failed.error, RolledBack)
-    assert subscription.assignment.assigned() == [1], "it may be added again"
-    subscription.assignment.add(0, 1)
+    assert subscription.assigned() == [1], "it may be added again"
+    subscription.add(0, 1)
     assert await take_events(subscription, 1) == [(0, 1, b"b")]
     await log.close()
 
@@ -409,14 +407,14 @@ async def test_the_items_end_when_the_subscription_is_closed(logs: EventLogs) ->
     assert await payloads(subscription, 1) == [b"a"]
 
     async def follow() -> list[LogItem]:
-        return [item async for item in subscription.items]
+        return [item async for item in subscription]
 
     following = runtime.spawn(follow(), name="following")
     await runtime.sleep(0.01)
-    await subscription.assignment.close()
+    await subscription.close()
     assert not any(isinstance(item, EventDelivered) for item in await following)
-    assert subscription.assignment.assigned() == []
-    await subscription.assignment.close()
+    assert subscription.assigned() == []
+    await subscription.close()
     await log.close()
 
 
@@ -429,8 +427,8 @@ async def test_a_partition_that_is_not_there_cannot_be_followed(logs: EventLogs)
     subscription = await log.subscribe({})
     for partition, start_offset in ((2, 0), (-1, 0), (0, -1)):
         with pytest.raises(Refused):
-            subscription.assignment.add(partition, start_offset)
-    assert subscription.assignment.assigned() == []
+            subscription.add(partition, start_offset)
+    assert subscription.assigned() == []
     await log.close()
 
 
@@ -439,12 +437,12 @@ async def test_a_closed_log_ends_its_subscriptions_and_refuses_the_rest(logs: Ev
     log = await logs.fresh(1)
     subscription = await log.subscribe({0: 0})
     await log.close()
-    assert [item async for item in subscription.items] == []
+    assert [item async for item in subscription] == []
     for asking in (log.publish(0, b"x"), log.subscribe({0: 0}), log.high_water_marks()):
         with pytest.raises(Refused, match="closed"):
             await asking
     with pytest.raises(Refused):
-        subscription.assignment.add(0, 0)
+        subscription.add(0, 0)
     await log.close()
 
 

@@ -23,7 +23,7 @@ def test_a_long_backlog_of_one_partition_holds_up_no_other() -> None:
         await log.publish(0, b"short")
         await log.publish(2, b"short")
         subscription = await log.subscribe({0: 0, 1: 0, 2: 0})
-        first = {(await anext(subscription.items)).partition for _ in range(3)}
+        first = {(await anext(subscription)).partition for _ in range(3)}
         assert first == {0, 1, 2}
 
     simulate(main)

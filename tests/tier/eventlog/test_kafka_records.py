@@ -119,4 +119,4 @@ def test_a_time_out_says_what_was_last_heard() -> None:
     trouble = ConnectionErrors()
     trouble.note(KafkaError(KafkaError._AUTHENTICATION, "wrong password"))
     told = publish_error("an event", KafkaError(KafkaError._MSG_TIMED_OUT), trouble, is_first=False)
-    assert "last heard: wrong password" in str(told)
+    assert "last connection error: wrong password" in str(told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
@@ -14,10 +15,11 @@ from headwater.testing import Simulation, simulate
 from headwater.tier.eventlog import (
     EventDelivered,
     EventUnreadable,
+    InProcessEventLog,
     PartitionFailed,
     PositionReached,
 )
-from headwater.tier.eventlog.kafka_subscription import KafkaSubscription, TopicItem
+from headwater.tier.eventlog.kafka_subscription import KafkaSubscription, TopicItem, TopicReader
 
 Round = list[TopicItem] | Callable[[], list[TopicItem]] | HeadwaterError
 
@@ -49,7 +51,7 @@ class ScriptedReader:
 
 
 def following(reader: ScriptedReader, **starts: int) -> KafkaSubscription:
-    subscription = KafkaSubscription(reader, lambda partition, offset: None, lambda closed: None)
+    subscription = KafkaSubscription(InProcessEventLog(2), cast("TopicReader", reader))
     for name, start in starts.items():
         subscription.add(int(name[1:]), start)
     return subscription

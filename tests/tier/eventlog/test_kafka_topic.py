@@ -116,7 +116,7 @@ def test_somebody_who_creates_it_at_the_same_time_decides_how_it_is(brokers: Fak
         brokers.partition_count = 2
         brokers.hidden_for = 1
         brokers.create_error = KafkaError.TOPIC_ALREADY_EXISTS
-        with pytest.raises(Refused, match="has 2 partitions, and 3"):
+        with pytest.raises(Refused, match="has 2 partitions, not 3"):
             await find_topic(topic, 3, WISH)
 
     run(scenario)
@@ -180,13 +180,13 @@ def test_the_log_has_the_id_of_its_topic_and_brokers_that_give_none_are_told_of(
     brokers: FakeAdmin,
 ) -> None:
     async def scenario(topic: KafkaTopic) -> None:
-        assert await topic.ask_id() == uuid.UUID(int=((1 << 64) - 1) << 64 | 2)
+        assert await topic.fetch_id() == uuid.UUID(int=((1 << 64) - 1) << 64 | 2)
         brokers.topic_id = Uuid(0, 0)
         with pytest.raises(NotSupported, match="pass a log_id"):
-            await topic.ask_id()
+            await topic.fetch_id()
         brokers.describe_error = KafkaError.TOPIC_AUTHORIZATION_FAILED
         with pytest.raises(Denied):
-            await topic.ask_id()
+            await topic.fetch_id()
 
     run(scenario)
 
@@ -205,6 +205,6 @@ def test_a_topic_that_was_let_go_of_answers_nothing(brokers: FakeAdmin) -> None:
     async def scenario(topic: KafkaTopic) -> None:
         topic.close()
         with pytest.raises(Refused, match="closed"):
-            await topic.ask_id()
+            await topic.fetch_id()
 
     run(scenario)

@@ -38,28 +38,21 @@ from tests.tier.manager.given import (
 )
 
 
-class UncertainLog:
+class UncertainLog(MetadataEventLog):
     """A log that does not say how far it goes while it is told not to."""
 
     def __init__(self, log: MetadataEventLog) -> None:
+        super().__init__(log.log_id, log.partition_count)
         self._log = log
         self.error: Unavailable | None = None
-
-    @property
-    def log_id(self) -> uuid.UUID:
-        return self._log.log_id
-
-    @property
-    def partition_count(self) -> int:
-        return self._log.partition_count
 
     async def publish(
         self, partition: int, payload: bytes, *, publisher_epoch: int | None = None
     ) -> int:
         return await self._log.publish(partition, payload, publisher_epoch=publisher_epoch)
 
-    async def subscribe(self, start_offsets: Mapping[int, int]) -> Subscription:
-        return await self._log.subscribe(start_offsets)
+    async def _new_subscription(self) -> Subscription:
+        return await self._log.subscribe({})
 
     async def high_water_marks(self, partitions: Iterable[int] | None = None) -> Mapping[int, int]:
         if self.error is not None:

@@ -7,7 +7,8 @@ import pytest
 from headwater.core.errors import NotSupported, Refused
 from headwater.tier import encode_event
 from headwater.tier.cache import EventOutcome
-from headwater.tier.eventlog import Compactor, InProcessEventLog, RenewedLog, StoredEventLog, renew
+from headwater.tier.eventlog import Compactor, InProcessEventLog, StoredEventLog, renew
+from headwater.tier.eventlog.stored_log import RenewedLog
 from tests.store.scripted import Scripted, virtual
 from tests.tier.event_histories import apply_said
 from tests.tier.eventlog.stored_given import followed, opened, publish_events, replayed
@@ -53,7 +54,7 @@ async def test_only_an_empty_log_with_as_many_partitions_is_begun() -> None:
     backend = Scripted()
     log = await opened(backend)
     await publish_events(log, 2)
-    with pytest.raises(Refused, match="would lie in other partitions"):
+    with pytest.raises(Refused, match="would be in other partitions"):
         await renew(InProcessEventLog(2), log)
     with pytest.raises(Refused, match="has 2 events in metadata partition 0"):
         await renew(InProcessEventLog(1), log)

@@ -39,7 +39,7 @@ async def test_whoever_uses_a_renewed_log_is_told_where_it_goes_on() -> None:
     await runtime.sleep(EVENT_LEASE_S + 1)
     with pytest.raises(LogRenewed, match=GOES_ON):
         await log.publish(0, event_bytes(4))
-    failed = await anext(subscription.items)
+    failed = await anext(subscription)
     assert isinstance(failed, PartitionFailed)
     assert isinstance(failed.error, LogRenewed)
     await runtime.sleep(EVENT_LEASE_S)
@@ -49,7 +49,7 @@ async def test_whoever_uses_a_renewed_log_is_told_where_it_goes_on() -> None:
     await compactor.pass_over_all()
     assert GOES_ON in str(compactor.failures[0])
     await publish_events(anew, 1, first=4)
-    await subscription.assignment.close()
+    await subscription.close()
     await manager.close()
 
 

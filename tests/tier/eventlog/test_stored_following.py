@@ -48,8 +48,8 @@ from tests.tier.eventlog.stored_given import (
 
 async def items(log: StoredEventLog, count: int, start_offset: int = 0) -> list[LogItem]:
     subscription = await log.subscribe({0: start_offset})
-    taken = [await anext(subscription.items) for _ in range(count)]
-    await subscription.assignment.close()
+    taken = [await anext(subscription) for _ in range(count)]
+    await subscription.close()
     return taken
 
 
@@ -116,7 +116,7 @@ async def test_polls_grow_rarer_while_nothing_comes() -> None:
     log, publisher = await opened(backend), await opened(backend)
     await publisher.publish(0, b"0")
     subscription = await log.subscribe({0: 0})
-    await anext(subscription.items)
+    await anext(subscription)
     backend.calls.clear()
     await runtime.sleep(60.0)
     in_the_first_minute = backend.count("get")
@@ -126,7 +126,7 @@ async def test_polls_grow_rarer_while_nothing_comes() -> None:
     assert in_ten_more == pytest.approx(120 + 600 / EVENT_LEASE_S, abs=4), "every 5 s, and floors"
     await publisher.publish(0, b"1")
     began_s = runtime.monotonic_s()
-    await anext(subscription.items)
+    await anext(subscription)
     assert runtime.monotonic_s() - began_s <= 5.0
     await log.close()
 
@@ -140,7 +140,7 @@ async def test_what_a_handle_publishes_its_own_followers_have_at_once_and_for_no
     backend.calls.clear()
     began_s = runtime.monotonic_s()
     await log.publish(0, b"mine")
-    assert await anext(subscription.items) == EventDelivered(0, 0, b"mine", None)
+    assert await anext(subscription) == EventDelivered(0, 0, b"mine", None)
     assert runtime.monotonic_s() == began_s
     assert ("get", event_key(0)) not in backend.calls
     await log.close()
@@ -160,7 +160,7 @@ async def test_so_they_have_what_it_publishes_while_it_is_made_sure_where_the_en
         published_s = runtime.monotonic_s()
 
     backend.next("list", lands_then_goes_on(publish))
-    assert await anext(subscription.items) == EventDelivered(0, 0, b"mine", None)
+    assert await anext(subscription) == EventDelivered(0, 0, b"mine", None)
     assert runtime.monotonic_s() == published_s
     await log.close()
 
@@ -189,7 +189,7 @@ async def test_the_end_is_not_where_a_question_stood_still_while_it_was_compacte
 async def test_a_floor_is_not_counted_on_when_only_the_wall_clock_went_on(wall_s: float) -> None:
     log = await opened(Scripted())
     floors = log.events_of(0).floors
-    await floors.look()
+    await floors.read()
     assert floors.leased.covers(0)
     wall_ms = runtime.wall_ms() + int(wall_s * 1000)
     with pytest.MonkeyPatch.context() as patched:
@@ -209,7 +209,7 @@ async def test_what_nobody_takes_is_not_fetched_without_end() -> None:
     backend.calls.clear()
     await runtime.sleep(60.0)
     assert backend.count("get") <= EVENTS_READY + EVENT_READS_AT_ONCE + 1
-    taken = [await anext(subscription.items) for _ in range(1000)]
+    taken = [await anext(subscription) for _ in range(1000)]
     assert [one.payload for one in taken if isinstance(one, EventDelivered)] == published
     await log.close()
 
@@ -317,17 +317,17 @@ async def test_a_store_that_does_not_answer_ends_the_partition_which_may_be_adde
     log = await opened(backend, attempts=1)
     await publish_events(await opened(backend), 3)
     subscription = await log.subscribe({0: 0})
-    await anext(subscription.items)
+    await anext(subscription)
     backend.next("get", *(fails(Unavailable("503")) for _ in range(200)))
     failed: LogItem | None = None
     while not isinstance(failed, PartitionFailed):
-        failed = await anext(subscription.items)
+        failed = await anext(subscription)
     assert isinstance(failed.error, Unavailable)
-    assert subscription.assignment.assigned() == []
+    assert subscription.assigned() == []
     backend._steps.clear()
     await publish_events(await opened(backend), 1, first=3)
-    subscription.assignment.add(0, 3)
-    assert await anext(subscription.items) == EventDelivered(0, 3, event_bytes(3), None)
+    subscription.add(0, 3)
+    assert await anext(subscription) == EventDelivered(0, 3, event_bytes(3), None)
     await log.close()
 
 
@@ -343,7 +343,7 @@ async def test_a_mistake_in_the_code_ends_the_items_with_it() -> None:
         patched.setattr(StoredEvents, "read", broken)
         subscription = await log.subscribe({0: 0})
         with pytest.raises(ZeroDivisionError):
-            await anext(subscription.items)
+            await anext(subscription)
     await log.close()
 
 
@@ -358,14 +358,14 @@ async def test_a_reader_in_the_middle_of_what_is_deleted_goes_on_with_the_snapsh
     subscription = await log.subscribe({0: 0})
     known = Known()
     for _ in range(10):
-        known.take(await anext(subscription.items))
+        known.take(await anext(subscription))
     compactor = Compactor(publisher)
     await compactor.compact(0, every_events=1)
     published += await publish_events(publisher, 4, first=300)
     await runtime.sleep(GRACE_S)
     assert (await compactor.compact(0)).deleted == 300
     while known.next_offset < 304:
-        known.take(await anext(subscription.items))
+        known.take(await anext(subscription))
     assert known.snapshots == 1
     assert known.dumps == replayed(published)
     await log.close()
@@ -378,10 +378,10 @@ async def test_a_reader_below_the_floor_keeps_its_events_for_the_grace() -> None
     published = await publish_events(publisher, 300)
     subscription = await log.subscribe({0: 0})
     known = Known()
-    known.take(await anext(subscription.items))
+    known.take(await anext(subscription))
     await Compactor(publisher).compact(0, every_events=1)
     while known.next_offset < 300:
-        known.take(await anext(subscription.items))
+        known.take(await anext(subscription))
     assert known.snapshots == 0
     assert known.dumps == replayed(published)
     await log.close()
@@ -406,7 +406,7 @@ async def test_a_snapshot_that_is_replaced_while_it_is_read_is_not_missed() -> N
 
     subscription = await reader.subscribe({0: 0})
     await asyncio.gather(replace_it())
-    item = await anext(subscription.items)
+    item = await anext(subscription)
     assert isinstance(item, SnapshotDelivered)
     assert (item.through_offset, dump_all(item.cache)) == (9, replayed(published))
     await reader.close()
@@ -448,7 +448,7 @@ async def test_a_snapshot_that_contradicts_itself_ends_the_partition() -> None:
     await events.store.put(events.keys.snapshot(5, name.token), data)
     await events.floors.move(6, name)
     subscription = await log.subscribe({0: 0})
-    failed = await anext(subscription.items)
+    failed = await anext(subscription)
     assert isinstance(failed, PartitionFailed)
     assert isinstance(failed.error, Corrupt)
     assert "contradicts itself" in str(failed.error)

@@ -36,7 +36,7 @@ from tests.torture.surroundings import Replacement, replaced
 HISTORIES_TO_CATCH_A_BUG = 150
 
 _after = StoredEvents.floor_after
-_dead = compactor._dead
+_obsolete_keys = compactor._obsolete_keys
 
 
 async def stores_after_the_floor_moved(
@@ -56,7 +56,7 @@ async def deletes_before_the_floor_moves(
 ) -> SnapshotName:
     """Holds that a snapshot is enough, whether or not anybody is told of it."""
     name = await store_snapshot(events, cache, through_offset)
-    for offset in range((await events.floors.look()).floor, through_offset + 1):
+    for offset in range((await events.floors.read()).floor, through_offset + 1):
         await events.store.delete(events.key(offset))
     return name
 
@@ -100,7 +100,7 @@ async def looks_blindly(self: StoredEvents, offset: int) -> LogFloor:
 
 async def moves_blindly(self: FloorRegister, floor: int, snapshot: SnapshotName) -> PartitionFloor:
     """Moves the floor to its own snapshot, however long that took."""
-    fresh = msgspec.structs.replace(await self.look(), floor=floor, snapshot=snapshot)
+    fresh = msgspec.structs.replace(await self.read(), floor=floor, snapshot=snapshot)
     return (await self._register.update(lambda _: fresh)).value
 
 
@@ -113,7 +113,7 @@ async def sweeps_what_nobody_names(
     events: StoredEvents, floor: PartitionFloor
 ) -> AsyncIterator[str]:
     """Deletes every snapshot but the floor's, also one that is to become it."""
-    async for key in _dead(events, floor):
+    async for key in _obsolete_keys(events, floor):
         yield key
     async for meta in events.store.list(events.folder, start_after=events.keys.before_snapshots):
         if floor.snapshot is None or not meta.key.endswith(floor.snapshot.token):
@@ -133,7 +133,7 @@ PLANTED: dict[str, Replacement] = {
     "stale-compactor-lowers-the-floor": (FloorRegister, "move", moves_blindly),
     "dead-events-count": (StoredEvents, "floor_after", judges_by_nothing),
     "lease-never-ends": (Lease, "is_within", lambda self, seconds: True),
-    "unnamed-snapshots-are-garbage": (compactor, "_dead", sweeps_what_nobody_names),
+    "unnamed-snapshots-are-garbage": (compactor, "_obsolete_keys", sweeps_what_nobody_names),
     "snapshot-left-out": (PartitionFollower, "_deliver_snapshot", skips_to_the_floor),
 }
 CLOCKS: dict[str, Replacement] = {

@@ -110,7 +110,7 @@ async def test_a_lost_floor_is_not_an_empty_partition() -> None:
         await log.publish(0, b"x")
     assert await log.high_water_marks() == {}
     subscription = await log.subscribe({0: 0})
-    failed = await anext(subscription.items)
+    failed = await anext(subscription)
     assert isinstance(failed, PartitionFailed)
     assert isinstance(failed.error, RolledBack)
 

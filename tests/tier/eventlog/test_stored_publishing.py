@@ -35,10 +35,10 @@ async def everything(log: StoredEventLog) -> list[bytes]:
     subscription = await log.subscribe({0: 0})
     found = []
     for _ in range(end):
-        item = await anext(subscription.items)
+        item = await anext(subscription)
         assert isinstance(item, EventDelivered), item
         found.append(item.payload)
-    await subscription.assignment.close()
+    await subscription.close()
     return found
 
 

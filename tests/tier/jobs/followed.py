@@ -21,6 +21,7 @@ from headwater.tier import (
 from headwater.tier.cache import PartitionCache
 from headwater.tier.errors import NotReady
 from headwater.tier.eventlog import InProcessEventLog
+from headwater.tier.manager import ManagedPartition
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class LineFaults:
         return cls(rate(), rate(), rate(), rate(), unready)
 
 
-class FollowedPartition:
-    """`PartitionMetadata` over metadata partition 0 of an in-process log."""
+class FollowedPartition(ManagedPartition):
+    """The state over metadata partition 0 of an in-process log."""
 
     def __init__(
         self,

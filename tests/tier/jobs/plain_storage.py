@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,10 @@ import pyarrow as pa
 from headwater.core import runtime
 from headwater.core.errors import Corrupt, Refused
 from headwater.log.record.group import Group
-from headwater.store import ObjectMeta, Store
-from headwater.tier import SegmentId, SegmentMetadata, SegmentState, SegmentUpdate, TopicIdPartition
-from headwater.tier.events import stamp, unstamp
+from headwater.store import ObjectMeta
+from headwater.tier import SegmentId, SegmentMetadata
+from headwater.tier.events import NO_BROKER, unstamp
+from headwater.tier.segments import ParquetSegments
 
 FOLDER = "plain"
 
@@ -43,12 +44,7 @@ class PlainSegment:
         return json.dumps([str(self.segment_id.id), self.runs]).encode()
 
     @property
-    def size_bytes(self) -> int:
-        return len(self.data)
-
-    def started(
-        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
-    ) -> SegmentMetadata:
+    def metadata(self) -> SegmentMetadata:
         epochs: dict[int, int] = {}
         for first_lsn, term, _ in self.runs:
             epochs.setdefault(term, first_lsn)
@@ -56,31 +52,17 @@ class PlainSegment:
             self.segment_id,
             self.first_lsn,
             self.last_lsn,
-            broker_id,
+            NO_BROKER,
             self.max_timestamp_ms,
-            event_timestamp_ms,
+            0,
             tuple(epochs.items()),
-            self.size_bytes,
-            custom_metadata=self._stamped(publisher_epoch),
+            len(self.data),
+            custom_metadata=zlib.crc32(self.data).to_bytes(4, "big"),
         )
 
-    def finished(
-        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
-    ) -> SegmentUpdate:
-        custom = self._stamped(publisher_epoch)
-        state = SegmentState.COPY_FINISHED
-        return SegmentUpdate(self.segment_id, broker_id, event_timestamp_ms, state, custom)
 
-    def _stamped(self, publisher_epoch: int) -> bytes:
-        return stamp(publisher_epoch, zlib.crc32(self.data).to_bytes(4, "big"))
-
-
-class PlainStorage:
-    """`SegmentStorage` in a store."""
-
-    def __init__(self, store: Store, partition: TopicIdPartition) -> None:
-        self._store = store
-        self._partition = partition
+class PlainStorage(ParquetSegments):
+    """Segments as JSON instead of Parquet."""
 
     async def prepare(
         self,
@@ -106,12 +88,13 @@ class PlainStorage:
         return PlainSegment(segment_id, runs, newest_ms)
 
     async def copy(self, prepared: Any) -> None:
-        token = str(prepared.segment_id.id).encode()
-        await self._store.put_if_absent(plain_key(prepared.segment_id), prepared.data, token=token)
+        segment_id = prepared.metadata.segment_id
+        token = str(segment_id.id).encode()
+        await self._store.put_if_absent(plain_key(segment_id), prepared.data, token=token)
 
     async def fetch(
         self, segment: SegmentMetadata, first_lsn: int, end_lsn: int
-    ) -> AsyncIterator[Group]:
+    ) -> AsyncGenerator[Group, None]:
         found = await self._store.get(plain_key(segment.segment_id))
         for group in groups_of(decoded(bytes(found.data))):
             part = group.between(first_lsn, end_lsn - 1)
@@ -124,7 +107,7 @@ class PlainStorage:
     async def lost_in(self, segment: SegmentMetadata, lsns: range) -> list[range]:
         return []
 
-    async def verify(self, segment: SegmentMetadata) -> None:
+    async def verify(self, segment: SegmentMetadata) -> Any:
         data = bytes((await self._store.get(plain_key(segment.segment_id))).data)
         if zlib.crc32(data).to_bytes(4, "big") != unstamp(segment.custom_metadata)[1]:
             raise Corrupt(f"{segment.segment_id} is not what was written")

@@ -13,7 +13,8 @@ from headwater.core import runtime
 from headwater.core.errors import Unavailable
 from headwater.log.record import hashes
 from headwater.log.record.group import NO_RECORDS, Group
-from headwater.tier.jobs import ParquetSegments, TierConfig, Tiering, copying
+from headwater.tier.jobs import TierConfig, Tiering, copying
+from headwater.tier.segments import ParquetSegments
 from tests.tier.jobs.given import ORDERS, Led, Place, in_time
 from tests.tier.jobs.plain_storage import PlainStorage
 from tests.tier.jobs.sealed_wal import SealedWal

@@ -17,17 +17,17 @@ from headwater.core.limits import EPOCH_STEP_MAX
 from headwater.log.record.group import Group
 from headwater.log.wal import Wal
 from headwater.tier import SegmentMetadata
-from headwater.tier.cache import PartitionCache
+from headwater.tier.cache import EpochIndex, PartitionCache
 from headwater.tier.events import publisher_epoch_of
 from headwater.tier.jobs import Tiering, copying, merging, retention, scrub, tier_manager
 from headwater.tier.jobs.leader_publisher import LeaderPublisher
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.scrub import ScrubResult
-from headwater.tier.manager import publishing
-from headwater.tier.offset_index import EpochIndex
+from headwater.tier.manager.following import FollowedPartition
 from headwater.tier.reader import LogReader
 from headwater.tier.segment_cover import END_LSN
 from tests.planted import expect_noticed
+from tests.tier.given import copy_started
 from tests.torture.tier_scenarios import (
     SCENARIOS,
     reader_history,
@@ -51,7 +51,7 @@ async def says_so_first(led: LedPartition, lsns: range, groups: Any, **how: Any)
     await led.publisher.copy_started(prepared)
     await led.publisher.copy_finished(prepared)
     await led.storage.copy(prepared)
-    return prepared.size_bytes
+    return prepared.metadata.size_bytes
 
 
 async def stores_first(led: LedPartition, lsns: range, groups: Any, **how: Any) -> int:
@@ -60,7 +60,7 @@ async def stores_first(led: LedPartition, lsns: range, groups: Any, **how: Any) 
     await led.storage.copy(prepared)
     await led.publisher.copy_started(prepared)
     await led.publisher.copy_finished(prepared)
-    return prepared.size_bytes
+    return prepared.metadata.size_bytes
 
 
 async def removes_first(led: LedPartition) -> None:
@@ -161,9 +161,7 @@ async def merges_with_a_gap(led: LedPartition) -> None:
     if run is not None:
         lsns = run[0].lsns
         prepared = await led.storage.prepare(lsns.start, lsns.stop - 1, _groups(led, run[:1]))
-        began = prepared.started(
-            broker_id=1, event_timestamp_ms=0, publisher_epoch=led.leader.epoch
-        )
+        began = copy_started(prepared, epoch=led.leader.epoch)
         whole_lsns = range(lsns.start, run[-1].lsns.stop)
         whole = msgspec.structs.replace(began, end_offset=run[-1].lsns.stop - 1)
         await led.publisher._publish(whole)
@@ -344,5 +342,5 @@ def test_a_bug_that_is_planted_under_readers_of_the_log_is_caught(bug: str) -> N
 
 
 def test_a_bound_for_the_epoch_of_a_first_leader_is_caught() -> None:
-    with mock.patch.object(publishing, "_check_publishable", bounds_the_first_epoch):
+    with mock.patch.object(FollowedPartition, "check_publisher", bounds_the_first_epoch):
         expect_noticed(stack_history, within=12)

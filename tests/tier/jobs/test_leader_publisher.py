@@ -21,15 +21,8 @@ from headwater.tier import (
     encode_event,
 )
 from headwater.tier.eventlog import InProcessEventLog, MetadataEventLog, StoredEventLog, renew
-from headwater.tier.jobs import (
-    Leader,
-    LedPartition,
-    LogStartRegister,
-    TierConfig,
-    TierManager,
-    publish_deletion,
-)
-from headwater.tier.manager import ManagedPartition
+from headwater.tier.jobs import Leader, LedPartition, LogStartRegister, TierConfig, TierManager
+from headwater.tier.manager import ManagedPartition, publish_deletion
 from headwater.tier.segment_cover import gaps
 from tests.tier.given import started
 from tests.tier.jobs.given import ORDERS, Led, Place, in_time

@@ -17,8 +17,7 @@ from headwater.tier import SegmentMetadata, segment_cover
 from headwater.tier.errors import LocalLogDamaged
 from headwater.tier.jobs.copying import copy_local
 from headwater.tier.jobs.retention import drop_remote
-from headwater.tier.manager import RefreshedCover
-from headwater.tier.reader import TierArchive
+from headwater.tier.reader import LogReader, TierArchive
 from headwater.tier.segment_cover import walk_cover, walk_segments
 from headwater.tier.segment_table import SegmentTable
 from tests.log.given import segment_path
@@ -201,8 +200,8 @@ async def _give_up(led: Led) -> None:
 
 
 async def _held(led: Led) -> None:
-    covering, start = RefreshedCover(led.metadata), led.led.register.first_lsn
-    assert await TierArchive("the tier", led.storage, covering, start).held() == range(
+    covering, start = led.metadata.refreshed_cover, led.led.register.first_lsn
+    assert await TierArchive("the tier", LogReader(led.storage, covering, start)).held() == range(
         1, SEGMENTS + 1
     )
 

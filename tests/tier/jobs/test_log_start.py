@@ -9,16 +9,9 @@ import pytest
 
 from headwater.core.errors import Fenced, NotSupported, RolledBack
 from headwater.store import Register
-from headwater.tier.jobs import (
-    Flaw,
-    LogStart,
-    LogStartRegister,
-    ScrubResult,
-    TierConfig,
-    TierMetrics,
-    scrub_partition,
-)
-from headwater.tier.jobs.log_start import FORMAT, LEADERS_KEPT
+from headwater.tier.jobs import Flaw, LogStartRegister, ScrubResult, TierConfig, scrub_partition
+from headwater.tier.jobs.config import TierMetrics
+from headwater.tier.jobs.log_start import FORMAT, LEADERS_KEPT, LogStart
 from tests.tier.jobs.followed import FollowedPartition
 from tests.tier.jobs.given import ORDERS, Led, Place, in_time
 from tests.tier.jobs.plain_storage import PlainStorage

@@ -15,10 +15,10 @@ from headwater.store import MemoryBackend, Store
 from headwater.tier import SegmentMetadata, SegmentState, segment_cover
 from headwater.tier.cache import PartitionCache
 from headwater.tier.errors import NotOneSegment
-from headwater.tier.jobs import ParquetSegments, TierConfig
+from headwater.tier.jobs import TierConfig
 from headwater.tier.jobs.merging import next_run
 from headwater.tier.segment_table import SegmentTable
-from headwater.tier.segments import columns
+from headwater.tier.segments import ParquetSegments, columns
 from tests.tier.jobs.given import FAR, HOUR_MS, ORDERS, Led, Place, in_time
 from tests.tier.jobs.plain_storage import plain_key
 from tests.tier.jobs.sealed_wal import SealedWal
@@ -109,7 +109,9 @@ def test_what_an_older_leader_copied_as_well_is_unlisted() -> None:
         await led.round()
 
         assert sorted(led.states()) == [FINISHED, DELETING]
-        assert led.metadata.state().cover(0, FAR)[0].segment.segment_id == prepared.segment_id
+        assert (
+            led.metadata.state().cover(0, FAR)[0].segment.segment_id == prepared.metadata.segment_id
+        )
 
     in_time(main)
 

@@ -14,8 +14,8 @@ from headwater.log.record.group import Group
 from headwater.store import MemoryBackend, Store
 from headwater.tier import SegmentMetadata, TopicIdPartition
 from headwater.tier.errors import NotOneSegment, SourceUnreadable
-from headwater.tier.jobs import ParquetSegments
-from headwater.tier.segments import segment_key
+from headwater.tier.segments import ParquetSegments, segment_key
+from tests.tier.given import copy_started
 
 ORDERS = TopicIdPartition(uuid.UUID(int=5), "orders", 0)
 
@@ -32,7 +32,7 @@ def of_one(first_lsn: int, value: object) -> Group:
 async def copied(segments: ParquetSegments, group: Group) -> SegmentMetadata:
     prepared = await segments.prepare(group.first_lsn, group.last_lsn, groups(group))
     await segments.copy(prepared)
-    return prepared.started(broker_id=1, event_timestamp_ms=0, publisher_epoch=1)
+    return copy_started(prepared)
 
 
 def test_columns_that_do_not_go_together_are_told_with_where_they_begin() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from headwater.core import runtime
 from headwater.core.errors import Fenced, OutcomeUnknown, Refused, Unavailable
 from headwater.log.record.group import Group
-from headwater.tier import PartitionDeleteState, SegmentState
+from headwater.tier import PartitionDeleteState, SegmentMetadata, SegmentState
 from headwater.tier.errors import NotReady
 from headwater.tier.jobs import LogStartRegister, TierConfig, Tiering
 from tests.tier.jobs.followed import LineFaults
@@ -488,7 +488,9 @@ def test_a_leader_that_is_over_by_the_store_removes_nothing() -> None:
 class Unreachable(PlainStorage):
     """A store that does not answer whoever reads."""
 
-    def fetch(self, *_: Any) -> AsyncIterator[Group]:
+    def fetch(
+        self, segment: SegmentMetadata, first_lsn: int, end_lsn: int
+    ) -> AsyncGenerator[Group, None]:
         raise Unavailable("no connection")
 
 

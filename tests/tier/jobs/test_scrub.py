@@ -16,6 +16,7 @@ from headwater.tier.errors import NotReady
 from headwater.tier.jobs import LogStartRegister, TierConfig, Tiering
 from headwater.tier.jobs.copying import copy_local
 from headwater.tier.jobs.scrub import Flaw, ScrubResult, scrub_partition
+from headwater.tier.segments import SegmentIndex
 from tests.tier.jobs.followed import FollowedPartition
 from tests.tier.jobs.given import FAR, ORDERS, Led, Place, in_time
 from tests.tier.jobs.plain_storage import PlainStorage, plain_key
@@ -257,10 +258,11 @@ class Looked(PlainStorage):
 
     meanwhile: Callable[[], Awaitable[object]]
 
-    async def verify(self, segment: SegmentMetadata) -> None:
+    async def verify(self, segment: SegmentMetadata) -> SegmentIndex:
         happens, self.meanwhile = self.meanwhile, _nothing
         await happens()
-        await super().verify(segment)
+        index: SegmentIndex = await super().verify(segment)
+        return index
 
 
 async def _nothing() -> None:

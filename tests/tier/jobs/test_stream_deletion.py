@@ -12,7 +12,7 @@ from headwater.buffer.stream.config import StreamConfig, StreamRegister
 from headwater.core.errors import Fenced, Unavailable
 from headwater.tier import PartitionDeleteState, TopicIdPartition, TopicMetadataManager
 from headwater.tier.errors import StreamGone
-from headwater.tier.jobs import publish_deletion
+from headwater.tier.manager import publish_deletion
 from tests.tier.jobs.given import ORDERS, Led, Place, in_time
 
 FINISHED = PartitionDeleteState.FINISHED
@@ -87,12 +87,12 @@ def test_while_it_cannot_be_told_whether_the_stream_is_there_the_jobs_do_their_w
         async def unknown() -> None:
             raise Unavailable("no connection")
 
-        look, led.led.register.stream.check = led.led.register.stream.check, unknown  # type: ignore[method-assign]
+        look, led.led.register.check_stream = led.led.register.check_stream, unknown  # type: ignore[method-assign]
         await led.write(3).manager.run_once()
         assert list(led.manager.problems) == ["look at the stream"]
         assert led.covered() == [range(1, 4), range(4, 7)]
 
-        led.led.register.stream.check = look  # type: ignore[method-assign]
+        led.led.register.check_stream = look  # type: ignore[method-assign]
         await led.round()
 
     in_time(main)
@@ -146,7 +146,7 @@ def test_a_deletion_is_taken_up_again_at_every_step(first: PartitionDeleteState)
 def test_a_leader_that_is_fenced_by_the_deletion_says_that_its_stream_is_gone() -> None:
     async def main() -> None:
         led = await tiered()
-        look = led.led.register.stream.check
+        look = led.led.register.check_stream
         asked: list[None] = []
 
         async def too_early() -> None:
@@ -154,7 +154,7 @@ def test_a_leader_that_is_fenced_by_the_deletion_says_that_its_stream_is_gone() 
             if len(asked) > 1:
                 await look()
 
-        led.led.register.stream.check = too_early  # type: ignore[method-assign]
+        led.led.register.check_stream = too_early  # type: ignore[method-assign]
         await deleted(led.place)
         await publish_deletion(led.place.log, [ORDERS], FINISHED)
         led.write(3)

@@ -23,16 +23,9 @@ from headwater.tier import SegmentId, SegmentState, TopicIdPartition, TopicMetad
 from headwater.tier.cache import PartitionCache
 from headwater.tier.errors import NotReady
 from headwater.tier.eventlog import InProcessEventLog
-from headwater.tier.jobs import (
-    Leader,
-    LedPartition,
-    LogStartRegister,
-    ParquetSegments,
-    TierConfig,
-    TierManager,
-)
+from headwater.tier.jobs import Leader, LedPartition, LogStartRegister, TierConfig, TierManager
 from headwater.tier.manager import ManagedPartition
-from headwater.tier.segments import SegmentConfig
+from headwater.tier.segments import ParquetSegments, SegmentConfig
 from tests.tier.jobs.given import Led, Place, in_time
 from tests.tier.jobs.plain_storage import groups_of, plain_key
 from tests.tier.jobs.test_comparing import other_records
@@ -225,9 +218,9 @@ def test_a_job_that_failed_and_waits_for_the_logs_to_agree_spins_nobody() -> Non
         begun = await before.storage.prepare(1, 5, _records(5))
         await before.led.publisher.copy_started(begun)
         led = place.lead(2, merge_below_bytes=0, interval_s=10.0)
-        Locks(led, Denied("an object lock is on it")).locked = {begun.segment_id}
+        Locks(led, Denied("an object lock is on it")).locked = {begun.metadata.segment_id}
         other_records(led.wal, 5, term=2)
-        rounds, check = 0, led.led.register.stream.check
+        rounds, check = 0, led.led.register.check_stream
 
         async def counted() -> None:
             nonlocal rounds
@@ -235,7 +228,7 @@ def test_a_job_that_failed_and_waits_for_the_logs_to_agree_spins_nobody() -> Non
             assert rounds < 1000, "round after round without a pause"
             await check()
 
-        led.led.register.stream.check = counted  # type: ignore[method-assign]
+        led.led.register.check_stream = counted  # type: ignore[method-assign]
         running = asyncio.ensure_future(led.manager.run())
         await asyncio.sleep(600.0)
         assert led.manager.problems.keys() == {"clean up", "compare"}

@@ -11,7 +11,8 @@ from headwater.core import runtime
 from headwater.log.record.group import Group
 from headwater.store import MemoryBackend, Store
 from headwater.tier import SegmentMetadata
-from headwater.tier.jobs import ParquetSegments
+from headwater.tier.segments import ParquetSegments
+from tests.tier.given import copy_started
 from tests.tier.jobs.given import HOUR_MS, ORDERS, in_time
 from tests.tier.segments.given import TIMES, each
 
@@ -29,7 +30,7 @@ async def copied(
         group.first_lsn, group.last_lsn, each([group]), merged_from=merged_from
     )
     await segments.copy(prepared)
-    return prepared.started(broker_id=1, event_timestamp_ms=runtime.wall_ms(), publisher_epoch=1)
+    return copy_started(prepared, event_timestamp_ms=runtime.wall_ms())
 
 
 @pytest.mark.parametrize("hours", [[-24, None, None], [None], [-24]])

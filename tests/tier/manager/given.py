@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError
 from headwater.testing import FaultyDisk, Simulation, simulate
 from headwater.tier import TopicIdPartition, metadata_partition_for
-from headwater.tier.eventlog import InProcessEventLog, LogItem, MetadataEventLog
+from headwater.tier.eventlog import InProcessEventLog, LogItem, MetadataEventLog, Subscription
 from headwater.tier.eventlog.in_process import InProcessSubscription
-from headwater.tier.manager import ManagerConfig, PartitionStatus, TopicMetadataManager
+from headwater.tier.manager import ManagerConfig, TopicMetadataManager
+from headwater.tier.manager.status import PartitionStatus
 from tests.tier.given import ORDERS, finished, started
 
 FOLDER = "/tier"
@@ -44,7 +45,7 @@ class TamperedLog(InProcessEventLog):
     ) -> None:
         super().__init__(partition_count)
         if same_as is not None:
-            self._log_id, self._events = same_as._log_id, same_as._events
+            self.log_id, self._events = same_as.log_id, same_as._events
             self._subscriptions = same_as._subscriptions
         self.marks_error: HeadwaterError | None = None
         self.marks_missing: set[int] = set()
@@ -76,16 +77,12 @@ class TamperedLog(InProcessEventLog):
             await asyncio.Event().wait()
         return offset
 
-    async def subscribe(self, start_offsets: Mapping[int, int]) -> InProcessSubscription:
+    async def _new_subscription(self) -> Subscription:
         if self.subscribe_hangs:
             await asyncio.Event().wait()
         if self.subscribe_error is not None:
             raise self.subscribe_error
-        self.check_open()
         self.subscription = TamperedSubscription(self)
-        for partition, start_offset in start_offsets.items():
-            self.subscription.add(partition, start_offset)
-        self._subscriptions[self.subscription] = None
         return self.subscription
 
     async def high_water_marks(self, partitions: Iterable[int] | None = None) -> dict[int, int]:

@@ -22,7 +22,7 @@ from headwater.tier import (
 from headwater.tier.cache import PartitionCache
 from headwater.tier.eventlog import EventDelivered, LogItem
 from headwater.tier.eventlog.in_process import InProcessSubscription
-from headwater.tier.manager import TopicMetadataManager, manager, publishing
+from headwater.tier.manager import TopicMetadataManager
 from headwater.tier.manager.following import EventPump, FollowedPartition
 from headwater.tier.manager.snapshots import SnapshotFolder, SnapshotSaver
 from headwater.tier.snapshot import Snapshot
@@ -50,7 +50,7 @@ async def waits_for_ever(self: Waiters, is_settled: Callable[[], bool], **_: flo
 async def all_is_well(*arguments: Any, **how: Any) -> EventOutcome:
     """Tells a publisher that its event is applied, whatever became of it."""
     try:
-        return await _publish_and_wait(*arguments, **how)
+        return await _publish(*arguments, **how)
     except EventRejected:
         return EventOutcome.CHANGED
 
@@ -74,8 +74,8 @@ def follows_from_the_start(self: EventPump, followed: FollowedPartition) -> None
     """Replays from where the manager began, while what was applied is believed to be all."""
     followed.retry_at_s = None
     if self._subscription is not None:
-        self._subscription.assignment.remove(followed.partition)
-        self._subscription.assignment.add(followed.partition, followed.committed_offset + 1)
+        self._subscription.remove(followed.partition)
+        self._subscription.add(followed.partition, followed.committed_offset + 1)
 
 
 def takes_again(self: FollowedPartition, item: LogItem) -> bool:
@@ -148,13 +148,13 @@ def looks_away(*_: Any) -> None:
 def drops_those_who_lag(self: InProcessSubscription) -> LogItem | None:
     """Passes over what does not fit into its buffer, without a word."""
     for partition, position in self._followed.items():
-        end = len(self._log.events_of(partition))
+        end = len(self._events_of(partition))
         if position.next_offset <= end:
             position.next_offset = max(position.next_offset, end - 4)
     return _subscription_take(self)
 
 
-_publish_and_wait = publishing.publish_and_wait
+_publish = TopicMetadataManager.publish
 _take, _take_event = FollowedPartition.apply_item, FollowedPartition._apply_event
 _snapshot, _save = FollowedPartition.snapshot, SnapshotSaver.save
 _high_water_marks = TopicMetadataManager._high_water_marks
@@ -163,7 +163,7 @@ _subscription_take = InProcessSubscription._take
 PLANTED: dict[str, list[tuple[Any, str, Any]]] = {
     "a-question-that-is-not-gated": [(TopicMetadataManager, "partition", does_not_wait)],
     "a-wait-without-deadline": [(Waiters, "wait", waits_for_ever)],
-    "rejected-told-as-done": [(manager, "publish_and_wait", all_is_well)],
+    "rejected-told-as-done": [(TopicMetadataManager, "publish", all_is_well)],
     "published-where-nobody-follows": [(TopicMetadataManager, "_get_assigned", publishes_anywhere)],
     "undecodable-passed-over": [(FollowedPartition, "_apply_event", passes_what_it_cannot_read)],
     "added-again-from-the-start": [

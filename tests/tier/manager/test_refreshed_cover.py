@@ -10,11 +10,11 @@ from headwater.testing import MemoryWal
 from headwater.tier import NotReady, TopicMetadataManager
 from headwater.tier.eventlog import InProcessEventLog
 from headwater.tier.jobs import LogStartRegister
-from headwater.tier.manager import ManagedPartition, RefreshedCover
+from headwater.tier.manager import ManagedPartition
 from headwater.tier.reader import LogReader
 from headwater.tier.segments import ObjectStorage
 from tests.store.scripted import virtual
-from tests.tier.given import ORDERS
+from tests.tier.given import ORDERS, copy_finished, copy_started
 from tests.tier.jobs.followed import FollowedPartition
 from tests.tier.segments.given import encoded, lsns, orders
 
@@ -25,14 +25,13 @@ async def test_a_reader_that_heard_of_nothing_reads_what_its_log_was_pruned_of()
     storage, start = ObjectStorage(store), LogStartRegister(store, ORDERS)
     group = wal.append_group(orders(1, 20))
     leader, follower = FollowedPartition(log, ORDERS), FollowedPartition(log, ORDERS)
-    reader = LogReader(storage, RefreshedCover(follower), start.first_lsn, wal)
+    reader = LogReader(storage, follower.refreshed_cover, start.first_lsn, wal)
 
     await start.begin_epoch(1, began_ms=1, oldest_lsn=1)
     segment = encoded([group.between(1, 15) or group])
-    told = {"broker_id": 1, "event_timestamp_ms": 1, "publisher_epoch": 1}
-    await leader.publish(segment.started(**told), publisher_epoch=1)
+    await leader.publish(copy_started(segment), publisher_epoch=1)
     await storage.copy(segment)
-    await leader.publish(segment.finished(**told), publisher_epoch=1)
+    await leader.publish(copy_finished(segment), publisher_epoch=1)
     await wal.prune_through(15)
 
     assert follower.state().segments() == []
@@ -48,9 +47,9 @@ async def test_a_partition_that_nobody_follows_is_not_taken_for_one_without_segm
         partition.state()
     assert unknown.value.partition == number
     with pytest.raises(NotReady, match="assign it"):
-        await RefreshedCover(partition)(1, 9)
+        await partition.refreshed_cover(1, 9)
     await manager.reconcile_assignment({number})
-    assert await RefreshedCover(partition)(1, 9) == []
+    assert await partition.refreshed_cover(1, 9) == []
     assert partition.state().is_blank
     await manager.close()
     with pytest.raises(Refused, match="closed"):

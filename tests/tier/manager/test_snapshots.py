@@ -125,7 +125,7 @@ async def test_snapshots_of_another_log_or_number_of_partitions_are_refused() ->
     with pytest.raises(Refused, match="give each log its own folder"):
         await start(TamperedLog(), disk=disk)
     grown = TamperedLog(PARTITIONS + 1)
-    grown._log_id = log.log_id
+    grown.log_id = log.log_id
     with pytest.raises(Refused, match="a log with 4 partitions, and now it has 5"):
         await start(grown, disk=disk)
     again = await start_all(log, disk=disk)
@@ -157,7 +157,7 @@ async def test_a_log_that_was_made_anew_at_the_same_place_is_noticed() -> None:
     await copy_segment(manager, 10, 0, 99)
     await manager.close()
     emptied = TamperedLog()
-    emptied._log_id = log.log_id
+    emptied.log_id = log.log_id
     again = await start(emptied, [HOME], disk=disk)
     with pytest.raises(RolledBack, match="they are from another log"):
         again.partition(ORDERS).segments()

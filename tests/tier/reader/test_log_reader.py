@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 import pytest
@@ -16,8 +16,9 @@ from headwater.log.record import Group, range_hash
 from headwater.log.spool.frame import SpoolCorrupt
 from headwater.store import MemoryBackend, Store
 from headwater.testing import Faults, FaultyStore, MemoryWal, Simulation, simulate
-from headwater.tier import CoverPiece, SegmentMetadata, cover
+from headwater.tier import SegmentMetadata
 from headwater.tier.reader import LogReader
+from headwater.tier.segment_cover import CoverPiece, cover
 from headwater.tier.segments import ObjectCache, ObjectStorage, SegmentConfig
 from tests.store.scripted import Scripted, stalls, virtual
 from tests.tier.segments.given import by_lsn, encoded, lost, lsns, orders, told
@@ -354,22 +355,17 @@ async def test_where_nobody_led_with_a_tier_the_log_says_where_it_begins() -> No
     assert trimmed.value.floor_lsn == 13
 
 
-class Faulty:
+class Faulty(ObjectStorage):
     """A storage that hands out something else than the groups that it holds."""
 
     def __init__(self, storage: ObjectStorage, change: Callable[[list[Group]], list[Group]]):
-        self._storage = storage
+        super().__init__(storage._store)
         self._change = change
-        self.copy, self.fetch_index, self.delete = (
-            storage.copy,
-            storage.fetch_index,
-            storage.delete,
-        )
 
     async def fetch(
         self, segment: SegmentMetadata, first_lsn: int, end_lsn: int
-    ) -> AsyncIterator[Group]:
-        groups = [group async for group in self._storage.fetch(segment, first_lsn, end_lsn)]
+    ) -> AsyncGenerator[Group, None]:
+        groups = [group async for group in super().fetch(segment, first_lsn, end_lsn)]
         for group in self._change(groups) if 5 in range(first_lsn, end_lsn) else groups:
             yield group
 

@@ -17,18 +17,10 @@ from headwater.testing import MemoryWal, Simulation, simulate
 from headwater.testing.disk import CrashKind, FaultyDisk
 from headwater.tier import TopicIdPartition
 from headwater.tier.eventlog import InProcessEventLog
-from headwater.tier.jobs import (
-    Leader,
-    LedPartition,
-    LogStartRegister,
-    ParquetSegments,
-    TierConfig,
-    TierManager,
-)
+from headwater.tier.jobs import Leader, LedPartition, LogStartRegister, TierConfig, TierManager
 from headwater.tier.jobs.retention import unlist_below_log_start
-from headwater.tier.manager import RefreshedCover
-from headwater.tier.reader import TierArchive
-from headwater.tier.segments import ObjectCache, ObjectStorage
+from headwater.tier.reader import LogReader, TierArchive
+from headwater.tier.segments import ObjectCache, ObjectStorage, ParquetSegments
 from tests.log import leaders
 from tests.log.leaders import STREAM, STREAM_ID
 from tests.log.replica.given import copied, fails, reaches, standby
@@ -118,9 +110,9 @@ class Tiered:
     def archive(self, parallel: int = 4) -> Watched:
         """As a replica sees it, which hears of nothing by itself."""
         storage = ObjectStorage(self._store, ObjectCache())
-        cover = RefreshedCover(FollowedPartition(self._events, ORDERS))
+        cover = FollowedPartition(self._events, ORDERS).refreshed_cover
         start = LogStartRegister(self._store, ORDERS)
-        return Watched("the tier", storage, cover, start.first_lsn, parallel=parallel)
+        return Watched("the tier", LogReader(storage, cover, start.first_lsn, parallel=parallel))
 
     async def replica(self, disk: FaultyDisk, archive: Watched | None = None) -> Replica:
         kind = LogCopies(disk=disk, archive=archive or self.archive())

@@ -14,7 +14,7 @@ from headwater.log.record import Group, range_hash
 from headwater.log.spool import SpoolConfig, prepare_lost
 from headwater.log.spool.repair import repair
 from headwater.testing.disk import FaultyDisk
-from headwater.tier.reader import TierSource
+from headwater.tier.reader import LogReader, TierSource
 from headwater.tier.segments.object_storage import segment_key
 from tests.log.given import PATH, contents, opened, planted, wait
 from tests.tier.reader.test_log_reader import Place
@@ -51,7 +51,7 @@ def _next(place: Place) -> int:
 
 
 def source(place: Place) -> TierSource:
-    return TierSource("the tier", place.storage, place.covering, place.log_start)
+    return TierSource("the tier", LogReader(place.storage, place.covering, place.log_start))
 
 
 def spooled(place: Place) -> dict[str, bytes]:

@@ -8,19 +8,14 @@ from typing import Any
 from headwater.buffer.stream import create_stream
 from headwater.log.record import record_hashes
 from headwater.store import MemoryBackend, Store
-from headwater.tier import CoverPiece, TierCache, TopicIdPartition, TopicMetadataManager
+from headwater.tier import TierCache, TopicIdPartition, TopicMetadataManager
 from headwater.tier.event_replay import DamagedEvents, EventReplay
 from headwater.tier.eventlog import StoredEventLog
-from headwater.tier.jobs import (
-    Leader,
-    LedPartition,
-    LogStartRegister,
-    ParquetSegments,
-    TierConfig,
-    TierManager,
-)
+from headwater.tier.jobs import Leader, LedPartition, LogStartRegister, TierConfig, TierManager
 from headwater.tier.manager import ManagedPartition
 from headwater.tier.rebuild import Rebuilt, rebuild
+from headwater.tier.segment_cover import CoverPiece
+from headwater.tier.segments import ParquetSegments
 from tests.tier.jobs.sealed_wal import SealedWal
 
 FAR = 1 << 40

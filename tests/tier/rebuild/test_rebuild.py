@@ -20,10 +20,10 @@ from headwater.tier import (
 )
 from headwater.tier.eventlog import Compactor
 from headwater.tier.jobs.copying import copy_local
-from headwater.tier.manager import RefreshedCover
 from headwater.tier.reader import LogReader
 from headwater.tier.segments import ObjectStorage
 from tests.tier.eventlog.stored_given import GRACE_S
+from tests.tier.given import copy_finished, copy_started
 from tests.tier.jobs.given import in_time
 from tests.tier.jobs.sealed_wal import SealedWal
 from tests.tier.rebuild.given import Tier
@@ -114,10 +114,9 @@ async def copy_without_leading(tier: Tier, lsns: range) -> SegmentId:
         lsns.start, lsns.stop - 1, stale.local_groups(lsns.start, lsns.stop - 1)
     )
     await stale.storage.copy(prepared)
-    said = {"broker_id": 1, "event_timestamp_ms": 0, "publisher_epoch": 1}
-    for event in (prepared.started(**said), prepared.finished(**said)):
+    for event in (copy_started(prepared), copy_finished(prepared)):
         await (await tier.log()).publish(0, encode_event(event), publisher_epoch=1)
-    return prepared.segment_id
+    return prepared.metadata.segment_id
 
 
 HISTORIES = [
@@ -233,7 +232,7 @@ def test_the_next_leader_and_a_reader_go_on_with_it() -> None:
             await stale.tier.run_once()
         await stale.stop()
         leader = await (await tier.lead(5, prefix=prefix, delete_delay_ms=1_000)).round()
-        covering = RefreshedCover(leader.tier.led.metadata)
+        covering = leader.tier.led.metadata.refreshed_cover
         reader = LogReader(ObjectStorage(tier.store), covering, leader.tier.led.register.first_lsn)
         read = [group async for group in reader.read(1, 61)]
         assert (read[0].first_lsn, read[-1].last_lsn) == (1, 60)
@@ -369,8 +368,13 @@ def test_a_copy_that_never_ended_is_listed_only_where_its_end_may_be_lost() -> N
 
         await (await tier.log()).publish(0, b"no event")
         prefix, rebuilt = await tier.rebuild()
-        assert await tier.cover(prefix) == [*before, (prepared.segment_id.id, range(31, 41))]
-        [key] = [key for key in tier.backend._objects if str(prepared.segment_id.id) in key]
+        assert await tier.cover(prefix) == [
+            *before,
+            (prepared.metadata.segment_id.id, range(31, 41)),
+        ]
+        [key] = [
+            key for key in tier.backend._objects if str(prepared.metadata.segment_id.id) in key
+        ]
         await tier.backend.put(key, b"half of it")
         prefix, rebuilt = await tier.rebuild()
         assert await tier.cover(prefix) == before
@@ -451,7 +455,7 @@ def test_only_an_empty_log_is_begun() -> None:
         tier = await after(plain)
         prefix, _ = await tier.rebuild()
         tier._anew -= 1
-        with pytest.raises(Refused, match="take a prefix under which nothing is stored"):
+        with pytest.raises(Refused, match="choose an unused prefix"):
             await tier.rebuild()
         assert prefix == "anew-1"
 

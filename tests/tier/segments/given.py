@@ -15,12 +15,12 @@ from headwater.tier.segments import (
     EncodedSegment,
     ObjectStorage,
     SegmentConfig,
-    SegmentEncoder,
     SegmentPlan,
     read_index,
 )
+from headwater.tier.segments.encoder import SegmentEncoder
 from headwater.tier.segments.reading import decode_row_group, lost_groups
-from tests.tier.given import segment_id, updated
+from tests.tier.given import copy_finished, copy_started, segment_id, updated
 
 TIMES = pa.timestamp("us", "UTC")
 EPOCH_US = 1_700_000_000_000_000
@@ -96,8 +96,8 @@ def decoded(data: bytes | bytearray, first_lsn: int = 0, end_lsn: int = 1 << 62)
 
 def told(segment: EncodedSegment) -> SegmentMetadata:
     """A segment as the events tell of it."""
-    began = segment.started(broker_id=1, event_timestamp_ms=5, publisher_epoch=3)
-    return updated(began, segment.finished(broker_id=1, event_timestamp_ms=6, publisher_epoch=3))
+    began = copy_started(segment, event_timestamp_ms=5, epoch=3)
+    return updated(began, copy_finished(segment, event_timestamp_ms=6, epoch=3))
 
 
 def storage(store: Store | None = None) -> ObjectStorage:

@@ -12,8 +12,7 @@ from pyiceberg.table import Table
 
 from headwater.log.record import Group
 from headwater.table.catalog import RegisterCatalog
-from headwater.tier.segments import FieldIds
-from headwater.tier.segments.columns import EVERY_RECORD, ID_KEY, children
+from headwater.tier.segments.columns import EVERY_RECORD, ID_KEY, FieldIds, children
 from tests.tier.segments.given import encoded, orders
 
 

@@ -17,20 +17,13 @@ from headwater.testing.disk import FaultyDisk
 from headwater.tier import decode_event, encode_event
 from headwater.tier.errors import NotOneSegment
 from headwater.tier.events import stamp, unstamp
-from headwater.tier.segments import (
-    Receipt,
-    SegmentConfig,
-    SegmentEncoder,
-    SegmentPlan,
-    encode_segment,
-    log_range,
-    receipt_of,
-)
+from headwater.tier.segments import SegmentConfig, SegmentPlan, encode_segment, log_range
 from headwater.tier.segments.columns import SegmentColumns
-from headwater.tier.segments.seal import read_receipt
+from headwater.tier.segments.encoder import SegmentEncoder
+from headwater.tier.segments.seal import Receipt, read_receipt, receipt_of
 from tests.log.given import numbered, opened
 from tests.store.scripted import virtual
-from tests.tier.given import segment_id
+from tests.tier.given import copy_finished, copy_started, segment_id
 from tests.tier.segments.given import (
     EPOCH_US,
     SMALL,
@@ -324,8 +317,7 @@ def test_what_recovery_needs_fits_into_the_custom_metadata() -> None:
 
 def test_the_events_of_a_segment_carry_it() -> None:
     segment = encoded([orders(1, 3)], sequences=(7, 9))
-    began = segment.started(broker_id=1, event_timestamp_ms=5, publisher_epoch=3)
-    ended = segment.finished(broker_id=1, event_timestamp_ms=6, publisher_epoch=4)
+    began, ended = copy_started(segment, epoch=3), copy_finished(segment, epoch=4)
     for event in (began, ended):
         assert decode_event(encode_event(event)) == event
     assert receipt_of(began) == segment.receipt

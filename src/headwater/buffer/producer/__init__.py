@@ -3,7 +3,7 @@
 Data flows in one direction, through parts that have Kafka's names:
 
     Producer, BlockingProducer      produce(records) → handle
-      │  call                       what was given, checked, as lists or Arrow columns
+      │  call                       the arguments of a call, checked, as lists or Arrow columns
       │  RecordSerializer           fits a call to the stream's columns, and records new ones first
       ▼
     RecordAccumulator               calls wait their turn and for room, and are appended to
@@ -14,17 +14,17 @@ Data flows in one direction, through parts that have Kafka's names:
       ▼
     ProducerBatch ◄── Handle        the result: a handle is a range of rows of its batch
 
-`record_columns` gathers, cuts, splits and joins records; `config` has the settings. No part calls
-one before it: the accumulator marks that it is stirred, and the producer wakes the sender, which
-drains it. All state is under the accumulator's lock or on the event loop of the sender.
+`record_columns` joins, cuts and splits records; `config` has the settings. No part calls one before
+it: the accumulator sets `is_stirred`, and the producer wakes the sender, which drains it. All state
+is under the accumulator's lock or on the event loop of the sender.
 
 Always holds:
 
-- a call is kept whole or not at all, and refused before anything of it is written;
-- the columns of a call are recorded in the stream's register before the call is kept;
+- a call is appended whole or not at all, and refused before anything of it is written;
+- the columns of a call are recorded in the stream's register before the call is appended;
 - records of one partition are accepted in the order of their calls, each exactly once;
 - an error reaches exactly the handles it concerns, and no record is lost without one;
-- whatever is held and not accepted is counted, and bounded.
+- all records that are not accepted yet are counted, and bounded.
 """
 
 from headwater.buffer.producer.accumulator import BufferFull

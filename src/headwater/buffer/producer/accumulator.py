@@ -1,15 +1,15 @@
-"""The accumulator: calls become batches.
+"""The accumulator: puts the records of calls into batches.
 
 `append_value` and `append` wait for nothing and may be called from any thread: when they return,
-either all of a call is kept or nothing of it. What has to happen on the event loop is left to the
-sender, which drains the open batches: `batches.is_stirred` says that it should come.
+either all of a call is appended or nothing of it. What has to happen on the event loop is left to
+the sender, which drains the open batches when `batches.is_stirred` is set.
 
 Always holds:
 
 - the records of one partition are in their batches, and the batches are sealed, in the order in
   which the calls were appended;
-- what is held (bytes, calls) counts everything that was appended and not yet released;
-- calls that wait for room, or for anything else, are kept in the order in which they began.
+- `held_bytes` and `held_calls` count everything that was appended and not yet released;
+- calls that wait, for room or anything else, are appended in the order in which they began.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import pyarrow as pa
 
 from headwater.buffer.producer.call import OFFSET_BYTES, ProduceCall
 from headwater.buffer.producer.config import Settings
-from headwater.buffer.producer.handle import BlockingHandle, CallBatches, Handle
+from headwater.buffer.producer.handle import BlockingHandle, Handle
 from headwater.buffer.producer.open_batches import BATCH_ROWS, CallClock, Drained, OpenBatches
 from headwater.buffer.producer.record_batch import (
     BatchRange,
+    CallBatches,
     OpenBatch,
     ProducerBatch,
     UnroutedBatch,
 )
-from headwater.buffer.producer.record_columns import PartitionRows, cut, owned, shape_of, split
-from headwater.buffer.records import VALUE
+from headwater.buffer.producer.record_columns import PartitionRows, cut, shape_of, split
+from headwater.buffer.records import KEY
 from headwater.core import limits
 from headwater.core.errors import HeadwaterError, LimitExceeded, Refused, Unavailable
 from headwater.core.portal import Portal, call_in_child
@@ -45,16 +46,16 @@ larger ones in a thread."""
 
 
 class BufferFull(Unavailable):
-    """There was no room for this call in time. Nothing of it was buffered."""
+    """No room for this call within its time. Nothing of it was appended."""
 
     def __init__(self, message: str, *, entries: Any) -> None:
         super().__init__(message)
         self.entries = entries
-        """The records of the call, as they were given."""
+        """The records of the call, as the caller passed them."""
 
 
 class RecordAccumulator:
-    """Takes calls, and gathers their records in the open batches."""
+    """Appends the records of calls to the open batches."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class RecordAccumulator:
         takes_keys: bool = True,
         portal: Portal | None = None,
     ) -> None:
-        """Without `takes_values`, every call is one for `append`: its records have to be fitted.
+        """Without `takes_values`, every call goes to `append`: its records have to be fitted.
 
         With a `portal`, the handles are for threads that wait for its event loop.
         """
@@ -89,16 +90,27 @@ class RecordAccumulator:
         self.lock = threading.Lock()
         """Held around `append_value`, unless all callers are on the thread of the event loop."""
         self.refusal: HeadwaterError | None = None
-        """Why no call is taken any more."""
+        """Why calls are refused."""
         self.is_forked = False
         call_in_child(self._begin_in_child)
 
     # Calls of one record
 
     def append_value(
-        self, value: bytes, key: bytes | None, metadata: bytes | None, now_ms: int
+        self, entries: Any, call_keys: Any, metadata: Any, now_ms: int
     ) -> Handle | None:
-        """Keep a call of one record; None if it has to go through `append`."""
+        """Append a call of one record; None if it has to go through `append`."""
+        value, key = entries, call_keys
+        if type(entries) is list and len(entries) == 1:
+            value = entries[0]
+            if type(call_keys) is list and len(call_keys) == 1:
+                key = call_keys[0]
+        if (
+            type(value) is not bytes
+            or (key is not None and type(key) is not bytes)
+            or (metadata is not None and type(metadata) is not bytes)
+        ):
+            return None
         size = len(value) + OFFSET_BYTES
         keys = self._keys
         if key is not None:
@@ -128,7 +140,7 @@ class RecordAccumulator:
     def _append_value(
         self, value: bytes, key: bytes | None, metadata: bytes | None, now_ms: int
     ) -> Handle | None:
-        """The same with a look at all limits; opens a window for the calls that follow."""
+        """The same, checking all limits; opens a window for the calls that follow."""
         self._close_window()
         if not self._takes_values or self._line or self.refusal is not None:
             return None
@@ -162,8 +174,9 @@ class RecordAccumulator:
         left_bytes = batches.current_bytes - batch.size_bytes
         if left_bytes <= 0:
             batches.finish(batch)
-        elif lists.has_only_keys and not batches.rotates:
-            self._window, self._values, self._keys = batch, lists.values, lists.keys
+        elif lists.columns.keys() <= {KEY} and not batches.rotates:
+            self._window, self._values = batch, lists.values
+            self._keys = lists.columns.get(KEY)
             self._window_row = batch.rows
             self._end_row = batch.rows + min(batches.current_rows - batch.rows, free_calls)
             self._window_bytes = min(left_bytes, free_bytes, self._record_bytes)
@@ -174,17 +187,14 @@ class RecordAccumulator:
         self.clock.calls_left = 0
         batch, self._window = self._window, None
         if batch is not None:
-            added_bytes, added_calls = self._added(batch)
-            self.batches.count(batch, added_bytes, added_calls)
+            added_bytes = self._window_bytes - self._free_bytes
+            self.batches.count(batch, added_bytes, batch.rows - self._window_row)
             self._keys = None
-
-    def _added(self, batch: OpenBatch) -> tuple[int, int]:
-        return self._window_bytes - self._free_bytes, batch.rows - self._window_row
 
     # All other calls
 
     def takes_time(self, call: ProduceCall) -> bool:
-        """Whether `arrange` looks at every record of a large call, or copies a very large one."""
+        """Whether `arrange` reads every record of a large call, or copies a very large one."""
         batches = self.batches
         if call.lists is not None:
             return call.size_bytes > batches.current_bytes
@@ -204,21 +214,23 @@ class RecordAccumulator:
             call.batches, call.lists = [call.lists.to_arrow()], None
             call.is_ours = True
         for batch in call.batches:
+            shares = [PartitionRows(call.partition, batch, None)]
             if call.partition is None and batches.by_key:
-                shares = split(batch, batches.partitions, batches.keyless)
-            else:
-                shares = [PartitionRows(call.partition, batch, None)]
+                shares = split(batch, batches.partitions, batches.turn)
             for partition, records, rows in shares:
-                # Splitting has copied the records.
+                # Splitting has copied the records. Otherwise they are copied here: the caller may
+                # change their memory. Arrow cannot tell whose it is: a column that shares the
+                # memory of a NumPy array looks like one that Arrow allocated.
                 is_ours = call.is_ours or rows is not None
                 for piece, size in cut(records, batches.batch_bytes, BATCH_ROWS):
                     _check_fits(piece, size)
-                    call.pieces.append((partition, piece if is_ours else owned(piece), size))
+                    owned = piece if is_ours else pa.concat_batches([piece])
+                    call.pieces.append((partition, owned, size))
         call.batches = []
         return call
 
     def append(self, call: ProduceCall, *, in_line: bool = False) -> Handle | None:
-        """Keep an arranged call; None if there is no room, or others were waiting before it."""
+        """Append an arranged call; None if there is no room, or others wait before it."""
         with self.lock:
             self._close_window()
             now_ms = self.clock.read()
@@ -233,7 +245,7 @@ class RecordAccumulator:
 
     def _has_room(self, size_bytes: int) -> bool:
         held_bytes = self.batches.held_bytes
-        # A call that is larger than the buffer is kept when it is alone, or it never would be.
+        # A call that is larger than the buffer is appended when it is alone, or it never would be.
         return held_bytes == 0 or (
             held_bytes + size_bytes <= self._buffer_bytes
             and self.batches.held_calls < self._buffer_calls
@@ -265,9 +277,8 @@ class RecordAccumulator:
         last = {partition: number for number, (partition, _, _) in enumerate(call.pieces)}
         ranges: list[BatchRange] = []
         for number, (partition, records, size) in enumerate(call.pieces):
-            shape = None if VALUE in records.schema.names else shape_of(records.schema)
             chosen = free if partition is None else partition
-            batch = batches.batch(chosen, shape, size, records.num_rows)
+            batch = batches.batch(chosen, shape_of(records.schema), size, records.num_rows)
             if not batch.rows or call.schema_version < batch.schema_version:
                 batch.schema_version = call.schema_version
             batch.begin_call(now_ms, call.metadata, ends=number == last[partition])
@@ -291,45 +302,43 @@ class RecordAccumulator:
                 self.batches.finish(batch)
 
     def seal_all(self) -> None:
-        """Seal whatever has a record."""
+        """Seal every batch with a record."""
         with self.lock:
             self._close_window()
             self.batches.seal_all()
 
     def drain(self) -> Drained:
-        """What was begun, routed and sealed since the last time."""
+        """What happened to the batches since the last time."""
+        batches = self.batches
         with self.lock:
-            return self.batches.drain()
-
-    def complete(self, batch: ProducerBatch) -> None:
-        """The batch has a result."""
-        with self.lock:
-            self.batches.incomplete.pop(batch, None)
+            batches.is_stirred = False
+            drained, batches.drained = batches.drained, Drained([], [], [], [])
+            return drained
 
     def release(self, batch: ProducerBatch) -> None:
-        """The batch takes no memory any more: let a call that waits for room try."""
+        """Free the batch's share of the buffer, and wake a call that waits for room."""
         with self.lock:
-            self.batches.release(batch)
+            self.batches.count(batch, -batch.size_bytes, -batch.calls)
         self.wake_calls()
 
     def refuse(self, reason: HeadwaterError) -> None:
-        """Take no call any more; the first reason stays."""
+        """Refuse all further calls; the first reason stays."""
         with self.lock:
             self._close_window()
             self.refusal = self.refusal or reason
         self.wake_calls()
 
     def check_open(self) -> None:
-        """Raise why no call is taken any more, if none is."""
+        """Raise the reason if calls are refused."""
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)
 
     def take_values(self) -> None:
-        """From now on `append_value` may keep values: the stream has no columns."""
+        """Allow `append_value`: the stream carries opaque values."""
         self._takes_values = True
 
     def _begin_in_child(self) -> None:
-        # The parent sends what is here, and one of its threads may have held the lock.
+        # The parent sends these records, and one of its threads may have held the lock.
         self.is_forked = True
         self.lock = threading.Lock()
         self._close_window()
@@ -338,14 +347,16 @@ class RecordAccumulator:
     @property
     def held_bytes(self) -> int:
         """Bytes of records that are not accepted yet."""
-        added = self._added(self._window)[0] if self._window is not None else 0
-        return self.batches.held_bytes + added
+        with self.lock:
+            self._close_window()
+            return self.batches.held_bytes
 
     @property
     def held_calls(self) -> int:
         """Calls that are not accepted yet."""
-        added = self._added(self._window)[1] if self._window is not None else 0
-        return self.batches.held_calls + added
+        with self.lock:
+            self._close_window()
+            return self.batches.held_calls
 
     # Calls that have to wait, for the tasks of the event loop
 
@@ -354,8 +365,8 @@ class RecordAccumulator:
         """A place at the end of the line, for as long as the call takes.
 
         A call that has to wait (for a thread that checks its columns, for the stream's register,
-        for room) lines up when it begins. Without that, a small call that began later would be
-        kept first. A call that waits for nothing needs no place while the line is empty.
+        for room) lines up when it begins. Otherwise a small call that began later would be appended
+        first. A call that waits for nothing needs no place while the line is empty.
         """
         call = WaitingCall(self._line)
         with self.lock:
@@ -367,29 +378,6 @@ class RecordAccumulator:
             with self.lock:
                 self._line.remove(call)
             self.wake_calls()
-
-    async def wait_turn(
-        self,
-        call: WaitingCall,
-        attempt: Callable[[], Handle | None],
-        timeout_s: float | None,
-        *,
-        only_once: bool = False,
-    ) -> Handle | None:
-        """Attempt once the calls before have gone, and then whenever something was released.
-
-        `TimeoutError` when the time is over; with `only_once`, None if there is no room. A call
-        that is cancelled or too late has kept nothing: there is no await between the attempt that
-        succeeds and the return.
-        """
-        async with asyncio.timeout(timeout_s):
-            while True:
-                if call.is_first or self.refusal is not None:
-                    handle = attempt()
-                    if handle is not None or only_once:
-                        return handle
-                call.turn.clear()
-                await call.turn.wait()
 
     def wake_calls(self) -> None:
         """Let the first call in line try; once calls are refused, all of them."""
@@ -411,17 +399,17 @@ class WaitingCall:
 
     @property
     def is_first(self) -> bool:
-        """Whether every earlier call was kept, or will not be."""
+        """Whether every earlier call was appended, or never will be."""
         return self._line[0] is self
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other call is in line, before this one or behind it."""
+        """Whether no other call is in line."""
         return len(self._line) == 1
 
 
 def forked() -> Refused:
-    """Why a producer is refused in a forked child."""
+    """The error of a producer in a forked child."""
     return Refused("this producer was opened before the process forked: open one in the child")
 
 
@@ -438,5 +426,5 @@ def _extend(ranges: list[BatchRange], added: BatchRange) -> None:
     """Add a range; one that continues the last one in the same batch extends it."""
     if ranges and ranges[-1].batch is added.batch:
         last = ranges.pop()
-        added = BatchRange(last.batch, last.start, last.rows + added.rows)
+        added = last._replace(rows=last.rows + added.rows)
     ranges.append(added)

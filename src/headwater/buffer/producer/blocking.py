@@ -3,12 +3,12 @@
     with BlockingProducer.open("s3://bucket/root", "orders") as producer:
         producer.produce([b"a", b"b"]).result()
 
-Calls are buffered on the caller's thread; the event loop that sends them runs on a thread that all
-blocking objects of the process share.
+Calls are checked and appended on the caller's own thread; the event loop that sends them runs on a
+thread that all blocking objects of the process share.
 
 A producer that is not closed is closed when it is dropped, or when the process ends: its event loop
-is Headwater's own, and still runs then. What is not accepted in time is lost, and logged. A process
-that is killed, or ends by `os._exit`, sends nothing more.
+is Headwater's own, and still runs then. Records that are not accepted in time are lost, and logged.
+A process that is killed, or ends by `os._exit`, sends nothing more.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from headwater.buffer.producer.call import (
 )
 from headwater.buffer.producer.handle import BlockingHandle
 from headwater.buffer.producer.producer import BaseProducer, Producer, open_sender
-from headwater.buffer.producer.rows import arrow_table
+from headwater.buffer.producer.rows import arrow_table, listed_rows
 from headwater.buffer.producer.serializer import UnrecordedColumns
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import open_source
@@ -45,14 +45,8 @@ from headwater.core.portal import Portal
 from headwater.store import Store
 
 EXIT_FLUSH_S: Final = 30.0
-"""How long the end of a process waits, at most, until what was produced is accepted."""
+"""How long the end of a process waits, at most, until all records are accepted."""
 _log: Final = logging.getLogger("headwater")
-
-
-class _LoopProducer(Producer):
-    """The part of a blocking producer on the event loop: it is closed after that is dropped."""
-
-    _fate = None
 
 
 class BlockingProducer(BaseProducer):
@@ -61,8 +55,9 @@ class BlockingProducer(BaseProducer):
     _fate = "are sent now, in the background"
 
     def __init__(self, producer: Producer, home: Portal) -> None:
-        """Use `BlockingProducer.open`. `producer` is for the event loop of `home` alone."""
+        """Use `BlockingProducer.open`. `producer` belongs to the event loop of `home`."""
         super().__init__(producer._sender)
+        producer._fate = None  # it is closed after this object is dropped
         self._producer = producer
         self._portal = home
 
@@ -77,16 +72,15 @@ class BlockingProducer(BaseProducer):
     ) -> BlockingProducer:
         """A producer of the stream `name` at an address or in a store, or of an open stream.
 
-        A store that you pass is used on the event loop of the blocking objects: while the
-        producer is open, do not use it on another event loop.
+        The event loop of the blocking objects uses the store: while the producer is open, do not
+        use it on another event loop.
         """
         home = portal.shared()
 
         async def opened() -> Producer:
-            async with open_source(source) as (found, owned):
-                stream = await resolve_stream(found, name, writing=True)
-                sender = await open_sender(stream, producer_id, settings, home)
-                return _LoopProducer(sender, owned)
+            async with open_source(source) as (opened_source, owned):
+                stream = await resolve_stream(opened_source, name, writing=True)
+                return Producer(await open_sender(stream, producer_id, settings, home), owned)
 
         producer = home.call(opened())
         OPEN_PRODUCERS.add(producer, home)
@@ -103,10 +97,10 @@ class BlockingProducer(BaseProducer):
     ) -> None:
         try:
             self.close()
-        except HeadwaterError as failed:
+        except HeadwaterError as closing:
             if error is None:
                 raise
-            error.add_note(f"closing the producer failed as well: {failed}")
+            error.add_note(f"closing the producer failed as well: {closing}")
 
     def __del__(self) -> None:
         super().__del__()
@@ -126,34 +120,23 @@ class BlockingProducer(BaseProducer):
     ) -> BlockingHandle:
         """Send opaque values, as `Producer.produce` does; waits only while the buffer is full."""
         if headers is None and timestamps is None and operations is None and partition is None:
-            value: Any = entries
-            key: Any = keys
-            if type(entries) is list and len(entries) == 1:
-                value = entries[0]
-                if type(keys) is list and len(keys) == 1:
-                    key = keys[0]
-            if (
-                type(value) is bytes
-                and (key is None or type(key) is bytes)
-                and (metadata is None or type(metadata) is bytes)
-            ):
-                clock = self._clock
-                if clock.calls_left > 0:
-                    clock.calls_left -= 1
-                    now_ms = clock.now_ms
-                else:
-                    now_ms = clock.read()
-                accumulator = self._accumulator
-                lock = accumulator.lock
-                lock.acquire()  # `with` takes as long as all the rest of the call
-                try:
-                    handle = accumulator.append_value(value, key, metadata, now_ms)
-                finally:
-                    lock.release()
-                if handle is not None:
-                    if self._batches.is_stirred:
-                        self._portal.post(self._sender.wakeup)
-                    return handle  # type: ignore[return-value]
+            clock = self._clock
+            if clock.calls_left > 0:
+                clock.calls_left -= 1
+                now_ms = clock.now_ms
+            else:
+                now_ms = clock.read()
+            accumulator = self._accumulator
+            lock = accumulator.lock
+            lock.acquire()  # `with` takes as long as all the rest of the call
+            try:
+                handle = accumulator.append_value(entries, keys, metadata, now_ms)
+            finally:
+                lock.release()
+            if handle is not None:
+                if self._batches.is_stirred:
+                    self._portal.post(self._sender.wakeup)
+                return handle  # type: ignore[return-value]
         columns = OptionalColumns(keys, headers, timestamps, operations)
         values = self._serializer.values
         return self._keep(lambda: values(entries, metadata, columns, partition), entries)
@@ -177,11 +160,11 @@ class BlockingProducer(BaseProducer):
         partition: int | None = None,
     ) -> BlockingHandle:
         """Send rows of typed columns, as dicts, as `Producer.produce_rows` does."""
-        listed = list(rows) if not isinstance(rows, Mapping | str | bytes) else rows
+        listed = listed_rows(rows)
         return self._keep(lambda: self._serializer.rows(listed, metadata, partition), listed)
 
     def flush(self) -> None:
-        """Send everything buffered, and wait until all of it is accepted."""
+        """Send all open batches, and wait until everything produced so far is accepted."""
         self._portal.call(self._producer.flush())
 
     def close(self) -> None:
@@ -196,7 +179,7 @@ class BlockingProducer(BaseProducer):
                 OPEN_PRODUCERS.discard(self._producer)
 
     def fit(self, data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
-        """Records as the stream carries them, once its columns are recorded. Sends none of them."""
+        """Record the columns of these records, and return them in the stream's columns, unsent."""
         return self._checked(lambda: self._serializer.columns(data, None, None)).batches
 
     def _checked(self, check: Callable[[], ProduceCall]) -> ProduceCall:
@@ -212,7 +195,7 @@ class BlockingProducer(BaseProducer):
         checked = self._checked(check)
         handle = accumulator.append(accumulator.arrange(checked))
         if handle is None:
-            handle = self._portal.call(self._producer.wait_in_line(checked, entries))
+            handle = self._portal.call(self._producer.append_in_line(checked, entries))
         elif self._batches.is_stirred:
             self._portal.post(self._sender.wakeup)
         assert isinstance(handle, BlockingHandle)
@@ -231,25 +214,24 @@ class OpenProducers:
         portal.call_at_exit(self.close_all)
 
     def discard(self, producer: Producer) -> None:
-        """It was closed."""
+        """Forget one that is closed."""
         self._portals.pop(producer, None)
 
     def close_soon(self, producer: Producer) -> None:
         """Close it in the background. For any thread."""
         home = self._portals.get(producer)
         if home is not None:
-            # Refused on the loop's own thread, or after a fork: then it is left to the end.
+            # Refused on the loop's own thread, or after a fork: then it is closed at the end.
             with contextlib.suppress(Refused):
                 home.post(lambda: runtime.spawn(self._close(producer), name="close-dropped"))
 
     def close_all(self, wait_s: float = EXIT_FLUSH_S) -> None:
-        """Send what they hold, for at most so long."""
+        """Send the records that are left, for at most so long."""
         by_portal: dict[Portal, list[Producer]] = {}
         for producer, home in list(self._portals.items()):
             if home.is_open and not producer._accumulator.is_forked:
                 by_portal.setdefault(home, []).append(producer)
-                pending = producer._batches.pending_rows
-                if pending:
+                if pending := producer._batches.pending_rows:
                     _log.warning(
                         "a producer of stream %r was not closed: %d records are not accepted yet. "
                         "They are sent now, for at most %g s; call close(), or use it in a with",
@@ -278,11 +260,8 @@ class OpenProducers:
 
 
 def _log_lost(producer: Producer, why: str) -> None:
-    _log.error(
-        "a producer of stream %r, which was not closed, could not send everything: %s",
-        producer.stream.name,
-        why,
-    )
+    template = "a producer of stream %r, which was not closed, could not send everything: %s"
+    _log.error(template, producer.stream.name, why)
 
 
 OPEN_PRODUCERS: Final = OpenProducers()

@@ -1,4 +1,4 @@
-"""One produce call: what the caller gives for its records, checked and made plain.
+"""One produce call: what the caller passes for its records, checked and made plain.
 
 From here on nothing of the call can be refused for what it is. A small call stays a few lists; a
 large one, or one of typed columns, becomes Arrow record batches.
@@ -6,28 +6,30 @@ large one, or one of typed columns, becomes Arrow record batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from headwater.buffer.arrow_stream import check_valid
-from headwater.buffer.producer.record_columns import Header, RecordLists
+from headwater.buffer.producer.record_columns import RecordLists
 from headwater.buffer.records import (
     HEADERS,
     KEY,
     OPERATION,
+    OPERATION_WORDS,
     RESERVED,
     TIMESTAMP,
     VALUE,
     Operation,
+    cast_column,
     check_expansion,
+    check_largest,
     check_operations,
     check_sizes,
     from_arrow,
     from_values,
-    with_column,
 )
 from headwater.core import limits
 from headwater.core.errors import LimitExceeded, Refused
@@ -42,15 +44,15 @@ Operations: TypeAlias = str | int | Sequence[str | int | None] | pa.Array | None
 
 LIST_MAX_ROWS: Final = 16_384
 """Calls of more records become Arrow columns at once."""
-_INT32_MAX: Final = (1 << 31) - 1
 OFFSET_BYTES: Final = 4
-"""What Arrow keeps beside every value of variable size."""
+"""What Arrow stores beside every value of variable size."""
+Header = list[dict[str, Any]]
 
-OPERATION_WORDS: Final = ", ".join(operation.name.lower() for operation in Operation)
+_INT32_MAX: Final = (1 << 31) - 1
+_INT64_MAX: Final = (1 << 63) - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_INT64_MAX: Final = (1 << 63) - 1
-_CODES: Final[dict[Any, int]] = {
+_OPERATION_CODES: Final[dict[Any, int]] = {
     **{operation.name.lower(): int(operation) for operation in Operation},
     **{int(operation): int(operation) for operation in Operation},
 }
@@ -65,43 +67,46 @@ class OptionalColumns(NamedTuple):
     operations: Operations
 
     def columns(self, rows: int) -> dict[str, Any]:
-        """Column → one value a record, of the columns that are used."""
-        columns: tuple[tuple[str, str, Any, Any], ...] = (
+        """The columns that are used, by name, with one value for each record."""
+        arguments: tuple[tuple[str, str, Any, Any], ...] = (
             (KEY, "keys", self.keys, bytes),
             (HEADERS, "headers", self.headers, Mapping),
             (TIMESTAMP, "timestamps", self.timestamps, datetime | int),
             (OPERATION, "operations", self.operations, str | int),
         )
-        found = {}
-        for name, word, given, single in columns:
-            if given is None:
+        columns = {}
+        for name, word, values, single in arguments:
+            if values is None:
                 continue
-            if isinstance(given, single) or (name == HEADERS and _is_one_header(given)):
-                found[name] = _repeated(name, given, rows)
-            elif isinstance(given, pa.ChunkedArray):
-                found[name] = given.combine_chunks()
-            elif isinstance(given, str) and name == KEY:
-                raise text_keys_refused()
-            elif name == TIMESTAMP and isinstance(given, str | bytes | float | date):
-                micros(given)  # which refuses it, and says what a timestamp is
-            elif isinstance(given, Sequence | pa.Array) and not isinstance(given, str | bytes):
-                found[name] = given
+            if isinstance(values, single) or (name == HEADERS and _is_one_header(values)):
+                columns[name] = _repeated(name, values, rows)
+            elif isinstance(values, pa.ChunkedArray):
+                columns[name] = values.combine_chunks()
+            elif isinstance(values, Sequence | pa.Array) and not isinstance(values, str | bytes):
+                columns[name] = values
+            elif name == KEY and isinstance(values, str):
+                raise _text_keys_refused()
+            elif name == TIMESTAMP and isinstance(values, str | bytes | float | date):
+                timestamp_us(values)  # raises, and says what a timestamp is
             else:
                 raise Refused(
                     f"{word}: one for each record, in a list, or a single one for all; not "
-                    f"{type(given).__name__}"
+                    f"{type(values).__name__}"
                 )
-        return found
+        for name, column in columns.items():
+            if len(column) != rows:
+                raise Refused(f"{name}: {len(column)} values for {rows} records")
+        return columns
 
 
-def _is_one_header(given: Any) -> bool:
+def _is_one_header(pairs: Any) -> bool:
     """Whether these are the (text, bytes) pairs of one record, and not one header a record."""
     return (
-        isinstance(given, list | tuple)
-        and bool(given)
+        isinstance(pairs, list | tuple)
+        and bool(pairs)
         and all(
             isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
-            for pair in given
+            for pair in pairs
         )
     )
 
@@ -121,20 +126,8 @@ def _repeated(name: str, value: Any, rows: int) -> Any:
 class ProduceCall:
     """One call's records: lists of values, or record batches."""
 
-    __slots__ = (
-        "batches",
-        "is_ours",
-        "lists",
-        "metadata",
-        "partition",
-        "pieces",
-        "rows",
-        "schema_version",
-        "size_bytes",
-    )
-
     def __init__(self, metadata: bytes | None, partition: int | None) -> None:
-        self.metadata = checked_metadata(metadata)
+        self.metadata = _checked_metadata(metadata)
         self.partition = partition
         self.rows = 0
         self.schema_version = 0
@@ -145,7 +138,7 @@ class ProduceCall:
         self.is_ours = False
         """Whether no caller can change the memory of the batches."""
         self.pieces: list[tuple[int | None, pa.RecordBatch, int]] = []
-        """What goes into one batch each, with its partition (None: the next in turn) and bytes."""
+        """The records for one batch each, with its partition (None: the next in turn) and size."""
 
     def take_batches(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Records that are columns already, in the types a stream carries."""
@@ -162,33 +155,28 @@ class ProduceCall:
     def take_lists(self, values: list[bytes | None], columns: Mapping[str, Any]) -> None:
         """A few records with values."""
         count = self.rows = len(values)
-        _check_counts(columns, count)
         lists = self.lists = RecordLists()
         lists.values = values
-        # The limit is one of values and keys; what Arrow keeps beside them is not the caller's.
+        # RECORD_MAX_BYTES is a limit of values and keys, without Arrow's offsets.
         try:
             sizes = list(map(len, values))  # type: ignore[arg-type]
             lists.sizes.fromlist(sizes)
         except TypeError:
             sizes = [len(value or b"") for value in values]
         self.size_bytes += OFFSET_BYTES * count
+        for name, column in columns.items():
+            lists.columns[name] = plain_column(name, column)
         if KEY in columns:
-            lists.keys = checked_keys(columns[KEY])
-            sizes = [size + len(key or b"") for size, key in zip(sizes, lists.keys, strict=True)]
+            keys = lists.columns[KEY]
+            sizes = [size + len(key or b"") for size, key in zip(sizes, keys, strict=True)]
             self.size_bytes += OFFSET_BYTES * count
-        _check_largest(sizes)
+        check_largest(sizes)
         self.size_bytes += sum(sizes)
         if HEADERS in columns:
-            lists.headers = [header_pairs(pairs) for pairs in columns[HEADERS]]
-            sizes = [header_bytes(pairs) for pairs in lists.headers]
-            _check_largest(sizes, f" in {HEADERS!r}")
+            sizes = list(map(_header_bytes, lists.columns[HEADERS]))
+            check_largest(sizes, f" in {HEADERS!r}")
             self.size_bytes += sum(sizes)
-        if TIMESTAMP in columns:
-            lists.timestamps = [micros(time) for time in columns[TIMESTAMP]]
-            self.size_bytes += 8 * count
-        if OPERATION in columns:
-            lists.operations = [operation_code(operation) for operation in columns[OPERATION]]
-            self.size_bytes += count
+        self.size_bytes += count * (8 * (TIMESTAMP in columns) + (OPERATION in columns))
 
 
 def valued(
@@ -204,40 +192,13 @@ def valued(
     if isinstance(entries, pa.Array | pa.ChunkedArray):
         _take_arrow(call, entries, optional)
         return call
-    values = listed_values(entries)
+    values = _listed_values(entries)
     columns = optional.columns(len(values))
     in_lists = not any(isinstance(column, pa.Array) for column in columns.values())
-    if not values:
-        _check_counts(columns, 0)
-    elif as_lists and in_lists and len(values) <= LIST_MAX_ROWS:
+    if values and as_lists and in_lists and len(values) <= LIST_MAX_ROWS:
         call.take_lists(values, columns)
-    else:
+    elif values:
         _take_arrow(call, pa.array(values, pa.binary()), optional)
-    return call
-
-
-def typed(
-    data: pa.RecordBatch | pa.Table,
-    metadata: bytes | None,
-    partition: int | None,
-    carried: pa.Schema | None = None,
-    *,
-    is_ours: bool = False,
-) -> ProduceCall:
-    """A call of typed columns and reserved ones. A batch of the schema `carried` goes as it is."""
-    if data.num_rows and not data.num_columns:
-        raise Refused(f"{data.num_rows:,} rows without any column: there is nothing to carry them")
-    call = ProduceCall(metadata, partition)
-    call.is_ours = is_ours
-    if (
-        carried is not None
-        and isinstance(data, pa.RecordBatch)
-        and data.schema.equals(carried, check_metadata=True)
-    ):
-        check_valid(data)
-        call.take_batches([data])
-    else:
-        call.take_batches(from_arrow(data))
     return call
 
 
@@ -246,9 +207,8 @@ def _take_arrow(
 ) -> None:
     chunks = entries.chunks if isinstance(entries, pa.ChunkedArray) else [entries]
     if any(pa.types.is_string(c.type) or pa.types.is_large_string(c.type) for c in chunks):
-        raise text_refused()
+        raise _text_refused()
     columns = optional.columns(len(entries))
-    _check_counts(columns, len(entries))
     batches, start = [], 0
     for chunk in chunks:
         _check_array(VALUE, chunk)
@@ -257,7 +217,7 @@ def _take_arrow(
             values = column[start : start + len(chunk)] if len(chunks) > 1 else column
             if isinstance(values, pa.Array):
                 _check_array(name, values)
-            batch = with_column(batch, name, _plain(name, values))
+            batch = with_column(batch, name, values)
         start += len(chunk)
         batches += from_arrow(batch) if columns else [batch]
     call.take_batches(batches)
@@ -269,43 +229,26 @@ def _check_array(name: str, column: pa.Array) -> None:
     check_expansion(table)
 
 
-def _plain(name: str, values: Any) -> Any:
-    """The values as the record model takes them."""
+def with_column(batch: pa.RecordBatch, name: str, values: object) -> pa.RecordBatch:
+    """The same records with a reserved column: an Arrow array, or one value a record."""
+    kind = RESERVED[name]
     if isinstance(values, pa.Array):
-        return values
-    if name == KEY:
-        return checked_keys(values)
-    if name == TIMESTAMP:
-        return [micros(given) for given in values]
-    if name == OPERATION:
-        return [operation_code(given) or 0 for given in values]
-    return [header_pairs(pairs) and header_items(pairs) for pairs in values]
+        column = cast_column(values, kind, name)
+    else:
+        column = pa.array(plain_column(name, values), kind)
+    if len(column) != batch.num_rows:
+        raise Refused(f"{name}: {len(column)} values for {batch.num_rows} records")
+    return batch.append_column(pa.field(name, kind), column)
 
 
-def _check_largest(sizes: list[int], where: str = "") -> None:
-    largest = max(sizes)
-    if largest > limits.RECORD_MAX_BYTES:
-        raise LimitExceeded(
-            f"record {sizes.index(largest)} has {largest:,} bytes{where}; RECORD_MAX_BYTES is "
-            f"{limits.RECORD_MAX_BYTES:,}"
-        )
+# The values of records, as callers pass them
 
 
-def _check_counts(columns: Mapping[str, Any], rows: int) -> None:
-    for name, column in columns.items():
-        if len(column) != rows:
-            raise Refused(f"{name}: {len(column)} values for {rows} records")
-
-
-# What callers give for a record
-
-
-def listed_values(entries: Any) -> list[bytes | None]:
-    """The entries as a list of bytes and None."""
+def _listed_values(entries: Any) -> list[bytes | None]:
     if isinstance(entries, bytes):
         return [entries]
     if isinstance(entries, str):
-        raise text_refused()
+        raise _text_refused()
     if isinstance(entries, bytearray | memoryview):
         return [bytes(entries)]
     if not isinstance(entries, Sequence):
@@ -317,7 +260,7 @@ def listed_values(entries: Any) -> list[bytes | None]:
     if kinds <= {bytes, type(None)}:
         return list(entries)
     if any(issubclass(kind, str) for kind in kinds):
-        raise text_refused()
+        raise _text_refused()
     if all(issubclass(kind, bytes | bytearray | memoryview | type(None)) for kind in kinds):
         # Copied: the caller may change a bytearray before it is sent.
         return [None if entry is None else bytes(entry) for entry in entries]
@@ -325,18 +268,15 @@ def listed_values(entries: Any) -> list[bytes | None]:
     raise Refused(f"entries are bytes or None, not {', '.join(others)}")
 
 
-def text_refused() -> Refused:
-    """Text where bytes belong."""
+def _text_refused() -> Refused:
     return Refused("entries are bytes, not text: encode it first, as in text.encode()")
 
 
-def text_keys_refused() -> Refused:
-    """Text where keys belong."""
+def _text_keys_refused() -> Refused:
     return Refused("keys are bytes, not text: encode them first, as in key.encode()")
 
 
-def checked_metadata(metadata: Any) -> bytes | None:
-    """The metadata of a call."""
+def _checked_metadata(metadata: Any) -> bytes | None:
     if metadata is None:
         return None
     if not isinstance(metadata, bytes):
@@ -349,27 +289,41 @@ def checked_metadata(metadata: Any) -> bytes | None:
     return metadata
 
 
-def checked_keys(keys: Any) -> list[bytes | None]:
-    """One key, or None, for each record."""
-    if any(isinstance(key, str) for key in keys):
-        raise text_keys_refused()
-    others = {type(key).__name__ for key in keys} - {"bytes", "NoneType", "bytearray"}
+def _header_bytes(header: Header | None) -> int:
+    if header is None:
+        return OFFSET_BYTES
+    return sum(len(pair["key"]) + len(pair["value"] or b"") + 3 * OFFSET_BYTES for pair in header)
+
+
+def plain_column(name: str, values: Any) -> list[Any]:
+    """The values of a reserved column, one for each record, as the record model has them."""
+    if name == KEY:
+        return _plain_keys(values)
+    convert = _CONVERSIONS[name]
+    return [convert(value) for value in values]
+
+
+def _plain_keys(keys: Sequence[Any]) -> list[bytes | None]:
+    kinds = set(map(type, keys))
+    if kinds <= {bytes, type(None)}:
+        return list(keys)
+    if any(issubclass(kind, str) for kind in kinds):
+        raise _text_keys_refused()
+    others = kinds - {bytes, type(None), bytearray}
     if others:
-        raise Refused(f"keys are bytes or None, not {', '.join(sorted(others))}")
+        names = sorted(kind.__name__ for kind in others)
+        raise Refused(f"keys are bytes or None, not {', '.join(names)}")
+    # Copied: the caller may change a bytearray before it is sent.
     return [None if key is None else bytes(key) for key in keys]
 
 
-def header_items(pairs: Any) -> list[tuple[Any, Any]]:
-    """The pairs of one record's headers."""
-    return list(pairs.items() if isinstance(pairs, Mapping) else pairs)
-
-
 def header_pairs(pairs: Any) -> Header | None:
-    """The headers of one record as the record model holds them."""
+    """The headers of one record, from a mapping or a list of pairs."""
     if pairs is None:
         return None
     try:
-        header = [{"key": key, "value": value} for key, value in header_items(pairs)]
+        items = pairs.items() if isinstance(pairs, Mapping) else pairs
+        header = [{"key": key, "value": value} for key, value in items]
     except (TypeError, ValueError):
         header = [{"key": None}]
     for pair in header:
@@ -393,33 +347,35 @@ def is_whole_text(text: str) -> bool:
     return True
 
 
-def header_bytes(header: Header | None) -> int:
-    """The size of one record's headers."""
-    if header is None:
-        return OFFSET_BYTES
-    return sum(len(pair["key"]) + len(pair["value"] or b"") + 3 * OFFSET_BYTES for pair in header)
-
-
-def micros(given: Any) -> int | None:
+def timestamp_us(time: Any) -> int | None:
     """Microseconds since 1970; a time without a zone counts as UTC."""
-    if given is None:
+    if time is None:
         return None
-    if isinstance(given, datetime):
-        if getattr(given, "nanosecond", 0):
-            raise Refused(f"timestamps have microseconds, not {given!r}: round it first")
-        aware = given if given.tzinfo is not None else given.replace(tzinfo=UTC)
+    if isinstance(time, datetime):
+        if getattr(time, "nanosecond", 0):
+            raise Refused(f"timestamps have microseconds, not {time!r}: round it first")
+        aware = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
         return (aware - _EPOCH) // _MICROSECOND
-    if isinstance(given, int) and not isinstance(given, bool) and abs(given) <= _INT64_MAX:
-        return given
-    raise Refused(f"timestamps are datetimes, or whole microseconds since 1970, not {given!r}")
+    if isinstance(time, int) and not isinstance(time, bool) and abs(time) <= _INT64_MAX:
+        return time
+    raise Refused(f"timestamps are datetimes, or whole microseconds since 1970, not {time!r}")
 
 
-def operation_code(given: Any) -> int | None:
+def operation_code(operation: Any) -> int | None:
     """The code of an operation, from its code or its word."""
-    if given is None:
+    if operation is None:
         return None
-    known = isinstance(given, str | int) and not isinstance(given, bool)
-    code = _CODES.get(given.lower() if isinstance(given, str) else given) if known else None
+    code = None
+    if isinstance(operation, str | int) and not isinstance(operation, bool):
+        word = operation.lower() if isinstance(operation, str) else operation
+        code = _OPERATION_CODES.get(word)
     if code is None:
-        raise Refused(f"operations are {OPERATION_WORDS}, not {given!r}")
+        raise Refused(f"operations are {OPERATION_WORDS}, not {operation!r}")
     return code
+
+
+_CONVERSIONS: Final[dict[str, Callable[[Any], Any]]] = {
+    HEADERS: header_pairs,
+    TIMESTAMP: timestamp_us,
+    OPERATION: operation_code,
+}

@@ -1,4 +1,4 @@
-"""What a produce call returns: a handle on its outcome.
+"""What a produce call returns: its result, once there is one.
 
     handle = await producer.produce([b"a", b"b"])
     accepted = await handle
@@ -16,31 +16,34 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from headwater.buffer.producer.record_batch import BatchRange, ProducerBatch, UnroutedBatch
+from headwater.buffer.producer.record_batch import (
+    BatchRange,
+    CallBatches,
+    ProducerBatch,
+    UnroutedBatch,
+)
 from headwater.buffer.queue.v1 import UNKNOWN_LSN
 from headwater.core.errors import OutcomeUnknown, Refused
-from headwater.core.portal import Portal
 
 
 class Accepted(NamedTuple):
-    """Where the records of a call, or some of them, are."""
+    """The position of the records of a call, or of some of them."""
 
     partition: int
     sequence: int
     """Of their batch in the partition's queue."""
     first_lsn: int
-    """UNKNOWN_LSN, which is 0, if the queue does not know; `last_lsn` is the same then."""
+    """0 (UNKNOWN_LSN) if the queue does not know it; `last_lsn` is the same then."""
     last_lsn: int
     producer_sequence: int
     """Of their batch among those of this producer id in this partition."""
     rows: int
-    """How many records."""
     first_record: int = 0
-    """Which of the call's records for this partition is the first one here, counted from 0."""
+    """The number of its first record among the call's records for this partition, from 0."""
 
 
 class Acceptance(tuple[Accepted, ...]):
-    """All parts of a call; with the numbers at hand if there is one part."""
+    """All parts of a call. If there is one part, it also has that part's attributes."""
 
     __slots__ = ()
 
@@ -71,7 +74,7 @@ class Acceptance(tuple[Accepted, ...]):
 
     @property
     def rows(self) -> int:
-        """How many records, in all parts."""
+        """The number of records, in all parts."""
         return sum(part.rows for part in self)
 
     def _only(self) -> Accepted:
@@ -94,32 +97,10 @@ class PartlyAccepted(OutcomeUnknown):
         """Why the others are not accepted."""
 
 
-class CallBatches:
-    """The batches of a call that was cut into several; none for a call without records."""
-
-    __slots__ = ("_ranges", "portal")
-
-    def __init__(self, ranges: list[BatchRange], portal: Portal | None = None) -> None:
-        self._ranges = ranges
-        self.portal = portal
-
-    @property
-    def is_routed(self) -> bool:
-        """Whether the partitions of its records are known: always."""
-        return True
-
-    async def routed(self) -> None:
-        """Until the partitions of its records are known."""
-
-    def ranges(self, start: int, rows: int) -> list[BatchRange]:
-        """All of them: there is one call here."""
-        return self._ranges
-
-
 class Handle(msgspec.Struct, eq=False, gc=False):
-    """The outcome of one produce call. Await it for the acceptance, as often as you like.
+    """The result of one produce call. Await it for the acceptance, as often as you like.
 
-    It costs next to nothing until it is awaited, and may be dropped. It takes part in no cycle, and
+    It costs next to nothing until it is awaited, and may be dropped. It is part of no cycle, and
     a million of them must not slow down every garbage collection: hence `gc=False`.
     """
 
@@ -167,7 +148,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         partly = PartlyAccepted(
             f"{rows - lost:,} of {rows:,} records are accepted, and the others are not: this call "
             f"went in {len(parts)} batches. handle.accepted() lists the parts that are accepted; "
-            f"do not give those again. {errors[0]}",
+            f"do not produce those again. {errors[0]}",
             reason=errors[0],
         )
         partly.__cause__ = errors[0].with_traceback(None)
@@ -180,50 +161,24 @@ class Handle(msgspec.Struct, eq=False, gc=False):
 
     def accepted(self) -> list[Accepted]:
         """The parts that are accepted by now, also if others failed."""
-        found = []
-        passed: Counter[int] = Counter()
+        accepted = []
+        records: Counter[int] = Counter()
         for batch, start, rows in self._ranges() if self._source.is_routed else ():
             # Within a partition the parts are in the order of the call's records.
-            first_record = passed[batch.partition]
-            passed[batch.partition] += rows
+            first_record = records[batch.partition]
+            records[batch.partition] += rows
             placed = batch.placed
             if placed is not None:
-                first = last = UNKNOWN_LSN
-                if placed.first_lsn != UNKNOWN_LSN:
-                    first = placed.first_lsn + start
-                    last = first + rows - 1
-                found.append(
+                is_counted = placed.first_lsn != UNKNOWN_LSN
+                first = placed.first_lsn + start if is_counted else UNKNOWN_LSN
+                last = first + rows - 1 if is_counted else UNKNOWN_LSN
+                number = batch.producer_sequence
+                accepted.append(
                     Accepted(
-                        batch.partition,
-                        placed.sequence,
-                        first,
-                        last,
-                        batch.producer_sequence,
-                        rows,
-                        first_record,
+                        batch.partition, placed.sequence, first, last, number, rows, first_record
                     )
                 )
-        return found
-
-    @property
-    def partition(self) -> int:
-        """The partition of an accepted call of one part."""
-        return self._acceptance().partition
-
-    @property
-    def sequence(self) -> int:
-        """The queue sequence of an accepted call of one part."""
-        return self._acceptance().sequence
-
-    @property
-    def first_lsn(self) -> int:
-        """The LSN of the first record of an accepted call of one part."""
-        return self._acceptance().first_lsn
-
-    @property
-    def last_lsn(self) -> int:
-        """The LSN of the last record of an accepted call of one part."""
-        return self._acceptance().last_lsn
+        return accepted
 
     def __repr__(self) -> str:
         state = "done" if self.is_done else "pending"
@@ -232,14 +187,9 @@ class Handle(msgspec.Struct, eq=False, gc=False):
     def _ranges(self) -> list[BatchRange]:
         return self._source.ranges(self._start, self._rows)
 
-    def _acceptance(self) -> Acceptance:
-        if not self.is_done:
-            raise Refused("not accepted yet: await the handle first")
-        return Acceptance(self.accepted())
-
 
 class BlockingHandle(Handle, eq=False, gc=False):
-    """The outcome of one produce call; `result()` waits for it."""
+    """The result of one produce call; `result()` waits for it."""
 
     def result(self, timeout: float | None = None) -> Acceptance:
         """Wait until all records are accepted, for at most `timeout` seconds.

@@ -29,10 +29,15 @@ class Drained(NamedTuple):
     begun: list[OpenBatch]
     routed: list[UnroutedBatch]
     sealed: list[ProducerBatch]
+    lost: list[ProducerBatch]
+    """Batches that failed before they had a partition."""
 
 
 class OpenBatches:
-    """Begins, seals and routes batches, and counts what they hold. Holders of the lock call it."""
+    """Begins, seals and routes batches, and counts what they hold.
+
+    For callers that hold the accumulator's lock.
+    """
 
     def __init__(self, settings: Settings, partitions: int, portal: Portal | None) -> None:
         self._portal = portal
@@ -42,7 +47,8 @@ class OpenBatches:
         self.by_key = partitions > 1 and settings.partitioner == "key"
         self.rotates = partitions > 1 and not self.by_key
         """Whether every call takes the next partition."""
-        self._turn = 0
+        self.turn = 0
+        """The partition of records that may go to any."""
         self._open: list[ProducerBatch | None] = [None] * partitions
         self.current: OpenBatch | None = None
         """Where small calls go: a partition's batch, or the unrouted one if keys decide."""
@@ -50,30 +56,20 @@ class OpenBatches:
         if self.by_key:
             self.current_bytes = min(UNROUTED_BYTES, self.batch_bytes)
             self.current_rows = UNROUTED_ROWS
-        self._begun: list[OpenBatch] = []
-        self._routed: list[UnroutedBatch] = []
-        self._sealed: list[ProducerBatch] = []
+        self.drained = Drained([], [], [], [])
         self.is_stirred = False
-        """Whether `drain` has something for the sender."""
+        """Whether `drained` has something for the sender."""
         self.incomplete: dict[ProducerBatch, None] = {}
         """Sealed batches without a result, in the order of sealing."""
-        self.lost: list[ProducerBatch] = []
-        """Batches that failed before they had a partition."""
         self.held_bytes = 0
         self.held_calls = 0
 
     def count(self, batch: OpenBatch, size_bytes: int, calls: int) -> None:
-        """So much was added to an open batch."""
+        """Count what was added to a batch, or released."""
         batch.size_bytes += size_bytes
         batch.calls += calls
         self.held_bytes += size_bytes
         self.held_calls += calls
-
-    def release(self, batch: ProducerBatch) -> None:
-        """The batch takes no memory any more."""
-        self.held_bytes -= batch.size_bytes
-        self.held_calls -= batch.calls
-        batch.size_bytes = batch.calls = 0
 
     @property
     def pending_rows(self) -> int:
@@ -82,13 +78,8 @@ class OpenBatches:
         batches = [*filter(None, self._open), *self.incomplete]
         return unrouted + sum(batch.rows for batch in batches)
 
-    @property
-    def keyless(self) -> int:
-        """The partition of records without a key."""
-        return self._turn
-
     def next_current(self, size: int, rows: int) -> OpenBatch:
-        """Where a small call of this size goes, if any partition will do."""
+        """The batch for a small call of this size, if any partition will do."""
         if not self.by_key:
             self.current = batch = self.batch(self.take_turn(), None, size, rows)
             return batch
@@ -100,15 +91,16 @@ class OpenBatches:
             self.route()
             unrouted = None
         if unrouted is None:
-            self.current = unrouted = UnroutedBatch(self._clock.monotonic_s(), self._portal)
+            first_s = self._clock.monotonic_s()
+            self.current = unrouted = UnroutedBatch(None, first_s, self._portal)
             self._begin(unrouted)
         return unrouted
 
     def take_turn(self) -> int:
-        """The partition for what may go to any."""
-        turn = self._turn
+        """The partition for a call that may go to any."""
+        turn = self.turn
         if self.rotates:
-            self._turn = (turn + 1) % self.partitions
+            self.turn = (turn + 1) % self.partitions
         return turn
 
     def batch(
@@ -119,7 +111,7 @@ class OpenBatches:
         rows: int,
         first_s: float | None = None,
     ) -> ProducerBatch:
-        """The partition's open batch, if so much of this shape still fits; else another one."""
+        """The partition's open batch, if records of this shape and size still fit, or a new one."""
         batch = self._open[partition]
         if batch is not None and (
             batch.size_bytes + size > self.batch_bytes
@@ -130,33 +122,33 @@ class OpenBatches:
             batch = None
         if batch is None:
             began_s = self._clock.monotonic_s() if first_s is None else first_s
-            batch = ProducerBatch(partition, shape, began_s, self._portal)
+            batch = ProducerBatch(shape, began_s, self._portal, partition=partition)
             self._open[partition] = batch
             self._begin(batch)
         return batch
 
     def _begin(self, batch: OpenBatch) -> None:
-        self._begun.append(batch)
+        self.drained.begun.append(batch)
         self.is_stirred = True
 
     def finish(self, batch: OpenBatch) -> None:
-        """Seal the batch of a partition, or route what is not routed."""
+        """Seal the batch of a partition, or route an unrouted one."""
         if isinstance(batch, ProducerBatch):
             self.seal(batch)
         else:
             self.route()
 
     def seal(self, batch: ProducerBatch) -> None:
-        """Add nothing to this batch any more."""
+        """Close this batch for further records."""
         if self.current is batch:
             self.current = None
-        if self.by_key and batch.partition == self._turn:
+        if self.by_key and batch.partition == self.turn:
             # As in Kafka's producer: records without a key stay with a partition for a batch.
-            self._turn = (self._turn + 1) % self.partitions
+            self.turn = (self.turn + 1) % self.partitions
         batch.is_sealed = True
         batch.sealed_s = self._clock.monotonic_s()
         self._open[batch.partition] = None
-        self._sealed.append(batch)
+        self.drained.sealed.append(batch)
         self.incomplete[batch] = None
         self.is_stirred = True
 
@@ -168,7 +160,7 @@ class OpenBatches:
         self.current = None
         self.held_bytes -= unrouted.size_bytes
         try:
-            shares = unrouted.split(self.partitions, self._turn)
+            shares = unrouted.split(self.partitions, self.turn)
         except Exception as error:
             self._lose(unrouted, error)
             return
@@ -192,32 +184,25 @@ class OpenBatches:
 
     def _lose(self, unrouted: UnroutedBatch, error: Exception) -> None:
         """Fail the handles of records that could not be split, or they would wait for ever."""
-        batch = ProducerBatch(0, None, unrouted.first_s)
+        batch = ProducerBatch(None, unrouted.first_s, None, partition=0)
         unrouted.route(None, batch)
         batch.rows = unrouted.rows
         batch.fail(Bug(f"{batch.rows} records could not be split by partition: {error!r}"))
         self.held_calls -= unrouted.calls
-        self.lost.append(batch)
+        self.drained.lost.append(batch)
         self._close_unrouted(unrouted)
 
     def _close_unrouted(self, unrouted: UnroutedBatch) -> None:
         unrouted.close()
-        self._routed.append(unrouted)
+        self.drained.routed.append(unrouted)
         self.is_stirred = True
 
     def seal_all(self) -> None:
-        """Seal whatever has a record."""
+        """Seal every batch with a record."""
         self.route()
         for batch in self._open:
             if batch is not None:
                 self.seal(batch)
-
-    def drain(self) -> Drained:
-        """What was begun, routed and sealed since the last time."""
-        found = Drained(self._begun, self._routed, self._sealed)
-        self._begun, self._routed, self._sealed = [], [], []
-        self.is_stirred = False
-        return found
 
 
 class CallClock:

@@ -6,10 +6,10 @@
 
 Always holds:
 
-- a call is buffered as a whole or not at all: when `produce` raises or is cancelled, nothing of it
-  is buffered; when it returns, all of it is, and it is accepted unless its handle raises an error;
-- records of one partition are accepted in the order in which the calls began, also of calls that
-  run at the same time, each exactly once, even if the store's answers are lost.
+- a call is appended whole or not at all: when `produce` raises or is cancelled, nothing of it was;
+  when it returns, all of it was, and it is accepted unless its handle raises an error;
+- records of one partition are accepted in the order in which the calls began, also of concurrent
+  calls, each exactly once, whatever happens to the answers of the store.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from headwater.buffer.producer.call import (
 from headwater.buffer.producer.config import Settings, settings_for
 from headwater.buffer.producer.handle import Handle
 from headwater.buffer.producer.metrics import ProducerMetrics
-from headwater.buffer.producer.rows import arrow_table
+from headwater.buffer.producer.rows import arrow_table, listed_rows
 from headwater.buffer.producer.sender import PARTITIONS_AT_ONCE, Sender, close_appenders
 from headwater.buffer.producer.serializer import (
     INLINE_ARRANGE_BYTES,
@@ -58,7 +58,7 @@ _log: Final = logging.getLogger("headwater")
 
 
 class BaseProducer:
-    """What producers tell, whether their calls are awaited or block."""
+    """What the async and the blocking producer share."""
 
     _sender: Sender
     _fate: str | None
@@ -83,7 +83,7 @@ class BaseProducer:
 
     @property
     def stream(self) -> Stream:
-        """The stream, with the columns that this producer knows."""
+        """The stream, with the columns that this producer last read or recorded."""
         return self._serializer.stream
 
     @property
@@ -93,7 +93,7 @@ class BaseProducer:
 
     @property
     def metrics(self) -> ProducerMetrics:
-        """What was done so far."""
+        """Counters and latencies."""
         return self._sender.metrics
 
     def __repr__(self) -> str:
@@ -107,7 +107,7 @@ class BaseProducer:
             f"a producer of stream {self.stream.name!r} was dropped without close(): "
             f"{self._batches.pending_rows} records are not accepted, and {self._fate}"
         )
-        # Python shows no ResourceWarning unless it is asked to, and here it is about records.
+        # Python hides a ResourceWarning by default, and this one is about lost records.
         _log.warning("%s", message)
         warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
 
@@ -135,12 +135,12 @@ class Producer(BaseProducer):
     ) -> Producer:
         """A producer of the stream `name` at an address or in a store, or of an open stream.
 
-        A store that is given by its address is closed with the producer. Opening with a
-        `producer_id` fences the previous producer with it; `resumed` has its last accepted batches.
-        Without one, the producer has an id of its own.
+        A store that is opened from an address is closed with the producer. Opening with a
+        `producer_id` fences the last producer under that id; `resumed` has its last accepted
+        batches. Without one, the producer gets a new id.
         """
-        async with open_source(source) as (found, owned):
-            stream = await resolve_stream(found, name, writing=True)
+        async with open_source(source) as (opened, owned):
+            stream = await resolve_stream(opened, name, writing=True)
             return cls(await open_sender(stream, producer_id, settings), owned)
 
     async def __aenter__(self) -> Producer:
@@ -154,10 +154,10 @@ class Producer(BaseProducer):
     ) -> None:
         try:
             await self.close()
-        except HeadwaterError as failed:
+        except HeadwaterError as closing:
             if error is None:
                 raise
-            error.add_note(f"closing the producer failed as well: {failed}")
+            error.add_note(f"closing the producer failed as well: {closing}")
 
     async def produce(
         self,
@@ -171,7 +171,7 @@ class Producer(BaseProducer):
     ) -> Handle:
         """Send opaque values: a sequence of bytes or None, a binary Arrow array, or one bytes.
 
-        Keys, headers, timestamps and operations are one for each record, or a single one for all.
+        Keys, headers, timestamps and operations: one for each record, or a single one for all.
         `BufferFull` if there is no room for the call.
         """
         clock = self._clock
@@ -179,8 +179,8 @@ class Producer(BaseProducer):
             clock.calls_left -= 1
             now_ms = clock.now_ms
         elif (now_ms := clock.read()) != self._turn_ms:
-            # A caller that only produces never waits for anything: once in a while it lets the
-            # uploads continue. Before the call is kept, since here it may be cancelled.
+            # A caller that only produces never waits for anything: once a millisecond it lets the
+            # uploads continue. Before the call is appended, since here it may be cancelled.
             self._turn_ms = now_ms
             with self._accumulator.line_up() as call:
                 await runtime.sleep(0)
@@ -188,22 +188,11 @@ class Producer(BaseProducer):
                     columns = OptionalColumns(keys, headers, timestamps, operations)
                     return await self._produce(call, entries, metadata, columns, partition)
         if headers is None and timestamps is None and operations is None and partition is None:
-            value: Any = entries
-            key: Any = keys
-            if type(entries) is list and len(entries) == 1:
-                value = entries[0]
-                if type(keys) is list and len(keys) == 1:
-                    key = keys[0]
-            if (
-                type(value) is bytes
-                and (key is None or type(key) is bytes)
-                and (metadata is None or type(metadata) is bytes)
-            ):
-                handle = self._accumulator.append_value(value, key, metadata, now_ms)
-                if handle is not None:
-                    if self._batches.is_stirred:
-                        self._sender.wakeup()
-                    return handle
+            handle = self._accumulator.append_value(entries, keys, metadata, now_ms)
+            if handle is not None:
+                if self._batches.is_stirred:
+                    self._sender.wakeup()
+                return handle
         with self._accumulator.line_up() as call:
             columns = OptionalColumns(keys, headers, timestamps, operations)
             return await self._produce(call, entries, metadata, columns, partition)
@@ -218,7 +207,7 @@ class Producer(BaseProducer):
     ) -> Handle:
         values = self._serializer.values
         checked = await self._checked(lambda: values(entries, metadata, columns, partition))
-        return await self.keep(checked, entries, call)
+        return await self.append(checked, entries, call)
 
     async def produce_arrow(
         self,
@@ -235,21 +224,16 @@ class Producer(BaseProducer):
         serializer = self._serializer
         with self._accumulator.line_up() as call:
             await runtime.sleep(0)
-            table = data
-            if not isinstance(data, pa.RecordBatch | pa.Table):
-                # Once: a stream cannot be read a second time, when the call is checked again.
+            # Once: a stream cannot be read a second time, when the call is checked again.
+            if isinstance(data, pa.RecordBatch | pa.Table):
+                table = arrow_table(data)
+            else:
                 table = await runtime.run_blocking(arrow_table, data)
-            while True:
-                try:
-                    if serializer.takes_time(table):
-                        check = runtime.run_blocking(serializer.columns, table, metadata, partition)
-                        checked = await check
-                    else:
-                        checked = serializer.columns(table, metadata, partition)
-                except UnrecordedColumns as unrecorded:
-                    await self.record(unrecorded)
-                else:
-                    return await self.keep(checked, table, call)
+            checked = await self._checked(
+                lambda: serializer.columns(table, metadata, partition),
+                in_thread=serializer.takes_time(table),
+            )
+            return await self.append(checked, table, call)
 
     async def produce_rows(
         self,
@@ -261,16 +245,16 @@ class Producer(BaseProducer):
         """Send rows of typed columns, as dicts; reserved names as in `produce_arrow`."""
         with self._accumulator.line_up() as call:
             await runtime.sleep(0)
-            listed = list(rows) if not isinstance(rows, Mapping | str | bytes) else rows
+            listed = listed_rows(rows)
             checked = await self._checked(
                 lambda: self._serializer.rows(listed, metadata, partition)
             )
-            return await self.keep(checked, listed, call)
+            return await self.append(checked, listed, call)
 
     async def flush(self) -> None:
-        """Send everything buffered, and wait until all of it is accepted.
+        """Send all open batches, and wait until everything produced so far is accepted.
 
-        Raises the first error of these calls, or of earlier ones whose handle did not raise it.
+        Raises the first error of these calls, or of earlier ones that no handle has raised.
         """
         await self._sender.flush()
 
@@ -284,17 +268,19 @@ class Producer(BaseProducer):
                 self._owned = None
                 await owned.close()
 
-    # Also for the blocking producer
-
-    async def _checked(self, check: Callable[[], ProduceCall]) -> ProduceCall:
+    async def _checked(
+        self, check: Callable[[], ProduceCall], *, in_thread: bool = False
+    ) -> ProduceCall:
         while True:
             try:
-                return check()
+                return await runtime.run_blocking(check) if in_thread else check()
             except UnrecordedColumns as unrecorded:
                 await self.record(unrecorded)
 
+    # For the blocking producer as well
+
     async def record(self, unrecorded: UnrecordedColumns) -> None:
-        """Record what a call brings to the stream, so that it can be checked again."""
+        """Record the columns that a call adds to the stream, so that it can be checked again."""
         async with self._recording:
             self._accumulator.check_open()
             if self._serializer.stream is unrecorded.stream:  # else it was recorded meanwhile
@@ -302,8 +288,13 @@ class Producer(BaseProducer):
                 if self.stream.is_opaque:
                     self._accumulator.take_values()
 
-    async def keep(self, checked: ProduceCall, entries: Any, call: WaitingCall) -> Handle:
-        """Keep a checked call when it is its turn; `BufferFull` if there is no room for it."""
+    async def append_in_line(self, checked: ProduceCall, entries: Any) -> Handle:
+        """Line up with a checked call, and append it."""
+        with self._accumulator.line_up() as call:
+            return await self.append(checked, entries, call)
+
+    async def append(self, checked: ProduceCall, entries: Any, call: WaitingCall) -> Handle:
+        """Append a checked call in its turn; `BufferFull` if there is no room for it."""
         accumulator = self._accumulator
         if checked.size_bytes > INLINE_ARRANGE_BYTES and accumulator.takes_time(checked):
             await runtime.run_blocking(accumulator.arrange, checked)
@@ -316,20 +307,8 @@ class Producer(BaseProducer):
             self._sender.wakeup()
         return handle
 
-    async def wait_in_line(self, checked: ProduceCall, entries: Any) -> Handle:
-        """Line up with a checked call, and keep it."""
-        with self._accumulator.line_up() as call:
-            return await self.keep(checked, entries, call)
-
     async def _wait_for_room(self, checked: ProduceCall, entries: Any, call: WaitingCall) -> Handle:
         settings, accumulator = self.settings, self._accumulator
-
-        def attempt() -> Handle | None:
-            handle = accumulator.append(checked, in_line=True)
-            if handle is None:
-                # Batches that are not full are sent at once: the room they take is needed.
-                self._sender.seal_all()
-            return handle
 
         def full() -> str:
             return (
@@ -339,28 +318,35 @@ class Producer(BaseProducer):
             )
 
         wait_ms = settings.max_block_ms
-        timeout_s = None if wait_ms is None else wait_ms / 1000
-        only_once = settings.on_full == "fail"
         try:
-            handle = await accumulator.wait_turn(call, attempt, timeout_s, only_once=only_once)
+            async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
+                while True:
+                    if call.is_first or accumulator.refusal is not None:
+                        handle = accumulator.append(checked, in_line=True)
+                        if handle is not None:
+                            return handle
+                        # Batches that are not full are sent at once: their room is needed.
+                        self._sender.seal_all()
+                        if settings.on_full == "fail":
+                            why = f"{full()}. Try again later, or produce more slowly"
+                            raise BufferFull(why, entries=entries)
+                    call.turn.clear()
+                    await call.turn.wait()
         except TimeoutError:
             why = f"no room within {wait_ms:,} ms (max_block_ms): {full()}"
             if not call.is_first:
-                why = f"the calls before this one were not kept within {wait_ms:,} ms; {full()}"
+                why = f"the calls before this one took more than {wait_ms:,} ms; {full()}"
             raise BufferFull(why, entries=entries) from None
-        if handle is None:
-            raise BufferFull(f"{full()}. Try again later, or produce more slowly", entries=entries)
-        return handle
 
 
 async def open_sender(
     stream: Stream,
     producer_id: str | None,
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
     portal: Portal | None = None,
 ) -> Sender:
-    """Fence the last producer under the id in all partitions, and learn what it had accepted."""
-    settings = settings_for(stream, given)
+    """Fence the last producer under the id in all partitions, and read what it had accepted."""
+    settings = settings_for(stream, options)
     chosen = runtime.new_ulid() if producer_id is None else _checked_id(producer_id)
     slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
 
@@ -369,11 +355,9 @@ async def open_sender(
         async with slots, explain_deletion(stream):
             return appender, await appender.open()
 
-    found = await asyncio.gather(
-        *(one(partition) for partition in range(stream.partitions)), return_exceptions=True
-    )
-    opened = [outcome for outcome in found if not isinstance(outcome, BaseException)]
-    for outcome in found:
+    outcomes = await asyncio.gather(*map(one, range(stream.partitions)), return_exceptions=True)
+    opened = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+    for outcome in outcomes:
         if isinstance(outcome, BaseException):
             appenders = [appender for appender, _ in opened]
             await close_appenders(appenders, for_good=producer_id is None)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections.abc import Mapping
-from typing import Final, NamedTuple, TypeAlias
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +32,7 @@ from headwater.buffer.queue.contract import AppendedBatch, NewBatch
 from headwater.core.portal import Portal
 
 _NEVER: Final = -1
+_NO_TIMES: Final = BatchTimes(0, 0, None, None)
 
 
 class CallColumns(NamedTuple):
@@ -41,57 +43,36 @@ class CallColumns(NamedTuple):
     metadata: list[bytes | None]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class BaseBatch:
     """Records in the order of their calls. The accumulator's lock guards it until it is sealed."""
 
-    __slots__ = (
-        "call_ms",
-        "calls",
-        "ends_call",
-        "first_s",
-        "is_sealed",
-        "last_metadata",
-        "lists",
-        "metadata",
-        "pieces",
-        "portal",
-        "rows",
-        "schema_version",
-        "shape",
-        "size_bytes",
-        "starts",
-        "timer",
-        "times_ms",
-    )
-
-    def __init__(
-        self, shape: pa.Schema | None, first_s: float, portal: Portal | None = None
-    ) -> None:
-        self.shape = shape
-        """The typed columns that all its records have; None if they have opaque values."""
-        self.first_s = first_s
-        """When its first record came: linger and delivery timeout count from here."""
-        self.portal = portal
-        """Through which threads wait for the result; None if only the event loop does."""
-        self.schema_version = 0
-        """The oldest version of the stream's schema that one of its calls was fitted to."""
-        self.rows = 0
-        self.size_bytes = 0
-        self.calls = 0
-        self.pieces: list[RecordLists | pa.RecordBatch] = []
-        self.lists: RecordLists | None = None
-        """The last piece, while further values can be added to it."""
-        self.starts: list[int] = []
-        self.times_ms: list[int] = []
-        self.metadata: list[bytes | None] = []
-        self.call_ms = _NEVER
-        """The time of the last call, if the next one may share its entry."""
-        self.ends_call = False
-        """Whether a call ends in this batch; then `last_metadata` are those of the last such."""
-        self.last_metadata: bytes | None = None
-        self.is_sealed = False
-        self.timer: asyncio.TimerHandle | None = None
-        """Linger while the batch is open, the delivery timeout afterwards."""
+    shape: pa.Schema | None
+    """The typed columns that all its records have; None if they have opaque values."""
+    first_s: float
+    """When its first record came: linger and delivery timeout count from here."""
+    portal: Portal | None
+    """Through which threads wait for the result; None if only the event loop does."""
+    schema_version: int = 0
+    """The oldest version of the stream's schema that one of its calls was fitted to."""
+    rows: int = 0
+    size_bytes: int = 0
+    calls: int = 0
+    pieces: list[RecordLists | pa.RecordBatch] = field(default_factory=list)
+    lists: RecordLists | None = None
+    """The last piece, while further values can be added to it."""
+    starts: list[int] = field(default_factory=list)
+    times_ms: list[int] = field(default_factory=list)
+    metadata: list[bytes | None] = field(default_factory=list)
+    call_ms: int = _NEVER
+    """The time of the last call, if the next one may share its entry."""
+    ends_call: bool = False
+    """Whether a call ends in this batch; then `last_metadata` are those of the last such."""
+    last_metadata: bytes | None = None
+    is_sealed: bool = False
+    timer: asyncio.TimerHandle | None = None
+    """Linger while the batch is open, the delivery timeout afterwards."""
+    _event: asyncio.Event | None = None
 
     def begin_call(self, now_ms: int, metadata: bytes | None, *, ends: bool = True) -> None:
         """The records that follow came with this call.
@@ -134,6 +115,22 @@ class BaseBatch:
         self.pieces, self.lists = [], None
         self.starts, self.times_ms, self.metadata = [], [], []
 
+    def cancel_timer(self) -> None:
+        """Stop the timer, if it runs."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def wake(self) -> None:
+        """Wake the tasks that wait for a change of this batch."""
+        if self._event is not None:
+            self._event.set()
+
+    async def _woken(self) -> None:
+        if self._event is None:
+            self._event = asyncio.Event()
+        await self._event.wait()
+
 
 class BatchRange(NamedTuple):
     """Some rows of a batch: records of one call."""
@@ -143,66 +140,38 @@ class BatchRange(NamedTuple):
     rows: int
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ProducerBatch(BaseBatch):
     """Records of one partition, which become one batch of its queue."""
 
-    __slots__ = (
-        "_event",
-        "batch_id",
-        "cause",
-        "content",
-        "encoded_bytes",
-        "error",
-        "inline",
-        "is_attempted",
-        "is_done",
-        "is_reported",
-        "is_uploaded",
-        "packed_calls",
-        "partition",
-        "placed",
-        "producer_sequence",
-        "resume_metadata",
-        "sealed_s",
-        "times",
-        "upload",
-    )
+    is_routed: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        partition: int,
-        shape: pa.Schema | None,
-        first_s: float,
-        portal: Portal | None = None,
-    ) -> None:
-        super().__init__(shape, first_s, portal)
-        self.partition = partition
-        self.sealed_s = 0.0
-        # The sender's
-        self.batch_id = ""
-        self.producer_sequence = 0
-        self.content: Batch | None = None
-        self.encoded_bytes = 0
-        self.times = BatchTimes(0, 0, None, None)
-        self.inline: bytes | None = None
-        self.packed_calls = b""
-        self.resume_metadata: bytes | None = None
-        """Where a successor resumes once this batch has landed."""
-        self.is_uploaded = False
-        """Whether it can be appended: it is uploaded, or goes inline in its entry."""
-        self.is_attempted = False
-        """Whether it was part of an append, which may have landed whatever the answer was."""
-        self.cause: BaseException | None = None
-        """Why it is not accepted yet."""
-        self.upload: asyncio.Task[None] | None = None
-        # The result
-        self.is_done = False
-        """Whether the handles have a result: accepted, or an error."""
-        self.placed: AppendedBatch | None = None
-        self.error: BaseException | None = None
-        self.is_reported = False
-        """Whether a handle, `flush` or `close` has raised the error."""
-        self._event: asyncio.Event | None = None
+    partition: int = field(kw_only=True)
+    sealed_s: float = 0.0
+    # The sender's
+    batch_id: str = ""
+    producer_sequence: int = 0
+    content: Batch | None = None
+    encoded_bytes: int = 0
+    times: BatchTimes = _NO_TIMES
+    inline: bytes | None = None
+    packed_calls: bytes = b""
+    resume_metadata: bytes | None = None
+    """Where a successor resumes once this batch has landed."""
+    is_uploaded: bool = False
+    """Whether it can be appended: it is uploaded, or goes inline in its entry."""
+    is_attempted: bool = False
+    """Whether it was part of an append, which may have landed whatever the answer was."""
+    cause: BaseException | None = None
+    """Why it is not accepted yet."""
+    upload: asyncio.Task[None] | None = None
+    # The result
+    is_done: bool = False
+    """Whether the handles have a result: accepted, or an error."""
+    placed: AppendedBatch | None = None
+    error: BaseException | None = None
+    is_reported: bool = False
+    """Whether a handle, `flush` or `close` has raised the error."""
 
     def build(self, defaults: Mapping[str, pa.Scalar], *, deferred: bool = False) -> Batch:
         """All records and calls as columns. Computes only; may run in a thread, once sealed.
@@ -239,10 +208,8 @@ class ProducerBatch(BaseBatch):
         )
 
     def cancel(self) -> None:
-        """End what the sender has under way for this batch."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+        """Stop the upload and the timer."""
+        self.cancel_timer()
         if self.upload is not None and self.upload is not asyncio.current_task():
             self.upload.cancel()
         self.content = None
@@ -250,7 +217,7 @@ class ProducerBatch(BaseBatch):
     # The result
 
     def accept(self, placed: AppendedBatch) -> None:
-        """It has landed. This may also follow a failure with an unknown outcome."""
+        """It has landed, perhaps after a failure with an unknown outcome."""
         self.placed = placed
         self._end()
 
@@ -263,27 +230,34 @@ class ProducerBatch(BaseBatch):
     async def wait(self) -> None:
         """Until it is accepted or failed."""
         if not self.is_done:
-            if self._event is None:
-                self._event = asyncio.Event()
-            await self._event.wait()
+            await self._woken()
 
     def _end(self) -> None:
         self.is_done = True
         self.free()
-        if self._event is not None:
-            self._event.set()
-
-    @property
-    def is_routed(self) -> bool:
-        """Whether the partitions of its records are known: always."""
-        return True
+        self.wake()
 
     async def routed(self) -> None:
-        """Until the partitions of its records are known."""
+        """Nothing to wait for: its partition is known."""
 
     def ranges(self, start: int, rows: int) -> list[BatchRange]:
-        """Where these rows of it are."""
+        """These rows of it."""
         return [BatchRange(self, start, rows)]
+
+
+class CallBatches(NamedTuple):
+    """The batches of a call that was cut into several; none for a call without records."""
+
+    parts: list[BatchRange]
+    portal: Portal | None
+    is_routed: bool = True
+
+    async def routed(self) -> None:
+        """Nothing to wait for: the partitions are known."""
+
+    def ranges(self, start: int, rows: int) -> list[BatchRange]:
+        """All parts: it has one call."""
+        return self.parts
 
 
 class _Route(NamedTuple):
@@ -293,18 +267,14 @@ class _Route(NamedTuple):
     """Which rows of the unrouted batch went there, rising; None if all of them."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class UnroutedBatch(BaseBatch):
-    """Small calls with keys. Their keys are hashed together, not one by one.
+    """Small calls with keys, which are hashed together, not one by one.
 
     When it is large enough, or due, each partition's batch gets its rows.
     """
 
-    __slots__ = ("_event", "_routes")
-
-    def __init__(self, first_s: float, portal: Portal | None = None) -> None:
-        super().__init__(None, first_s, portal)
-        self._routes: list[_Route] = []
-        self._event: asyncio.Event | None = None
+    _routes: list[_Route] = field(default_factory=list)
 
     def split(self, partitions: int, keyless: int) -> list[tuple[PartitionRows, CallColumns]]:
         """The records by partition, with their calls."""
@@ -324,11 +294,6 @@ class UnroutedBatch(BaseBatch):
         """All rows have been routed."""
         self.is_sealed = True
         self.free()
-
-    def wake(self) -> None:
-        """Wake the tasks that wait in `routed`."""
-        if self._event is not None:
-            self._event.set()
 
     def _calls_of(self, share: PartitionRows) -> CallColumns:
         if share.rows is None or len(self.starts) == 1:
@@ -353,22 +318,20 @@ class UnroutedBatch(BaseBatch):
     async def routed(self) -> None:
         """Until the partitions of its records are known."""
         if not self.is_sealed:
-            if self._event is None:
-                self._event = asyncio.Event()
-            await self._event.wait()
+            await self._woken()
 
     def ranges(self, start: int, rows: int) -> list[BatchRange]:
         """Where these rows are, by partition."""
-        found = []
+        ranges = []
         for batch, first, indices in self._routes:
             if indices is None:
-                found.append(BatchRange(batch, first + start, rows))
+                ranges.append(BatchRange(batch, first + start, rows))
                 continue
-            # Order is kept within a partition, so the rows of one call are together there.
+            # A partition's rows stay in order, so the rows of one call are together there.
             low, high = bisect_left(indices, start), bisect_left(indices, start + rows)
             if high > low:
-                found.append(BatchRange(batch, first + low, high - low))
-        return found
+                ranges.append(BatchRange(batch, first + low, high - low))
+        return ranges
 
 
 OpenBatch: TypeAlias = ProducerBatch | UnroutedBatch

@@ -16,125 +16,73 @@ import pyarrow.compute as pc
 
 from headwater.buffer.arrow_stream import ChunkedColumn, ValuesColumn
 from headwater.buffer.partitioner import NO_PARTITION, partition_keys
-from headwater.buffer.records import (
-    HEADERS,
-    KEY,
-    OPERATION,
-    RESERVED,
-    TIMESTAMP,
-    VALUE,
-    Operation,
-)
+from headwater.buffer.records import KEY, OPERATION, RESERVED, TIMESTAMP, VALUE, Operation
 from headwater.core import limits
 
 DEFERRED_MIN_BYTES: Final = 256 * limits.KIB
 """Smaller pieces of a column, on average, are joined: writing each one by itself costs more than
 that copy, which comes out of the processor's cache."""
-ENTITY: Final = "entity"
-"""The kind of a record that names none."""
-
-Header = list[dict[str, Any]]
 
 
 class RecordLists:
-    """Records with values, column by column. A column that no call has used is None.
+    """Records with values, column by column, as lists.
 
     An Arrow array costs microseconds, however small: one for each call of one record would cost
     more than everything else that happens to the record.
     """
 
-    __slots__ = ("headers", "keys", "operations", "sizes", "timestamps", "values")
+    __slots__ = ("columns", "sizes", "values")
 
     def __init__(self) -> None:
         self.values: list[bytes | None] = []
         self.sizes = array("i")
         """The sizes of the values: of all of them, or not used."""
-        self.keys: list[bytes | None] | None = None
-        self.headers: list[Header | None] | None = None
-        self.timestamps: list[int | None] | None = None
-        """In microseconds since 1970."""
-        self.operations: list[int | None] | None = None
-
-    @property
-    def has_only_values(self) -> bool:
-        """Whether values are all there is."""
-        return self.keys is None and self.has_only_keys
-
-    @property
-    def has_only_keys(self) -> bool:
-        """Whether values, and perhaps keys, are all there is."""
-        return self.headers is None and self.timestamps is None and self.operations is None
+        self.columns: dict[str, list[Any]] = {}
+        """The reserved columns that a call has used, with None for records without a value."""
 
     def extend(self, added: RecordLists) -> None:
-        """Add records. None in a column that others use means that the record has none."""
+        """Add records."""
         before, count = len(self.values), len(added.values)
+        for name in {**self.columns, **added.columns}:
+            column = self.columns.setdefault(name, [None] * before)
+            column.extend(added.columns.get(name) or [None] * count)
         self.values.extend(added.values)
         self.sizes.extend(added.sizes)
-        self.keys = _extended(self.keys, added.keys, before, count)
-        self.headers = _extended(self.headers, added.headers, before, count)
-        self.timestamps = _extended(self.timestamps, added.timestamps, before, count)
-        self.operations = _extended(self.operations, added.operations, before, count)
 
     def append(self, value: bytes, key: bytes | None) -> None:
         """Add one record that has a value and perhaps a key."""
-        if key is not None and self.keys is None:
-            self.keys = [None] * len(self.values)
+        if key is not None and KEY not in self.columns:
+            self.columns[KEY] = [None] * len(self.values)
         self.values.append(value)
-        if self.keys is not None:
-            self.keys.append(key)
-        if self.headers is not None:
-            self.headers.append(None)
-        if self.timestamps is not None:
-            self.timestamps.append(None)
-        if self.operations is not None:
-            self.operations.append(None)
+        for name, column in self.columns.items():
+            column.append(key if name == KEY else None)
 
     def to_arrow(self) -> pa.RecordBatch:
         """The records as columns, in the order of the record model."""
-        try:
-            return self._with_values(self._values_column().column())
-        except TypeError:
-            return self._with_values(pa.array(self.values, RESERVED[VALUE]))
+        values = self._values_column()
+        return self._with_values(values if isinstance(values, pa.Array) else values.column())
 
     def to_arrow_deferred(self) -> tuple[pa.RecordBatch, ValuesColumn | None]:
         """The same with a placeholder for the values, and the values, if none of them is null."""
-        try:
-            values = self._values_column()
-        except TypeError:
-            return self._with_values(pa.array(self.values, RESERVED[VALUE])), None
+        values = self._values_column()
+        if isinstance(values, pa.Array):
+            return self._with_values(values), None
         return self._with_values(values.placeholder()), values
 
-    def _values_column(self) -> ValuesColumn:
+    def _values_column(self) -> ValuesColumn | pa.Array:
         sizes = self.sizes if len(self.sizes) == len(self.values) else None
-        return ValuesColumn(self.values, sizes)  # type: ignore[arg-type]
+        try:
+            return ValuesColumn(self.values, sizes)  # type: ignore[arg-type]
+        except TypeError:  # there are nulls
+            return pa.array(self.values, RESERVED[VALUE])
 
     def _with_values(self, values: pa.Array) -> pa.RecordBatch:
         columns = {
-            KEY: self.keys,
-            VALUE: values,
-            HEADERS: self.headers,
-            TIMESTAMP: self.timestamps,
-            OPERATION: self.operations,
+            name: values if name == VALUE else pa.array(self.columns[name], kind)
+            for name, kind in RESERVED.items()
+            if name == VALUE or name in self.columns
         }
-        used = {
-            name: column if name == VALUE else pa.array(column, RESERVED[name])
-            for name, column in columns.items()
-            if column is not None
-        }
-        return pa.record_batch(list(used.values()), names=list(used))
-
-
-def _extended(
-    column: list[Any] | None, added: Sequence[Any] | None, before: int, count: int
-) -> list[Any] | None:
-    if added is None:
-        if column is not None:
-            column.extend([None] * count)
-        return column
-    if column is None:
-        column = [None] * before
-    column.extend(added)
-    return column
+        return pa.record_batch(list(columns.values()), names=list(columns))
 
 
 class PartitionRows(NamedTuple):
@@ -147,11 +95,11 @@ class PartitionRows(NamedTuple):
     """The indices of these rows in the batch, rising; None if they are all of them."""
 
 
-def shape_of(schema: pa.Schema) -> pa.Schema:
-    """What must agree for records to share a batch: their value, or the typed columns."""
-    return pa.schema(
-        [field for field in schema if field.name not in RESERVED or field.name == VALUE]
-    )
+def shape_of(schema: pa.Schema) -> pa.Schema | None:
+    """The typed columns, which must agree for records to share a batch; None with values."""
+    if VALUE in schema.names:
+        return None
+    return pa.schema([field for field in schema if field.name not in RESERVED])
 
 
 def cut(
@@ -169,17 +117,8 @@ def cut(
         yield from cut(records.slice(start, step), bytes_max, rows_max)
 
 
-def owned(records: pa.RecordBatch) -> pa.RecordBatch:
-    """A copy of the records: the caller may change the memory of theirs.
-
-    Arrow cannot tell who owns the memory of a column: an array made of a NumPy one, or of any
-    buffer, shares it, and looks like one that Arrow allocated.
-    """
-    return pa.concat_batches([records])
-
-
 def joined(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """All records in one batch. The pieces agree in shape."""
+    """The records of pieces of one shape as one batch."""
     first = pieces[0].schema
     if len(pieces) == 1:
         return pieces[0]
@@ -208,7 +147,7 @@ def joined_deferred(
 ) -> tuple[pa.RecordBatch, ChunkedColumn | None]:
     """The same with a placeholder for the largest column of bytes or text, and that column.
 
-    The column is then written from where it is, without one more copy.
+    The column is then written without one more copy.
     """
     first = pieces[0].schema
     sizes = {
@@ -233,11 +172,11 @@ def joined_deferred(
 
 
 def defaults_for(stream: str) -> dict[str, pa.Scalar]:
-    """What a null in a reserved column means, where it does not mean "none"."""
+    """The values that null stands for in reserved columns, where it does not mean "none"."""
     values = {
         OPERATION: int(Operation.INSERT),
         "_collection": stream,
-        "_kind": ENTITY,
+        "_kind": "entity",
         "_rid": 0,
     }
     return {name: pa.scalar(value, RESERVED[name]) for name, value in values.items()}
@@ -246,7 +185,7 @@ def defaults_for(stream: str) -> dict[str, pa.Scalar]:
 def without_nulls(
     records: pa.RecordBatch, defaults: Mapping[str, pa.Scalar], ingested: Callable[[], pa.Array]
 ) -> pa.RecordBatch:
-    """The records with what null means written out; `ingested` gives every record's time."""
+    """The records with these values in place of nulls; `ingested` gives every record's time."""
     for name in records.schema.names:
         if name not in RESERVED or not records.column(name).null_count:
             continue
@@ -262,7 +201,7 @@ def without_nulls(
 
 
 def split(records: pa.RecordBatch, partitions: int, keyless: int) -> list[PartitionRows]:
-    """The records by the partition of their key; those without a key go to `keyless`."""
+    """The records by the partition of their key, or `keyless` without one."""
     if partitions == 1 or KEY not in records.schema.names:
         return [PartitionRows(keyless, records, None)]
     chosen = partition_keys(records.column(KEY), partitions)

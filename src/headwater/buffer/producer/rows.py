@@ -1,17 +1,16 @@
-"""Dicts and frames made into columns, with every value as it is.
+"""Dicts and frames made into columns, with every value unchanged.
 
-The stream gives the types of its columns; Arrow infers those of other columns from the rows of the
+The stream has the types of its columns; Arrow infers those of other columns from the rows of the
 call. Reserved names (`_key`, `_headers`, …) have the types of the record model in either case.
 
-Given a type, Arrow converts what it can: 1.5 to 1, a datetime to a date, text to bytes; and it
+Arrow converts values to a type where it can: 1.5 to 1, a datetime to a date, text to bytes; and it
 drops the fields of a dict that a struct does not have. Here a value that would come back as
 another one is refused. Columns are checked in bulk: nearly always the set of their Python types
-shows that no value needs a look.
+shows that no value can change.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from datetime import date, datetime
@@ -23,9 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.buffer.conversion import extended_type
-from headwater.buffer.producer.call import header_pairs, is_whole_text, operation_code
-from headwater.buffer.records import HEADERS, HEADERS_TYPE, OPERATION, RESERVED
+from headwater.buffer.producer.call import is_whole_text, plain_column
+from headwater.buffer.records import HEADERS, OPERATION, RESERVED
 from headwater.core.errors import Refused
+from headwater.core.settings import closest
 
 _SHOWN: Final = 60
 _NO_LISTS: Final = str | bytes | bytearray | memoryview
@@ -33,23 +33,28 @@ _NO_LISTS: Final = str | bytes | bytearray | memoryview
 _FAILURES: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
+def listed_rows(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows as a list; `Refused` unless they are dicts."""
+    listed: list[Any] = list(rows)
+    others = {type(row).__name__ for row in listed if not isinstance(row, Mapping)}
+    if isinstance(rows, Mapping):
+        others = {type(rows).__name__}
+    if others:
+        raise Refused(f"produce_rows takes dicts, one for each record, not {min(others)}")
+    return listed
+
+
 def table_of(
-    rows: Iterable[Mapping[str, Any]], schema: pa.Schema | None, *, may_widen: bool = False
+    listed: list[Mapping[str, Any]], schema: pa.Schema | None, *, may_widen: bool = False
 ) -> pa.Table:
     """The rows as one table; a key that a row lacks is null there.
 
-    `may_widen`: the types of `schema` were inferred, and become wider where values ask for it.
+    `may_widen`: the types of `schema` were inferred, and become wider if values do not fit.
     """
-    if isinstance(rows, Mapping | str | bytes):
-        raise Refused(f"produce_rows takes dicts, one for each record, not {type(rows).__name__}")
-    listed: list[Any] = list(rows)
-    strange = {type(row).__name__ for row in listed if not isinstance(row, Mapping)}
-    if strange:
-        raise Refused(f"produce_rows takes dicts, one for each record, not {min(strange)}")
     names = list(dict.fromkeys(name for row in listed for name in row))
     declared = {} if schema is None else {field.name: field.type for field in schema}
     if listed and not names:
-        # A table without columns has no rows either: these would be gone without a word.
+        # A table without columns has no rows either: these would be lost silently.
         if not declared:
             raise Refused(
                 "rows without any column, on a stream without columns: there is nothing to carry "
@@ -64,53 +69,49 @@ def _column(
     name: Any, rows: list[Mapping[str, Any]], declared: Mapping[str, Any], may_widen: bool
 ) -> pa.Array:
     values = [row.get(name) for row in rows]
-    if not isinstance(name, str):
-        raise Refused(f"{name!r} is no column: names are text")
-    if not is_whole_text(name):
-        raise Refused(f"{name!r} is no column: it has a lone surrogate, so it is not text")
+    if not isinstance(name, str) or not is_whole_text(name):
+        raise Refused(f"{name!r} is no column: names are text, without lone surrogates")
     try:
-        if name == HEADERS:
-            return pa.array([header_pairs(given) for given in values], HEADERS_TYPE)
-        if name == OPERATION:
-            return pa.array([operation_code(given) for given in values], RESERVED[OPERATION])
+        if name in (HEADERS, OPERATION):
+            return pa.array(plain_column(name, values), RESERVED[name])
         kind = RESERVED.get(name, declared.get(name))
         if kind is None:
             return _inferred(name, values)
         if name in RESERVED or not may_widen:
-            return exact_array(name, values, kind)
+            return _exact_array(name, values, kind)
         return _widened(name, values, kind)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+    except _FAILURES as error:
         raise Refused(f"column {name!r}: {error}") from error
 
 
 def _inferred(name: str, values: list[Any]) -> pa.Array:
-    found = pa.array(values)
-    check_exact(name, values, found.type, is_declared=False)
-    if pa.types.is_decimal(found.type) and found.type.bit_width <= 128:
-        # These values have so many digits; the next ones may have more before the point.
-        return found.cast(pa.decimal128(38, found.type.scale))
-    return found
+    column = pa.array(values)
+    check_exact(name, values, column.type, is_declared=False)
+    if pa.types.is_decimal(column.type) and column.type.bit_width <= 128:
+        # Arrow infers the digits of these values; the next ones may have more before the point.
+        return column.cast(pa.decimal128(38, column.type.scale))
+    return column
 
 
 def _widened(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
     """The values in the type of their column, or in one that the column can be widened to.
 
-    Of values that fit neither, the column that Arrow infers: the stream then says why not.
+    If they fit neither, the column that Arrow infers: the stream then says why not.
     """
     refusal = None
     if not _holds_float32(kind):
         try:
-            return exact_array(name, values, kind, is_declared=False)
+            return _exact_array(name, values, kind, is_declared=False)
         except Refused as error:
             refusal = error
     try:
-        found = _inferred(name, values)
-    except (Refused, pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        inferred = _inferred(name, values)
+    except (Refused, *_FAILURES) as error:
         raise refusal or error from None
     try:
-        return exact_array(name, values, extended_type(kind, found.type), is_declared=False)
+        return _exact_array(name, values, extended_type(kind, inferred.type), is_declared=False)
     except Refused:
-        return found
+        return inferred
 
 
 def _holds_float32(kind: pa.DataType) -> bool:
@@ -142,7 +143,7 @@ def arrow_table(data: Any) -> pa.RecordBatch | pa.Table:
 def check_pandas_index(schema: pa.Schema) -> None:
     """Refuse a pandas index that is a range other than the row numbers.
 
-    Arrow keeps a range in the metadata alone, and no column has its values: they would be lost.
+    Arrow stores a range in the metadata alone, and no column has its values: they would be lost.
     """
     if b'"range"' not in (schema.metadata or {}).get(b"pandas", b""):
         return
@@ -158,11 +159,11 @@ def check_pandas_index(schema: pa.Schema) -> None:
 
 
 class _Rule(NamedTuple):
-    """What a type takes."""
+    """The Python values that a column of a type takes."""
 
-    fits: Callable[[pa.DataType], bool]
-    plain: Callable[[type], bool]
-    """Whether a Python type is taken as it is; what is of another must come back the same."""
+    applies: Callable[[pa.DataType], bool]
+    is_plain: Callable[[type], bool]
+    """Whether a Python type is taken as it is; values of others must come back the same."""
     takes: str
 
 
@@ -174,11 +175,7 @@ _RULES: Final = (
         lambda kind: issubclass(kind, float),
         "numbers that it holds exactly: float(…) rounds",
     ),
-    _Rule(
-        pa.types.is_decimal,
-        lambda kind: kind in (Decimal, int),
-        "Decimals and whole numbers",
-    ),
+    _Rule(pa.types.is_decimal, lambda kind: kind in (Decimal, int), "Decimals and whole numbers"),
     _Rule(
         pa.types.is_string,
         lambda kind: issubclass(kind, str),
@@ -189,11 +186,7 @@ _RULES: Final = (
         lambda kind: kind in (bytes, bytearray, memoryview),
         "bytes: encode text first, as in text.encode()",
     ),
-    _Rule(
-        pa.types.is_date,
-        lambda kind: kind is date,
-        "dates: of a datetime, .date()",
-    ),
+    _Rule(pa.types.is_date, lambda kind: kind is date, "dates: of a datetime, .date()"),
     _Rule(
         pa.types.is_timestamp,
         lambda kind: kind is datetime,
@@ -216,7 +209,7 @@ def check_exact(
 ) -> None:
     """Refuse values that a column of type `kind` would change or drop; the error names them.
 
-    `is_declared`: a user chose the type, so a date may be given as a number of days, a time as
+    `is_declared`: a user chose the type, so a date may be a number of days, a time
     microseconds, and a time in UTC without its zone. In an inferred type those are other values.
     Values `from_json` may be text, which Arrow parses, but no numbers for dates and times; the
     error names no record, because the caller counts the lines.
@@ -230,18 +223,18 @@ def check_exact(
         raise Refused(f"{where}column {misfit}") from None
 
 
-def exact_array(
+def _exact_array(
     column: str, values: Sequence[Any], kind: pa.DataType, *, is_declared: bool = True
 ) -> pa.Array:
-    """The values as a column of a known type; `Refused` names the record that is none."""
+    """The values as a column of this type; `Refused` names the record that does not fit."""
     check_exact(column, values, kind, is_declared=is_declared)
     try:
         return pa.array(values, kind)
     except _FAILURES as error:
-        value = _first_failure(values, kind)
-        row = next(row for row, found in enumerate(values) if found is value)
+        misfit = _first_failure(values, kind)
+        row = next(row for row, value in enumerate(values) if value is misfit)
         raise Refused(
-            f"record {row}, column {column!r}: {_shown(value)} is no {kind}: {error}"
+            f"record {row}, column {column!r}: {_shown(misfit)} is no {kind}: {error}"
         ) from error
 
 
@@ -294,17 +287,17 @@ class _ExactCheck:
         strange = set().union(*rows).difference(names)
         if strange:
             lines = [_undeclared(place, name, rows, names) for name in sorted(strange, key=str)]
-            raise _Misfit(f"{place!r} is {kind}, and what is given does not fit:{''.join(lines)}")
+            raise _Misfit(f"{place!r} is {kind}, and these do not fit:{''.join(lines)}")
         for field in kind:
             self.at(f"{place}.{field.name}", [row.get(field.name) for row in rows], field.type)
 
     def _at_plain(
         self, place: str, values: Iterable[Any], kind: pa.DataType, types: set[type]
     ) -> None:
-        rule = next((rule for rule in _RULES if rule.fits(kind)), None)
+        rule = next((rule for rule in _RULES if rule.applies(kind)), None)
         if rule is None:
             return
-        odd = {one for one in types if not rule.plain(one)}
+        odd = {one for one in types if not rule.is_plain(one)}
         if self._from_json:
             odd.discard(str)
         elif self._is_declared and pa.types.is_temporal(kind):
@@ -319,18 +312,17 @@ class _ExactCheck:
     def _check_zones(self, place: str, values: Iterable[Any], kind: pa.TimestampType) -> None:
         times = [value for value in values if isinstance(value, datetime)]
         aware = next((time for time in times if time.tzinfo is not None), None)
+        naive = next((time for time in times if time.tzinfo is None), None)
         if kind.tz is None and aware is not None:
             raise _Misfit(
-                f"{place!r} is {kind}, without a zone, and {aware} has one: give it without "
+                f"{place!r} is {kind}, without a zone, and {aware} has one: use times without "
                 "(.replace(tzinfo=None), in the zone that you mean), or declare timestamp[us, UTC]"
             )
-        if kind.tz is not None and not self._is_declared:
-            naive = next((time for time in times if time.tzinfo is None), None)
-            if naive is not None:
-                raise _Misfit(
-                    f"{place!r}: some times have a zone, and {naive} has none: give it one, as in "
-                    ".replace(tzinfo=UTC)"
-                )
+        if kind.tz is not None and not self._is_declared and naive is not None:
+            raise _Misfit(
+                f"{place!r}: some times have a zone, and {naive} has none: set it, as in "
+                ".replace(tzinfo=UTC)"
+            )
 
 
 def _check_same(place: str, odd: list[Any], kind: pa.DataType, rule: _Rule) -> None:
@@ -343,8 +335,8 @@ def _check_same(place: str, odd: list[Any], kind: pa.DataType, rule: _Rule) -> N
         back = pa.array(odd, kind).to_pylist()
     except _FAILURES:
         raise _misfit(place, _first_failure(odd, kind), kind, rule) from None
-    for value, found in zip(odd, back, strict=True):
-        if found is not None and not _is_same(value, found):
+    for value, result in zip(odd, back, strict=True):
+        if result is not None and not _is_same(value, result):
             raise _misfit(place, value, kind, rule)
 
 
@@ -357,28 +349,28 @@ def _first_failure(values: Sequence[Any], kind: pa.DataType) -> Any:
     return values[0]
 
 
-def _is_same(value: Any, found: Any) -> bool:
-    if isinstance(value, datetime) and isinstance(found, datetime) and value.tzinfo is None:
-        found = found.replace(tzinfo=None)
+def _is_same(value: Any, result: Any) -> bool:
+    if isinstance(value, datetime) and isinstance(result, datetime) and value.tzinfo is None:
+        result = result.replace(tzinfo=None)
     if type(value) is float and value == 0 and math.copysign(1, value) < 0:
-        return isinstance(found, float)  # no other type has -0.0
+        return isinstance(result, float)  # no other type has -0.0
     try:
-        return bool(value == found) or bool(value != value and found != found)
+        return bool(value == result) or bool(value != value and result != result)
     except (TypeError, ValueError):
         return False
 
 
 def _check_range(place: str, floats: list[float], kind: pa.DataType, rule: _Rule) -> None:
     """A float is rounded, as in any language; but not to infinity."""
-    found = pa.array(floats, kind)
-    if pc.any(pc.is_inf(found)).as_py():
-        for value, back in zip(floats, found.to_pylist(), strict=True):
+    rounded = pa.array(floats, kind)
+    if pc.any(pc.is_inf(rounded)).as_py():
+        for value, back in zip(floats, rounded.to_pylist(), strict=True):
             if math.isinf(back) and not math.isinf(value):
                 raise _misfit(place, value, kind, rule)
 
 
 def _pairs(value: Any) -> Iterable[tuple[Any, Any]]:
-    """The pairs of what Arrow makes a map of."""
+    """The pairs of a value that Arrow makes a map of."""
     if isinstance(value, Mapping):
         return value.items()
     if isinstance(value, _NO_LISTS | Set):
@@ -396,37 +388,39 @@ def _pair(entry: Mapping[Any, Any]) -> tuple[Any, Any]:
 
 
 def _mapping(place: str, value: Any, kind: pa.DataType) -> Mapping[Any, Any]:
-    """A struct as a dict; Arrow takes pairs for one as well.
+    """A struct as a dict. Arrow also makes one of pairs.
 
-    Arrow makes a struct of nulls of `''` and `[]`, and drops the second pair of the same name.
+    But of `''` and `[]` it makes a struct of nulls, and it drops the second pair of the same name.
     """
     if isinstance(value, Mapping):
         return value
     try:
-        found = {} if isinstance(value, _NO_LISTS) else dict(value)
-        if found and len(found) == len(value):
-            return found
+        fields = {} if isinstance(value, _NO_LISTS) else dict(value)
+        if fields and len(fields) == len(value):
+            return fields
     except (TypeError, ValueError):
         pass
-    given = f"{_shown(value)} ({type(value).__name__})"
-    raise _Misfit(f"{place!r} is {kind}, which takes dicts, not {given}")
+    raise _Misfit(f"{place!r} is {kind}, which takes dicts, not {_shown_with_type(value)}")
 
 
 def _undeclared(place: str, name: Any, rows: list[Any], names: list[str]) -> str:
-    given = [row[name] for row in rows if name in row]
+    values = [row[name] for row in rows if name in row]
     try:
-        what = str(pa.array(given).type)
+        kind = str(pa.array(values).type)
     except _FAILURES:
-        what = type(given[0]).__name__
-    known = {known.lower(): known for known in names}
-    near = difflib.get_close_matches(str(name).lower(), list(known), n=1)
-    meant = f" (did you mean {known[near[0]]!r}?)" if near else ""
-    return f"\n  {place}.{name}  {what} is given, and not declared{meant}"
+        kind = type(values[0]).__name__
+    near = closest(name, names)
+    hint = f" (did you mean {near!r}?)" if near else ""
+    return f"\n  {place}.{name}  {kind} is given, and not declared{hint}"
 
 
 def _misfit(place: str, value: Any, kind: pa.DataType, rule: _Rule) -> _Misfit:
-    given = f"{_shown(value)} ({type(value).__name__})"
-    return _Misfit(f"{place!r}: {given} is no {kind}, which takes {rule.takes}")
+    shown = _shown_with_type(value)
+    return _Misfit(f"{place!r}: {shown} is no {kind}, which takes {rule.takes}")
+
+
+def _shown_with_type(value: Any) -> str:
+    return f"{_shown(value)} ({type(value).__name__})"
 
 
 def _shown(value: Any) -> str:

@@ -1,8 +1,8 @@
-"""The sender: sealed batches go into the queues of their partitions.
+"""The sender: uploads sealed batches and appends them to the queues of their partitions.
 
 It drains the accumulator, and for each partition encodes and uploads several batches at a time.
 Appends are in the order of sealing, one at a time; each takes all uploaded batches up to the first
-that is not. The result goes to the batch, where its handles find it.
+that is not. The result goes to the batch, where its handles read it.
 
 Always holds:
 
@@ -10,8 +10,8 @@ Always holds:
   may have landed, whatever the answer was, unless the queue says that it did not and will not
   (`OlderSchema`). Such a batch is *attempted*. It stays at the front of its partition until it has
   landed, and nothing overtakes it. When its time is up, its handles get `OutcomeUnknown`, and it is
-  still tried, unless the queue says that nothing can tell any more (`Unsettled`): then the others
-  go on without it;
+  still tried, unless the queue can no longer tell (`Unsettled`): then the others continue without
+  it;
 - a batch that was never attempted can be dropped, and leaves no gap;
 - of a producer that can be resumed, or that is to stop at a failure, nothing is accepted that comes
   after what was dropped: a successor that resumes after the last accepted batch would skip it.
@@ -61,11 +61,11 @@ GROUP_MAX: Final = 256
 INLINE_ENCODE_BYTES: Final = 64 * limits.KIB
 """Batches up to this size are encoded on the event loop, larger ones in a thread."""
 PARTITIONS_AT_ONCE: Final = 32
-"""Partitions that are opened, or closed, side by side."""
+"""Partitions that are opened, or closed, concurrently."""
 CLOSE_TIMEOUT_S: Final = 5.0
 """For closing the appenders of all partitions together."""
 FAILURES_KEPT: Final = 64
-"""Failed batches whose error no handle has raised, for flush() and close()."""
+"""Failed batches whose errors flush() and close() raise, if no handle has raised them."""
 # Only the delivery timeout ends the retries, and for what was attempted not even that.
 _PATIENT: Final = RetryPolicy(attempts=1 << 62, deadline_s=float("inf"))
 
@@ -83,7 +83,7 @@ class Sender:
         *,
         resumable: bool,
     ) -> None:
-        """`resumable`: a successor under the id goes on after the last accepted batch."""
+        """`resumable`: a successor under the id continues after the last accepted batch."""
         self.settings = settings
         self.accumulator = accumulator
         self.serializer = serializer
@@ -102,7 +102,7 @@ class Sender:
             for partition, (appender, resumed) in enumerate(opened)
         ]
         self._resumable = resumable
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._closing = asyncio.Lock()
         self._failures: deque[ProducerBatch] = deque(maxlen=FAILURES_KEPT)
         self._in_doubt: dict[ProducerBatch, None] = {}
@@ -110,18 +110,19 @@ class Sender:
 
     def wakeup(self) -> None:
         """Set timers for batches that were begun, and send those that were sealed."""
-        begun, routed, sealed = self.accumulator.drain()
+        drained = self.accumulator.drain()
         now_s, linger_s = runtime.monotonic_s(), self.settings.linger_ms / 1000
-        for batch in begun:
+        for batch in drained.begun:
             if not batch.is_sealed:
                 wait_s = max(0.0, batch.first_s + linger_s - now_s)
-                batch.timer = self._loop.call_later(wait_s, self._seal, batch)
-        for unrouted in routed:
-            _cancel_timer(unrouted)
+                batch.timer = self.loop.call_later(wait_s, self._seal, batch)
+        for unrouted in drained.routed:
+            unrouted.cancel_timer()
             unrouted.wake()
-        for full in sealed:
-            _cancel_timer(full)
+        for full in drained.sealed:
+            full.cancel_timer()
             self.partitions[full.partition].send(full)
+        self._failures.extend(drained.lost)
 
     def _seal(self, batch: OpenBatch) -> None:
         self.accumulator.seal(batch)
@@ -135,28 +136,22 @@ class Sender:
         """
         if self.accumulator.is_forked:
             raise forked()
-        batches = self.accumulator.batches
         self.seal_all()
-        waited = list(batches.incomplete)
+        waited = list(self.accumulator.batches.incomplete)
         for batch in waited:
             await batch.wait()
-        self._failures.extend(batches.lost)
-        batches.lost.clear()
-        missed = [batch for batch in self._failures if not batch.is_reported]
+        unreported = [batch for batch in self._failures if not batch.is_reported]
         self._failures.clear()
-        found = dict.fromkeys([*waited, *self._in_doubt, *missed])
+        candidates = dict.fromkeys([*waited, *self._in_doubt, *unreported])
         # What was in doubt may have landed since.
-        failed = [batch for batch in found if batch.error is not None and batch.placed is None]
+        failed = [one for one in candidates if one.error is not None and one.placed is None]
         if not failed:
             return
         for batch in failed:
             batch.is_reported = True
         # What may have landed must not be taken for dropped because something else was.
-        error = next(
-            (batch.error for batch in failed if isinstance(batch.error, OutcomeUnknown)),
-            failed[0].error,
-        )
-        assert error is not None
+        errors = [batch.error for batch in failed if batch.error is not None]
+        error = next((one for one in errors if isinstance(one, OutcomeUnknown)), errors[0])
         if len(failed) > 1:
             rows = sum(batch.rows for batch in failed)
             error.add_note(f"{len(failed)} batches with {rows} records failed; this is one of them")
@@ -178,20 +173,20 @@ class Sender:
             in_doubt = sum(batch.rows for batch in self._in_doubt)
             if in_doubt and error is not None:
                 error.add_note(f"{in_doubt} records in doubt are not tried any more: it is closed")
-            await asyncio.gather(*(partition.end() for partition in self.partitions))
-            appenders = [partition.appender for partition in self.partitions]
+            await asyncio.gather(*(one.end() for one in self.partitions))
+            appenders = [one.appender for one in self.partitions]
             await close_appenders(appenders, for_good=not self._resumable)
             self.is_closed = True
         if error is not None:
             raise error
 
     def seal_all(self) -> None:
-        """Seal and send whatever has a record."""
+        """Seal and send every batch with a record."""
         self.accumulator.seal_all()
         self.wakeup()
 
     def stop(self, error: HeadwaterError) -> None:
-        """Nothing of this producer will be accepted any more."""
+        """Fail everything: nothing of this producer will be accepted any more."""
         self.accumulator.refuse(error)
         self.seal_all()
         for partition in self.partitions:
@@ -199,34 +194,33 @@ class Sender:
 
     def stop_at_loss(self, cause: BaseException) -> None:
         """Take nothing more; the batches before the loss are still sent."""
-        again = f"under its id, {self.producer_id!r}, and go on from `resumed`"
-        cure = again if self._resumable else "and go on after what was accepted"
-        self.accumulator.refuse(
-            Refused(
-                f"the producer stopped where records were dropped: open it again {cure}. {cause}"
-            )
-        )
+        again = f"under its id, {self.producer_id!r}, and continue from `resumed`"
+        cure = again if self._resumable else "and continue after what was accepted"
+        why = f"the producer stopped where records were dropped: open it again {cure}. {cause}"
+        self.accumulator.refuse(Refused(why))
         self.seal_all()
 
     def complete(self, batch: ProducerBatch) -> None:
         """The batch has a result, or an unknown outcome."""
-        self.accumulator.complete(batch)
+        self.accumulator.batches.incomplete.pop(batch, None)
         if batch.error is not None:
             self._failures.append(batch)
             if isinstance(batch.error, OutcomeUnknown):
                 self._in_doubt[batch] = None
 
-    def release(self, batch: ProducerBatch) -> None:
-        """The batch is not tried any more."""
+    def finish(self, batch: ProducerBatch) -> None:
+        """The batch has a result, and is not tried any more."""
+        batch.cancel()
+        self.complete(batch)
         if batch in self._in_doubt:
             del self._in_doubt[batch]
-            # A caller may have heard that it is still being tried, which is over.
+            # The error that was raised says that it is still being tried: that is over.
             batch.is_reported = batch.placed is not None
         self.accumulator.release(batch)
 
 
 class PartitionSender:
-    """Carries the batches of one partition into its queue."""
+    """Appends the batches of one partition to its queue."""
 
     def __init__(
         self, sender: Sender, partition: int, appender: Appender, resumed: ProducerState
@@ -240,22 +234,19 @@ class PartitionSender:
         """The producer sequence of the first batch."""
         self._resume_metadata = self._landed_metadata = resumed.metadata
         self._appending: asyncio.Task[None] | None = None
-        self._stopped: HeadwaterError | None = None
-        self._lost: HeadwaterError | None = None
-        """Why nothing more is taken, while what was taken before is still sent."""
+        self._refusal: HeadwaterError | None = None
+        """Why no further batch is taken; after a loss, those before it are still sent."""
 
     def send(self, batch: ProducerBatch) -> None:
         """Take a sealed batch."""
-        refusal = self._stopped or self._lost
-        if refusal is not None:
-            self._fail(batch, refusal)
+        if self._refusal is not None:
+            self._fail(batch, self._refusal)
             return
         self._batches.append(batch)
         self._start_upload(batch)
         timeout_s = self._sender.settings.delivery_timeout_ms / 1000
-        waited_s = runtime.monotonic_s() - batch.first_s
-        loop = asyncio.get_running_loop()
-        batch.timer = loop.call_later(max(0.0, timeout_s - waited_s), self._expire, batch)
+        left_s = max(0.0, batch.first_s + timeout_s - runtime.monotonic_s())
+        batch.timer = self._sender.loop.call_later(left_s, self._expire, batch)
 
     # Encoding and uploading
 
@@ -272,14 +263,13 @@ class PartitionSender:
                 async with self._sender.slots:
                     await self._upload(batch)
                 break
-            except (Unavailable, OutcomeUnknown) as error:
-                # An upload that may have landed is repeated without harm: same name, same bytes.
-                batch.cause = error
             except Exception as error:
-                if not batch.is_attempted:
+                # An upload that may have landed is repeated without harm: same name, same bytes.
+                # If its sequence is taken, nothing can be appended before it: it has to succeed.
+                is_transient = isinstance(error, Unavailable | OutcomeUnknown)
+                if not is_transient and not batch.is_attempted:
                     self._drop(batch, error)
                     return
-                # Its sequence is taken, and nothing can be appended before it: it has to succeed.
                 batch.cause = error
             await pauses.pause(throttled=isinstance(batch.cause, Throttled))
         batch.is_uploaded = True
@@ -316,7 +306,7 @@ class PartitionSender:
     # Appending
 
     def _append_soon(self) -> None:
-        if self._appending is None and self._stopped is None and self._group():
+        if self._appending is None and self._group():
             self._appending = runtime.spawn(self._append(), name=f"append-{self.partition}")
 
     def _group(self) -> list[ProducerBatch]:
@@ -378,33 +368,34 @@ class PartitionSender:
             self._batches.popleft()
             self._next_sequence += 1
             self._landed_metadata = batch.resume_metadata
-            metrics.count(batch.rows, batch.size_bytes, batch.encoded_bytes, now_s - batch.sealed_s)
-            batch.cancel()
+            metrics.batches_flushed += 1
+            metrics.entries_flushed += batch.rows
+            metrics.bytes_flushed += batch.size_bytes
+            metrics.bytes_written += batch.encoded_bytes
+            metrics.flush_duration_seconds.observe(now_s - batch.sealed_s)
             batch.accept(place)
-            self._sender.complete(batch)
-            self._sender.release(batch)
+            self._sender.finish(batch)
 
     def _upload_again(self, group: list[ProducerBatch], refusal: BelowFloor) -> None:
         """Give batches whose id the collector has passed another one, which their bytes contain."""
-        passed = [batch for batch in group if batch.batch_id <= refusal.floor]
-        if not passed:
+        below = [batch for batch in group if batch.batch_id <= refusal.floor]
+        if not below:
             raise Bug(f"none of {len(group)} batches is below the floor that refused them")
-        for batch in passed:
+        for batch in below:
             batch.is_uploaded = False
             batch.cause = refusal
             self._start_upload(batch, refusal.floor)
 
     def _leave_out(self, group: list[ProducerBatch], error: Unsettled) -> None:
-        """Go on without attempted batches: they have landed, or never will."""
+        """Continue without attempted batches: they have landed, or never will."""
         unsettled = [batch for batch in group if batch.batch_id in error.batch_ids]
         if not unsettled:
             raise Bug(f"none of {len(group)} batches is unsettled")
         for batch in unsettled:
             self._batches.remove(batch)
             self._next_sequence += 1
-            self._fail(
-                batch, OutcomeUnknown(f"{batch.rows} records may be accepted or not: {error}")
-            )
+            unknown = OutcomeUnknown(f"{batch.rows} records may be accepted or not: {error}")
+            self._fail(batch, unknown)
 
     async def _fit_again(
         self, group: list[ProducerBatch], entries: list[NewBatch], refusal: OlderSchema
@@ -442,19 +433,17 @@ class PartitionSender:
         timeout_ms = self._sender.settings.delivery_timeout_ms
         why = f": {batch.cause}" if batch.cause is not None else ""
         if batch.is_attempted:
-            batch.fail(
-                OutcomeUnknown(
-                    f"{batch.rows} records may or may not be accepted: no answer within "
-                    f"{timeout_ms:,} ms{why}. They are still being tried"
-                )
+            unknown = OutcomeUnknown(
+                f"{batch.rows} records may or may not be accepted: no answer within "
+                f"{timeout_ms:,} ms{why}. They are still being tried"
             )
+            batch.fail(unknown)
             self._sender.complete(batch)
         else:
-            error = Unavailable(
-                f"{batch.rows} records were not accepted within {timeout_ms:,} ms and are "
-                f"dropped{why}"
+            late = (
+                f"{batch.rows} records were not accepted within {timeout_ms:,} ms and are dropped"
             )
-            self._drop(batch, error)
+            self._drop(batch, Unavailable(f"{late}{why}"))
 
     def _drop(self, batch: ProducerBatch, error: BaseException) -> None:
         """Leave out a batch that was never attempted; the next one gets its sequence."""
@@ -467,20 +456,20 @@ class PartitionSender:
 
     def _stop_at_loss(self, index: int, error: BaseException) -> None:
         """Drop the batches from this index on: none of them was attempted either."""
-        if self._lost is None:
-            self._lost = Unavailable(
+        if self._refusal is None:
+            self._refusal = Unavailable(
                 "not accepted, and dropped: records before these were dropped. Open the producer "
-                f"again and go on after what was accepted. {error}"
+                f"again and continue after what was accepted. {error}"
             )
-            self._lost.__cause__ = error
+            self._refusal.__cause__ = error
         behind = [self._batches.pop() for _ in range(len(self._batches) - index)]
         for batch in reversed(behind):
-            self._fail(batch, self._lost)
+            self._fail(batch, self._refusal)
         self._sender.stop_at_loss(error)
 
     def stop(self, error: HeadwaterError) -> None:
-        """Fail everything, and whatever comes later."""
-        self._stopped = self._stopped or error
+        """Fail every batch, also those that come later."""
+        self._refusal = self._refusal or error
         if self._appending is not None and self._appending is not asyncio.current_task():
             self._appending.cancel()
         while self._batches:
@@ -494,10 +483,8 @@ class PartitionSender:
             await asyncio.wait([appending])
 
     def _fail(self, batch: ProducerBatch, error: BaseException) -> None:
-        batch.cancel()
         batch.fail(error)
-        self._sender.complete(batch)
-        self._sender.release(batch)
+        self._sender.finish(batch)
 
 
 async def close_appenders(appenders: Sequence[Appender], *, for_good: bool) -> None:
@@ -510,15 +497,9 @@ async def close_appenders(appenders: Sequence[Appender], *, for_good: bool) -> N
 
     async def one(appender: Appender) -> None:
         async with slots:
-            # Each is at least begun, for what closing does before it asks the store.
+            # Each is at least begun, for what closing does before its first request.
             with contextlib.suppress(HeadwaterError, TimeoutError):
                 async with asyncio.timeout_at(until_s):
                     await appender.close(for_good=for_good)
 
     await asyncio.gather(*(one(appender) for appender in appenders))
-
-
-def _cancel_timer(batch: OpenBatch) -> None:
-    if batch.timer is not None:
-        batch.timer.cancel()
-        batch.timer = None

@@ -2,8 +2,7 @@
 
     streams     creating, opening, altering, listing and adopting
     handle      `Stream`, an open stream: its schema, and its partitions' queues
-    config      the content of `stream.json`, and its register
-    settings    how settings are spelled, and which of them may change
+    config      the content of `stream.json`, its settings, and its register
     schema      versions of columns, and recording the columns of producers
     fitting     fitting records to the columns
     delete      deleting a stream, or one whose register is damaged

@@ -1,4 +1,8 @@
-"""The content of `stream.json`, and its register.
+"""The content of `stream.json`, the settings that users give, and the register that has it.
+
+`parse_settings({"retention.ms": "7d", "compression.type": "zstd"})` accepts Headwater's names and
+Kafka's, numbers and text. An unknown name is refused with the closest known one; a Kafka setting
+without a meaning here, with the reason.
 
 Always holds:
 
@@ -12,16 +16,28 @@ Always holds:
 
 from __future__ import annotations
 
+import re
 import uuid
-from collections.abc import Callable
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 
 from headwater.buffer.layout import check_stream_name, stream_key
 from headwater.core import limits, runtime
 from headwater.core.errors import Conflict, Corrupt, NotFound, NotSupported, Refused
+from headwater.core.settings import (
+    SettingNames,
+    is_forever,
+    parse_choice,
+    parse_duration_ms,
+    parse_size_bytes,
+    parse_whole_number,
+)
 from headwater.store import Register, Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 FORMAT_VERSION: Final = 2
 """The stream format that this software reads and writes."""
@@ -30,10 +46,6 @@ RELEASE: Final = "0.1.0"
 
 DAY_MS: Final = 86_400_000
 UNLIMITED: Final = -1
-RETENTION_MS: Final = 7 * DAY_MS
-GC_GRACE_MS: Final = 600_000
-SEGMENT_BYTES: Final = 128 * limits.MIB
-SEGMENT_MS: Final = 600_000
 PARTITIONS_MAX: Final = 1_024
 
 # Chosen by what requests cost: see cost.py.
@@ -42,12 +54,8 @@ LINGER_LOCAL_MS: Final = 100
 BATCH_BYTES: Final = 8 * limits.MIB
 
 Format = Literal["native", "v1"]
-CompressionName = Literal["none", "zstd", "lz4"]
 ConsumerKind = Literal["query", "nodes"]
-State = Literal["live", "deleted"]
-StreamShape = Literal["opaque", "typed"]
 Origin = Literal["declared", "inferred"]
-V1Reading = Literal["lenient"]
 
 _UUID: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 
@@ -81,7 +89,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The format version that producers, and writers of this register, must support."""
     needs_release: str = RELEASE
     """The release of Headwater that supports both."""
-    state: State = "live"
+    state: Literal["live", "deleted"] = "live"
     created_ms: int
     deleted_ms: int | None = None
     cleaned: bool = False
@@ -90,24 +98,24 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     partitions_ready: Annotated[int, msgspec.Meta(ge=0)] = 0
     """The queues of the partitions below this one exist, and are never created again."""
     format: Format = "native"
-    compression: CompressionName = "none"
-    retention_ms: int = RETENTION_MS
+    compression: Literal["none", "zstd", "lz4"] = "none"
+    retention_ms: int = 7 * DAY_MS
     retention_bytes: int = UNLIMITED
-    gc_grace_ms: int = GC_GRACE_MS
-    segment_bytes: int = SEGMENT_BYTES
-    segment_ms: int = SEGMENT_MS
+    gc_grace_ms: int = 600_000
+    segment_bytes: int = 128 * limits.MIB
+    segment_ms: int = 600_000
     consumer: ConsumerKind = "query"
     linger_ms: int | None = None
     """How long producers wait before they flush; None is LINGER_MS, locally LINGER_LOCAL_MS."""
     batch_bytes: int | None = None
     """How much producers accumulate before they flush; None is BATCH_BYTES."""
-    shape: StreamShape | None = None
+    shape: Literal["opaque", "typed"] | None = None
     """What all records of the stream carry; None before the first record with values."""
     schemas: list[SchemaVersion] = []
-    """The versions. Of consecutive inferred ones, only the last is stored."""
+    """Of consecutive inferred versions, only the last is stored."""
     schema_floor: Annotated[int, msgspec.Meta(ge=0)] = 0
     """While a column's type is being replaced: the version that will hold the outcome."""
-    v1_reading: V1Reading | msgspec.UnsetType = msgspec.UNSET
+    v1_reading: Literal["lenient"] | msgspec.UnsetType = msgspec.UNSET
     """How a v1 stream is read; strictly if unset."""
 
     @property
@@ -117,7 +125,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_typed(self) -> bool:
-        """Whether records carry columns."""
+        """Whether records have columns."""
         return self.shape == "typed"
 
     @property
@@ -153,7 +161,7 @@ def new_stream_id() -> str:
 
 
 def encode_config(config: StreamConfig) -> msgspec.Raw:
-    """The JSON of a config, with sorted keys."""
+    """The JSON of a config."""
     return msgspec.Raw(msgspec.json.encode(config, order="sorted"))
 
 
@@ -214,6 +222,103 @@ _WHOLE_MAX: Final = 2**53
 """Every JSON reader represents whole numbers up to here exactly."""
 
 
+_DURABLE: Final = "what is accepted is durable; linger_ms and batch_bytes are for producers"
+_COMPACTED: Final = "streams are not compacted; a job on Spark does what compaction is for"
+_REPLICAS: Final = "there are no replicas to count: the object store keeps what it accepts"
+_MEANINGLESS: Final[dict[str, str]] = {
+    "acks": "a record is accepted once it is durable in the object store; there is no weaker level",
+    "delete.retention.ms": _COMPACTED,
+    "enable.idempotence": "every append is exactly once; that cannot be switched off",
+    "file.delete.delay.ms": "use gc_grace_ms, the time before the collector deletes",
+    "flush.messages": _DURABLE,
+    "flush.ms": _DURABLE,
+    "local.retention.bytes": "there are no brokers' disks; use retention_bytes",
+    "local.retention.ms": "there are no brokers' disks; use retention_ms",
+    "max.compaction.lag.ms": _COMPACTED,
+    "max.message.bytes": "every stream takes records of up to RECORD_MAX_BYTES (16 MiB)",
+    "message.timestamp.type": "a record has the timestamp that its producer sets, else that of its "
+    "ingestion",
+    "min.cleanable.dirty.ratio": _COMPACTED,
+    "min.compaction.lag.ms": _COMPACTED,
+    "min.insync.replicas": _REPLICAS,
+    "preallocate": "objects are not files; nothing is allocated before it is written",
+    "remote.storage.enable": "everything is in object storage; there is nothing else",
+    "replication.factor": _REPLICAS,
+    "unclean.leader.election.enable": "there is no election: the object store says who may write",
+}
+_BARE: Final = re.compile(r"[0-9][0-9_,]*(?:\.[0-9]+)?")
+
+
+def parse_settings(settings: Mapping[str, object]) -> dict[str, Any]:
+    """The fields of `StreamConfig` that these settings name, with their values."""
+    parsed: dict[str, Any] = {}
+    for field, (name, value) in _NAMES.resolve(settings).items():
+        text = str(value).strip()
+        if name == "retention" and text != "0" and _BARE.fullmatch(text):
+            # Other names end in their unit.
+            raise Refused(f"{name}={text}: name a unit, as in {text}d, {text}h or {text}ms")
+        parsed[field] = _PARSERS[field](name, value)
+    return parsed
+
+
+def _or_unlimited(parse: Callable[[str, object], int]) -> Callable[[str, object], int]:
+    return lambda name, value: UNLIMITED if is_forever(value) else parse(name, value)
+
+
+def _or_default(parse: Callable[[str, object], int]) -> Callable[[str, object], int | None]:
+    def parse_or_default(name: str, value: object) -> int | None:
+        is_default = value is None or str(value).strip().lower() == "default"
+        return None if is_default else parse(name, value)
+
+    return parse_or_default
+
+
+def _one_of(*choices: str) -> Callable[[str, object], str]:
+    return lambda name, value: parse_choice(name, value, choices)
+
+
+def _compression(name: str, value: object) -> str:
+    text = str(value).strip().lower()
+    if text == "producer":
+        raise Refused(f"{name}=producer: the stream sets its compression: none, zstd or lz4")
+    return "none" if text == "uncompressed" else parse_choice(name, value, ("none", "zstd", "lz4"))
+
+
+def _v1_reading(name: str, value: object) -> str | msgspec.UnsetType:
+    chosen = parse_choice(name, value, ("strict", "lenient"))
+    return chosen if chosen == "lenient" else msgspec.UNSET
+
+
+_PARSERS: Final[dict[str, Callable[[str, object], Any]]] = {
+    "partitions": parse_whole_number,
+    "format": _one_of("native", "v1"),
+    "compression": _compression,
+    "retention_ms": _or_unlimited(parse_duration_ms),
+    "retention_bytes": _or_unlimited(parse_size_bytes),
+    "gc_grace_ms": parse_duration_ms,
+    "segment_bytes": parse_size_bytes,
+    "segment_ms": parse_duration_ms,
+    "consumer": _one_of("query", "nodes"),
+    "linger_ms": _or_default(parse_duration_ms),
+    "batch_bytes": _or_default(parse_size_bytes),
+    "v1_reading": _v1_reading,
+}
+_NAMES: Final = SettingNames(
+    "a stream",
+    _PARSERS,
+    aliases={
+        "num.partitions": "partitions",
+        "retention": "retention_ms",
+        "compression.type": "compression",
+        "linger": "linger_ms",
+        "batch.size": "batch_bytes",
+        "gc.grace": "gc_grace_ms",
+    },
+    fixed={"cleanup.policy": (("delete",), f"retention deletes records; {_COMPACTED}")},
+    refused=_MEANINGLESS,
+)
+
+
 def check_config(config: StreamConfig) -> StreamConfig:
     """The config itself; `Refused` names a setting with an invalid value."""
     for name, least in _LEAST.items():
@@ -237,7 +342,7 @@ def check_config(config: StreamConfig) -> StreamConfig:
     return config
 
 
-def with_changes(config: StreamConfig, changes: dict[str, Any]) -> StreamConfig:
+def with_changes(config: StreamConfig, changes: Mapping[str, Any]) -> StreamConfig:
     """The config with these changes, checked."""
     return check_config(msgspec.structs.replace(config, **changes))
 
@@ -253,13 +358,23 @@ def check_store(store: Any) -> None:
         raise Refused(f"a store is needed here (headwater.open_store), not {type(store).__name__}")
 
 
+class RetypeNeeded(Exception):
+    """Inferred types are to be replaced by types that are not wider."""
+
+    def __init__(self, schema: pa.Schema, columns: list[pa.Field]) -> None:
+        super().__init__(", ".join(field.name for field in columns))
+        self.schema = schema
+        """The schema with the new types."""
+        self.columns = columns
+        """The columns whose retained values must all fit the new type."""
+
+
 class StreamRegister:
     """The register `stream.json` of one stream. For one operation at a time.
 
     Always holds: the format versions are checked before the rest is used, and before the register
     is changed, because a rewrite would lose what a later version added. The register is never
-    deleted: a slow delete could remove the register of a later stream, which says which objects
-    belong to which stream.
+    deleted: a slow delete could remove the register of a later stream.
     """
 
     def __init__(self, store: Store, name: str) -> None:
@@ -297,13 +412,13 @@ class StreamRegister:
         encoded = encode_config(config)
 
         def replace(raw: msgspec.Raw | None) -> msgspec.Raw:
-            if raw is not None:
-                try:
-                    current = decode_config(self._name, raw, writing=True)
-                except Corrupt:
-                    return encoded
-                raise Conflict(f"stream {self._name!r} was repaired meanwhile", current=current)
-            return encoded
+            if raw is None:
+                return encoded
+            try:
+                current = decode_config(self._name, raw, writing=True)
+            except Corrupt:
+                return encoded
+            raise Conflict(f"stream {self._name!r} was repaired meanwhile", current=current)
 
         try:
             await self._register.replace_damaged(encoded)
@@ -319,22 +434,19 @@ class StreamRegister:
         def change_live(now: StreamConfig | None) -> StreamConfig:
             if now is None:
                 raise self._missing()
-            return change(self._same(self._live(now), stream_id))
+            if self._live(now).id != stream_id:
+                raise Conflict(
+                    f"stream {self._name!r} was deleted and created again meanwhile: the one that "
+                    f"was meant had the id {stream_id}",
+                    current=now,
+                )
+            return change(now)
 
         return await self.update(change_live)
 
     def _live(self, config: StreamConfig) -> StreamConfig:
         if not config.is_live:
             raise NotFound(f"stream {self._name!r} was deleted")
-        return config
-
-    def _same(self, config: StreamConfig, stream_id: str) -> StreamConfig:
-        if config.id != stream_id:
-            raise Conflict(
-                f"stream {self._name!r} was deleted and created again meanwhile: the one that was "
-                f"meant had the id {stream_id}",
-                current=config,
-            )
         return config
 
     def _missing(self) -> NotFound:

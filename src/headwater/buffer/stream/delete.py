@@ -1,10 +1,10 @@
-"""Deleting a stream: first its register says so, then its objects are deleted.
+"""Deleting a stream: its register becomes a tombstone, then its objects are deleted.
 
-The register stays as a tombstone with the stream's id, so that an interrupted delete can be
-resumed. Objects of native streams are below that id, which no later stream has. The v1 layout has
-no ids: its objects are deleted only while the register still says that this stream is deleted,
-which is checked before each group of deletes. A delete that the store executes late could still hit
-a later v1 stream of the same name, so a new stream should get another name.
+The tombstone has the stream's id, so that an interrupted delete can be resumed. Objects of native
+streams are below that id, which no later stream has. The v1 layout has no ids: its objects are
+deleted only while the register has the tombstone of this stream, which is checked before each group
+of deletes. A delete that the store executes late could still hit a later v1 stream of the same
+name, so a new stream should get another name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import msgspec
 from headwater.buffer import layout
 from headwater.buffer.stream.config import StreamConfig, StreamRegister, new_stream_id
 from headwater.buffer.stream.handle import borrow_store
-from headwater.buffer.stream.settings import tombstone
 from headwater.core import runtime
 from headwater.core.errors import Conflict, Corrupt, NotFound, OutcomeUnknown, Refused, Unavailable
 from headwater.store import ObjectMeta, Store
@@ -57,14 +56,42 @@ async def delete_stream(
     `stream_id` is the id of the stream to delete (`check_deletable`); without it, the stream that
     has the name now is deleted.
 
-    `before_objects` is called once the register says that the stream is deleted, before any object
-    is: the tier uses it to record the deletion. If it raises, the objects stay.
+    `before_objects` is called between the tombstone and the deletion of objects: the tier uses it
+    to record the deletion. If it raises, the objects stay.
 
     `NotFound` if there never was such a stream. `Conflict` if another stream took its name
     meanwhile, which is left as it is.
     """
+    deleted_ms = runtime.wall_ms()
     async with borrow_store(source) as store:
-        return await _delete(store, name, stream_id, before_objects)
+        register = StreamRegister(store, name)
+        before = await register.read(writing=True)
+        _check_same(before, name, before.id if stream_id is None else stream_id)
+
+        def delete(now: StreamConfig | None) -> StreamConfig:
+            now = _check_same(now, name, before.id)
+            if not now.is_live:
+                return now
+            return msgspec.structs.replace(
+                now, state="deleted", deleted_ms=deleted_ms, cleaned=False
+            )
+
+        def mark_cleaned(now: StreamConfig | None) -> StreamConfig:
+            if now is not None and now.id != before.id:
+                return now  # that of a later stream
+            return msgspec.structs.replace(_check_same(now, name, before.id), cleaned=True)
+
+        config = await register.update(delete)
+        report = DeletedReport(name, config.id, resumed=not before.is_live)
+        if before_objects is not None:
+            await before_objects(config)
+        async for group in _groups(_objects_of(store, config)):
+            if config.format == "v1":
+                _check_same(await register.read(writing=True), name, config.id)
+            await _delete_objects(store, group, report)
+        if not report.failed:
+            await register.update(mark_cleaned)
+        return report
 
 
 async def check_deletable(source: str | Store, name: str) -> str:
@@ -76,39 +103,16 @@ async def check_deletable(source: str | Store, name: str) -> str:
         return (await StreamRegister(store, name).read(writing=True)).id
 
 
-async def _delete(
-    store: Store, name: str, stream_id: str | None, before_objects: BeforeObjects | None
-) -> DeletedReport:
-    register = StreamRegister(store, name)
-    before = await register.read(writing=True)
-    _check_id(before, before.id if stream_id is None else stream_id)
-    deleted_ms = runtime.wall_ms()
-
-    def delete(now: StreamConfig | None) -> StreamConfig:
-        return tombstone(_same(before, now), deleted_ms=deleted_ms)
-
-    config = await register.update(delete)
-    report = DeletedReport(name, config.id, resumed=not before.is_live)
-    if before_objects is not None:
-        await before_objects(config)
-    await _clear(store, register, config, report)
-    if not report.failed:
-        await register.update(lambda now: _cleaned(config, now))
-    return report
-
-
-async def _clear(
-    store: Store, register: StreamRegister, config: StreamConfig, report: DeletedReport
-) -> None:
-    """Delete the stream's objects, in groups."""
-    group: list[ObjectMeta] = []
-    async for meta in _objects_of(store, config):
-        group.append(meta)
-        if len(group) == PARALLEL:
-            await _delete_group(store, register, config, group, report)
-            group = []
-    if group:
-        await _delete_group(store, register, config, group, report)
+def _check_same(now: StreamConfig | None, name: str, stream_id: str) -> StreamConfig:
+    if now is None:
+        raise NotFound(f"there is no stream {name!r}")
+    if now.id != stream_id:
+        raise Conflict(
+            f"stream {name!r} was deleted and created again meanwhile: the one that was "
+            f"meant had the id {stream_id}, and nothing of the other was touched",
+            current=now,
+        )
+    return now
 
 
 async def _objects_of(store: Store, config: StreamConfig) -> AsyncIterator[ObjectMeta]:
@@ -127,55 +131,31 @@ async def _objects_of(store: Store, config: StreamConfig) -> AsyncIterator[Objec
             yield meta
 
 
-async def _delete_group(
-    store: Store,
-    register: StreamRegister,
-    config: StreamConfig,
-    group: list[ObjectMeta],
-    report: DeletedReport,
-) -> None:
-    if config.format == "v1":
-        _same(config, await register.read(writing=True))
-    await delete_objects(store, group, report)
+async def _groups(objects: AsyncIterator[ObjectMeta]) -> AsyncIterator[list[ObjectMeta]]:
+    group: list[ObjectMeta] = []
+    async for meta in objects:
+        group.append(meta)
+        if len(group) == PARALLEL:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
-async def delete_objects(store: Store, group: list[ObjectMeta], report: DeletedReport) -> None:
-    """Delete these objects concurrently, and count the outcomes."""
-    outcomes = await asyncio.gather(
+async def _delete_objects(store: Store, group: list[ObjectMeta], report: DeletedReport) -> None:
+    """Delete these objects concurrently, and count the results."""
+    results = await asyncio.gather(
         *(store.delete(meta.key) for meta in group), return_exceptions=True
     )
-    for meta, outcome in zip(group, outcomes, strict=True):
-        if outcome is None:
+    for meta, result in zip(group, results, strict=True):
+        if result is None:
             report.objects += 1
             report.bytes += meta.size_bytes
-        elif isinstance(outcome, Unavailable | OutcomeUnknown):
+        elif isinstance(result, Unavailable | OutcomeUnknown):
             report.failed += 1
-            report.cause = str(outcome)
+            report.cause = str(result)
         else:
-            raise outcome
-
-
-def _same(before: StreamConfig, now: StreamConfig | None) -> StreamConfig:
-    if now is None:
-        raise NotFound(f"there is no stream {before.name!r}")
-    _check_id(now, before.id)
-    return now
-
-
-def _check_id(now: StreamConfig, stream_id: str) -> None:
-    if now.id != stream_id:
-        raise Conflict(
-            f"stream {now.name!r} was deleted and created again meanwhile: the one that was "
-            f"meant had the id {stream_id}, and nothing of the other was touched",
-            current=now,
-        )
-
-
-def _cleaned(deleted: StreamConfig, now: StreamConfig | None) -> StreamConfig:
-    """The tombstone of a stream without leftovers; a later stream is not changed."""
-    if now is None:
-        raise NotFound(f"there is no stream {deleted.name!r}")
-    return msgspec.structs.replace(now, cleaned=True) if now.id == deleted.id else now
+            raise result
 
 
 async def delete_damaged_stream(store: Store, name: str) -> DeletedReport:
@@ -202,15 +182,9 @@ async def delete_damaged_stream(store: Store, name: str) -> DeletedReport:
         cleaned=True,
     )
     report = DeletedReport(name, tombstone.id)
-    group: list[ObjectMeta] = []
-    async for meta in store.list(f"{layout.STREAMS}/{name}"):
-        if meta.key == layout.stream_key(name):
-            continue
-        group.append(meta)
-        if len(group) == PARALLEL:
-            await delete_objects(store, group, report)
-            group = []
-    await delete_objects(store, group, report)
+    async for group in _groups(store.list(layout.stream_prefix(name))):
+        others = [meta for meta in group if meta.key != layout.stream_key(name)]
+        await _delete_objects(store, others, report)
     if not report.failed:
         await register.replace_damaged(tombstone)
     return report

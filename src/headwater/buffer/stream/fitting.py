@@ -1,8 +1,8 @@
 """Fitting records to the columns of their stream.
 
-The result has the given reserved columns first, and then every column of the stream in the stream's
-order and type. In a batch all columns are nullable, at every depth: a delete has a key and no
-columns, and a batch with a delete must not have another schema than the next one. Fitting checks
+The result has the records' reserved columns first, and then every column of the stream in the
+stream's order and type. In a batch all columns are nullable, at every depth: a delete has a key and
+no columns, and a batch with a delete must not have another schema than the next one. Fitting checks
 that no other record has null where the schema forbids it.
 
 Refused as a whole, before anything is written:
@@ -15,8 +15,7 @@ Refused as a whole, before anything is written:
 
 from __future__ import annotations
 
-import difflib
-from typing import Protocol
+from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -42,20 +41,11 @@ from headwater.buffer.stream.config import Origin
 from headwater.buffer.stream.schema import difference
 from headwater.buffer.types import field_text, type_text
 from headwater.core.errors import Refused
-
-
-class RowFitter(Protocol):
-    """Fits records to a stream. Safe to share between threads."""
-
-    def fit(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """The records in the stream's columns; `Refused` shows the differences."""
-
-    def refit(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """Records that were fitted to an older version of the schema."""
+from headwater.core.settings import closest
 
 
 class OpaqueFitter:
-    """Fits records to a stream of opaque values, or to one without records yet."""
+    """Checks the records of a stream of opaque values, or of one without records yet."""
 
     def __init__(self, stream: str, *, is_recorded: bool) -> None:
         self._stream = stream
@@ -84,7 +74,7 @@ class OpaqueFitter:
 
 
 class SchemaFitter:
-    """Fits records to one version of a stream's schema."""
+    """Fits records to one version of a stream's schema. Safe to share between threads."""
 
     def __init__(
         self, stream: str, version: int, schema: pa.Schema, origin: Origin, alter: str
@@ -112,42 +102,44 @@ class SchemaFitter:
 
     def refit(self, records: pa.RecordBatch) -> pa.RecordBatch:
         """Records of an older version, cast to the types of this one."""
-        reserved = [field for field in records.schema if field.name in RESERVED]
-        columns = [records.column(field.name) for field in reserved]
-        for field in self._typed:
-            if field.name not in records.schema.names:
-                columns.append(pa.nulls(records.num_rows, field.type))
-                continue
+
+        def exact(column: pa.Array, field: pa.Field) -> pa.Array:
             try:
-                columns.append(exact_cast(records.column(field.name), field.type))
+                return exact_cast(column, field.type)
             except Inexact as error:
                 raise self._refused(
                     f"column {field.name!r} was declared as {type_text(field.type)} while these "
                     f"records were on their way, and they were not accepted: {error}"
                 ) from error
-        refitted = pa.record_batch(columns, schema=pa.schema([*reserved, *self._typed]))
+
+        refitted = self._in_columns(records, exact)
         for strict in self._strict:
             self._check_nulls(refitted, strict)
         return refitted
 
     def _arranged(self, records: pa.RecordBatch) -> pa.RecordBatch:
         records = _carried(records)
-        names = records.schema.names
-        must_have = self._origin == "declared" or VALUE in names
-        if VALUE in names:
+        must_have_columns = self._origin == "declared" or VALUE in records.schema.names
+        if VALUE in records.schema.names:
             records = self._without_value(records)
-            names = records.schema.names
-        if must_have and all(name in RESERVED for name in names):
+        if must_have_columns and all(name in RESERVED for name in records.schema.names):
             self._check_all_deletes(records)
         self._check_columns(records)
-        rows = records.num_rows
+        return self._in_columns(records, lambda column, field: _widen(column, field.type))
+
+    def _in_columns(
+        self, records: pa.RecordBatch, cast: Callable[[pa.Array, pa.Field], pa.Array]
+    ) -> pa.RecordBatch:
         reserved = [field for field in records.schema if field.name in RESERVED]
         columns = [records.column(field.name) for field in reserved]
         for field in self._typed:
-            if field.name in names:
-                columns.append(_as(records.column(field.name), field.type))
+            index = records.schema.get_field_index(field.name)
+            if index < 0:
+                columns.append(pa.nulls(records.num_rows, field.type))
+            elif records.column(index).type == field.type:
+                columns.append(records.column(index))
             else:
-                columns.append(pa.nulls(rows, field.type))
+                columns.append(cast(records.column(index), field))
         return pa.record_batch(columns, schema=pa.schema([*reserved, *self._typed]))
 
     def _without_value(self, records: pa.RecordBatch) -> pa.RecordBatch:
@@ -160,7 +152,7 @@ class SchemaFitter:
         return records.drop_columns([VALUE])
 
     def _check_all_deletes(self, records: pa.RecordBatch) -> None:
-        row = first_true(pc.invert(_deletes(records)))
+        row = _first_not_deleted(records)
         if row is not None:
             raise self._refused(
                 f"record {row} has none of its columns ({', '.join(self._declared.names)}); only a "
@@ -168,20 +160,22 @@ class SchemaFitter:
             )
 
     def _check_columns(self, records: pa.RecordBatch) -> None:
-        given = {field.name: field for field in records.schema if field.name not in RESERVED}
+        others = {field.name: field for field in records.schema if field.name not in RESERVED}
         wrong: list[tuple[str, str]] = []
         for field in self._declared:
-            found = given.pop(field.name, None)
-            if found is None:
-                if not field.nullable and first_true(pc.invert(_deletes(records))) is not None:
+            column = others.pop(field.name, None)
+            if column is None:
+                if not field.nullable and _first_not_deleted(records) is not None:
                     wrong.append((field.name, f"{field_text(field)} is declared, and is missing"))
-            elif not accepts(found.type, field.type):
-                what = f"{field_text(field)} is {self._origin}, {type_text(found.type)} is given"
+            elif not accepts(column.type, field.type):
+                what = f"{field_text(field)} is {self._origin}, {type_text(column.type)} is given"
                 wrong.append((field.name, what))
         if not wrong or self._origin == "declared":
-            for name, found in given.items():
-                what = f"{type_text(found.type)} is given, and not {self._origin}"
-                wrong.append((name, f"{what}{self._suggestion(name)}"))
+            for name, column in others.items():
+                near = closest(name, self._declared.names)
+                hint = f" (did you mean {near!r}?)" if near else ""
+                what = f"{type_text(column.type)} is given, and not {self._origin}{hint}"
+                wrong.append((name, what))
         if wrong:
             raise self._refused(f"these records do not fit:{difference(wrong)}\n{self._advice()}")
 
@@ -204,11 +198,6 @@ class SchemaFitter:
                 "only a delete may"
             )
 
-    def _suggestion(self, name: str) -> str:
-        names = {field.name.lower(): field.name for field in self._declared}
-        found = difflib.get_close_matches(name.lower(), list(names), n=1)
-        return f" (did you mean {names[found[0]]!r}?)" if found else ""
-
     def _refused(self, why: str) -> Refused:
         return Refused(f"stream {self._stream!r} (schema version {self._version}): {why}")
 
@@ -223,8 +212,8 @@ def _carried(records: pa.RecordBatch) -> pa.RecordBatch:
     return from_arrow(records)[0]
 
 
-def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    return column if column.type == kind else column.cast(kind)
+def _widen(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return column.cast(kind)
 
 
 def _deletes(records: pa.RecordBatch) -> pa.Array:
@@ -233,3 +222,7 @@ def _deletes(records: pa.RecordBatch) -> pa.Array:
         return pa.repeat(False, records.num_rows)
     codes = records.column(OPERATION)
     return pc.fill_null(pc.equal(codes, pa.scalar(Operation.DELETE, codes.type)), False)
+
+
+def _first_not_deleted(records: pa.RecordBatch) -> int | None:
+    return first_true(pc.invert(_deletes(records)))

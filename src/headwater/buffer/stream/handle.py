@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from headwater.buffer.compression import Compression
-    from headwater.buffer.stream.fitting import RowFitter
+    from headwater.buffer.stream.fitting import OpaqueFitter, SchemaFitter
 
 
 WRITE_PACE_S: Final = {"gs": 1.0}
@@ -116,7 +116,7 @@ class Stream:
         return f"headwater stream alter {shlex.quote(self.store.url)} {self.name} --schema FILE"
 
     @functools.cached_property
-    def _fitting(self) -> RowFitter:
+    def _fitter(self) -> OpaqueFitter | SchemaFitter:
         from headwater.buffer.stream.fitting import OpaqueFitter, SchemaFitter
 
         if self.schema is None:
@@ -175,14 +175,14 @@ class Stream:
         `Refused` shows the difference column by column. New columns are recorded first
         (`recording`).
         """
-        return self._fitting.fit(records)
+        return self._fitter.fit(records)
 
     def refit(self, records: pa.RecordBatch) -> pa.RecordBatch:
         """Records that were fitted to an older version of the schema, fitted to this one.
 
         `Refused` if a value does not fit the current type of its column.
         """
-        return self._fitting.refit(records)
+        return self._fitter.refit(records)
 
     async def recording(self, records: pa.Schema, *, is_fresh: bool = False) -> Stream:
         """Record in the register that the stream carries records of this schema.
@@ -211,14 +211,12 @@ class Stream:
 
     async def settled(self) -> Stream:
         """The stream, read again if nothing was recorded when it was opened."""
-        if self.is_opaque or self.config.is_typed:
-            return self
-        return await self.reread()
+        return self if self.is_opaque or self.config.is_typed else await self.reread()
 
     async def reread(self) -> Stream:
         """The stream with its current config; unchanged if another stream has the name now."""
-        found = await StreamRegister(self.store, self.name).read_live(writing=False)
-        return self.with_config(found) if found.id == self.id else self
+        now = await StreamRegister(self.store, self.name).read_live(writing=False)
+        return self.with_config(now) if now.id == self.id else self
 
     def with_config(self, config: StreamConfig) -> Stream:
         """The same stream with another config."""
@@ -230,7 +228,7 @@ class Stream:
         return layout.dead_letter_prefix(self.name, partition, self.id)
 
     def _writable_queue(self, partition: int) -> str:
-        """The prefix of a partition's queue, once it is known that this version may write it."""
+        """The prefix of a partition's queue, if this version may write it."""
         # Checked again here: the stream may have been opened for reading.
         check_versions(self.name, self.config, writing=True)
         self.check_partition(partition)

@@ -17,10 +17,9 @@ if the alter does not, because it may have died.
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -30,11 +29,11 @@ from headwater.buffer.records import RESERVED, VALUE
 from headwater.buffer.stream.config import (
     Column,
     Origin,
+    RetypeNeeded,
     SchemaVersion,
     StreamConfig,
     StreamRegister,
 )
-from headwater.buffer.stream.settings import RetypeNeeded
 from headwater.buffer.types import (
     carried_schema,
     check_names,
@@ -54,6 +53,7 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.retry import RetryPolicy
+from headwater.core.settings import closest
 from headwater.store import Store
 
 COLUMNS_MAX: Final = 10_000
@@ -62,12 +62,12 @@ SchemaLike: TypeAlias = pa.Schema | Mapping[str, str]
 """An Arrow schema, or {"column": "type"} as `types.parse_field` reads it."""
 
 
-def declared_schema(given: SchemaLike) -> pa.Schema:
+def declared_schema(declared: SchemaLike) -> pa.Schema:
     """The schema in the types that a stream carries; `Refused` names what cannot be declared."""
-    if isinstance(given, pa.Schema):
-        schema = given
+    if isinstance(declared, pa.Schema):
+        schema = declared
     else:
-        schema = pa.schema([parse_field(str(name), str(text)) for name, text in given.items()])
+        schema = pa.schema([parse_field(str(name), str(text)) for name, text in declared.items()])
     if not schema.names:
         raise Refused("a schema has at least one column")
     check_columns(schema.names)
@@ -115,34 +115,32 @@ def evolve_schema(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa
     """
     replaced: list[pa.Field] = []
     before = arrow_schema(latest)
-    given = {field.name: field for field in declared}
+    added = {field.name: field for field in declared}
     fields: list[pa.Field] = []
     wrong: list[tuple[str, str]] = []
     for field in before:
-        wanted = given.pop(field.name, None)
-        if wanted is None:
-            renamed = _close_matches(
-                field.name, [name for name in given if name not in before.names]
-            )
-            change = f"{field_text(field)} → missing: columns cannot be removed{renamed}"
+        next_field = added.pop(field.name, None)
+        if next_field is None:
+            near = closest(field.name, [name for name in added if name not in before.names])
+            hint = f" (renamed to {near!r}? add that one, and keep this)" if near else ""
+            change = f"{field_text(field)} → missing: columns cannot be removed{hint}"
             wrong.append((field.name, change))
             continue
-        kind = merged_type(field.type, wanted.type)
+        change = f"{field_text(field)} → {field_text(next_field)}"
+        kind = merged_type(field.type, next_field.type)
         if kind is None and latest.origin == "declared":
-            change = f"{field_text(field)} → {field_text(wanted)}: not a wider type"
-            wrong.append((field.name, change))
-        elif field.nullable != wanted.nullable:
-            change = f"{field_text(field)} → {field_text(wanted)}: nullability cannot change"
-            wrong.append((field.name, change))
+            wrong.append((field.name, f"{change}: not a wider type"))
+        elif field.nullable != next_field.nullable:
+            wrong.append((field.name, f"{change}: nullability cannot change"))
         elif kind is not None:
             fields.append(pa.field(field.name, kind, field.nullable))
         else:
-            fields.append(wanted)
-            replaced.append(wanted)
-    for wanted in given.values():
-        if not wanted.nullable:
-            wrong.append((wanted.name, f"added as {field_text(wanted)}: it must be nullable"))
-        fields.append(wanted)
+            fields.append(next_field)
+            replaced.append(next_field)
+    for field in added.values():
+        if not field.nullable:
+            wrong.append((field.name, f"added as {field_text(field)}: it must be nullable"))
+        fields.append(field)
     if wrong:
         raise Refused(
             f"the schema of stream {stream!r} (version {latest.version}) can add nullable columns "
@@ -153,6 +151,25 @@ def evolve_schema(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa
     if replaced:
         raise RetypeNeeded(schema, replaced)
     return None if schema == before else schema
+
+
+def schema_change(now: StreamConfig, declared: pa.Schema, added_ms: int) -> dict[str, Any]:
+    """The fields that change when `declared` becomes the latest schema; none if it is already."""
+    if now.is_opaque:
+        raise Refused(
+            f"stream {now.name!r} carries opaque values, which never changes: declare the schema "
+            "of another stream, and write columns to that one"
+        )
+    number = now.next_schema_version
+    if not now.schemas:
+        first = schema_version(number, declared, added_ms=added_ms)
+        return {"shape": "typed", "schemas": [first]}
+    latest = now.schemas[-1]
+    schema = evolve_schema(now.name, latest, declared)
+    if schema is None and not now.is_inferred:
+        return {}
+    schema = arrow_schema(latest) if schema is None else schema
+    return {"schemas": [*now.schemas, schema_version(number, schema, added_ms=added_ms)]}
 
 
 def merged_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
@@ -180,22 +197,17 @@ def difference(lines: Iterable[tuple[str, str]]) -> str:
 
 
 def _merged_struct(old: pa.StructType, new: pa.StructType) -> pa.DataType | None:
-    given = {field.name: field for field in new}
+    added = {field.name: field for field in new}
     fields = []
     for field in old:
-        wanted = given.pop(field.name, None)
-        kind = None if wanted is None else merged_type(field.type, wanted.type)
-        if wanted is None or kind is None or wanted.nullable != field.nullable:
+        next_field = added.pop(field.name, None)
+        kind = None if next_field is None else merged_type(field.type, next_field.type)
+        if next_field is None or kind is None or next_field.nullable != field.nullable:
             return None
         fields.append(pa.field(field.name, kind, field.nullable))
-    if not all(field.nullable for field in given.values()):
+    if not all(field.nullable for field in added.values()):
         return None
-    return pa.struct([*fields, *given.values()])
-
-
-def _close_matches(name: str, names: list[str]) -> str:
-    found = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return f" (renamed to {found[0]!r}? add that one, and keep this)" if found else ""
+    return pa.struct([*fields, *added.values()])
 
 
 REPLACEMENT_TIMEOUT_S: Final = 30.0
@@ -227,15 +239,10 @@ def _merge_columns(now: StreamConfig, columns: list[pa.Field]) -> pa.Schema | No
     """The stream's columns and these, in common types; None if two types have no common one."""
     types = {} if not now.schemas else {f.name: f.type for f in arrow_schema(now.schemas[-1])}
     for field in columns:
-        before = types.get(field.name)
-        kind = (
-            all_nullable(field.type)
-            if before is None
-            else common_type(before, all_nullable(field.type))
-        )
-        if kind is None:
-            return None
-        types[field.name] = kind
+        kind = all_nullable(field.type)
+        types[field.name] = common_type(types.get(field.name, kind), kind)
+    if None in types.values():
+        return None
     return pa.schema([pa.field(name, kind) for name, kind in types.items()])
 
 
@@ -266,28 +273,28 @@ async def await_schema(
     while True:
         try:
             if runtime.monotonic_s() < until_s:
-                found = await register.read_live(writing=True)
+                now = await register.read_live(writing=True)
             else:
                 withdraw = functools.partial(
                     withdraw_replacement, floor=reserved, added_ms=runtime.wall_ms()
                 )
-                found = await register.update_live(before.id, withdraw)
+                now = await register.update_live(before.id, withdraw)
         except (Unavailable, OutcomeUnknown):
             if not is_patient:
                 raise
             await pauses.pause()
             continue
-        if found.id != before.id:
+        if now.id != before.id:
             raise NotFound(f"stream {before.name!r} was deleted, and created again")
-        if found.schemas and found.schemas[-1].version >= floor:
-            return found
-        if found.schema_floor < floor:
+        if now.schemas and now.schemas[-1].version >= floor:
+            return now
+        if now.schema_floor < floor:
             raise RolledBack(
                 f"stream {before.name!r}: version {floor} of its schema was reserved, and its "
                 "stream.json does not have the reservation any more: it went back to an older "
                 "state. Restore it from a backup"
             )
-        if found.schema_floor > reserved:
+        if now.schema_floor > reserved:
             # A later alter, with the same timeout.
-            reserved, until_s = found.schema_floor, runtime.monotonic_s() + REPLACEMENT_TIMEOUT_S
+            reserved, until_s = now.schema_floor, runtime.monotonic_s() + REPLACEMENT_TIMEOUT_S
         await pauses.pause()

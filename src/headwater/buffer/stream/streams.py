@@ -6,7 +6,7 @@ that is part of the paths of the queues, and counts the partitions whose queue e
 either no stream or one that its first use completes. A queue that was ready is never created again:
 if it is gone, that is a loss to report, not an empty queue.
 
-A store may be given by its address: it is opened for the call only, and a returned stream has a
+A store may be an address: it is opened for the call only, and a returned stream has a
 store of its own.
 """
 
@@ -14,19 +14,21 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 from headwater.buffer import layout
 from headwater.buffer.queue.v1 import Adopted, adopt_v1_queue
 from headwater.buffer.stream.config import (
+    RetypeNeeded,
     StreamConfig,
     StreamRegister,
     check_store,
     new_stream_id,
+    parse_settings,
     with_changes,
 )
 from headwater.buffer.stream.handle import (
@@ -35,14 +37,6 @@ from headwater.buffer.stream.handle import (
     create_queue,
     queue_prefix,
     with_own_store,
-)
-from headwater.buffer.stream.settings import (
-    RetypeNeeded,
-    check_alterable,
-    check_cleaned,
-    check_same_settings,
-    parse_settings,
-    schema_change,
 )
 from headwater.core import runtime
 from headwater.core.errors import (
@@ -57,10 +51,15 @@ from headwater.core.errors import (
 from headwater.store import Store
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from headwater.buffer.stream.schema import SchemaLike
 
 
 PARALLEL: Final = 16
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 
 async def create_stream(
@@ -72,25 +71,25 @@ async def create_stream(
     **settings: object,
 ) -> Stream:
     """Create a stream. `AlreadyExists` if it exists, unless `exists_ok` and the settings agree."""
-    given = parse_settings(settings)
+    fields = parse_settings(settings)
     declared = None
     created_ms = runtime.wall_ms()
     if schema is not None:
         from headwater.buffer.stream.schema import declared_schema, schema_version
 
         declared = declared_schema(schema)
-        given |= {"shape": "typed", "schemas": [schema_version(1, declared, added_ms=created_ms)]}
-    elif given.get("format") == "v1":
-        given["shape"] = "opaque"
-    fresh = with_changes(StreamConfig(id=new_stream_id(), name=name, created_ms=created_ms), given)
+        fields |= {"shape": "typed", "schemas": [schema_version(1, declared, added_ms=created_ms)]}
+    elif fields.get("format") == "v1":
+        fields["shape"] = "opaque"
+    fresh = with_changes(StreamConfig(id=new_stream_id(), name=name, created_ms=created_ms), fields)
 
     def create(now: StreamConfig | None) -> StreamConfig:
         if now is None or not now.is_live:
-            check_cleaned(now)
+            _check_cleaned(now)
             return fresh
         if not exists_ok:
             raise AlreadyExists(f"stream {name!r} exists", current=now)
-        check_same_settings(now, given, declared)
+        _check_same_settings(now, fields, declared)
         return now
 
     async with borrow_store(source) as store:
@@ -108,9 +107,8 @@ async def open_stream(source: str | Store, name: str, *, writing: bool = False) 
         register = StreamRegister(store, name)
         config = await register.read_live(writing=writing)
         try:
-            return with_own_store(
-                source, Stream(store, await _create_queues(store, register, config))
-            )
+            config = await _create_queues(store, register, config)
+            return with_own_store(source, Stream(store, config))
         except Denied as error:
             if writing:
                 raise
@@ -118,6 +116,66 @@ async def open_stream(source: str | Store, name: str, *, writing: bool = False) 
                 f"stream {name!r} is not completely created, and these credentials may not write: "
                 f"open it once with credentials that may ({error})"
             ) from error
+
+
+def _check_same_settings(
+    now: StreamConfig, settings: Mapping[str, Any], declared: pa.Schema | None
+) -> StreamConfig:
+    """The stream's config, if it has all of these settings."""
+    wrong = [
+        (name, f"is {getattr(now, name)}, and {value} was asked for")
+        for name, value in settings.items()
+        if name not in ("schemas", "shape") and getattr(now, name) != value
+    ]
+    if declared is not None and (now.is_inferred or not _is_latest(now, declared)):
+        wrong.append(("schema", "another one is declared" if now.schemas else "none is declared"))
+    if wrong:
+        from headwater.buffer.stream.schema import difference
+
+        raise AlreadyExists(
+            f"stream {now.name!r} exists, with other settings:{difference(wrong)}", current=now
+        )
+    return now
+
+
+def check_alterable(now: StreamConfig, settings: Mapping[str, Any]) -> None:
+    """Refuse changes that a stream does not allow."""
+    other = settings.get("format", now.format)
+    if other != now.format:
+        raise Refused(
+            f"stream {now.name!r} is in the {now.format} format, which never changes: create "
+            f"another stream in {other}, and copy"
+        )
+    partitions = settings.get("partitions", now.partitions)
+    if partitions < now.partitions:
+        raise Refused(
+            f"stream {now.name!r} has {now.partitions} partitions, and cannot have {partitions}: "
+            "records stay where they are, so partitions are added and never removed"
+        )
+
+
+def _check_cleaned(before: StreamConfig | None) -> None:
+    """Refuse to create a stream where objects of a deleted v1 stream may be left.
+
+    The v1 layout has no place for a stream id: leftovers of the old stream would become part of the
+    new one, and a deletion that is still running would delete the new one's objects.
+    """
+    if before is not None and before.format == "v1" and not before.cleaned:
+        raise Refused(
+            f"a stream {before.name!r} in the published v1 format was deleted here, and some of "
+            "its objects are left: delete it again, or choose another name"
+        )
+
+
+def _is_latest(now: StreamConfig, declared: pa.Schema) -> bool:
+    if not now.schemas:
+        return False
+    from headwater.buffer.stream.schema import evolve_schema
+
+    try:
+        return evolve_schema(now.name, now.schemas[-1], declared) is None
+    except Refused:
+        return False
 
 
 async def resolve_stream(
@@ -153,32 +211,32 @@ async def alter_stream(
     With more partitions, keys map to other partitions than before. An inferred type is replaced by
     one that is not wider if every retained value fits, which reads all of them.
     """
-    given = parse_settings(changes)
+    fields = parse_settings(changes)
     declared = None
     if schema is not None:
-        from headwater.buffer.stream.schema import declared_schema
+        from headwater.buffer.stream.schema import declared_schema, schema_change
 
         declared = declared_schema(schema)
-    if not given and declared is None:
-        raise Refused("nothing to change was given")
+    if not fields and declared is None:
+        raise Refused("there is nothing to change")
     added_ms = runtime.wall_ms()
 
     def alter(now: StreamConfig) -> StreamConfig:
-        check_alterable(now, given)
+        check_alterable(now, fields)
         if declared is None:
-            return with_changes(now, given)
-        return with_changes(now, {**given, **schema_change(now, declared, added_ms)})
+            return with_changes(now, fields)
+        return with_changes(now, {**fields, **schema_change(now, declared, added_ms)})
 
     async with borrow_store(source) as store:
         register = StreamRegister(store, name)
-        found = await register.read_live(writing=True)
+        before = await register.read_live(writing=True)
         try:
-            config = await register.update_live(found.id, alter)
+            config = await register.update_live(before.id, alter)
         except RetypeNeeded as replaces:
             # Imported here: it reads records, and this package does not depend on consumers.
             from headwater.buffer.retained import replace_types
 
-            config = await replace_types(Stream(store, found), replaces, given)
+            config = await replace_types(Stream(store, before), replaces, fields)
         return with_own_store(source, Stream(store, await _create_queues(store, register, config)))
 
 
@@ -192,38 +250,38 @@ async def open_streams(
     store: Store, names: list[str]
 ) -> dict[str, Stream | NotSupported | Damaged]:
     """The existing streams among these names, or the error of one that cannot be read."""
-    found: dict[str, Stream | NotSupported | Damaged] = {}
 
-    async def one(name: str) -> tuple[str, Stream | NotSupported | Damaged | None]:
+    async def one(name: str) -> Stream | NotSupported | Damaged | None:
         try:
-            return name, await open_stream(store, name)
+            return await open_stream(store, name)
         except NotFound:
-            return name, None  # deleted: its register stays
+            return None  # deleted: its register stays
         except (NotSupported, Damaged) as error:
-            return name, error
+            return error
 
-    for first in range(0, len(names), PARALLEL):
-        opened = await asyncio.gather(*map(one, names[first : first + PARALLEL]))
-        found |= {name: stream for name, stream in opened if stream is not None}
-    return found
+    opened = zip(names, await _each(one, names), strict=True)
+    return {name: stream for name, stream in opened if stream is not None}
 
 
 async def list_streams(source: str | Store) -> list[Stream]:
     """The existing streams, sorted by name."""
-    streams: list[Stream] = []
     async with borrow_store(source) as store:
-        names = await stream_names(store)
-        for first in range(0, len(names), PARALLEL):
-            group = (_open_if_live(store, name) for name in names[first : first + PARALLEL])
-            streams += [stream for stream in await asyncio.gather(*group) if stream is not None]
-    return [with_own_store(source, stream) for stream in streams]
+
+        async def one(name: str) -> Stream | None:
+            try:
+                return Stream(store, await StreamRegister(store, name).read_live(writing=False))
+            except NotFound:
+                return None
+
+        streams = await _each(one, await stream_names(store))
+    return [with_own_store(source, stream) for stream in streams if stream is not None]
 
 
-async def _open_if_live(store: Store, name: str) -> Stream | None:
-    try:
-        return Stream(store, await StreamRegister(store, name).read_live(writing=False))
-    except NotFound:
-        return None
+async def _each(call: Callable[[K], Awaitable[T]], items: Sequence[K]) -> list[T]:
+    results: list[T] = []
+    for first in range(0, len(items), PARALLEL):
+        results += await asyncio.gather(*map(call, items[first : first + PARALLEL]))
+    return results
 
 
 async def _create_queues(
@@ -231,18 +289,15 @@ async def _create_queues(
 ) -> StreamConfig:
     """Create the missing queues, and return the config that says so."""
     while config.partitions_ready < config.partitions:
-        until = min(config.partitions, config.partitions_ready + PARALLEL)
-        partitions = range(config.partitions_ready, until)
-        await asyncio.gather(*(create_queue(store, config, p) for p in partitions))
-        if until == config.partitions:
-            config = await register.update_live(config.id, functools.partial(_mark_ready, until))
-        else:
-            config = msgspec.structs.replace(config, partitions_ready=until)
+        total = config.partitions
+        missing = range(config.partitions_ready, total)
+        await _each(functools.partial(create_queue, store, config), missing)
+        config = await register.update_live(config.id, functools.partial(_mark_ready, total))
     return config
 
 
-def _mark_ready(until: int, now: StreamConfig) -> StreamConfig:
-    return msgspec.structs.replace(now, partitions_ready=max(now.partitions_ready, until))
+def _mark_ready(total: int, now: StreamConfig) -> StreamConfig:
+    return msgspec.structs.replace(now, partitions_ready=max(now.partitions_ready, total))
 
 
 async def adopt_stream(
@@ -272,12 +327,12 @@ async def adopt_stream(
         )
     if partition is not None:
         stream.check_partition(partition)
-    wanted = range(config.partitions) if partition is None else [partition]
+    partitions = range(config.partitions) if partition is None else [partition]
     begins = {
         one: await adopt_v1_queue(
             store, queue_prefix(config, one), config.id, lenient=config.is_lenient
         )
-        for one in wanted
+        for one in partitions
     }
     if partition is None:
         await open_stream(store, name, writing=True)  # marks its queues as made

@@ -98,7 +98,7 @@ async def inspect_in_log(log: MetadataEventLog, partition: int, offset: int) -> 
     if offset >= end:
         raise NotFound(f"metadata partition {partition} ends at {end:,}: {offset:,} is not there")
     subscription = await log.subscribe({partition: offset})
-    item = await anext(aiter(subscription.items))
+    item = await anext(subscription)
     if isinstance(item, PartitionFailed):
         raise item.error
     if isinstance(item, EventUnreadable) and item.offset == offset:

@@ -1,19 +1,19 @@
 """Replaces the old events of a partition by one snapshot, and deletes them later.
 
     1. read the snapshot below the floor and the events from the floor on
-    2. write their result as a new snapshot, and read it back
-    3. move the floor to it, unless the floor is there or above already
-    4. a grace later: raise `trimmed` to the floor that has settled, then delete
+    2. write the resulting state as a new snapshot, and read it back
+    3. move the floor to it, unless the floor is there or above
+    4. a grace period later: raise `trimmed` to the floor that has settled, then delete
 
-A crash after any step leaves a log that reads as before: with a snapshot that nothing names, or
-events that are not needed, both of which a later pass deletes. Any number of compactors may work at
-once: the register of the floor decides, and neither `floor` nor `trimmed` goes down, however late a
-compactor is. A snapshot is deleted only below `trimmed`, so one that a stalled compactor has yet to
-name is not: it can become the floor's only if it ends above.
+A crash after any step leaves a log that reads as before, with a snapshot that nothing names or
+events that are not needed; a later pass deletes both. Any number of compactors may run at once: the
+register of the floor decides, and neither `floor` nor `trimmed` goes down, however late a compactor
+is. Snapshots are deleted only below `trimmed`. A stalled compactor can move the floor only up, so
+never to a snapshot that was deleted.
 
-The grace is time that compactors themselves saw pass while the floor was in place, added up in its
-register (`core.lease`): no two clocks are compared, and jobs that run for a second each get there
-too.
+The grace period is time that compactors themselves observed while the floor was in place, added up
+in its register (`core.lease`): no two clocks are compared, and jobs that run for a second each
+reach it as well.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ DELETES_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """What one pass over a partition came to."""
+    """The result of one pass over a partition."""
 
     partition: int
     floor: int
-    """Where it is afterwards."""
+    """After the pass."""
     events: int
-    """How many the pass has put into a snapshot that became the floor's."""
+    """How many events the pass compacted into a snapshot that the floor names."""
     deleted: int
-    """Objects that are gone: events below `trimmed`, and snapshots."""
+    """How many objects it deleted: events below `trimmed`, and snapshots."""
     stopped_by: HeadwaterError | None = None
-    """What cannot be read and cannot be passed; the object is named."""
+    """The error of an event that cannot be read, and so cannot be compacted; it names the key."""
 
 
 class Compactor:
@@ -82,13 +82,13 @@ class Compactor:
         self._log = log
         self._every_events = every_events
         self._grace_s = grace_s
-        self._standing: dict[int, FloorClock] = {}
+        self._clocks: dict[int, FloorClock] = {}
         self._swept: set[int] = set()
         self.failures: dict[int, HeadwaterError] = {}
-        """By partition, why its last pass failed or could not go on."""
+        """By partition, why its last pass failed or stopped."""
 
     async def run(self, interval_s: float = limits.COMPACT_INTERVAL_S) -> None:
-        """Pass over all partitions, again and again, until it is cancelled."""
+        """Pass over all partitions again and again, until it is cancelled."""
         while True:
             await self.pass_over_all()
             await runtime.sleep(interval_s * runtime.random().uniform(0.5, 1.5))
@@ -110,45 +110,45 @@ class Compactor:
         return done
 
     async def compact(self, partition: int, *, every_events: int | None = None) -> Compaction:
-        """Delete what has been compacted for a grace, then compact if there is enough to.
+        """Delete events that were compacted a grace period ago; compact if there are enough.
 
-        With `every_events` other than the compactor's own for this pass.
+        `every_events` replaces the compactor's own setting for this pass.
         """
         events = self._log.events_of(partition)
-        clock = self._standing.setdefault(partition, FloorClock())
-        floor = await events.floors.look()
+        clock = self._clocks.setdefault(partition, FloorClock())
+        floor = await events.floors.read()
         clock.see(floor.settling)
         floor, deleted = await self._trim(events, floor, clock)
-        wanted = every_events or self._every_events
+        least = every_events or self._every_events
         if floor.snapshot is not None:
-            wanted = max(wanted, floor.snapshot.size_bytes // limits.COMPACT_BYTES_AN_EVENT)
+            least = max(least, floor.snapshot.size_bytes // limits.COMPACT_BYTES_AN_EVENT)
         done = Compaction(partition, floor.floor, 0, deleted)
-        if await events.end() - floor.floor >= wanted:
-            raised, taken_in, stopped_by = await self._raise_floor(events, floor)
-            done = Compaction(partition, raised, taken_in, deleted, stopped_by)
+        if await events.end() - floor.floor >= least:
+            raised, compacted, stopped_by = await self._raise_floor(events, floor)
+            done = Compaction(partition, raised, compacted, deleted, stopped_by)
         if events.floors.is_settling:
-            # The process may end here: what it saw pass is written down for the next one.
-            clock.see((await events.floors.add_standing_time(clock)).settling)
+            # The process may end here: the next one continues from the time that it observed.
+            clock.see((await events.floors.add_observed_time(clock)).settling)
         return done
 
     async def _raise_floor(
         self, events: StoredEvents, floor: PartitionFloor
     ) -> tuple[int, int, HeadwaterError | None]:
-        """Where the floor is, how many events this has put below it, and what was in the way."""
+        """The floor, the number of events compacted, and the error that stopped it."""
         cache = TierCache()
         if floor.floor:
             floor, cache = await load_snapshot(events, floor)
         try:
             position, stopped_by = await self._fold(events, floor.floor, cache)
         except EntriesTrimmed as trimmed:
-            # Another compactor has been here, and for a grace: it needs no help.
+            # Another compactor did this more than a grace period ago.
             return trimmed.first_offset, 0, None
         if position == floor.floor:
             return floor.floor, 0, stopped_by
         name = await store_snapshot(events, cache, position - 1)
         moved = await events.floors.move(position, name)
         if moved.snapshot != name:
-            # Another compactor's floor is there or above: this snapshot will never be named.
+            # Another compactor's floor is there or above: nothing will ever name this snapshot.
             await events.store.delete(events.keys.snapshot(position - 1, name.token))
             return moved.floor, 0, stopped_by
         return position, position - floor.floor, stopped_by
@@ -156,27 +156,28 @@ class Compactor:
     async def _fold(
         self, events: StoredEvents, position: int, cache: TierCache
     ) -> tuple[int, HeadwaterError | None]:
-        """Apply events up to the end, or to one that cannot be read. Where that is, and why."""
+        """Apply events up to the end or to an unreadable one; returns the offset and the error."""
         end = position + limits.COMPACT_MAX_EVENTS
         while position < end:
-            found = await events.read_events(position, limits.EVENT_READS_AT_ONCE)
-            for item in found:
+            items = await events.read_events(position, limits.EVENT_READS_AT_ONCE)
+            for item in items:
                 error = _apply(events, cache, item)
                 if error is not None:
                     return position, error
                 position += 1
-            if len(found) < limits.EVENT_READS_AT_ONCE:
+            if len(items) < limits.EVENT_READS_AT_ONCE:
                 break
         return position, None
 
     async def _trim(
         self, events: StoredEvents, floor: PartitionFloor, clock: FloorClock
     ) -> tuple[PartitionFloor, int]:
-        """Give up what a snapshot has held for a grace. The floor, and how many objects went."""
+        """Delete events that a snapshot has had for a grace period; returns the floor and how many
+        objects were deleted."""
         settling = clock.count(floor.settling)
         raised = settling.floor > floor.trimmed and settling.is_settled(self._grace_s)
         if raised:
-            # Once more before anything depends on it: it must be there, and whole.
+            # Read once more before anything depends on it: it must exist and be whole.
             floor, _ = await load_snapshot(events, floor)
             floor = await events.floors.trim(settling.floor)
             clock.see(floor.settling)
@@ -188,17 +189,17 @@ class Compactor:
         return floor, deleted
 
     async def _sweep(self, events: StoredEvents, floor: PartitionFloor) -> int:
-        """Delete the events below `trimmed`, and the snapshots that go no further."""
-        deleted, group = 0, []
-        async for key in _dead(events, floor):
-            group.append(key)
-            if len(group) == DELETES_AT_ONCE:
-                deleted += await _delete_all(events, group)
-                group = []
-        return deleted + await _delete_all(events, group)
+        """Delete the events below `trimmed`, and the snapshots that end there."""
+        deleted, batch = 0, []
+        async for key in _obsolete_keys(events, floor):
+            batch.append(key)
+            if len(batch) == DELETES_AT_ONCE:
+                deleted += await _delete_all(events, batch)
+                batch = []
+        return deleted + await _delete_all(events, batch)
 
 
-async def _dead(events: StoredEvents, floor: PartitionFloor) -> AsyncIterator[str]:
+async def _obsolete_keys(events: StoredEvents, floor: PartitionFloor) -> AsyncIterator[str]:
     async for offset in events.numbers():
         if offset >= floor.trimmed:
             break
@@ -219,11 +220,11 @@ async def _delete_all(events: StoredEvents, keys: list[str]) -> int:
 def _apply(
     events: StoredEvents, cache: TierCache, item: EventDelivered | EventUnreadable
 ) -> HeadwaterError | None:
-    """What keeps this event from being part of a snapshot; None if it is."""
+    """Apply an event; returns the error if it cannot be part of a snapshot."""
     if isinstance(item, EventUnreadable):
         return item.error
     try:
         cache.follow(decode_event(item.payload), item.publisher_epoch)
     except (Damaged, NotSupported, LimitExceeded) as error:
-        return type(error)(f"{events.key(item.offset)} holds no event: {error}")
+        return type(error)(f"{events.key(item.offset)} is not an event: {error}")
     return None

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from headwater.core import Secret, runtime
 from headwater.core.errors import NotSupported, Refused
 from headwater.tier.event_codec import METADATA_PARTITIONS
-from headwater.tier.eventlog.contract import PartitionedLog
+from headwater.tier.eventlog.contract import MetadataEventLog, Subscription
 
 if TYPE_CHECKING:
-    from headwater.tier.eventlog.kafka_subscription import KafkaSubscription, TopicReader
+    from headwater.tier.eventlog.kafka_subscription import TopicReader
     from headwater.tier.eventlog.kafka_topic import KafkaSender, KafkaTopic
 
 
@@ -23,8 +23,8 @@ TOPIC: Final = "__remote_log_metadata"
 REPLICATION_FACTOR: Final = 3
 
 
-class KafkaEventLog(PartitionedLog["KafkaSubscription"]):
-    """Events in a topic. For one event loop."""
+class KafkaEventLog(MetadataEventLog):
+    """Events in a topic; the topic's id is the log's. For one event loop."""
 
     def __init__(
         self,
@@ -34,9 +34,8 @@ class KafkaEventLog(PartitionedLog["KafkaSubscription"]):
         sender: KafkaSender,
         new_reader: Callable[[], TopicReader],
     ) -> None:
-        super().__init__(partition_count)
+        super().__init__(log_id, partition_count)
         self._topic = topic
-        self._log_id = log_id
         self._sender = sender
         self._new_reader = new_reader
 
@@ -54,16 +53,15 @@ class KafkaEventLog(PartitionedLog["KafkaSubscription"]):
     ) -> KafkaEventLog:
         """Find the topic, or create it.
 
-        `servers` are some of the brokers, `host:port,…`; the rest is learned from them. Events find
-        their partition by `partition_count`, which for brokers is
-        `remote.log.metadata.topic.num.partitions`; by default 50, and then the topic must have as
-        many. If a topic has more than given, the others are not used. `log_id` is for brokers that
-        give topics no id. `settings` go to Kafka's clients (`security.protocol`, …);
-        passwords among them are best given as `Secret`.
+        `servers` are some of the brokers, `host:port,…`. `partition_count` decides which partition
+        an event is in; for brokers it is `remote.log.metadata.topic.num.partitions`. The default is
+        50, and then the topic must have as many; further partitions of a topic are not used.
+        `log_id` is for brokers that give topics no id. `settings` are passed to Kafka's clients
+        (`security.protocol`, …); pass passwords as `Secret`.
         """
         _check_can_open()
-        given = dict(settings or {})
-        check_settings(given)
+        settings = dict(settings or {})
+        check_settings(settings)
         if partition_count is not None and partition_count < 1:
             raise Refused(f"a log has at least one partition, not {partition_count}")
         from confluent_kafka import KafkaException
@@ -79,72 +77,56 @@ class KafkaEventLog(PartitionedLog["KafkaSubscription"]):
 
         runtime.settle_native_threads_at_exit()
         try:
-            # All clients know all settings: what one takes is right for the others as well.
-            found = KafkaTopic(topic, admin_settings(servers, given))
+            # All clients know all settings: if one accepts them, the others do as well.
+            opened = KafkaTopic(topic, admin_settings(servers, settings))
         except KafkaException as error:
-            why = hide_values(error_of(error).str(), given)
+            why = hide_values(error_of(error).str(), settings)
             raise Refused(f"Kafka's client refuses its settings: {why}") from None
-        wish = NewTopicSettings(partition_count or METADATA_PARTITIONS, replication_factor)
-        used_count = await find_topic(found, partition_count, wish if create else None)
+        new = NewTopicSettings(partition_count or METADATA_PARTITIONS, replication_factor)
+        used_count = await find_topic(opened, partition_count, new if create else None)
         return cls(
-            found,
-            log_id or await found.ask_id(),
+            opened,
+            log_id or await opened.fetch_id(),
             used_count,
-            KafkaSender(topic, partial(producer_settings, servers, given)),
-            lambda: TopicReader(topic, consumer_settings(servers, given)),
+            KafkaSender(topic, partial(producer_settings, servers, settings)),
+            lambda: TopicReader(topic, consumer_settings(servers, settings)),
         )
-
-    @property
-    def log_id(self) -> uuid.UUID:
-        """Which log this is: the topic's id."""
-        return self._log_id
 
     async def publish(
         self, partition: int, payload: bytes, *, publisher_epoch: int | None = None
     ) -> int:
-        """Append an event; the offset that the broker gave it."""
         self.check_open()
         self.check_partition(partition)
         return await self._sender.publish(partition, payload, publisher_epoch)
 
-    async def subscribe(self, start_offsets: Mapping[int, int]) -> KafkaSubscription:
-        """Follow these partitions, each from its offset."""
+    async def _new_subscription(self) -> Subscription:
         from headwater.tier.eventlog.kafka_subscription import KafkaSubscription
 
-        self.check_open()
-        for partition, start_offset in start_offsets.items():
-            self.check_start(partition, start_offset)
-        making = runtime.spawn(runtime.run_blocking(self._new_reader), name="kafka reader")
+        creating = runtime.spawn(runtime.run_blocking(self._new_reader), name="kafka reader")
         try:
-            reader = await asyncio.shield(making)
+            reader = await asyncio.shield(creating)
         except asyncio.CancelledError:
-            # The thread goes on, and what it makes has connections that only a close ends.
-            runtime.spawn(_close_made(making), name="kafka reader closing")
+            # The thread goes on and creates a reader, whose connections only `close` ends.
+            runtime.spawn(_close_created(creating), name="kafka reader closing")
             raise
         if self._closed:
             await runtime.run_blocking(reader.close)
             self.check_open()
-        subscription = KafkaSubscription(reader, self.check_start, self.forget)
-        self._subscriptions[subscription] = None
-        for partition, start_offset in start_offsets.items():
-            subscription.add(partition, start_offset)
-        return subscription
+        return KafkaSubscription(self, reader)
 
     async def high_water_marks(self, partitions: Iterable[int] | None = None) -> Mapping[int, int]:
-        """One past the last offset of each partition whose leader answers."""
-        return await self._topic.end_offsets(self.requested(partitions))
+        return await self._topic.end_offsets(self._requested(partitions))
 
     async def close(self) -> None:
-        """Close all subscriptions and clients; later calls are refused."""
         await super().close()
         await self._sender.close()
         await runtime.run_blocking(self._topic.close)
 
 
-async def _close_made(making: asyncio.Task[TopicReader]) -> None:
-    await asyncio.wait([making])
-    if not making.cancelled() and making.exception() is None:
-        await runtime.run_blocking(making.result().close)
+async def _close_created(creating: asyncio.Task[TopicReader]) -> None:
+    await asyncio.wait([creating])
+    if not creating.cancelled() and creating.exception() is None:
+        await runtime.run_blocking(creating.result().close)
 
 
 def _check_can_open() -> None:
@@ -157,7 +139,7 @@ def _check_can_open() -> None:
         raise Refused("a simulation has no sockets: use InProcessEventLog")
 
 
-# Settings of Kafka's clients. Those on which the log's promises rest cannot be changed.
+# Settings of Kafka's clients. Those that the log's promises depend on cannot be changed.
 
 Settings: TypeAlias = Mapping[str, str | int | bool | Secret]
 
@@ -167,7 +149,7 @@ DELIVERY_TIMEOUT_MS: Final = 30_000
 RECONNECT_MAX_MS: Final = 1_000
 READ_AHEAD_KIB: Final = 16_384
 
-# What was done comes back as a result or an error; a lost connection is made again silently.
+# Every call returns a result or an error, so only critical problems are logged.
 _COMMON: Final[dict[str, str | int | bool]] = {
     "client.id": "headwater",
     "log_level": ONLY_CRITICAL,
@@ -176,7 +158,7 @@ _COMMON: Final[dict[str, str | int | bool]] = {
 }
 _PRODUCER: Final[dict[str, str | int | bool]] = {
     "delivery.timeout.ms": DELIVERY_TIMEOUT_MS,
-    # A publisher waits for the answer: there is nothing to batch with.
+    # Each publisher waits for its answer: there is nothing to batch.
     "linger.ms": 0,
 }
 _PRODUCER_FIXED: Final[dict[str, str | int | bool]] = {
@@ -184,14 +166,14 @@ _PRODUCER_FIXED: Final[dict[str, str | int | bool]] = {
     "enable.idempotence": True,
 }
 _CONSUMER: Final[dict[str, str | int | bool]] = {
-    # A consumer must name a group. It never joins it, and commits nothing.
+    # A consumer must name a group. It never joins the group and commits nothing.
     "group.id": GROUP,
     "queued.max.messages.kbytes": READ_AHEAD_KIB,
     "fetch.queue.backoff.ms": 10,
 }
 _CONSUMER_FIXED: Final[dict[str, str | int | bool]] = {
     "allow.auto.create.topics": False,
-    # Any other setting goes on somewhere else and does not say so.
+    # Any other value continues at another offset without an error.
     "auto.offset.reset": "error",
     "check.crcs": True,
     "enable.auto.commit": False,
@@ -202,53 +184,38 @@ _CONSUMER_FIXED: Final[dict[str, str | int | bool]] = {
 _FIXED: Final = {**_PRODUCER_FIXED, **_CONSUMER_FIXED, "bootstrap.servers": ""}
 
 
-def hide_values(message: str, given: Settings) -> str:
-    """What a client says about its settings, without what they are set to."""
-    for value in given.values():
+def hide_values(message: str, settings: Settings) -> str:
+    """A client's message about its settings without their values, which may be secret."""
+    for value in settings.values():
         text = value.reveal() if isinstance(value, Secret) else str(value)
         message = message.replace(text, "…") if text else message
     return message
 
 
-def _plain_values(given: Settings) -> dict[str, str | int | bool]:
-    return {
-        name: value.reveal() if isinstance(value, Secret) else value
-        for name, value in given.items()
-    }
-
-
-def check_settings(given: Settings) -> None:
+def check_settings(settings: Settings) -> None:
     """Raise `Refused` for settings that would break a promise of the log."""
-    fixed = sorted(given.keys() & _FIXED.keys())
+    fixed = sorted(settings.keys() & _FIXED.keys())
     if fixed:
-        raise Refused(f"{', '.join(fixed)} cannot be set: the log's promises rest on it")
+        raise Refused(f"{', '.join(fixed)} cannot be set: the log's promises depend on it")
 
 
-def admin_settings(servers: str, given: Settings) -> dict[str, Any]:
-    """For the client that asks about the topic."""
-    return {**_COMMON, **_plain_values(given), "bootstrap.servers": servers}
+def admin_settings(servers: str, settings: Settings) -> dict[str, Any]:
+    """For the client that queries the topic."""
+    plain = {
+        name: value.reveal() if isinstance(value, Secret) else value
+        for name, value in settings.items()
+    }
+    return {**_COMMON, **plain, "bootstrap.servers": servers}
 
 
 def producer_settings(
-    servers: str, given: Settings, on_trouble: Callable[[Any], None]
+    servers: str, settings: Settings, on_error: Callable[[Any], None]
 ) -> dict[str, Any]:
-    """For the client that sends events."""
-    return {
-        **_COMMON,
-        **_PRODUCER,
-        **_plain_values(given),
-        **_PRODUCER_FIXED,
-        "bootstrap.servers": servers,
-        "error_cb": on_trouble,
-    }
+    """For the client that sends events; `on_error` gets the errors of its connections."""
+    admin = admin_settings(servers, settings)
+    return {**_PRODUCER, **admin, **_PRODUCER_FIXED, "error_cb": on_error}
 
 
-def consumer_settings(servers: str, given: Settings) -> dict[str, Any]:
-    """For the client that reads them."""
-    return {
-        **_COMMON,
-        **_CONSUMER,
-        **_plain_values(given),
-        **_CONSUMER_FIXED,
-        "bootstrap.servers": servers,
-    }
+def consumer_settings(servers: str, settings: Settings) -> dict[str, Any]:
+    """For the client that reads events."""
+    return {**_CONSUMER, **admin_settings(servers, settings), **_CONSUMER_FIXED}

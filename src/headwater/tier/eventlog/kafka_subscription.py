@@ -1,12 +1,12 @@
-"""Following partitions of a Kafka topic: the subscription, and its reader on a thread.
+"""Subscriptions to a Kafka topic, and their reader on a thread.
 
-In a record, the value is the event, and a header has the publisher's epoch. Kafka's own readers
+The value of a record is the event, and a header has the publisher's epoch. Kafka's own readers
 ignore unknown headers, and Kafka's own writers write none.
 
 While a caller waits for an item, rounds of reading run on a thread, one after the other. A round
-takes over which partitions are followed, then waits for records. The client reads ahead by itself,
-within a bound, and drops what it has of a partition that is no longer assigned. A subscription that
-is dropped without being closed returns its client once the round under way has ended.
+first changes the assignment of the client, then waits for records. The client reads ahead by
+itself, within a bound, and drops the records of a partition that is no longer assigned. A
+subscription that is dropped without being closed closes its client after the running round.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import asyncio
 import contextvars
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -33,14 +32,15 @@ from headwater.core.errors import (
 from headwater.tier.eventlog.contract import (
     EventDelivered,
     EventUnreadable,
-    LogItem,
+    MetadataEventLog,
     PartitionFailed,
     PositionReached,
+    Subscription,
 )
 from headwater.tier.eventlog.kafka_topic import EPOCH_BYTES, EPOCH_HEADER, error_of, kafka_error
 
 TopicItem: TypeAlias = EventDelivered | EventUnreadable | PartitionFailed | PositionReached
-"""What there is to tell of a topic, which has no snapshots."""
+"""The items of a topic, which has no snapshots."""
 
 UNREADABLE: Final = frozenset(
     {
@@ -49,20 +49,20 @@ UNREADABLE: Final = frozenset(
         KafkaError.INVALID_MSG,
     }
 )
-"""A batch of records that does not match its checksum or cannot be unpacked."""
+"""A batch of records that fails its checksum or cannot be decompressed."""
 
 
 def read_record(partition: int, offset: int, message: Message) -> EventDelivered | EventUnreadable:
-    """A record as followers get it."""
+    """The item of a record."""
     payload = message.value()
     if payload is None:
-        return _unreadable(partition, offset, "has no value, and an event is never none")
+        return _unreadable(partition, offset, "it has no value, and an event always has one")
     headers = message.headers() or []
     pairs = headers.items() if isinstance(headers, dict) else headers
     epochs = [value for name, value in pairs if name == EPOCH_HEADER]
     if not epochs:
         return EventDelivered(partition, offset, payload)
-    # To pass over an epoch that cannot be read would let an event count whose leader is over.
+    # Ignoring an unreadable epoch would let an event of a stale leader count.
     if len(epochs) > 1 or not isinstance(epochs[0], bytes) or len(epochs[0]) != EPOCH_BYTES:
         wrong = f"{EPOCH_HEADER} is not one number of {EPOCH_BYTES} bytes"
         return _unreadable(partition, offset, wrong)
@@ -75,27 +75,17 @@ def _unreadable(partition: int, offset: int, why: str) -> EventUnreadable:
 
 
 SLICE_S: Final = 0.05
-"""How long the client sleeps at a stretch; then it is looked whether something is to change."""
+"""How long the client sleeps before the round checks whether the assignment changes."""
 SLICES: Final = 200
-"""After so many a round ends with nothing, so that no thread outlives its subscription for long."""
+"""After so many a round ends without items, so that no thread outlives its subscription long."""
 BATCH_RECORDS: Final = 1_000
 ASK_TIMEOUT_S: Final = 5.0
 
 OUT_OF_RANGE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 
 
-class OffsetRangeSource(Protocol):
-    """What is needed of a consumer."""
-
-    def get_watermark_offsets(
-        self, partition: TopicPartition, timeout: float = ..., cached: bool = ...
-    ) -> tuple[int, int] | None:
-        """The first offset of a partition, and one past its last."""
-        ...
-
-
 class TopicReader:
-    """Reads the partitions of one topic that a subscription follows."""
+    """Reads partitions of one topic for a subscription, on a thread, one call at a time."""
 
     def __init__(self, topic: str, settings: dict[str, Any]) -> None:
         self._topic = topic
@@ -103,11 +93,11 @@ class TopicReader:
         self._interrupted = False
 
     def interrupt(self, interrupted: bool = True) -> None:
-        """From any thread: let a round that waits for records end soon."""
+        """From any thread: end a round that waits for records soon."""
         self._interrupted = interrupted
 
     def round(self, removed: list[int], added: dict[int, int]) -> list[TopicItem]:
-        """Follow these no longer, follow those from their offsets, and wait for what there is."""
+        """Remove and add partitions, the latter from their offsets, and wait for items."""
         try:
             self._assign(removed, added)
             for _ in range(SLICES):
@@ -116,13 +106,16 @@ class TopicReader:
                 first = self._consumer.poll(SLICE_S)
                 if first is not None:
                     more = self._consumer.consume(BATCH_RECORDS - 1, 0)
-                    return [item for message in (first, *more) for item in self._read(message)]
+                    items = (
+                        read_message(self._topic, message, self._consumer)
+                        for message in (first, *more)
+                    )
+                    return [item for item in items if item is not None]
         except KafkaException as error:
             raise kafka_error(f"{self._topic} cannot be read", error_of(error)) from error
         return []
 
     def close(self) -> None:
-        """Let go of the client."""
         self._consumer.close()
 
     def _assign(self, removed: list[int], added: dict[int, int]) -> None:
@@ -138,18 +131,14 @@ class TopicReader:
                 ]
             )
 
-    def _read(self, message: Message) -> list[TopicItem]:
-        item = read_message(self._topic, message, self._consumer)
-        return [] if item is None else [item]
 
-
-def read_message(topic: str, message: Message, consumer: OffsetRangeSource) -> TopicItem | None:
-    """A record, or what happened instead, as an item; None if followers need not know."""
+def read_message(topic: str, message: Message, consumer: Any) -> TopicItem | None:
+    """The item of a record or of an error; None if followers need not know of it."""
     partition, offset, error = message.partition(), message.offset(), message.error()
     if partition is None or partition < 0 or offset is None:
         if error is not None and error.fatal():
             raise KafkaException(error)
-        return None  # Of a connection, which is made again.
+        return None  # an error of a connection, which the client makes again
     if error is None:
         return read_record(partition, offset, message)
     code = error.code()
@@ -166,10 +155,11 @@ def read_message(topic: str, message: Message, consumer: OffsetRangeSource) -> T
     )
 
 
-def _out_of_range(
-    topic: str, partition: int, offset: int, consumer: OffsetRangeSource
-) -> HeadwaterError:
-    """Why the leader does not have an offset: it is gone, or never was."""
+def _out_of_range(topic: str, partition: int, offset: int, consumer: Any) -> HeadwaterError:
+    """Why the leader does not have an offset: it was deleted, or never existed.
+
+    `consumer` is a `Consumer`, which may return None although its stub says otherwise.
+    """
     where = TopicPartition(topic, partition)
     try:
         ends = consumer.get_watermark_offsets(where, timeout=ASK_TIMEOUT_S, cached=False)
@@ -184,7 +174,7 @@ def _out_of_range(
         )
     if offset > end:
         return _rolled_back(partition, offset, f"it ends at {end}")
-    return Unavailable(_at(partition, offset) + "a leader did not have it that was behind")
+    return Unavailable(_at(partition, offset) + "its leader was behind and did not have it")
 
 
 def _rolled_back(partition: int, offset: int, why: str) -> RolledBack:
@@ -197,67 +187,34 @@ def _at(partition: int, offset: int) -> str:
     return f"metadata partition {partition} at {offset}: "
 
 
-class ReadingRounds(Protocol):
-    """Reading on a thread, one call at a time; see `Reader`."""
-
-    def round(self, removed: list[int], added: dict[int, int]) -> list[TopicItem]:
-        """Follow these no longer, follow those from their offsets, and wait for what there is."""
-        ...
-
-    def interrupt(self, interrupted: bool = True) -> None:
-        """From any thread: let a round that waits for records end soon."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the client."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
 class _Followed:
-    """A partition from when it was added until it is removed. Added again it is another one."""
+    """A partition between `add` and `remove`; after another `add` it is a new object."""
 
     next_offset: int
     failed: bool = False
 
 
-class KafkaSubscription:
-    """Its own assignment, and its own items. For one event loop."""
+class KafkaSubscription(Subscription):
+    """For one event loop."""
 
-    def __init__(
-        self,
-        reader: ReadingRounds,
-        check: Callable[[int, int], None],
-        forget: Callable[[KafkaSubscription], None],
-    ) -> None:
+    def __init__(self, log: MetadataEventLog, reader: TopicReader) -> None:
+        self._log = log
         self._reader = reader
-        self._check = check
-        self._forget = forget
         self._followed: dict[int, _Followed] = {}
         self._reading: dict[int, _Followed] = {}
-        """What the reader follows, as of the last round that was begun."""
+        """The partitions that the reader follows since the last round began."""
         self._ready: deque[TopicItem] = deque()
         self._round: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
-        # A round holds the subscription: when it is dropped, the reader is at rest.
-        dropped = contextvars.copy_context().run
+        # A round references the subscription: when it is dropped, the reader is idle.
+        run = contextvars.copy_context().run
         loop = asyncio.get_running_loop()
-        self._dropped = weakref.finalize(self, runtime.call_on, loop, dropped, _let_go, reader)
+        self._dropped = weakref.finalize(self, runtime.call_on, loop, run, _close_reader, reader)
         self._dropped.atexit = False
 
-    @property
-    def items(self) -> AsyncIterator[LogItem]:
-        """The items: the subscription itself."""
-        return self
-
-    @property
-    def assignment(self) -> KafkaSubscription:
-        """The assignment: the subscription itself."""
-        return self
-
     def add(self, partition: int, start_offset: int) -> None:
-        """Follow a partition from an offset on."""
-        self._check(partition, start_offset)
+        self._log.check_start(partition, start_offset)
         if self._closing is not None:
             raise Refused("the subscription is closed: subscribe again")
         if partition not in self._followed:
@@ -265,28 +222,25 @@ class KafkaSubscription:
             self._reader.interrupt()
 
     def remove(self, partition: int) -> None:
-        """Follow a partition no longer."""
         if self._followed.pop(partition, None) is not None:
             self._ready = deque(item for item in self._ready if item.partition != partition)
             self._reader.interrupt()
 
+    def notify(self, partition: int) -> None:
+        """The client polls anyway."""
+
     def assigned(self) -> list[int]:
-        """The partitions that are followed."""
         return sorted(self._followed)
 
     async def close(self) -> None:
-        """Follow nothing any more, and let go of the client; the items end."""
         if self._closing is None:
             self._followed.clear()
             self._ready.clear()
-            self._forget(self)
+            self._log.forget(self)
             self._reader.interrupt()
             self._dropped.detach()
             self._closing = runtime.spawn(self._close(), name="kafka subscription closing")
         await asyncio.shield(self._closing)
-
-    def __aiter__(self) -> AsyncIterator[LogItem]:
-        return self
 
     async def __anext__(self) -> TopicItem:
         while self._closing is None:
@@ -294,7 +248,7 @@ class KafkaSubscription:
                 return self._take()
             if self._round is None:
                 self._round = runtime.spawn(self._read(), name="kafka subscription")
-            # A caller that stops waiting leaves the round to the next one.
+            # The round goes on for the next caller if this one stops waiting.
             await asyncio.shield(self._round)
         raise StopAsyncIteration
 
@@ -305,7 +259,7 @@ class KafkaSubscription:
         return item
 
     async def _read(self) -> None:
-        """One round: tell the reader what is to be followed, and keep what it brings."""
+        """Run one round of the reader with the changes of the assignment, and keep its items."""
         self._reader.interrupt(False)
         reading, self._reading = self._reading, dict(self._followed)
         removed = [p for p, followed in reading.items() if self._reading.get(p) is not followed]
@@ -316,17 +270,17 @@ class KafkaSubscription:
         }
         try:
             for item in await runtime.run_blocking(self._reader.round, removed, added):
-                self._keep(item)
+                self._add_item(item)
         except asyncio.CancelledError:
-            # The event loop ends: a thread that went on would hold up the end of the process.
+            # The event loop ends: a thread that goes on would delay the end of the process.
             self._reader.interrupt()
             raise
         finally:
             self._round = None
 
-    def _keep(self, item: TopicItem) -> None:
+    def _add_item(self, item: TopicItem) -> None:
         followed = self._reading.get(item.partition)
-        # Removed while it was fetched, or added again since: what was fetched is not for that.
+        # The partition may have been removed, or added again, while the item was fetched.
         if followed is None or self._followed.get(item.partition) is not followed:
             return
         if followed.failed:
@@ -335,7 +289,7 @@ class KafkaSubscription:
             followed.failed = True
         elif isinstance(item, PositionReached):
             if item.next_offset <= followed.next_offset:
-                return  # The events before it have shown as much.
+                return  # the events before it have shown the same
             followed.next_offset = item.next_offset
         elif item.offset < followed.next_offset:
             return
@@ -349,5 +303,5 @@ class KafkaSubscription:
         await runtime.run_blocking(self._reader.close)
 
 
-def _let_go(reader: ReadingRounds) -> None:
+def _close_reader(reader: TopicReader) -> None:
     runtime.spawn(runtime.run_blocking(reader.close), name="kafka subscription dropped")

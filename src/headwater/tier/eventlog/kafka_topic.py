@@ -1,7 +1,7 @@
-"""A Kafka topic: finding or creating it, sending events to it, and what Kafka's errors mean.
+"""A Kafka topic: finding or creating it, sending events to it, and Kafka's errors.
 
-Always holds: only the broker decides at which offset an event is; a partition whose leader does not
-answer is unknown, not empty; an error says whether an event surely has not landed or may have.
+Always holds: only the broker decides the offset of an event; a partition whose leader does not
+answer is unknown, not empty; an error says whether an event was not appended, or may have been.
 """
 
 from __future__ import annotations
@@ -76,30 +76,30 @@ _GONE: Final = frozenset(
 
 
 class ConnectionErrors:
-    """What went wrong with connections: what a time-out by itself does not tell."""
+    """The errors of a client's connections, which a time-out does not contain."""
 
     def __init__(self) -> None:
         self.count = 0
         self._last: KafkaError | None = None
 
     def note(self, error: KafkaError) -> None:
-        """Called by the client, on whatever thread serves it."""
+        """Called by the client, on any thread."""
         self._last = error
         self.count += 1
 
     def __str__(self) -> str:
-        return "" if self._last is None else f" (last heard: {self._last.str()})"
+        return "" if self._last is None else f" (last connection error: {self._last.str()})"
 
 
 def error_of(raised: KafkaException) -> KafkaError:
-    """What a client's exception carries."""
+    """The error in a client's exception."""
     error = raised.args[0]
     assert isinstance(error, KafkaError)
     return error
 
 
 def kafka_error(what: str, error: KafkaError) -> HeadwaterError:
-    """Why something did not work that has changed nothing."""
+    """The error of a request that has changed nothing."""
     for kinds, kind in ((_DENIED, Denied), (_TOO_LARGE, LimitExceeded), (_REFUSED, Refused)):
         if error.code() in kinds:
             return kind(f"{what}: {error.str()}")
@@ -107,20 +107,20 @@ def kafka_error(what: str, error: KafkaError) -> HeadwaterError:
 
 
 def publish_error(
-    what: str, error: KafkaError, trouble: ConnectionErrors, *, is_first: bool
+    what: str, error: KafkaError, connections: ConnectionErrors, *, is_first: bool
 ) -> HeadwaterError:
-    """Why an event that was handed to the client was not acknowledged.
+    """The error of an event that the client sent and the broker did not acknowledge.
 
-    The client repeats what it gets no answer to, and the last answer is that to the last attempt:
-    what a broker refuses then may have landed before. `is_first` says that nothing went wrong with
-    a connection since the event was handed over. What is too large is so in every attempt.
+    The client repeats attempts without an answer, and reports the answer to the last one: an event
+    that a broker refuses then may have been appended before. `is_first`: no connection failed since
+    the event was sent, so there was one attempt. An event that is too large is so in every attempt.
     """
     code = error.code()
     if code in _TOO_LARGE or (is_first and (code in _DENIED or code in _GONE or code in _REFUSED)):
         return kafka_error(what, error)
     return OutcomeUnknown(
-        f"{what}: {error.str()}{trouble}; it may have landed all the same: follow the partition to "
-        "its end to know"
+        f"{what}: {error.str()}{connections}; it may have been appended: follow the partition to "
+        "its end to find out"
     )
 
 
@@ -128,15 +128,15 @@ LATEST: Final = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 REQUEST_TIMEOUT_S: Final = 10.0
 MARKS_TIMEOUT_S: Final = 5.0
 APPEARING: Final = RetryPolicy(attempts=50, deadline_s=30.0, base_s=0.05, cap_s=1.0)
-"""How long a topic that was created may take until its brokers know of it."""
+"""How long to wait until all brokers know a created topic."""
 
 MOVING: Final = RetryPolicy(attempts=5, deadline_s=MARKS_TIMEOUT_S, base_s=0.05, cap_s=0.5)
-"""How long a leader is looked for before its partition counts as unknown."""
+"""How long to look for a leader before its partition counts as unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewTopicSettings:
-    """How to create the topic if it is not there."""
+    """How to create a missing topic."""
 
     partition_count: int
     replication_factor: int
@@ -152,7 +152,7 @@ class NewTopicSettings:
 
 
 class KafkaTopic:
-    """One topic, by its name, through a client that asks about topics."""
+    """One topic, and an admin client to query it."""
 
     def __init__(self, name: str, settings: dict[str, Any]) -> None:
         self.name = name
@@ -165,12 +165,12 @@ class KafkaTopic:
         return self._client
 
     def close(self) -> None:
-        """Let go of the client, which ends its threads with its last reference: on a thread."""
+        """Drop the client, whose threads end with its last reference. Blocks."""
         self._client = None
 
     async def count_partitions(self) -> int | None:
-        """How many it has; None if it is not there."""
-        # All topics are listed: a request for one by its name may create it.
+        """The number of partitions; None if there is no such topic."""
+        # All topics are listed: a request for one by name may create it.
         try:
             known = await runtime.run_blocking(
                 lambda: self._admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
@@ -181,15 +181,15 @@ class KafkaTopic:
             ) from error
         return len(known[self.name].partitions) or None if self.name in known else None
 
-    async def create(self, wish: NewTopicSettings) -> None:
-        """Create it if it does not exist, and wait until the brokers know of it."""
-        new = NewTopic(
+    async def create(self, settings: NewTopicSettings) -> None:
+        """Create it if it does not exist, and wait until the brokers know it."""
+        topic = NewTopic(
             self.name,
-            num_partitions=wish.partition_count,
-            replication_factor=wish.replication_factor,
-            config=wish.config(),
+            num_partitions=settings.partition_count,
+            replication_factor=settings.replication_factor,
+            config=settings.config(),
         )
-        requests = self._admin.create_topics([new], request_timeout=REQUEST_TIMEOUT_S)
+        requests = self._admin.create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)
         try:
             await asyncio.wrap_future(requests[self.name])
         except KafkaException as error:
@@ -202,8 +202,8 @@ class KafkaTopic:
             if not await budget.pause():
                 raise Unavailable(f"the topic {self.name} was created and does not appear")
 
-    async def ask_id(self) -> uuid.UUID:
-        """The id that the brokers gave it; a topic that is created again has another."""
+    async def fetch_id(self) -> uuid.UUID:
+        """The topic's id; a topic that is created again has another one."""
         requests = self._admin.describe_topics(
             TopicCollection([self.name]), request_timeout=REQUEST_TIMEOUT_S
         )
@@ -216,16 +216,16 @@ class KafkaTopic:
         topic_id = read_id(described.topic_id)
         if topic_id.int == 0:
             raise NotSupported(
-                f"the brokers give {self.name} no id, which older ones do not: pass a log_id, and "
-                "another one whenever the topic is created again"
+                f"the brokers are too old to give {self.name} an id: pass a log_id, and another "
+                "one whenever the topic is created again"
             )
         return topic_id
 
     async def end_offsets(self, partitions: Sequence[int]) -> Mapping[int, int]:
-        """One past the last offset of each partition whose leader answers.
+        """The offset after the last event of each partition whose leader answers.
 
-        Each partition is a request of its own: one without a leader delays no other's answer. What
-        no transaction has decided yet counts: an event beyond it was acknowledged all the same.
+        Each partition is a separate request: one without a leader does not delay the others. Events
+        after an open transaction count, because they were acknowledged.
         """
         ends: dict[int, int] = {}
         failed: HeadwaterError = Unavailable(
@@ -236,79 +236,75 @@ class KafkaTopic:
             async with asyncio.timeout(MARKS_TIMEOUT_S):
                 while True:
                     unknown = [p for p in partitions if p not in ends]
-                    asking = (self._learn_end(partition, ends) for partition in unknown)
-                    errors = [error for error in await asyncio.gather(*asking) if error is not None]
+                    queries = (self._query_end(partition, ends) for partition in unknown)
+                    errors = [one for one in await asyncio.gather(*queries) if one is not None]
                     if not errors:
                         return ends
                     failed = errors[0]
                     if not await budget.pause():
                         break
-                    # The client goes on asking a leader that it once heard of, which may be over.
+                    # Otherwise the client keeps asking a leader that may have been replaced.
                     await self.count_partitions()
         except (TimeoutError, Unavailable):
-            pass  # What was learned until now is what is known.
+            pass  # the ends that were learned so far are returned
         if not ends:
             raise failed
         return ends
 
-    async def _learn_end(self, partition: int, ends: dict[int, int]) -> HeadwaterError | None:
-        try:
-            ends[partition] = await self._ask_end(partition)
-        except HeadwaterError as error:
-            return error
-        return None
-
-    async def _ask_end(self, partition: int) -> int:
+    async def _query_end(self, partition: int, ends: dict[int, int]) -> HeadwaterError | None:
+        """Add the end of a partition to `ends`, or return the error."""
         where = TopicPartition(self.name, partition)
         what = f"where metadata partition {partition} of {self.name} ends"
-        requests: dict[TopicPartition, Future[Any]] = self._admin.list_offsets(
-            {where: LATEST}, request_timeout=MARKS_TIMEOUT_S
-        )
         try:
+            requests: dict[TopicPartition, Future[Any]] = self._admin.list_offsets(
+                {where: LATEST}, request_timeout=MARKS_TIMEOUT_S
+            )
             answer = await asyncio.wrap_future(requests[where])
         except KafkaException as error:
-            raise kafka_error(what, error_of(error)) from error
-        offset: int = answer.offset
-        if offset < 0:
-            raise Unavailable(f"{what}: its leader does not say")
-        return offset
+            return kafka_error(what, error_of(error))
+        except HeadwaterError as error:
+            return error
+        if answer.offset < 0:
+            return Unavailable(f"{what}: its leader does not say")
+        ends[partition] = answer.offset
+        return None
 
 
 def read_id(topic_id: Any) -> uuid.UUID:
-    """An id of the client's, which has two signed halves, as any other."""
+    """A UUID from the client's, which has two signed halves."""
     halves = (topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits())
     return uuid.UUID(bytes=b"".join(half.to_bytes(8, "big", signed=True) for half in halves))
 
 
 async def find_topic(
-    topic: KafkaTopic, asked_count: int | None, wish: NewTopicSettings | None
+    topic: KafkaTopic, partition_count: int | None, new: NewTopicSettings | None
 ) -> int:
-    """How many partitions are used of it: as many as are asked for, or Kafka's default."""
-    found = await topic.count_partitions()
-    if found is None and wish is not None:
-        await topic.create(wish)
-        found = await topic.count_partitions()
-    if found is None:
+    """Find or create the topic; returns how many of its partitions are used."""
+    count = await topic.count_partitions()
+    if count is None and new is not None:
+        await topic.create(new)
+        count = await topic.count_partitions()
+    if count is None:
         raise NotFound(
-            f"there is no topic {topic.name}: a broker with tiered storage makes it, or open the "
+            f"there is no topic {topic.name}: a broker with tiered storage creates it, or open the "
             "log with create=True"
         )
-    if asked_count is not None and asked_count > found:
+    if partition_count is not None and partition_count > count:
         raise Refused(
-            f"{topic.name} has {found} partitions, and {asked_count} are asked for: events find "
-            "theirs by the number of partitions, so add none to a topic that is in use"
+            f"{topic.name} has {count} partitions, not {partition_count}: the number decides which "
+            "partition an event is in, so do not add partitions to a topic that is in use"
         )
-    if asked_count is None and found != METADATA_PARTITIONS:
+    if partition_count is None and count != METADATA_PARTITIONS:
         raise Refused(
-            f"{topic.name} has {found} partitions, and {METADATA_PARTITIONS} are the default: say "
-            "by how many its writers choose (partition_count; of brokers "
-            "remote.log.metadata.topic.num.partitions). Partitions that were added to a topic in "
-            "use do not count"
+            f"{topic.name} has {count} partitions, and {METADATA_PARTITIONS} are the default: pass "
+            "the number that its writers use (partition_count; for brokers "
+            "remote.log.metadata.topic.num.partitions), without partitions that were added to a "
+            "topic in use"
         )
-    return asked_count or found
+    return partition_count or count
 
 
-# The publisher's epoch travels beside the event: Kafka's own readers ignore unknown headers.
+# The publisher's epoch is in a header: Kafka's own readers ignore unknown ones.
 EPOCH_HEADER: Final = "headwater-publisher-epoch"
 EPOCH_BYTES: Final = 8
 POLL_S: Final = 0.05
@@ -316,8 +312,8 @@ POLL_S: Final = 0.05
 Headers: TypeAlias = list[tuple[str, str | bytes | None]]
 
 
-def epoch_headers(publisher_epoch: int | None) -> list[tuple[str, bytes]]:
-    """What travels beside an event."""
+def epoch_headers(publisher_epoch: int | None) -> Headers:
+    """The headers of an event."""
     if publisher_epoch is None:
         return []
     check_epoch(publisher_epoch)
@@ -325,9 +321,9 @@ def epoch_headers(publisher_epoch: int | None) -> list[tuple[str, bytes]]:
 
 
 class KafkaSender:
-    """One idempotent producer, replaced when it fails for good. For one event loop.
+    """An idempotent producer, which is replaced after a fatal error. For one event loop.
 
-    A thread waits for answers while some are outstanding, and sleeps in the client until one comes.
+    While answers are outstanding, a thread waits for them in the client.
     """
 
     def __init__(
@@ -335,54 +331,56 @@ class KafkaSender:
     ) -> None:
         self._topic = topic
         self._settings = settings
-        self._trouble = ConnectionErrors()
+        self._connections = ConnectionErrors()
         self._client: _Client | None = None
         self._closing: list[asyncio.Task[None]] = []
-        """Those that were at their end."""
+        """For clients that had a fatal error."""
 
     async def publish(self, partition: int, payload: bytes, publisher_epoch: int | None) -> int:
-        """Send an event; the offset that the broker gave it."""
-        headers: Headers = [*epoch_headers(publisher_epoch)]
+        """Send an event; returns the offset that the broker gave it."""
+        headers = epoch_headers(publisher_epoch)
         what = f"an event for metadata partition {partition} of {self._topic}"
-        heard = self._trouble.count
+        errors_before = self._connections.count
         try:
-            landed = self._living_client().send(self._topic, partition, payload, headers)
+            landed = self._usable_client().send(self._topic, partition, payload, headers)
         except BufferError as error:
-            raise Unavailable(f"{what}: too many others are under way; try again later") from error
+            raise Unavailable(f"{what}: too many events are being sent; try again later") from error
         except KafkaException as error:
             raise kafka_error(what, error_of(error)) from error
         try:
             offset = await landed
         except KafkaException as error:
-            is_first = self._trouble.count == heard
-            raise publish_error(what, error_of(error), self._trouble, is_first=is_first) from error
+            is_first = self._connections.count == errors_before
+            raise publish_error(
+                what, error_of(error), self._connections, is_first=is_first
+            ) from error
         if offset is None or offset < 0:
             raise OutcomeUnknown(
-                f"{what}: it landed, as an earlier attempt to send it, and the broker no longer "
-                "knows at which offset: follow the partition to its end to know"
+                f"{what}: an earlier attempt to send it was appended, and the broker no longer "
+                "knows the offset: follow the partition to its end to find out"
             )
         return offset
 
     async def close(self) -> None:
-        """Wait for nothing more: whether events under way landed stays unknown."""
+        """Stop waiting for answers: the outcomes of events being sent stay unknown."""
         if self._client is not None:
             client, self._client = self._client, None
             await client.close()
         await asyncio.gather(*self._closing)
 
-    def _living_client(self) -> _Client:
+    def _usable_client(self) -> _Client:
         if self._client is not None and self._client.is_dead:
             closing = runtime.spawn(self._client.close(), name="kafka producer closing")
             self._closing.append(closing)
             closing.add_done_callback(self._closing.remove)
             self._client = None
         if self._client is None:
-            self._client = _Client(Producer(self._settings(self._trouble.note)))
+            self._client = _Client(Producer(self._settings(self._connections.note)))
         return self._client
 
 
 class _Client:
-    """A producer, and who waits for its answers."""
+    """A producer, and the futures that wait for its answers."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
@@ -394,7 +392,7 @@ class _Client:
     def send(
         self, topic: str, partition: int, payload: bytes, headers: Headers
     ) -> asyncio.Future[int | None]:
-        """Hand an event to the client; its offset once the broker has answered."""
+        """Send an event; the future has its offset after the broker's answer."""
         loop = asyncio.get_running_loop()
         landed: asyncio.Future[int | None] = loop.create_future()
 
@@ -410,7 +408,7 @@ class _Client:
         return landed
 
     async def close(self) -> None:
-        """Give up what is under way, and let go of the client."""
+        """Drop events that are being sent, and close the client."""
         self._producer.purge()
         if self._serving is not None:
             await asyncio.wait([self._serving])
@@ -421,20 +419,20 @@ class _Client:
             while self._waiting:
                 await runtime.run_blocking(self._take_answers)
         except asyncio.CancelledError:
-            # The event loop ends: a thread that went on would hold up the end of the process.
+            # The event loop ends: a thread that goes on would delay the end of the process.
             self._stopped = True
             raise
         finally:
             self._serving = None
 
     def _take_answers(self) -> None:
-        """On a thread: until everything that was sent is answered, which has a time limit."""
+        """Runs on a thread until all events are answered, which has a time limit."""
         while len(self._producer) and not self._stopped:
             try:
                 self._producer.poll(POLL_S)
             except KafkaException:
-                # It lost its place in its sequence, or its right to one: it sends nothing any
-                # more. Each publisher that waits gets an error: not sent, or perhaps landed.
+                # It lost its sequence or was fenced, and sends nothing any more. Each waiting
+                # publisher gets an error: the event was not sent, or its outcome is unknown.
                 self.is_dead = True
                 self._producer.purge()
 
@@ -443,7 +441,7 @@ class _Client:
     ) -> None:
         self._waiting.pop(landed, None)
         if landed.done():
-            return  # The publisher has stopped waiting.
+            return  # the publisher has stopped waiting
         if error is not None:
             landed.set_exception(KafkaException(error))
         else:

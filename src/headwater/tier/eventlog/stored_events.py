@@ -1,15 +1,14 @@
 """The events of one metadata partition in object storage, and the snapshots of older ones.
 
-Each event is an object, numbered by its offset in a numbered log:
+Each event is an object in a numbered log; its number is its offset:
 
     "HWE1" | 16 log id | u32 partition | u64 offset | 16 token | u8 marked | u64 epoch | u64 hash
     | payload
 
-The token is the nonce of the attempt to publish. The hash covers everything but itself, so that no
-reader takes an object that was changed, cut, copied to another offset or left by another log for
-the event that it requested.
+The token identifies the attempt to publish. The hash covers everything but itself, so an object
+that was changed, truncated, copied to another offset or left by another log is detected.
 
-A snapshot has what the events through an offset come to, and replaces those below the floor.
+A snapshot has the state after the events through an offset, and replaces those below the floor.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ _TOKEN: Final = slice(32, 48)
 
 
 def encode_event_object(log_id: uuid.UUID, event: EventDelivered, token: bytes) -> bytes:
-    """The bytes of an event at its offset; `Refused` if it cannot be written."""
+    """The object of an event; `Refused` if the event cannot be written."""
     epoch = event.publisher_epoch
     if len(event.payload) > EVENT_MAX_BYTES:
         raise LimitExceeded(
@@ -76,20 +75,20 @@ def encode_event_object(log_id: uuid.UUID, event: EventDelivered, token: bytes) 
 def decode_event_object(
     key: str, data: bytes | memoryview, log_id: uuid.UUID, partition: int, offset: int
 ) -> EventDelivered:
-    """The event at this offset; `Corrupt` or `NotSupported` name the object."""
+    """The event of an object, which must be at this offset; errors name the object."""
     log, event = read_event_object(key, data)
     if log != log_id:
         raise Corrupt(f"{key} is of log {log}, and this is log {log_id}")
     if (event.partition, event.offset) != (partition, offset):
         raise Corrupt(
-            f"{key} holds event {event.offset} of metadata partition {event.partition}: it was "
+            f"{key} contains event {event.offset} of metadata partition {event.partition}: it was "
             "copied or renamed"
         )
     return event
 
 
 def read_event_object(key: str, data: bytes | memoryview) -> tuple[uuid.UUID, EventDelivered]:
-    """The log and the event that an object says it is of."""
+    """The log and the event of an object, by its own head."""
     head, payload = bytes(data[: _HEAD.size]), bytes(data[HEAD_BYTES:])
     if len(data) < HEAD_BYTES or not head.startswith(FAMILY):
         raise Corrupt(f"{key} is not an event of the tier's log ({len(data):,} bytes)")
@@ -103,7 +102,7 @@ def read_event_object(key: str, data: bytes | memoryview) -> tuple[uuid.UUID, Ev
 
 
 def token_of(data: bytes | memoryview) -> bytes:
-    """The token of the attempt to publish that wrote an object."""
+    """The token of the attempt that wrote an object."""
     return bytes(data[_TOKEN])
 
 
@@ -130,11 +129,10 @@ class StoredEvents(NumberedLog):
         self._recent: dict[int, EventDelivered] = {}
 
     async def read_floor(self) -> LogFloor:
-        """The floor, and the offset below which events may be deleted."""
-        return (await self.floors.look()).position
+        return (await self.floors.read()).position
 
     async def publish(self, payload: bytes, publisher_epoch: int | None) -> int:
-        """Append an event; its offset."""
+        """Append an event; returns its offset."""
 
         def event_at(offset: int) -> EventDelivered:
             return EventDelivered(self.partition, offset, payload, publisher_epoch)
@@ -149,7 +147,7 @@ class StoredEvents(NumberedLog):
         return offset
 
     async def read_events(self, start: int, count: int) -> list[EventDelivered | EventUnreadable]:
-        """Up to so many events from `start` on, none at the end; `EntriesTrimmed` if deleted."""
+        """Up to `count` events from `start` on, none at the end; `EntriesTrimmed` if deleted."""
         if start in self._recent:
             ready = itertools.takewhile(self._recent.__contains__, range(start, start + count))
             return [self._recent[offset] for offset in ready]
@@ -157,10 +155,10 @@ class StoredEvents(NumberedLog):
         return [self._decoded(offset, one) for offset, one in enumerate(stored, start)]
 
     async def reaches(self, start: int) -> bool:
-        """Whether the event before `start` exists, which need not count.
+        """Whether there is an event before `start`, which need not count.
 
-        Where that costs no more, one page of a listing tells, and what else it shows is known: so
-        that a follower requests a whole backlog at once. Holes are left to those who read.
+        In a remote store one page of a listing says so. It also shows how many events follow, so
+        that a follower requests many at once. Readers find holes.
         """
         if self.store.is_local:
             return start == 0 or await self.exists(start - 1)
@@ -171,7 +169,7 @@ class StoredEvents(NumberedLog):
         return start == 0 or end > first
 
     async def _listed_end(self, first: int) -> int:
-        """One past the last event without a gap that a page of a listing shows."""
+        """The end of the events without a gap that one page of a listing shows."""
         end = first
         async for offset in self.numbers(first):
             if offset != end:
@@ -192,23 +190,23 @@ class StoredEvents(NumberedLog):
 async def load_snapshot(
     events: StoredEvents, floor: PartitionFloor
 ) -> tuple[PartitionFloor, TierCache]:
-    """The state below the floor, and the floor it belongs to, which may have moved meanwhile.
+    """The state below the floor, and that floor, which may have moved meanwhile.
 
-    Only for a floor above 0. A snapshot that is gone was replaced by one that holds more.
+    Only for a floor above 0. A snapshot that is gone was replaced by a later one.
     """
     while True:
         key = snapshot_key(events, floor)
         try:
             found = await events.store.get(key)
         except NotFound:
-            before, floor = floor, await events.floors.look()
+            before, floor = floor, await events.floors.read()
             if floor.snapshot == before.snapshot:
                 raise RolledBack(
-                    f"{key} is gone, and {events.floors.key} says that it holds the events "
+                    f"{key} is gone, and {events.floors.key} says that it has the events "
                     f"before {floor.floor}: restore it"
                 ) from None
             continue
-        return floor, await runtime.run_blocking(_restored, events, floor, key, found.data)
+        return floor, await runtime.run_blocking(_restore, events, floor, key, found.data)
 
 
 def snapshot_key(events: StoredEvents, floor: PartitionFloor) -> str:
@@ -221,44 +219,34 @@ def snapshot_key(events: StoredEvents, floor: PartitionFloor) -> str:
 async def store_snapshot(
     events: StoredEvents, cache: TierCache, through_offset: int
 ) -> SnapshotName:
-    """Write what a cache knows under a key of its own, and read it back."""
+    """Write the state of a cache under a new key, and read it back."""
     token = runtime.new_token().hex()
     key = events.keys.snapshot(through_offset, token)
-    data = await runtime.run_blocking(_encoded, events, cache, through_offset)
+    data = await runtime.run_blocking(_encode, events, cache, through_offset)
     await events.store.put(key, data)
-    # Events are deleted on the strength of this object alone.
+    # Events are deleted because this object exists.
     try:
         found = await events.store.get(key)
     except NotFound as error:
-        if (await events.floors.look()).trimmed <= through_offset:
+        if (await events.floors.read()).trimmed <= through_offset:
             raise RolledBack(f"{key} was written and is gone") from error
         raise Contended(f"{key} was overtaken: the floor is above it") from error
     if found.data != data:
-        raise Corrupt(f"{key} does not hold what was just written there")
+        raise Corrupt(f"{key} does not contain what was just written there")
     return SnapshotName(token, len(data), xxhash.xxh3_64_hexdigest(data))
 
 
-def _encoded(events: StoredEvents, cache: TierCache, through_offset: int) -> bytes:
-    return encode_snapshot(
-        Snapshot(
-            events.log_id,
-            events.partition_count,
-            events.partition,
-            through_offset,
-            dump_all(cache),
-        )
-    )
+def _encode(events: StoredEvents, cache: TierCache, through_offset: int) -> bytes:
+    source = (events.log_id, events.partition_count, events.partition)
+    return encode_snapshot(Snapshot(*source, through_offset, dump_all(cache)))
 
 
-def _restored(
+def _restore(
     events: StoredEvents, floor: PartitionFloor, key: str, data: bytes | memoryview
 ) -> TierCache:
     name = floor.snapshot
-    is_named = name is not None and (len(data), xxhash.xxh3_64_hexdigest(data)) == (
-        name.size_bytes,
-        name.hash,
-    )
-    if not is_named:
+    stored = (len(data), xxhash.xxh3_64_hexdigest(data))
+    if name is None or stored != (name.size_bytes, name.hash):
         raise Corrupt(f"{key} is not the object that {events.floors.key} names: restore it")
     snapshot = decode_snapshot(data, key)
     source = (snapshot.log_id, snapshot.partition_count, snapshot.partition)

@@ -1,6 +1,6 @@
-"""Where the objects of a stored event log are, and the register of a partition's floor.
+"""The keys of a stored event log, and the register of a partition's floor.
 
-    <prefix>/log.json                                          which log this is
+    <prefix>/log.json                                          identifies the log
     <prefix>/<partition>/floor.json                            where the events begin
     <prefix>/<partition>/<offset, 20 digits>                   events
     <prefix>/<partition>/snapshot-<offset, 20 digits>-<token>  the state after the events through
@@ -10,8 +10,8 @@ Always holds:
 
 - the snapshot that `floor.json` names has all events below `floor`; it was durable and was read
   back before the floor moved to it;
-- `trimmed` follows the floor once compactors have seen a grace pass while the floor was in place
-  (`settling`), and only events below `trimmed` are deleted;
+- `trimmed` follows the floor once compactors have observed a grace period while the floor was in
+  place (`settling`), and only events below `trimmed` are deleted;
 - neither goes down.
 """
 
@@ -36,37 +36,37 @@ _SNAPSHOT: Final = re.compile(r"snapshot-([0-9]{20})-[0-9a-f]{32}")
 
 
 def log_key(prefix: str) -> str:
-    """The register that says which log this is."""
+    """The key of the register that identifies the log."""
     return f"{prefix}/log.json"
 
 
 class PartitionKeys:
-    """The keys of one metadata partition, other than those of its events."""
+    """The keys of one metadata partition, except those of its events."""
 
     def __init__(self, prefix: str, partition: int) -> None:
         self.folder: Final = f"{prefix}/{partition}"
         self.floor: Final = f"{self.folder}/floor.json"
         self.before_snapshots: Final = f"{self.folder}/snapshot-"
-        """Above the keys of all events, below those of all snapshots."""
+        """Sorts after the keys of all events and before those of all snapshots."""
 
     def snapshot(self, through_offset: int, token: str) -> str:
-        """A snapshot. The token is new for each, so that no key is ever written twice."""
+        """The key of a snapshot. The token is new for each, so no key is written twice."""
         return f"{self.folder}/snapshot-{through_offset:020d}-{token}"
 
     def snapshot_offset(self, key: str) -> int | None:
-        """The offset through which a snapshot goes; None for the key of anything else."""
-        matched = _SNAPSHOT.fullmatch(key.removeprefix(f"{self.folder}/"))
-        return int(matched[1]) if matched else None
+        """The last offset in a snapshot; None if the key is not that of a snapshot."""
+        match = _SNAPSHOT.fullmatch(key.removeprefix(f"{self.folder}/"))
+        return int(match[1]) if match else None
 
 
 class SnapshotName(msgspec.Struct, frozen=True):
-    """Which of the snapshots that end at the floor has what is below it."""
+    """Identifies one of the snapshots that end at the floor."""
 
     token: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
-    """In its key, in hex."""
+    """In its key, in hexadecimal."""
     size_bytes: int
     hash: str
-    """XXH3-64 of the whole object, in hex."""
+    """XXH3 (64 bits) of the whole object, in hexadecimal."""
 
 
 class PartitionFloor(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -80,9 +80,9 @@ class PartitionFloor(msgspec.Struct, frozen=True, omit_defaults=True):
     snapshot: SnapshotName | None
     """None while the floor is 0."""
     settling: FloorAge = FloorAge()
-    """The floor to which `trimmed` goes next; at or below `trimmed` while none is waited for."""
+    """The next value of `trimmed`; at or below `trimmed` if there is none."""
     renewed_to: str | None = None
-    """The prefix of the log that replaces this one: this one is followed and written no more."""
+    """The prefix of the log that replaces this one, which is no longer followed or written."""
 
     @property
     def position(self) -> LogFloor:
@@ -91,26 +91,22 @@ class PartitionFloor(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FloorRegister:
-    """The floor of one partition, and what this handle knows of it."""
+    """The floor of one partition, as one handle on the log sees it."""
 
     def __init__(self, store: Store, key: str, log_id: uuid.UUID, partition_count: int) -> None:
+        self.key = key
+        self.leased = LeasedFloor(limits.EVENT_LEASE_S)
         self._register = Register(store, key, PartitionFloor)
         self._log_id = log_id
         self._partition_count = partition_count
-        self.leased = LeasedFloor(limits.EVENT_LEASE_S)
-
-    @property
-    def key(self) -> str:
-        """The key of the register."""
-        return self._register.key
 
     async def create(self) -> None:
         """Write the floor of an empty partition, if there is none."""
         fresh = PartitionFloor(FLOOR_FORMAT, self._log_id, self._partition_count, 0, 0, None)
         self._check((await self._register.update(lambda now: now or fresh)).value)
 
-    async def look(self) -> PartitionFloor:
-        """The floor as it is now."""
+    async def read(self) -> PartitionFloor:
+        """Read the floor; `LogRenewed` if another log replaces this one."""
         requested = Lease()
         try:
             floor = (await self._register.read()).value
@@ -121,7 +117,7 @@ class FloorRegister:
         return floor
 
     async def move(self, floor: int, snapshot: SnapshotName) -> PartitionFloor:
-        """Raise the floor to the end of a snapshot, unless it is there or above already."""
+        """Raise the floor to the end of a snapshot, unless it is there or above."""
 
         def change(now: PartitionFloor) -> PartitionFloor:
             if floor <= now.floor:
@@ -142,8 +138,8 @@ class FloorRegister:
 
         return await self._update(change)
 
-    async def add_standing_time(self, clock: FloorClock) -> PartitionFloor:
-        """Add the time that this process saw pass while the floor that settles was in place."""
+    async def add_observed_time(self, clock: FloorClock) -> PartitionFloor:
+        """Add the time that this process observed while the floor that settles was in place."""
 
         def change(now: PartitionFloor) -> PartitionFloor:
             now = _settling_next(now)
@@ -152,7 +148,7 @@ class FloorRegister:
         return await self._update(change)
 
     async def mark_renewed(self, renewed_to: str) -> None:
-        """Refuse every client from its next look on: another log replaces this one."""
+        """Refuse every client from its next read on: another log replaces this one."""
 
         def change(now: PartitionFloor | None) -> PartitionFloor:
             if now is None:
@@ -164,7 +160,7 @@ class FloorRegister:
 
     @property
     def is_settling(self) -> bool:
-        """Whether events are compacted that may not be deleted yet, as of the last look."""
+        """Whether there are compacted events that may not be deleted yet, by the last read."""
         return self.leased.floor.trimmed < self.leased.floor.floor
 
     async def _update(self, change: Callable[[PartitionFloor], PartitionFloor]) -> PartitionFloor:
@@ -180,7 +176,7 @@ class FloorRegister:
         return floor
 
     def _gone(self) -> RolledBack:
-        return RolledBack(f"{self.key} is gone: nothing tells where the events begin")
+        return RolledBack(f"{self.key} is gone: nothing says where the events begin")
 
     def _check(self, floor: PartitionFloor) -> None:
         self._check_whole(floor)

@@ -1,17 +1,19 @@
-"""A log of metadata events in object storage: nothing but a store is needed.
+"""A log of metadata events in object storage, and how a log is replaced by a new one.
 
 Each event is an object, numbered within its partition. Followers request the next number: soon
-after an event came, later and later while none does, and at once after a publish of their own
-handle.
+after an event, at growing intervals while there is none, and at once after a publish through their
+own handle.
 
-`log.json` says which log is stored under a prefix, and how many partitions it has; neither ever
-changes. A log is created in three steps, and a client that finds them unfinished goes on:
-`log.json` with its id, the floors of all partitions, `log.json` saying that the floors exist. So a
-floor that is missing later is known to be lost, and is not taken for an empty partition.
+`log.json` has the log's id and its number of partitions; neither ever changes. A log is created in
+three steps, and a client that finds them unfinished continues: `log.json` with its id, the floors
+of all partitions, `log.json` saying that the floors exist. So a floor that is missing later is
+known to be lost, and is not mistaken for an empty partition.
 
-A log that was replaced by one under another prefix says so, and is opened and followed no more: a
-client that went on with it would merge, remove and scrub by what it says, and the other log lists
-the same objects.
+`renew` starts a new log with the state of another one: the way out for a log with an event that
+cannot be taken back, such as an epoch that no leader ever reaches, and the way to move a log from
+Kafka or to another prefix. All leaders and followers of the old log must be stopped, and continue
+with the new one. Then the old log names its successor and refuses every client: one that still
+used it would merge, remove and scrub by it, and the new log lists the same objects.
 """
 
 from __future__ import annotations
@@ -28,12 +30,22 @@ import msgspec
 from headwater.core import limits, runtime
 from headwater.core.errors import Damaged, NotSupported, OutcomeUnknown, Refused, Unavailable
 from headwater.store import Register, Store
+from headwater.tier.cache import TierCache
 from headwater.tier.errors import LogRenewed
-from headwater.tier.event_codec import METADATA_PARTITIONS
-from headwater.tier.eventlog.contract import PartitionedLog
-from headwater.tier.eventlog.stored_events import StoredEvents
+from headwater.tier.event_codec import METADATA_PARTITIONS, decode_event
+from headwater.tier.eventlog.contract import (
+    EventUnreadable,
+    MetadataEventLog,
+    PartitionFailed,
+    PositionReached,
+    SnapshotDelivered,
+    Subscription,
+)
+from headwater.tier.eventlog.stored_events import StoredEvents, store_snapshot
 from headwater.tier.eventlog.stored_floor import PREFIX, FloorRegister, PartitionKeys, log_key
 from headwater.tier.eventlog.stored_subscription import StoredSubscription
+from headwater.tier.events import TopicIdPartition
+from headwater.tier.snapshot import dump_all, restore_all
 
 LOG_FORMAT: Final = 1
 _log: Final = logging.getLogger("headwater")
@@ -46,14 +58,91 @@ class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     log_id: uuid.UUID
     partition_count: int
     made: bool
+    """Whether the floors of all partitions exist."""
     renewed_to: str | None = None
-    """The prefix of the log that replaces this one, which is opened no more."""
+    """The prefix of the log that replaces this one, which is no longer opened."""
+
+    def floor_of(self, store: Store, prefix: str, partition: int) -> FloorRegister:
+        """The register of a partition's floor."""
+        key = PartitionKeys(prefix, partition).floor
+        return FloorRegister(store, key, self.log_id, self.partition_count)
 
 
-async def open_record(
+class StoredEventLog(MetadataEventLog):
+    """A handle on a log; every process may have its own. For one event loop."""
+
+    def __init__(self, store: Store, prefix: str, record: LogRecord) -> None:
+        super().__init__(record.log_id, record.partition_count)
+        self._store = store
+        self.prefix = prefix
+        """The prefix of its keys in the store."""
+        self._events = [
+            StoredEvents(store, prefix, partition, record.log_id, record.partition_count)
+            for partition in range(record.partition_count)
+        ]
+
+    @classmethod
+    async def open(
+        cls,
+        store: Store,
+        *,
+        partition_count: int = METADATA_PARTITIONS,
+        prefix: str = PREFIX,
+        log_id: uuid.UUID | None = None,
+    ) -> StoredEventLog:
+        """The log under a prefix, which is created if there is none.
+
+        `LogRenewed`: it continues under another prefix. `Refused`: it has another number of
+        partitions, or not this id.
+        """
+        record = await _open_record(store, prefix, partition_count, log_id)
+        return cls(store, prefix, record)
+
+    async def publish(
+        self, partition: int, payload: bytes, *, publisher_epoch: int | None = None
+    ) -> int:
+        self.check_open()
+        self.check_partition(partition)
+        try:
+            return await self._events[partition].publish(payload, publisher_epoch)
+        finally:
+            # Also after an error: it may have met events that followers do not know yet.
+            for subscription in self._subscriptions:
+                subscription.notify(partition)
+
+    async def high_water_marks(self, partitions: Iterable[int] | None = None) -> dict[int, int]:
+        """See `MetadataEventLog`. Followers and publishers of a partition that could not be read
+        get the error."""
+        requested = self._requested(partitions)
+        at_once = asyncio.Semaphore(limits.EVENT_MARKS_AT_ONCE)
+
+        async def mark(partition: int) -> int | None:
+            async with at_once:
+                try:
+                    return await self._events[partition].end()
+                except (Unavailable, OutcomeUnknown, Damaged, NotSupported, LogRenewed):
+                    return None
+
+        marks = zip(requested, await asyncio.gather(*map(mark, requested)), strict=True)
+        return {partition: mark for partition, mark in marks if mark is not None}
+
+    async def mark_renewed(self, target: StoredEventLog) -> None:
+        """Let another log replace this one: clients of this one get its prefix in `LogRenewed`."""
+        await mark_renewed(self._store, self.prefix, target.prefix)
+
+    def events_of(self, partition: int) -> StoredEvents:
+        """The events of a partition, which subscriptions and compactors read."""
+        self.check_open()
+        self.check_partition(partition)
+        return self._events[partition]
+
+    async def _new_subscription(self) -> Subscription:
+        return StoredSubscription(self, self.events_of)
+
+
+async def _open_record(
     store: Store, prefix: str, partition_count: int, log_id: uuid.UUID | None
 ) -> LogRecord:
-    """The log under a prefix, made if there is none; `Refused` if it is not the one expected."""
     if not 1 <= partition_count <= limits.EVENT_PARTITIONS_MAX:
         raise Refused(
             f"a log of events has 1 to {limits.EVENT_PARTITIONS_MAX:,} partitions "
@@ -66,7 +155,7 @@ async def open_record(
     _check(register.key, record, partition_count, log_id)
     if not record.made:
         await _create_floors(store, prefix, record)
-        # On top of what is there by then: others may have made the log, and renewed it since.
+        # Based on the present record: other clients may have created the log and renewed it.
         record = (await register.update(functools.partial(_made, record))).value
         _check(register.key, record, partition_count, log_id)
     return record
@@ -87,14 +176,22 @@ def _check(key: str, record: LogRecord, partition_count: int, log_id: uuid.UUID 
     if record.partition_count != partition_count:
         raise Refused(
             f"{key}: the log has {record.partition_count} metadata partitions, not "
-            f"{partition_count}; with another number streams would lie in other partitions: open "
-            f"it with {record.partition_count}"
+            f"{partition_count}; with another number, events of streams would be looked for in "
+            f"other partitions: open it with {record.partition_count}"
         )
     if log_id is not None and record.log_id != log_id:
-        raise Refused(
-            f"{key}: this is log {record.log_id}, not {log_id}: what is known of one says nothing "
-            "about the other"
-        )
+        raise Refused(f"{key}: this is log {record.log_id}, not {log_id}, and has other events")
+
+
+async def _create_floors(store: Store, prefix: str, record: LogRecord) -> None:
+    count = record.partition_count
+    for first in range(0, count, limits.EVENT_MARKS_AT_ONCE):
+        some = range(first, min(count, first + limits.EVENT_MARKS_AT_ONCE))
+        floors = [record.floor_of(store, prefix, partition) for partition in some]
+        await asyncio.gather(*(floor.create() for floor in floors))
+
+
+# Renewing
 
 
 async def mark_renewed(store: Store, prefix: str, renewed_to: str) -> None:
@@ -103,120 +200,110 @@ async def mark_renewed(store: Store, prefix: str, renewed_to: str) -> None:
     record = (await register.read()).value
     # Followers and publishers read the floors, and clients that open the log its record.
     for partition in range(record.partition_count):
-        floors = FloorRegister(
-            store, PartitionKeys(prefix, partition).floor, record.log_id, record.partition_count
-        )
+        floor = record.floor_of(store, prefix, partition)
         try:
-            await floors.mark_renewed(renewed_to)
+            await floor.mark_renewed(renewed_to)
         except Damaged as damage:
-            # Clients that read it are refused for that.
-            _log.info("%s stays as it is: %s", floors.key, damage)
+            # Clients that read it get this error.
+            _log.info("%s is not changed: %s", floor.key, damage)
     await register.update(lambda now: msgspec.structs.replace(now or record, renewed_to=renewed_to))
 
 
-async def _create_floors(store: Store, prefix: str, record: LogRecord) -> None:
-    count = record.partition_count
-    for first in range(0, count, limits.EVENT_MARKS_AT_ONCE):
-        await asyncio.gather(
-            *(
-                FloorRegister(
-                    store, PartitionKeys(prefix, partition).floor, record.log_id, count
-                ).create()
-                for partition in range(first, min(count, first + limits.EVENT_MARKS_AT_ONCE))
-            )
+class RenewedLog(msgspec.Struct, frozen=True):
+    """The state with which a new log begins."""
+
+    events: tuple[int, ...]
+    """How many events the old log had, by metadata partition."""
+    partitions: tuple[TopicIdPartition, ...]
+    """The partitions of streams that have a state."""
+
+
+async def renew(
+    source: MetadataEventLog, target: StoredEventLog, *, epoch_max: int | None = None
+) -> RenewedLog:
+    """Start an empty log with the state after all events of another one.
+
+    Publisher epochs above `epoch_max` are lowered to it. Then events of later leaders count again,
+    once the log starts of their partitions are lowered as well (`LogStartRegister.lower`).
+    """
+    if source.partition_count != target.partition_count:
+        raise Refused(
+            f"a log of {source.partition_count} metadata partitions cannot be renewed to one of "
+            f"{target.partition_count}: events of streams would be in other partitions"
         )
+    ends = await _ends(source)
+    await check_empty(target)
+    partitions: list[TopicIdPartition] = []
+    for partition in range(target.partition_count):
+        if ends[partition]:
+            cache = await _state_of(source, partition, ends[partition])
+            partitions += cache.partitions()
+            await begin_partition(target, partition, ends[partition], _lowered(cache, epoch_max))
+    if await _ends(source) != ends:
+        raise Refused(
+            "events were published to the old log meanwhile: stop all its clients, and begin the "
+            "new one under another prefix"
+        )
+    if isinstance(source, StoredEventLog):
+        await source.mark_renewed(target)
+    return RenewedLog(
+        tuple(ends[partition] for partition in range(target.partition_count)), tuple(partitions)
+    )
 
 
-class StoredEventLog(PartitionedLog[StoredSubscription]):
-    """One handle on a log; every process may have its own. For one event loop."""
+async def check_empty(target: StoredEventLog) -> None:
+    """Raise `Refused` if a new log has events."""
+    for partition, end in (await _ends(target)).items():
+        if end:
+            raise Refused(
+                f"the new log has {end:,} events in metadata partition {partition} already: choose "
+                "an unused prefix"
+            )
 
-    def __init__(self, store: Store, prefix: str, record: LogRecord) -> None:
-        super().__init__(record.partition_count)
-        self._store = store
-        self.prefix = prefix
-        """Where in the store it is."""
-        self._log_id = record.log_id
-        self._events = [
-            StoredEvents(store, prefix, partition, record.log_id, record.partition_count)
-            for partition in range(record.partition_count)
-        ]
 
-    @classmethod
-    async def open(
-        cls,
-        store: Store,
-        *,
-        partition_count: int = METADATA_PARTITIONS,
-        prefix: str = PREFIX,
-        log_id: uuid.UUID | None = None,
-    ) -> StoredEventLog:
-        """The log under a prefix, made if there is none.
+async def begin_partition(
+    target: StoredEventLog, partition: int, end: int, cache: TierCache
+) -> None:
+    """Start a metadata partition with the state of a cache, as if after `end` events."""
+    events = target.events_of(partition)
+    name = await store_snapshot(events, cache, end - 1)
+    if (await events.floors.move(end, name)).snapshot != name:
+        raise Damaged(f"{events.floors.key} was moved by another client meanwhile: start again")
 
-        `LogRenewed` if it goes on under another prefix; `Refused` if it has another number of
-        partitions, or, where an id is given, another id.
-        """
-        record = await open_record(store, prefix, partition_count, log_id)
-        return cls(store, prefix, record)
 
-    @property
-    def log_id(self) -> uuid.UUID:
-        """Which log this is."""
-        return self._log_id
+async def _ends(log: MetadataEventLog) -> Mapping[int, int]:
+    ends = await log.high_water_marks()
+    if len(ends) < log.partition_count:
+        raise Unavailable("a log does not say how far all of its metadata partitions go")
+    return ends
 
-    async def publish(
-        self, partition: int, payload: bytes, *, publisher_epoch: int | None = None
-    ) -> int:
-        """Append an event; its offset."""
-        self.check_open()
-        self.check_partition(partition)
-        try:
-            return await self._events[partition].publish(payload, publisher_epoch)
-        finally:
-            # Also if it failed: what it met on its way may be news to those who follow.
-            for subscription in self._subscriptions:
-                subscription.look_again(partition)
 
-    async def subscribe(self, start_offsets: Mapping[int, int]) -> StoredSubscription:
-        """Follow these partitions, each from its offset."""
-        self.check_open()
-        subscription = StoredSubscription(self.events_of, self.check_start, self.forget)
-        try:
-            for partition, start_offset in start_offsets.items():
-                subscription.add(partition, start_offset)
-        except Refused:
-            await subscription.close()
-            raise
-        self._subscriptions[subscription] = None
-        return subscription
+async def _state_of(source: MetadataEventLog, partition: int, end: int) -> TierCache:
+    cache, position = TierCache(), 0
+    subscription = await source.subscribe({partition: 0})
+    try:
+        while position < end:
+            item = await anext(subscription)
+            if isinstance(item, PartitionFailed | EventUnreadable):
+                raise item.error
+            if isinstance(item, SnapshotDelivered):
+                cache, position = item.cache, item.through_offset + 1
+            elif isinstance(item, PositionReached):
+                position = item.next_offset
+            else:
+                cache.follow(decode_event(item.payload), item.publisher_epoch)
+                position = item.offset + 1
+    finally:
+        await subscription.close()
+    return cache
 
-    async def high_water_marks(self, partitions: Iterable[int] | None = None) -> dict[int, int]:
-        """One past the last offset of each partition that could be read.
 
-        Followers and publishers of a partition get the error why it could not be read.
-        """
-        wanted = self.requested(partitions)
-        at_once = asyncio.Semaphore(limits.EVENT_MARKS_AT_ONCE)
-
-        async def mark(partition: int) -> int | None:
-            async with at_once:
-                try:
-                    return await self._events[partition].end()
-                except (Unavailable, OutcomeUnknown, Damaged, NotSupported, LogRenewed):
-                    return None
-
-        marks = await asyncio.gather(*map(mark, wanted))
-        return {
-            partition: mark
-            for partition, mark in zip(wanted, marks, strict=True)
-            if mark is not None
-        }
-
-    async def mark_renewed(self, target: StoredEventLog) -> None:
-        """Let another log replace this one: clients that open or follow this one learn which."""
-        await mark_renewed(self._store, self.prefix, target.prefix)
-
-    def events_of(self, partition: int) -> StoredEvents:
-        """The events of a partition themselves, which subscriptions and compactors read."""
-        self.check_open()
-        self.check_partition(partition)
-        return self._events[partition]
+def _lowered(cache: TierCache, epoch_max: int | None) -> TierCache:
+    if epoch_max is None:
+        return cache
+    return restore_all(
+        msgspec.structs.replace(dumped, publisher_epoch=min(dumped.publisher_epoch, epoch_max))
+        if dumped.publisher_epoch is not None
+        else dumped
+        for dumped in dump_all(cache)
+    )

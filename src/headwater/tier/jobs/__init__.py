@@ -7,9 +7,7 @@
     merging          merges small segments
     retention        expires and removes segments, deletes a partition
     scrub, repairing checks the tier, and repairs it
-    stream_deletion  publishes the deletion of a stream's partitions
     log_start        the oldest LSN that can be read
-    parquet_segments the segment storage
     config, throttle settings and metrics; limits of bytes per second and in memory
 
 Each job takes the `LedPartition`, does a bounded part of its work and returns; an error of one job
@@ -25,46 +23,35 @@ from typing import TYPE_CHECKING
 from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
-    from headwater.tier.jobs.config import TierConfig, Tiering, TierMetrics
-    from headwater.tier.jobs.led_partition import Leader, LedPartition, LocalLog
-    from headwater.tier.jobs.log_start import LogStart, LogStartRegister
-    from headwater.tier.jobs.parquet_segments import ParquetSegments, SegmentStorage
-    from headwater.tier.jobs.repairing import remove_orphans, repair_findings
+    from headwater.tier.jobs.config import TierConfig, Tiering
+    from headwater.tier.jobs.led_partition import Leader, LedPartition
+    from headwater.tier.jobs.log_start import LogStartRegister
+    from headwater.tier.jobs.repairing import remove_orphans
     from headwater.tier.jobs.scrub import Flaw, ScrubFinding, ScrubResult, scrub_partition
-    from headwater.tier.jobs.stream_deletion import publish_deletion
     from headwater.tier.jobs.tier_manager import TierManager
 
 __all__ = [
     "Flaw",
     "Leader",
     "LedPartition",
-    "LocalLog",
-    "LogStart",
     "LogStartRegister",
-    "ParquetSegments",
     "ScrubFinding",
     "ScrubResult",
-    "SegmentStorage",
     "TierConfig",
     "TierManager",
-    "TierMetrics",
     "Tiering",
-    "publish_deletion",
     "remove_orphans",
-    "repair_findings",
     "scrub_partition",
 ]
 
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "config": "TierConfig TierMetrics Tiering",
-        "led_partition": "Leader LedPartition LocalLog",
-        "log_start": "LogStart LogStartRegister",
-        "parquet_segments": "ParquetSegments SegmentStorage",
-        "repairing": "remove_orphans repair_findings",
+        "config": "TierConfig Tiering",
+        "led_partition": "Leader LedPartition",
+        "log_start": "LogStartRegister",
+        "repairing": "remove_orphans",
         "scrub": "Flaw ScrubFinding ScrubResult scrub_partition",
-        "stream_deletion": "publish_deletion",
         "tier_manager": "TierManager",
     },
 )

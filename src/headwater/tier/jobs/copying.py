@@ -261,7 +261,7 @@ async def copy_range(
         prepared = await led.storage.prepare(
             lsns.start, lsns.stop - 1, groups, merged_from=merged_from, columns=columns
         )
-        led.rate.spend(prepared.size_bytes)
+        led.rate.spend(prepared.metadata.size_bytes)
         # Records without a time are as old as their first copy: merging does not make them newer.
         newest_ms = max(map(newest_ms_of, merged_from), default=0)
         await led.publisher.copy_started(prepared, newest_ms=newest_ms)
@@ -269,15 +269,15 @@ async def copy_range(
             await led.storage.copy(prepared)
         except HeadwaterError as failed:
             try:
-                await abandon_copy(led, prepared.segment_id)
+                await abandon_copy(led, prepared.metadata.segment_id)
             except Fenced:
                 raise
             except HeadwaterError as later:
-                _log.info("%s is removed later: %s", prepared.segment_id, later)
+                _log.info("%s is removed later: %s", prepared.metadata.segment_id, later)
             raise failed
         led.copy_finishes(lsns)
         await led.publisher.copy_finished(prepared)
-        return prepared.size_bytes
+        return prepared.metadata.size_bytes
 
 
 async def missing_ranges(led: LedPartition) -> list[range]:

@@ -26,7 +26,7 @@ from headwater.tier.events import (
     stamp,
     unstamp,
 )
-from headwater.tier.manager.partition import PartitionMetadata
+from headwater.tier.manager.partition import ManagedPartition
 from headwater.tier.segments import PreparedSegment
 
 
@@ -36,7 +36,7 @@ class LeaderPublisher:
     def __init__(
         self,
         partition: TopicIdPartition,
-        metadata: PartitionMetadata,
+        metadata: ManagedPartition,
         *,
         epoch: int,
         broker_id: int,
@@ -81,28 +81,29 @@ class LeaderPublisher:
 
     async def copy_started(self, prepared: PreparedSegment, *, newest_ms: int = 0) -> None:
         """Publish that a copy starts, of records at least as new as `newest_ms`."""
-        event = prepared.started(
-            broker_id=self._broker_id,
-            event_timestamp_ms=runtime.wall_ms(),
-            publisher_epoch=self.epoch,
+        segment = prepared.metadata
+        await self._publish(
+            msgspec.structs.replace(
+                segment,
+                broker_id=self._broker_id,
+                max_timestamp_ms=max(newest_ms, segment.max_timestamp_ms),
+                event_timestamp_ms=runtime.wall_ms(),
+                custom_metadata=stamp(self.epoch, _payload(segment)),
+            )
         )
-        newest_ms = max(newest_ms, event.max_timestamp_ms)
-        await self._publish(msgspec.structs.replace(event, max_timestamp_ms=newest_ms))
 
     async def copy_finished(self, prepared: PreparedSegment) -> None:
         """Publish that a copy is complete."""
+        segment = prepared.metadata
         await self._publish(
-            prepared.finished(
-                broker_id=self._broker_id,
-                event_timestamp_ms=runtime.wall_ms(),
-                publisher_epoch=self.epoch,
-            )
+            self._update(segment.segment_id, SegmentState.COPY_FINISHED, _payload(segment))
         )
 
     async def unlist(self, segment: SegmentMetadata) -> None:
         """Publish that a segment is no longer read; its object still exists."""
-        payload = unstamp(segment.custom_metadata)[1]
-        await self._publish(self._update(segment.segment_id, SegmentState.DELETE_STARTED, payload))
+        await self._publish(
+            self._update(segment.segment_id, SegmentState.DELETE_STARTED, _payload(segment))
+        )
 
     async def unlist_copy(self, segment_id: SegmentId) -> None:
         """Publish that a copy was not completed."""
@@ -140,3 +141,7 @@ class LeaderPublisher:
             self._unsettled = None
             raise
         self._unsettled = None
+
+
+def _payload(segment: SegmentMetadata) -> bytes:
+    return unstamp(segment.custom_metadata)[1]

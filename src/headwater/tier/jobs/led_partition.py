@@ -29,11 +29,11 @@ from headwater.tier.events import SegmentId, SegmentMetadata, TopicIdPartition
 from headwater.tier.jobs.config import TierConfig, TierMetrics
 from headwater.tier.jobs.leader_publisher import LeaderPublisher
 from headwater.tier.jobs.log_start import FORMAT, LogStart, LogStartRegister
-from headwater.tier.jobs.parquet_segments import SegmentStorage
 from headwater.tier.jobs.throttle import COPY_MEMORY, ByteBudget, ByteRate
-from headwater.tier.manager.partition import PartitionMetadata
+from headwater.tier.manager.partition import ManagedPartition
 from headwater.tier.segment_cover import END_LSN, CoverPiece, dense_end, gaps, walk_cover
 from headwater.tier.segments import log_range
+from headwater.tier.segments.object_storage import ParquetSegments
 
 _log: Final = logging.getLogger("headwater")
 UNAVAILABLE_MOST: Final = 3
@@ -121,8 +121,8 @@ class LedPartition:
         self,
         leader: Leader,
         *,
-        metadata: PartitionMetadata,
-        storage: SegmentStorage,
+        metadata: ManagedPartition,
+        storage: ParquetSegments,
         local: LocalLog,
         log_start: LogStartRegister,
         config: TierConfig,

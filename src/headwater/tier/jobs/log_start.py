@@ -47,13 +47,12 @@ class LogStartRegister:
 
     def __init__(self, store: Store, partition: TopicIdPartition) -> None:
         key = log_start_key(partition.name, partition.partition, str(partition.topic_id))
-        self.stream = StreamCheck(store, partition)
-        """Checks whether the stream still exists."""
+        self._store = store
+        self._partition = partition
         self._register = Register(store, key, LogStart)
 
     @property
     def key(self) -> str:
-        """The key of the register."""
         return self._register.key
 
     async def read(self) -> LogStart | None:
@@ -119,35 +118,13 @@ class LogStartRegister:
         await self._register.update(change)
         return True
 
-    def _refuse_newer(self, stored: LogStart, epoch: int) -> None:
-        _checked(stored)
-        if epoch < stored.leader_epoch:
-            raise Fenced(f"{self.key}: epoch {stored.leader_epoch} leads, and {epoch} is over")
+    async def check_stream(self) -> None:
+        """Raise `StreamGone` if the stream was deleted. One request.
 
-
-def _checked(stored: LogStart) -> LogStart:
-    if stored.log_start_format != FORMAT:
-        raise NotSupported(
-            f"a log start of format {stored.log_start_format}; this version reads {FORMAT}. "
-            "Upgrade Headwater."
-        )
-    return stored
-
-
-class StreamCheck:
-    """Checks whether a stream still exists.
-
-    After a deletion, a leader would copy under an id that nobody reads, and drop its local log. The
-    register of a stream is never removed, only marked as deleted. A store without that register
-    never had the stream: its tier is used without streams.
-    """
-
-    def __init__(self, store: Store, partition: TopicIdPartition) -> None:
-        self._store = store
-        self._partition = partition
-
-    async def check(self) -> None:
-        """Raise `StreamGone` if the stream was deleted. One request."""
+        After a deletion, a leader would copy under an id that nobody reads, and drop its local log.
+        The register of a stream is never removed, only marked as deleted. A store without that
+        register never had the stream: its tier is used without streams.
+        """
         name, topic_id = self._partition.name, str(self._partition.topic_id)
         try:
             now = await StreamRegister(self._store, name).read(writing=False)
@@ -167,3 +144,17 @@ class StreamCheck:
             f"{self._partition.partition} is copied. Stop its leader; what that copied in the "
             f"meantime {rest}"
         )
+
+    def _refuse_newer(self, stored: LogStart, epoch: int) -> None:
+        _checked(stored)
+        if epoch < stored.leader_epoch:
+            raise Fenced(f"{self.key}: epoch {stored.leader_epoch} leads, and {epoch} is over")
+
+
+def _checked(stored: LogStart) -> LogStart:
+    if stored.log_start_format != FORMAT:
+        raise NotSupported(
+            f"a log start of format {stored.log_start_format}; this version reads {FORMAT}. "
+            "Upgrade Headwater."
+        )
+    return stored

@@ -18,15 +18,15 @@ from headwater.core.errors import Bug, Corrupt, Fenced, HeadwaterError, NotFound
 from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState, TopicIdPartition
 from headwater.tier.jobs.copying import compare_all, copy_local, copy_range
 from headwater.tier.jobs.led_partition import ItemFailures, LedPartition
-from headwater.tier.jobs.parquet_segments import SegmentStorage
 from headwater.tier.jobs.scrub import Flaw, ScrubFinding, ScrubResult
 from headwater.tier.segment_cover import cover, gaps
+from headwater.tier.segments.object_storage import ParquetSegments
 
 DAMAGE: Final = frozenset({Flaw.MISSING, Flaw.CORRUPT})
 
 
 async def remove_orphans(
-    storage: SegmentStorage, partition: TopicIdPartition, result: ScrubResult
+    storage: ParquetSegments, partition: TopicIdPartition, result: ScrubResult
 ) -> ScrubResult:
     """Remove the objects that no event names. Needs no leader, because it publishes no event."""
 

@@ -31,8 +31,8 @@ from headwater.tier.segment_cover import (
 )
 
 if TYPE_CHECKING:
-    from headwater.tier.jobs.parquet_segments import SegmentStorage
-    from headwater.tier.manager.partition import PartitionMetadata
+    from headwater.tier.manager.partition import ManagedPartition
+    from headwater.tier.segments.object_storage import ParquetSegments
 
 
 SEGMENTS_AT_ONCE: Final = 4
@@ -93,8 +93,8 @@ class ScrubResult(msgspec.Struct, frozen=True):
 
 
 async def scrub_partition(
-    metadata: PartitionMetadata,
-    storage: SegmentStorage,
+    metadata: ManagedPartition,
+    storage: ParquetSegments,
     log_start: LogStartRegister,
     *,
     orphan_grace_ms: int,
@@ -136,7 +136,7 @@ async def scrub_partition(
 
 
 async def _find_strays(
-    metadata: PartitionMetadata, objects: Sequence[tuple[SegmentId, ObjectMeta]]
+    metadata: ManagedPartition, objects: Sequence[tuple[SegmentId, ObjectMeta]]
 ) -> list[tuple[SegmentId, ObjectMeta]]:
     """The objects that no event names."""
     strays = []
@@ -146,9 +146,7 @@ async def _find_strays(
     return strays
 
 
-async def _list_finished(
-    metadata: PartitionMetadata, first_lsn: int
-) -> tuple[list[SegmentId], int]:
+async def _list_finished(metadata: ManagedPartition, first_lsn: int) -> tuple[list[SegmentId], int]:
     """The ids of the finished segments from an LSN on, and their bytes.
 
     Only the ids: the metadata of a million segments would take hundreds of megabytes.
@@ -162,7 +160,7 @@ async def _list_finished(
 
 
 async def _check_cover(
-    metadata: PartitionMetadata,
+    metadata: ManagedPartition,
     log_start: LogStartRegister,
     first_lsn: int | None,
     damage: list[ScrubFinding],
@@ -193,8 +191,8 @@ async def _check_cover(
 
 
 async def _check_segments(
-    metadata: PartitionMetadata,
-    storage: SegmentStorage,
+    metadata: ManagedPartition,
+    storage: ParquetSegments,
     segments: Sequence[SegmentId],
     rate: ByteRate,
 ) -> list[ScrubFinding]:
@@ -213,7 +211,7 @@ async def _check_segments(
 
 
 async def _check_segment(
-    metadata: PartitionMetadata, storage: SegmentStorage, segment: SegmentMetadata
+    metadata: ManagedPartition, storage: ParquetSegments, segment: SegmentMetadata
 ) -> ScrubFinding | None:
     try:
         await storage.verify(segment)
@@ -243,8 +241,8 @@ def _kind_of(error: HeadwaterError) -> Flaw:
 
 
 async def _check_strays(
-    metadata: PartitionMetadata,
-    storage: SegmentStorage,
+    metadata: ManagedPartition,
+    storage: ParquetSegments,
     strays: Sequence[tuple[SegmentId, ObjectMeta]],
     first_lsn: int,
     damage: Sequence[ScrubFinding],

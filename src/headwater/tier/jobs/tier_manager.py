@@ -160,7 +160,7 @@ class TierManager:
 
     async def _check_stream(self) -> None:
         """Raise `StreamGone` if the stream was deleted; if that is unknown, the jobs go on."""
-        await self._try("look at the stream", self.led.register.stream.check)
+        await self._try("look at the stream", self.led.register.check_stream)
 
     async def _begin(self) -> None:
         if not self._leads:

@@ -15,20 +15,21 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
-from headwater.core import runtime
+from headwater.core import limits, runtime
 from headwater.core.errors import (
     Corrupt,
     Damaged,
     EntriesTrimmed,
+    Fenced,
     HeadwaterError,
     LimitExceeded,
     NotSupported,
+    Refused,
     RolledBack,
     Unavailable,
 )
-from headwater.core.limits import METADATA_TURN_EVENTS
 from headwater.core.runtime import Waiters
 from headwater.tier.cache import EventOutcome, TierCache
 from headwater.tier.errors import EventRejected, EventUndecodable, LogRenewed, NotReady
@@ -43,13 +44,22 @@ from headwater.tier.eventlog import (
     SnapshotDelivered,
     Subscription,
 )
-from headwater.tier.events import MetadataEvent, SegmentUpdate, partition_of
+from headwater.tier.events import (
+    MetadataEvent,
+    PartitionDelete,
+    SegmentUpdate,
+    check_epoch,
+    partition_of,
+    publisher_epoch_of,
+)
 from headwater.tier.manager.status import ManagerConfig, ManagerMetrics, PartitionStatus
 from headwater.tier.snapshot import NOTHING, Snapshot, dump_all
 
 _log: Final = logging.getLogger("headwater")
 
-EventResult = EventOutcome | EventRejected
+EventResult: TypeAlias = EventOutcome | EventRejected
+LEADER_EPOCH_MAX: Final = (1 << 31) - 1
+"""The format of segments has no larger leader epoch."""
 
 
 class PendingEvent:
@@ -80,6 +90,7 @@ class FollowedPartition:
         self.high_water_mark: int | None = None
         """At the time of the assignment; None while it is unknown."""
         self.stopped: Damaged | LogRenewed | None = None
+        """The error that it must not skip, if it stopped at one."""
         self.retry_at_s: float | None = None
         """When to ask the log again for a partition that failed."""
         self.failures = 0
@@ -90,11 +101,6 @@ class FollowedPartition:
         self._pending: dict[bytes, PendingEvent] = {}
 
     # State
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether it stopped at an error that it must not skip."""
-        return self.stopped is not None
 
     @property
     def is_ready(self) -> bool:
@@ -128,7 +134,6 @@ class FollowedPartition:
             raise _copy_of(self.stopped)
 
     def status(self) -> PartitionStatus:
-        """The status of this partition."""
         states = map(self.cache.partition, self.cache.partitions())
         return PartitionStatus(
             partition=self.partition,
@@ -210,7 +215,7 @@ class FollowedPartition:
         else:
             self._apply_failure(item)
         self._waiters.notify()
-        return not self.is_stopped
+        return self.stopped is None
 
     def _apply_event(self, item: EventDelivered) -> None:
         try:
@@ -292,6 +297,39 @@ class FollowedPartition:
 
     # Publishing
 
+    def check_publisher(self, event: MetadataEvent, publisher_epoch: int | None) -> None:
+        """Raise `Fenced` or `Refused` for an epoch that is known to be stale or impossible."""
+        check_epoch(publisher_epoch)
+        epoch = publisher_epoch_of(event, publisher_epoch)
+        if epoch is None:
+            return
+        newest = self.cache.partition(partition_of(event)).publisher_epoch
+        if newest is None:
+            # No earlier epoch is known: a consumer may have been opened any number of times before.
+            most, before = LEADER_EPOCH_MAX, "a segment cannot have a higher one"
+        elif epoch < newest:
+            raise self.fenced_by_newer(event)
+        else:
+            most = min(newest + limits.EPOCH_STEP_MAX, LEADER_EPOCH_MAX)
+            before = f"{newest} was the last, and EPOCH_STEP_MAX is {limits.EPOCH_STEP_MAX:,}"
+            if isinstance(event, PartitionDelete):
+                # A stream's deletion is published above its last leader, whatever epoch that had.
+                most = max(most, newest + 1)
+        if epoch > most:
+            raise Refused(
+                f"no leader of {partition_of(event)} has epoch {epoch}: at most {most} is possible "
+                f"({before}). Every later leader would be ignored. Nothing was published"
+            )
+
+    def fenced_by_newer(self, event: MetadataEvent) -> Fenced:
+        """The error for an event of a stale leader."""
+        partition = partition_of(event)
+        newest = self.cache.partition(partition).publisher_epoch
+        return Fenced(
+            f"a leader of epoch {newest} has published for {partition}: events of older leaders "
+            "are ignored"
+        )
+
     @contextlib.contextmanager
     def awaiting(self, payload: bytes) -> Iterator[dict[int, EventResult]]:
         """Collect the results of this event, by offset, while it is being published."""
@@ -355,18 +393,17 @@ class EventPump:
         if followed.high_water_mark is not None:
             # If the log has nothing to deliver, no item will clear the problem.
             followed.problem = None
-        assignment = self._subscription.assignment
         try:
             # Removed first: adding an assigned partition would not change its position.
-            assignment.remove(followed.partition)
-            assignment.add(followed.partition, followed.next_offset)
+            self._subscription.remove(followed.partition)
+            self._subscription.add(followed.partition, followed.next_offset)
         except HeadwaterError as error:
             self._retry_later(followed, error)
 
     def leave(self, partition: int) -> None:
         """Stop delivering a partition."""
         if self._subscription is not None:
-            self._subscription.assignment.remove(partition)
+            self._subscription.remove(partition)
 
     async def _pump(self) -> None:
         subscription = await self._subscribe()
@@ -375,19 +412,19 @@ class EventPump:
         try:
             # There was no await since: partitions that are assigned later are added by `follow`.
             for followed in self._followed.values():
-                if followed.is_assigned and not followed.is_stopped:
+                if followed.is_assigned and followed.stopped is None:
                     self.follow(followed)
             self.problem = None
             turn = 0
-            async for item in subscription.items:
+            async for item in subscription:
                 self._deliver(item)
                 self._failures = 0
                 turn += 1
-                if turn % METADATA_TURN_EVENTS == 0:
+                if turn % limits.METADATA_TURN_EVENTS == 0:
                     await runtime.sleep(0)
         finally:
             self._subscription = None
-            await subscription.assignment.close()
+            await subscription.close()
         raise Unavailable("the log ended the subscription")
 
     async def _subscribe(self) -> Subscription:
@@ -400,7 +437,7 @@ class EventPump:
 
     def _deliver(self, item: LogItem) -> None:
         followed = self._followed[item.partition]
-        if not followed.is_assigned or followed.is_stopped:
+        if not followed.is_assigned or followed.stopped is not None:
             return
         if not followed.apply_item(item):
             self.leave(followed.partition)

@@ -27,15 +27,20 @@ from typing import Any, Final
 
 from headwater.core import runtime
 from headwater.core.disk import Disk, OsDisk
-from headwater.core.errors import Bug, HeadwaterError, Refused, Unavailable
+from headwater.core.errors import Bug, HeadwaterError, OutcomeUnknown, Refused, Unavailable
 from headwater.core.runtime import Waiters
 from headwater.tier.cache import EventOutcome, PartitionCache
-from headwater.tier.errors import NotReady
-from headwater.tier.event_codec import metadata_partition_for
+from headwater.tier.errors import EventRejected, NotReady
+from headwater.tier.event_codec import encode_event, metadata_partition_for
 from headwater.tier.eventlog import MetadataEventLog
-from headwater.tier.events import MetadataEvent, TopicIdPartition, partition_of
-from headwater.tier.manager.following import EventPump, FollowedPartition
-from headwater.tier.manager.publishing import check_event, publish_and_wait
+from headwater.tier.events import (
+    MetadataEvent,
+    SegmentMetadata,
+    SegmentState,
+    TopicIdPartition,
+    partition_of,
+)
+from headwater.tier.manager.following import EventPump, EventResult, FollowedPartition
 from headwater.tier.manager.snapshots import SnapshotFolder, SnapshotSaver
 from headwater.tier.manager.status import ManagerConfig, ManagerMetrics, ManagerStatus
 
@@ -92,14 +97,9 @@ class TopicMetadataManager:
 
     # Assignment
 
-    @property
-    def partition_count(self) -> int:
-        """How many metadata partitions the log has."""
-        return self._log.partition_count
-
     def metadata_partition(self, partition: TopicIdPartition) -> int:
         """The metadata partition that has the events of a partition."""
-        return metadata_partition_for(partition, self.partition_count)
+        return metadata_partition_for(partition, self._log.partition_count)
 
     def assigned(self) -> list[int]:
         """The metadata partitions that are followed, in order."""
@@ -210,28 +210,72 @@ class TopicMetadataManager:
     ) -> EventOutcome:
         """Publish an event, wait until it is applied here, and return what it changed.
 
+        That an event is in the log does not say what it changed: that depends on all events before
+        it, and a leader that was replaced must not take its event for effective.
+
         `publisher_epoch` is for a `PartitionDelete`: the log keeps it beside the event. Other
         events carry their own. `EventRejected`: the event does not follow from the state. `Fenced`:
         a newer leader has published. Both changed nothing. `Refused`: its metadata partition is not
         followed here. `Unavailable`: it is not in the log. `OutcomeUnknown`: the time is over, and
         it may be in the log.
         """
-        check_event(event)
+        if isinstance(event, SegmentMetadata) and event.state is not SegmentState.COPY_STARTED:
+            raise EventRejected(
+                f"{event.segment_id} cannot start as {event.state.name}: a segment is added as "
+                "COPY_STARTED, and updated from then on; nothing was published"
+            )
         followed = self._get_assigned(self.metadata_partition(partition_of(event)))
         followed.check_followed()
+        followed.check_publisher(event, publisher_epoch)
         began_s = runtime.monotonic_s()
-        outcome = await publish_and_wait(
-            self._log,
-            followed,
-            self._waiters,
-            event,
-            publisher_epoch=publisher_epoch,
-            timeout_s=self.config.publish_timeout_s if timeout_s is None else timeout_s,
-            stop_reason=lambda: self._stop_reason(followed),
-        )
+        timeout_s = self.config.publish_timeout_s if timeout_s is None else timeout_s
+        result = await self._publish(followed, event, publisher_epoch, timeout_s)
+        if isinstance(result, EventRejected):
+            raise EventRejected(str(result), current=result.current)
+        if result is EventOutcome.STALE:
+            raise followed.fenced_by_newer(event)
         self.metrics.published += 1
         self.metrics.publish_seconds.observe(runtime.monotonic_s() - began_s)
-        return outcome
+        return result
+
+    async def _publish(
+        self,
+        followed: FollowedPartition,
+        event: MetadataEvent,
+        publisher_epoch: int | None,
+        timeout_s: float,
+    ) -> EventResult:
+        payload, partition = encode_event(event), followed.partition
+        deadline_s = runtime.monotonic_s() + timeout_s
+        with followed.awaiting(payload) as results:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    offset = await self._log.publish(
+                        partition, payload, publisher_epoch=publisher_epoch
+                    )
+            except TimeoutError:
+                raise OutcomeUnknown(
+                    f"the log did not say within {timeout_s:.1f} s whether it appended the event "
+                    f"to metadata partition {partition}: it may have"
+                ) from None
+            await self._waiters.wait(
+                lambda: followed.next_offset > offset or self._stop_reason(followed) is not None,
+                timeout_s=max(0.0, deadline_s - runtime.monotonic_s()),
+            )
+            result = results.get(offset)
+        if result is not None:
+            return result
+        appended = f"the event is at offset {offset} of metadata partition {partition}"
+        if (stopped := self._stop_reason(followed)) is not None:
+            raise OutcomeUnknown(f"{appended}, and its effect is not known here: {stopped}")
+        if followed.next_offset > offset:
+            raise OutcomeUnknown(
+                f"{appended}, which was applied as part of a snapshot: check its effect"
+            )
+        raise OutcomeUnknown(
+            f"{appended}, and was not applied within {timeout_s:.1f} s: check its effect later; "
+            f"{followed.problem or f'events below {followed.next_offset} are applied'}"
+        )
 
     # Maintenance
 
@@ -257,7 +301,7 @@ class TopicMetadataManager:
         queried = {
             one: (one.assignments, one.next_offset)
             for one in self._followed.values()
-            if one.is_assigned and one.high_water_mark is None and not one.is_stopped
+            if one.is_assigned and one.high_water_mark is None and one.stopped is None
         }
         if not queried:
             return True
@@ -300,7 +344,7 @@ class TopicMetadataManager:
         self, followed: FollowedPartition, mark: int, since_offset: int
     ) -> None:
         followed.set_high_water_mark(mark, since_offset)
-        if followed.is_stopped:
+        if followed.stopped is not None:
             self._pump.leave(followed.partition)
 
     async def _high_water_marks(self, partitions: list[int], timeout_s: float) -> dict[int, int]:
@@ -317,7 +361,7 @@ class TopicMetadataManager:
         if followed is None:
             raise Refused(
                 f"there is no metadata partition {metadata_partition}: the log has "
-                f"{self.partition_count}, numbered from 0"
+                f"{self._log.partition_count}, numbered from 0"
             )
         return followed
 

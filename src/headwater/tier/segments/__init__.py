@@ -17,54 +17,44 @@ from typing import TYPE_CHECKING
 from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
-    from headwater.tier.segments.columns import FieldIds
     from headwater.tier.segments.encoder import (
         EncodedSegment,
-        SegmentEncoder,
         encode_segment,
         log_range,
     )
-    from headwater.tier.segments.footer import Description, SegmentIndex, read_index
+    from headwater.tier.segments.footer import SegmentIndex, read_index
     from headwater.tier.segments.object_storage import (
         ObjectStorage,
+        ParquetSegments,
         PreparedSegment,
-        RemoteStorage,
         segment_key,
     )
     from headwater.tier.segments.parquet_writer import SegmentConfig, SegmentPlan, new_segment_id
     from headwater.tier.segments.reading import ObjectCache
-    from headwater.tier.segments.seal import Receipt, receipt_of
 
 __all__ = [
-    "Description",
     "EncodedSegment",
-    "FieldIds",
     "ObjectCache",
     "ObjectStorage",
+    "ParquetSegments",
     "PreparedSegment",
-    "Receipt",
-    "RemoteStorage",
     "SegmentConfig",
-    "SegmentEncoder",
     "SegmentIndex",
     "SegmentPlan",
     "encode_segment",
     "log_range",
     "new_segment_id",
     "read_index",
-    "receipt_of",
     "segment_key",
 ]
 
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "columns": "FieldIds",
-        "encoder": "EncodedSegment SegmentEncoder encode_segment log_range",
-        "footer": "Description SegmentIndex read_index",
-        "object_storage": "ObjectStorage PreparedSegment RemoteStorage segment_key",
+        "encoder": "EncodedSegment encode_segment log_range",
+        "footer": "SegmentIndex read_index",
+        "object_storage": "ObjectStorage ParquetSegments PreparedSegment segment_key",
         "parquet_writer": "SegmentConfig SegmentPlan new_segment_id",
         "reading": "ObjectCache",
-        "seal": "Receipt receipt_of",
     },
 )

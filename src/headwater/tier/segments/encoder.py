@@ -23,7 +23,7 @@ from headwater.log.record.group import COMMIT_TIMESTAMP, Group
 from headwater.log.spool.codec import fill_columns, merge_schemas
 from headwater.log.wal import Wal
 from headwater.tier.errors import NotOneSegment
-from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState, SegmentUpdate
+from headwater.tier.events import SegmentMetadata
 from headwater.tier.segments.columns import LSN, SegmentColumns
 from headwater.tier.segments.footer import (
     FORMAT,
@@ -53,44 +53,9 @@ class EncodedSegment:
     """Not in the repr, which would take a second."""
 
     @property
-    def segment_id(self) -> SegmentId:
-        """The id of the segment."""
-        return self.description.identity
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of the object."""
-        return self.receipt.size_bytes
-
-    def started(
-        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
-    ) -> SegmentMetadata:
-        """The event that its copy starts."""
-        description = self.description
-        return SegmentMetadata(
-            segment_id=description.identity,
-            start_offset=description.first_lsn,
-            end_offset=description.last_lsn,
-            broker_id=broker_id,
-            max_timestamp_ms=description.max_timestamp_ms,
-            event_timestamp_ms=event_timestamp_ms,
-            epochs=description.epochs,
-            size_bytes=self.receipt.size_bytes,
-            custom_metadata=self.receipt.custom_metadata(publisher_epoch),
-            txn_index_empty=True,
-        )
-
-    def finished(
-        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
-    ) -> SegmentUpdate:
-        """The event that its copy finished."""
-        return SegmentUpdate(
-            segment_id=self.description.identity,
-            broker_id=broker_id,
-            event_timestamp_ms=event_timestamp_ms,
-            state=SegmentState.COPY_FINISHED,
-            custom_metadata=self.receipt.custom_metadata(publisher_epoch),
-        )
+    def metadata(self) -> SegmentMetadata:
+        """The event that its copy starts, before it has a publisher."""
+        return self.description.metadata(self.receipt)
 
 
 class SegmentEncoder:

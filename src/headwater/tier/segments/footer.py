@@ -24,8 +24,14 @@ import pyarrow.parquet as pq
 
 from headwater.core import limits
 from headwater.core.errors import Corrupt, NotSupported
-from headwater.tier.events import Epochs, SegmentId, TopicIdPartition
-from headwater.tier.segments.seal import SegmentSeal, read_seal
+from headwater.tier.events import (
+    NO_BROKER,
+    Epochs,
+    SegmentId,
+    SegmentMetadata,
+    TopicIdPartition,
+)
+from headwater.tier.segments.seal import Receipt, SegmentSeal, read_seal
 
 FORMAT: Final = 1
 METADATA_KEY: Final = b"headwater.segment"
@@ -98,6 +104,24 @@ class Description(msgspec.Struct, frozen=True):
         for run in self.runs:
             found.setdefault(run.term, run.first_lsn)
         return tuple(found.items())
+
+    def metadata(self, receipt: Receipt) -> SegmentMetadata:
+        """The event that the segment's copy starts, before it has a publisher.
+
+        Its custom metadata are the receipt, which the publisher stamps with its epoch.
+        """
+        return SegmentMetadata(
+            segment_id=self.identity,
+            start_offset=self.first_lsn,
+            end_offset=self.last_lsn,
+            broker_id=NO_BROKER,
+            max_timestamp_ms=self.max_timestamp_ms,
+            event_timestamp_ms=0,
+            epochs=self.epochs,
+            size_bytes=receipt.size_bytes,
+            custom_metadata=receipt.payload(),
+            txn_index_empty=True,
+        )
 
     def arrow_schemas(self) -> list[pa.Schema]:
         """The original schemas of the records."""

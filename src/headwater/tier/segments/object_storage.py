@@ -9,20 +9,25 @@ from __future__ import annotations
 import re
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
+import pyarrow as pa
 import xxhash
 
 from headwater.buffer.layout import check_stream_name, segments_prefix
 from headwater.core import limits, runtime
-from headwater.core.errors import Corrupt
+from headwater.core.errors import Corrupt, HeadwaterError, Refused, Unavailable
 from headwater.log.record.group import Group
 from headwater.store import ObjectMeta, Store
 from headwater.store.objects import Buffer
-from headwater.tier.events import SegmentId, SegmentMetadata, SegmentUpdate, TopicIdPartition
+from headwater.tier.errors import NotOneSegment, SourceUnreadable
+from headwater.tier.events import SegmentId, SegmentMetadata, TopicIdPartition
+from headwater.tier.segments.columns import ColumnUnion
+from headwater.tier.segments.encoder import encode_segment
 from headwater.tier.segments.footer import SegmentIndex
+from headwater.tier.segments.parquet_writer import SegmentConfig, SegmentPlan, new_segment_id
 from headwater.tier.segments.reading import (
     ObjectCache,
     ObjectRanges,
@@ -34,55 +39,20 @@ from headwater.tier.segments.reading import (
 )
 from headwater.tier.segments.seal import UNKNOWN_XXH3, Receipt, receipt_of
 
+Sequences: TypeAlias = tuple[int, int]
+"""The first and last queue entry of records."""
+
 
 class PreparedSegment(Protocol):
     """An encoded segment, under an id that no other attempt uses."""
 
     @property
-    def segment_id(self) -> SegmentId:
-        """The id of the segment."""
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of the object."""
+    def metadata(self) -> SegmentMetadata:
+        """The event that its copy starts, before it has a publisher."""
 
     @property
     def data(self) -> Buffer:
         """The bytes of the object."""
-
-    def started(
-        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
-    ) -> SegmentMetadata:
-        """The event that its copy starts."""
-
-    def finished(
-        self, *, broker_id: int, event_timestamp_ms: int, publisher_epoch: int
-    ) -> SegmentUpdate:
-        """The event that its copy finished."""
-
-
-class RemoteStorage(Protocol):
-    """Stores segments. Every attempt to copy uses a new segment id."""
-
-    async def copy(self, segment: PreparedSegment) -> None:
-        """Store a segment under its id.
-
-        `OutcomeUnknown`: it may be stored, now or later; `Unavailable`, `Refused`: it is not. In
-        each case the next attempt uses another id, and this one is deleted. `AlreadyExists`: the id
-        was used before.
-        """
-
-    def fetch(self, segment: SegmentMetadata, first_lsn: int, end_lsn: int) -> AsyncIterator[Group]:
-        """The groups of [first_lsn, end_lsn) in a segment, in order and without gaps.
-
-        Nothing if it has none of these LSNs. Uses memory for a few row groups.
-        """
-
-    async def fetch_index(self, segment: SegmentMetadata) -> SegmentIndex:
-        """The index of a segment: positions, terms, schemas, lost LSNs."""
-
-    async def delete(self, segment_id: SegmentId) -> None:
-        """Delete a segment, if it exists."""
 
 
 CLOCK: Final = "clock"
@@ -96,7 +66,7 @@ def segment_key(segment_id: SegmentId) -> str:
 
 
 class ObjectStorage:
-    """`RemoteStorage` in a store."""
+    """Segments of any partition in a store."""
 
     def __init__(self, store: Store, cache: ObjectCache | None = None) -> None:
         """`cache` keeps parts that were read."""
@@ -104,8 +74,13 @@ class ObjectStorage:
         self._cache = cache
 
     async def copy(self, segment: PreparedSegment) -> None:
-        """See `RemoteStorage`."""
-        identity = segment.segment_id
+        """Store a segment under its id.
+
+        `OutcomeUnknown`: it may be stored, now or later; `Unavailable`, `Refused`: it is not. In
+        each case the next attempt uses another id, and this one is deleted. `AlreadyExists`: the id
+        was used before.
+        """
+        identity = segment.metadata.segment_id
         # No other object has the id in the seal: it settles a lost response.
         await self._store.put_if_absent(
             segment_key(identity), segment.data, token=identity.id.bytes
@@ -114,7 +89,10 @@ class ObjectStorage:
     async def fetch(
         self, segment: SegmentMetadata, first_lsn: int, end_lsn: int
     ) -> AsyncGenerator[Group, None]:
-        """See `RemoteStorage`."""
+        """The groups of [first_lsn, end_lsn) in a segment, in order and without gaps.
+
+        Nothing if it has none of these LSNs. Uses memory for a few row groups.
+        """
         ranges, index = await self._open(segment)
         lost = deque(lost_groups(index, first_lsn, end_lsn))
         numbers = index.row_groups(first_lsn, end_lsn)
@@ -128,12 +106,12 @@ class ObjectStorage:
             yield group
 
     async def fetch_index(self, segment: SegmentMetadata) -> SegmentIndex:
-        """See `RemoteStorage`."""
+        """The index of a segment: positions, terms, schemas, lost LSNs."""
         _, index = await self._open(segment)
         return index
 
     async def delete(self, segment_id: SegmentId) -> None:
-        """See `RemoteStorage`."""
+        """Delete a segment, if it exists."""
         await self._store.delete(segment_key(segment_id))
 
     async def verify(self, segment: SegmentMetadata) -> SegmentIndex:
@@ -209,6 +187,111 @@ class ObjectStorage:
         return ranges, index
 
 
+class ParquetSegments(ObjectStorage):
+    """The segments of one partition in a store, for the jobs of its leader."""
+
+    def __init__(
+        self,
+        store: Store,
+        partition: TopicIdPartition,
+        *,
+        declared: Callable[[], Sequence[pa.Schema]] = tuple,
+        sequences: Callable[[int, int], Sequences | None] = lambda first_lsn, last_lsn: None,
+        config: SegmentConfig | None = None,
+    ) -> None:
+        """`declared` returns all versions of the stream's schema, `sequences` the queue entries of
+        the records from one LSN to another."""
+        super().__init__(store)
+        self._partition = partition
+        self._declared = declared
+        self._sequences = sequences
+        self._config = config
+
+    async def prepare(
+        self,
+        first_lsn: int,
+        last_lsn: int,
+        groups: AsyncIterator[Group],
+        *,
+        merged_from: Sequence[SegmentMetadata] = (),
+        columns: pa.Schema | None = None,
+    ) -> PreparedSegment:
+        """Encode these groups as one segment; `Refused` if they cannot be in one.
+
+        Nothing is stored yet. `merged_from` are the segments that the groups come from. All groups
+        get these `columns`; missing ones are null.
+        """
+        plan = SegmentPlan(
+            new_segment_id(self._partition),
+            first_lsn,
+            last_lsn,
+            schemas=await self._schemas(merged_from),
+            columns=columns,
+            declared=self._declared(),
+            sequences=(_join(merged_from) if merged_from else self._sequences(first_lsn, last_lsn)),
+            # As old as their first copy: merging does not make records newer.
+            undated_ms=max(
+                (one.max_timestamp_ms for one in merged_from), default=runtime.wall_ms()
+            ),
+        )
+        return await encode_segment(plan, groups, self._config)
+
+    def schema_version(self, segment: SegmentMetadata) -> int:
+        """The schema version of a segment's records; only segments of one version are merged."""
+        receipt = receipt_of(segment)
+        return 0 if receipt is None else receipt.schema_version
+
+    async def lost_in(self, segment: SegmentMetadata, lsns: range) -> list[range]:
+        """The LSNs of these whose records are lost in a segment, in order.
+
+        No request if the receipt has as many records as LSNs.
+        """
+        receipt = receipt_of(segment)
+        if receipt is not None and receipt.rows == segment.end_offset - segment.start_offset + 1:
+            return []
+        index = await self.fetch_index(segment)
+        lost = lost_groups(index, lsns.start, lsns.stop)
+        return [range(group.first_lsn, group.last_lsn + 1) for group in lost]
+
+    def objects(self) -> AsyncIterator[tuple[SegmentId | None, ObjectMeta]]:
+        """See `list`: the objects of this partition."""
+        return self.list(self._partition)
+
+    async def lsns_of(self, segment_id: SegmentId) -> range:
+        """The LSNs in an object by its own description; `Corrupt` if that cannot be read."""
+        _, index = await open_index(self._store, segment_key(segment_id), None)
+        return range(index.description.first_lsn, index.description.last_lsn + 1)
+
+    async def now_ms(self) -> int:
+        """The time of the clock that gives objects their times, from an object that this writes."""
+        key = f"{_prefix(self._partition)}/{CLOCK}"
+        await self._store.put(key, b"")
+        return await self._store.now_ms(key)
+
+    async def _schemas(self, segments: Sequence[SegmentMetadata]) -> list[pa.Schema]:
+        """All schemas of the records of these segments, from their footers."""
+        schemas: dict[str, pa.Schema] = {}
+        union = ColumnUnion()
+        for segment in segments:
+            try:
+                index = await self.fetch_index(segment)
+            except Unavailable:
+                raise
+            except HeadwaterError as error:
+                raise SourceUnreadable(str(error), segment_id=segment.segment_id) from error
+            stored = zip(index.description.schemas, index.schemas, strict=True)
+            new = {text: schema for text, schema in stored if text not in schemas}
+            try:
+                await runtime.run_blocking(_add_all, union, new.values(), bool(schemas))
+            except Refused as error:
+                raise NotOneSegment(
+                    f"the columns of {segment.segment_id} do not fit those before it: {error}",
+                    at_lsn=segment.start_offset,
+                ) from error
+            schemas |= new
+        return list(schemas.values())
+
+
 def _size_of(opened: tuple[ObjectRanges, SegmentIndex]) -> int:
     """A decoded footer takes a few times its size in memory."""
     ranges, index = opened
@@ -234,3 +317,27 @@ def _check_identity(segment: SegmentMetadata, index: SegmentIndex, receipt: Rece
             f"{segment.segment_id} has {description.rows} records, and its events say "
             f"{receipt.rows}"
         )
+
+
+def _add_all(union: ColumnUnion, schemas: Iterable[pa.Schema], is_merged: bool) -> None:
+    before = len(union.kinds)
+    for schema in schemas:
+        union.add(schema)
+    # Every record takes space in each column, so merging different columns costs far more than two
+    # objects. Segments with the same columns are merged however many columns they have.
+    if is_merged and before < len(union.kinds) > limits.TIER_MERGE_COLUMNS:
+        raise NotOneSegment(
+            f"{len(union.kinds):,} columns in all, and at most {limits.TIER_MERGE_COLUMNS:,} are "
+            "merged (TIER_MERGE_COLUMNS)"
+        )
+
+
+def _join(segments: Sequence[SegmentMetadata]) -> Sequences | None:
+    """The queue entries that all of these come from; None if one is unknown."""
+    ranges: list[Sequences] = []
+    for segment in segments:
+        receipt = receipt_of(segment)
+        if receipt is None or receipt.sequences is None:
+            return None
+        ranges.append(receipt.sequences)
+    return min(first for first, _ in ranges), max(last for _, last in ranges)

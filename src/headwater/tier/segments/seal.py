@@ -113,8 +113,12 @@ class Receipt(NamedTuple):
 
     def custom_metadata(self, publisher_epoch: int) -> bytes:
         """The custom metadata of an event with this receipt."""
+        return stamp(publisher_epoch, self.payload())
+
+    def payload(self) -> bytes:
+        """Its bytes, without a publisher epoch."""
         first, last = self.sequences or _NO_SEQUENCES
-        payload = _RECEIPT.pack(
+        return _RECEIPT.pack(
             VERSION,
             self.rows,
             self.size_bytes,
@@ -124,7 +128,6 @@ class Receipt(NamedTuple):
             last,
             self.xxh3,
         )
-        return stamp(publisher_epoch, payload)
 
 
 def receipt_of(segment: SegmentMetadata) -> Receipt | None:

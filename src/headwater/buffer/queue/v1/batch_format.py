@@ -86,7 +86,7 @@ def encode_batch(
         )
     block = _interleave(lengths, values, size_bytes)
     footer = _FOOTER.pack(compression, len(values), VERSION)
-    return b"".join((compress(compression, [block]), footer))
+    return b"".join((compress(compression, block), footer))
 
 
 def _interleave(lengths: pa.Int32Array, values: pa.BinaryArray, size_bytes: int) -> pa.Buffer:
