@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 import statistics
-import time
 from collections.abc import Callable
 
 import pyarrow as pa
 
-from bench._report import Goal, Section
+from bench._report import Goal, Section, in_turns
 from headwater.buffer import batch
 from headwater.buffer.batch import Call, Calls
 from headwater.buffer.compression import Compression
@@ -39,7 +38,8 @@ def codec(rounds: int) -> Section:
         "Arrow → list of bytes": lambda: column.to_pylist(),
         "native encode, zstd": lambda: batch.encode_batch(whole, Compression.ZSTD),
     }
-    rates = _interleaved(candidates, rounds)
+    spent = in_turns(candidates, rounds, warm_up=True)
+    rates = {name: RECORDS / statistics.median(seconds.wall) for name, seconds in spent.items()}
     low, high = LENGTHS_BYTES
     section = Section(
         f"Codecs: {RECORDS:,} records of {low}–{high} B a batch, medians of {rounds}",
@@ -54,14 +54,3 @@ def codec(rounds: int) -> Section:
         )
     section.notes.append("from Arrow and to Arrow; v1's chain of lengths is the one loop allowed")
     return section
-
-
-def _interleaved(candidates: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    spent: dict[str, list[float]] = {name: [] for name in candidates}
-    for number in range(rounds + 1):
-        for name, call in candidates.items():
-            began_s = time.perf_counter()
-            call()
-            if number:  # the first round warms up
-                spent[name].append(time.perf_counter() - began_s)
-    return {name: RECORDS / statistics.median(found) for name, found in spent.items()}

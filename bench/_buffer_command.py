@@ -13,14 +13,13 @@ import resource
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 from typer.testing import CliRunner
 
-from bench._report import Goal, Section
+from bench._report import Goal, Section, in_turns
 from headwater.buffer.stream import create_stream
 from headwater.cli.app import app
 from headwater.store import open_store
@@ -78,18 +77,9 @@ def command(root: Path, records: int, rounds: int) -> Section:
         "produce --json, floats of 16 digits": produced("long", str(long), "--json"),
         "pyarrow.json alone, which rounds": read,
     }
-    for run in ways.values():
-        run()  # imports, and what is made once
-    walls: dict[str, list[float]] = {name: [] for name in ways}
-    cpus: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, run in ways.items():
-            wall_s, cpu_s = time.perf_counter(), time.process_time()
-            run()
-            walls[name].append(time.perf_counter() - wall_s)
-            cpus[name].append(time.process_time() - cpu_s)
-    wall = {name: records / statistics.median(times) for name, times in walls.items()}
-    cpu = {name: statistics.median(times) / records for name, times in cpus.items()}
+    spent = in_turns(ways, rounds, warm_up=True)
+    wall = {name: records / statistics.median(seconds.wall) for name, seconds in spent.items()}
+    cpu = {name: statistics.median(seconds.cpu) / records for name, seconds in spent.items()}
     _, fast, _, alone = ways
     return Section(
         f"headwater produce, {records:,} records a file",

@@ -7,16 +7,18 @@ A bench is a module with `sections(root, quick)`, which names what it can measur
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 
 def seconds(value: float) -> str:
@@ -126,6 +128,29 @@ class Section:
             ],
             "notes": self.notes,
         }
+
+
+class Seconds(NamedTuple):
+    """What each round of a candidate took: by the clock, and of this process's processor time."""
+
+    wall: list[float]
+    cpu: list[float]
+
+
+def in_turns(
+    candidates: Mapping[str, Callable[[], object]], rounds: int, *, warm_up: bool = False
+) -> dict[str, Seconds]:
+    """Run the candidates in turns, each after a garbage collection; a warm-up does not count."""
+    spent = {name: Seconds([], []) for name in candidates}
+    for number in range(rounds + warm_up):
+        for name, run in candidates.items():
+            gc.collect()
+            wall_s, cpu_s = time.perf_counter(), time.process_time()
+            run()
+            if number >= warm_up:
+                spent[name].wall.append(time.perf_counter() - wall_s)
+                spent[name].cpu.append(time.process_time() - cpu_s)
+    return spent
 
 
 Sections = dict[str, Callable[[], list[Section]]]

@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import statistics
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pyarrow.parquet as pq
 
-from bench._report import Goal, Section
+from bench._report import Goal, Seconds, Section, in_turns
 from bench._slow_store import REQUEST_S, SlowBackend
 from bench._tier_eventlog import in_virtual_time
 from bench._tier_segments import log_of, ratio, records, segment_of, values
@@ -31,7 +30,6 @@ from headwater.tier.segments import EncodedSegment, ObjectCache, ObjectStorage, 
 SEGMENT_ROWS = 100_000
 GROUPS_A_SEGMENT = SEGMENT_ROWS // 20_000
 GOAL_READ = 0.8
-Spent = tuple[list[float], list[float]]
 
 
 def sections(rows: int, rounds: int) -> list[Section]:
@@ -90,11 +88,11 @@ def computing(rows: int, rounds: int) -> Section:
             paths = [Path(folder) / segment_key(one.description.identity) for one in segments]
             ours, theirs = _measured(store, segments, paths, rounds)
         row = [kind]
-        for mine, plain in zip(ours, theirs, strict=True):
+        for mine, plain in ((ours.cpu, theirs.cpu), (ours.wall, theirs.wall)):
             times = [f"{statistics.median(one) * 1e3:.0f}" for one in (mine, plain)]
             row += [*times, f"{ratio(plain, mine):.2f}"]
         section.rows.append(row)
-        found = ratio(theirs[0], ours[0])
+        found = ratio(theirs.cpu, ours.cpu)
         section.goals.append(Goal(f"catching up ÷ pyarrow, {kind}", GOAL_READ, found, timed=True))
     section.notes.append("ours: every byte is checksummed, and records are as they were, in order")
     return section
@@ -102,8 +100,8 @@ def computing(rows: int, rounds: int) -> Section:
 
 def _measured(
     store: Store, segments: Sequence[EncodedSegment], paths: Sequence[Path], rounds: int
-) -> tuple[Spent, Spent]:
-    """Processor and clock seconds of both, taken in turn."""
+) -> tuple[Seconds, Seconds]:
+    """Seconds of both, taken in turns."""
 
     def ours() -> int:
         return asyncio.run(read_all(store, segments))
@@ -111,14 +109,8 @@ def _measured(
     def theirs() -> int:
         return sum(pq.read_table(path).num_rows for path in paths)
 
-    spent: list[Spent] = [([], []), ([], [])]
-    for _ in range(rounds):
-        for (processor_s, clock_s), action in zip(spent, (ours, theirs), strict=True):
-            began = time.process_time(), time.perf_counter()
-            action()
-            processor_s.append(time.process_time() - began[0])
-            clock_s.append(time.perf_counter() - began[1])
-    return spent[0], spent[1]
+    spent = in_turns({"ours": ours, "theirs": theirs}, rounds)
+    return spent["ours"], spent["theirs"]
 
 
 def waiting(rows: int) -> Section:

@@ -6,12 +6,10 @@ Both sides are measured in turn, in the same run, by processor time.
 from __future__ import annotations
 
 import asyncio
-import gc
 import io
 import random
 import statistics
 import tempfile
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -21,7 +19,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench._report import Goal, Section
+from bench._report import Goal, Section, in_turns
 from headwater.core import portal
 from headwater.log import Group, Spool, SpoolConfig
 from headwater.store import open_store
@@ -87,16 +85,11 @@ def log_of(make: Callable[[random.Random, int, int], pa.RecordBatch], rows: int)
     ]
 
 
-def in_turn(rounds: int, *actions: Callable[[], object]) -> list[list[float]]:
-    """The processor seconds of each, taken in turn."""
-    spent: list[list[float]] = [[] for _ in actions]
-    for _ in range(rounds):
-        for number, action in enumerate(actions):
-            gc.collect()
-            started_s = time.process_time()
-            action()
-            spent[number].append(time.process_time() - started_s)
-    return spent
+def side_by_side(
+    rounds: int, ours: Callable[[], object], theirs: Callable[[], object]
+) -> list[list[float]]:
+    """The processor seconds of both, taken in turns."""
+    return [seconds.cpu for seconds in in_turns({"ours": ours, "theirs": theirs}, rounds).values()]
 
 
 def ratio(of: list[float], to: list[float]) -> float:
@@ -149,7 +142,9 @@ def copying(rows: int, rounds: int) -> Section:
         groups = log_of(make, rows)
         table = table_of(groups)
         raw = sum(group.nbytes for group in groups) / MIB
-        ours, theirs = in_turn(rounds, partial(segment_of, groups), partial(plainly, table, "zstd"))
+        ours, theirs = side_by_side(
+            rounds, partial(segment_of, groups), partial(plainly, table, "zstd")
+        )
         found = ratio(theirs, ours)
         section.rows.append(_row(name, raw, groups, table, ours, theirs, found))
         section.goals.append(
@@ -162,7 +157,7 @@ def copying(rows: int, rounds: int) -> Section:
         spool = Spool.open(folder, first_lsn=1, config=SpoolConfig(sync="none", tail_bytes=1))
         for group in groups:
             portal.shared().call(spool.append(group.records, term=1))
-        ours, theirs = in_turn(
+        ours, theirs = side_by_side(
             rounds, lambda: from_spool(spool, rows), lambda: plainly(table, "zstd")
         )
         portal.shared().call(spool.close())
@@ -231,7 +226,7 @@ def fetching(rows: int, rounds: int) -> Section:
                 for number, group in enumerate(segment.description.row_groups)
                 if group.first_lsn < end and group.last_lsn >= first
             ]
-            got, raw = in_turn(
+            got, raw = side_by_side(
                 rounds,
                 partial(ours, first, end),
                 partial(theirs, first, end, numbers),

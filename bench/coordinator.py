@@ -18,16 +18,14 @@ medians of processor time.
 from __future__ import annotations
 
 import asyncio
-import gc
 import statistics
-import time
 import zlib
 from array import array
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench._report import Goal, Section, Sections, measure
+from bench._report import Goal, Section, Sections, in_turns, measure
 from headwater.coordinator import (
     CoordinatorConfig,
     Durability,
@@ -184,15 +182,13 @@ async def hundred_channels(work: Work) -> None:
 
 
 def timed(candidates: dict[str, Run], work: Work, rounds: int) -> dict[str, list[float]]:
-    """Processor seconds of each, round by round, taken in turns."""
-    spent: dict[str, list[float]] = {name: [] for name in candidates}
-    for _ in range(rounds):
-        for name, run in candidates.items():
-            gc.collect()
-            started_s = time.process_time()
-            asyncio.run(run(work))
-            spent[name].append(time.process_time() - started_s)
-    return spent
+    """Processor seconds of each, round by round."""
+
+    def running(run: Run) -> Callable[[], None]:
+        return lambda: asyncio.run(run(work))
+
+    spent = in_turns({name: running(run) for name, run in candidates.items()}, rounds)
+    return {name: seconds.cpu for name, seconds in spent.items()}
 
 
 def small_writes(writes: int, rounds: int) -> Section:
@@ -202,8 +198,8 @@ def small_writes(writes: int, rounds: int) -> Section:
         "coordinator, one channel": through_coordinator,
         "coordinator, 100 channels": hundred_channels,
     }
-    found = timed(candidates, numbers(1, writes), rounds)
-    spent = {name: statistics.median(times) for name, times in found.items()}
+    rounds_s = timed(candidates, numbers(1, writes), rounds)
+    spent = {name: statistics.median(times) for name, times in rounds_s.items()}
     base = spent["bare asyncio queue"]
     section = Section(
         f"Small writes: {writes:,} of one row, processor time, medians of {rounds}",

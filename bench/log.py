@@ -24,14 +24,13 @@ import shutil
 import sqlite3
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 
 from bench._log_postgres import postgres
 from bench._log_replicas import replicas
-from bench._report import Goal, Section, Sections, measure
+from bench._report import Goal, Seconds, Section, Sections, in_turns, measure
 from headwater.core import portal
 from headwater.core.limits import MIB
 from headwater.log import Spool, SpoolConfig, prepare_append
@@ -51,15 +50,9 @@ def records_of(count: int, size: int = RECORD_BYTES) -> pa.RecordBatch:
     return pa.record_batch({"_value": values})
 
 
-def timed(candidates: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Median seconds of each, taken in turns."""
-    spent: dict[str, list[float]] = {name: [] for name in candidates}
-    for _ in range(rounds):
-        for name, run in candidates.items():
-            started_s = time.perf_counter()
-            run()
-            spent[name].append(time.perf_counter() - started_s)
-    return {name: statistics.median(times) for name, times in spent.items()}
+def medians(spent: dict[str, Seconds]) -> dict[str, float]:
+    """By the clock."""
+    return {name: statistics.median(seconds.wall) for name, seconds in spent.items()}
 
 
 class Folders:
@@ -119,7 +112,9 @@ def groups(folders: Folders, quick: bool) -> Section:
             os.fdatasync(descriptor)
         os.close(descriptor)
 
-    spent = timed({f"spool, {WRITERS} tasks": ours, "spool, 1 task": alone, "raw": raw}, rounds)
+    spent = medians(
+        in_turns({f"spool, {WRITERS} tasks": ours, "spool, 1 task": alone, "raw": raw}, rounds)
+    )
     total_mib = WRITERS * each * len(frame) / MIB
     section = Section(
         f"Groups of 1 MiB, synced: {total_mib:,.0f} MiB, medians of {rounds}",
@@ -162,7 +157,7 @@ def records(folders: Folders, quick: bool) -> Section:
         base.close()
 
     ways = {"one sync a record": one_by_one, "groups of 10,000": in_groups, "SQLite, WAL": sqlite}
-    spent = timed(ways, rounds)
+    spent = medians(in_turns(ways, rounds))
     counts = {"one sync a record": singles, "groups of 10,000": grouped, "SQLite, WAL": grouped}
     rates = {name: counts[name] / seconds for name, seconds in spent.items()}
     section = Section(
@@ -205,7 +200,7 @@ def resume(folders: Folders, quick: bool) -> Section:
         "first 1,000 from the start": lambda: _check(_read_from(spool, 0, 1000), 1000),
         "all": lambda: _check(_read_from(spool, 0, count), count),
     }
-    spent = timed(ways, rounds)
+    spent = medians(in_turns(ways, rounds))
     section = Section(
         f"Resuming in a log of {count:,} records, {len(spool.segments())} segments",
         ["read", "ms", "records/s"],

@@ -51,8 +51,6 @@ _PLAIN_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A profile of the AWS files."""
-
     access_key_id: Secret
     secret_access_key: Secret
     session_token: Secret | None
@@ -157,8 +155,6 @@ _memory: dict[str, MemoryBackend] = {}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A parsed and checked address."""
-
     scheme: str
     bucket: str
     path: str

@@ -62,7 +62,6 @@ class StoreStats:
     operations: dict[str, OperationStats] = field(default_factory=dict)
 
     def of(self, operation: str) -> OperationStats:
-        """The statistics of one operation."""
         stats = self.operations.get(operation)
         if stats is None:
             stats = self.operations[operation] = OperationStats()
@@ -112,7 +111,6 @@ class AttemptTimedOut(OutcomeUnknown):
 def attempts_exhausted(
     key: str, budget: Budget, cause: HeadwaterError, maybe_landed: bool
 ) -> HeadwaterError:
-    """The error once attempts or time are used up."""
     tries = f"after {budget.used} attempts"
     if maybe_landed:
         return OutcomeUnknown(f"{key}: the change may or may not be made, {tries}: {cause}")
@@ -142,14 +140,12 @@ def conflict_with(
 
 
 def too_large(key: str, size_bytes: int) -> LimitExceeded:
-    """The error for an object above the size limit."""
     return LimitExceeded(
         f"{key}: {size_bytes:,} bytes; OBJECT_MAX_BYTES is {limits.OBJECT_MAX_BYTES:,}"
     )
 
 
 def listing_out_of_order(key: str, after: str) -> NotSupported:
-    """The error for a listing whose keys are not in order."""
     return NotSupported(
         f"this store lists {key} after {after}; Headwater needs listings in the order of keys"
     )

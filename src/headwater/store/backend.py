@@ -72,7 +72,6 @@ class Backend(ABC):
         """Write the whole object if the condition holds."""
 
     async def put_parts(self, key: str, parts: Parts) -> Version:
-        """Write the whole object from its parts."""
         return await self.put(key, parts.together())
 
     @abstractmethod

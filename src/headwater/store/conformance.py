@@ -91,8 +91,6 @@ CLEAN_UP_PAUSE_S: Final = 0.2
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """The result of one check."""
-
     name: str
     claim: str
     status: Status
@@ -123,7 +121,6 @@ class StoreReport(msgspec.Struct, frozen=True):
     operations: dict[str, OperationReport]
 
     def named(self, status: Status) -> list[str]:
-        """The names of the checks with this status."""
         return [check.name for check in self.checks if check.status == status]
 
     @property
@@ -147,7 +144,6 @@ class StoreReport(msgspec.Struct, frozen=True):
         return f"this store is safe for Headwater: {passed} checks passed{but}"
 
     def to_json(self) -> bytes:
-        """The report with `safe` and `verdict`, for machines."""
         fields = {"safe": self.safe, "verdict": self.verdict, **msgspec.to_builtins(self)}
         return msgspec.json.format(msgspec.json.encode(fields), indent=2)
 

@@ -68,7 +68,6 @@ class CheckFolder:
     keys: set[str]
 
     def key(self, name: str) -> str:
-        """A key in this check's folder."""
         key = f"{self.folder}/{name}"
         self.keys.add(key)
         return key

@@ -69,7 +69,7 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
 
 
 class LocalBackend(Backend):
-    """Objects as files below one directory."""
+    """A directory as an object store."""
 
     scheme = "file"
     is_local = True
@@ -377,12 +377,10 @@ class _Stream:
             self._open()[1].append(chunk)
 
     def finish(self) -> Version:
-        """Give the object its name."""
         with self._mutex, self._backend._begin_again_if_gone():
             return self._backend._finish(self._key, *self._open(), None)
 
     def discard(self) -> None:
-        """Close and remove the unfinished file, if there is one."""
         with self._mutex:
             self._is_discarded = True
             if self._staged is not None:

@@ -64,7 +64,6 @@ class FileRoot:
         return f"{self.base}/{key}"
 
     def store(self) -> Store:
-        """Open the store, once in each process."""
         return shared_store(self.url)
 
 

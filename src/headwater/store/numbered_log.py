@@ -153,7 +153,6 @@ class NumberedLog(ABC):
         return int(name) if _NUMBER.fullmatch(name) else None
 
     def missing(self, number: int) -> RolledBack:
-        """The error for an object that must exist and does not."""
         return RolledBack(f"{self.key(number)} is missing though later numbers exist: restore it")
 
     # The floor

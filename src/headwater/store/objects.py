@@ -66,7 +66,6 @@ class Object(NamedTuple):
 
     @property
     def version(self) -> Version:
-        """The content's version, for a conditional write."""
         return self.meta.version
 
 

@@ -96,7 +96,6 @@ class Store:
         await self.close()
 
     async def close(self) -> None:
-        """Close connections and other resources."""
         await self._backend.close()
 
     # Reading

@@ -284,7 +284,7 @@ class FaultyDisk(Disk):
             raise Crashed("the process that used this disk is gone")
 
     def _begin(self, operation: str, what: str) -> None:
-        """The point before a call that fails, if it does, without any effect."""
+        """The point before a call; if the call is to fail, it fails without an effect."""
         number = self._point(operation, what)
         if number is not None:
             fail(number, what)

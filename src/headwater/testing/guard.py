@@ -171,7 +171,7 @@ def _for_headwater(original: Callable[..., Any], what: str) -> Callable[..., Any
         watch = _watch
         converts = converter and bool(args) and args[0] is not None
         if watch is not None and watch.thread == get_ident() and not converts:
-            module = _asker(sys._getframe(1))
+            module = _calling_module(sys._getframe(1))
             if module.split(".")[0] == _GUARDED and module not in _OWN_MODULES:
                 raise _escaped(watch, f"{what}, called by {module},")
         return original(*args, **options)
@@ -190,7 +190,7 @@ def _for_all(original: Callable[..., Any], what: str) -> Callable[..., Any]:
     return guarding
 
 
-def _asker(frame: FrameType) -> str:
+def _calling_module(frame: FrameType) -> str:
     """The calling module, past the modules that call for others."""
     current: FrameType | None = frame
     while current is not None:

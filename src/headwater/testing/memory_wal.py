@@ -20,7 +20,7 @@ from headwater.log.wal import Pruned
 
 
 class MemoryWal:
-    """A `Wal` of groups in a list."""
+    """A `Wal` of groups in a list; see there for what its methods do."""
 
     def __init__(self, *, first_lsn: int = 1) -> None:
         self._groups: list[Group] = []
@@ -53,29 +53,24 @@ class MemoryWal:
         return list(range(self.oldest_lsn(), self._current_lsn + 1))
 
     def oldest_lsn(self) -> int:
-        """See `Wal`."""
         return self._floor_lsn + 1
 
     def current_lsn(self) -> int:
-        """See `Wal`."""
         return self._current_lsn
 
     @property
     def synced_lsn(self) -> int:
-        """See `Wal`."""
         return self._current_lsn
 
     async def sync(self) -> None:
-        """See `Wal`. Does nothing: memory is never durable."""
+        """Does nothing: memory is never durable."""
 
     def bytes_since(self, lsn: int) -> int:
-        """See `Wal`."""
         after = max(lsn, self._floor_lsn)
         parts = (group.after(after) for group in self._groups)
         return sum(part.nbytes for part in parts if part is not None)
 
     async def read_since(self, lsn: int, *, max_records: int, max_bytes: int) -> Sequence[Group]:
-        """See `Wal`."""
         groups: list[Group] = []
         after = max(lsn, self._floor_lsn)
         records_left, bytes_left = max_records, max_bytes
@@ -92,7 +87,6 @@ class MemoryWal:
         return groups
 
     async def prune_through(self, lsn: int) -> Pruned:
-        """See `Wal`."""
         if self.pruning is not None:
             await self.pruning()
         self._floor_lsn = max(self._floor_lsn, min(lsn, self._current_lsn))
@@ -101,7 +95,6 @@ class MemoryWal:
         return Pruned(self._floor_lsn, len(dropped), sum(group.nbytes for group in dropped))
 
     async def wait_for_lsn_after(self, lsn: int, *, timeout_s: float | None = None) -> int:
-        """See `Wal`."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self._current_lsn <= lsn:

@@ -96,7 +96,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         """A loop; the base class counts as abstract because of methods that lead outside."""
         return cls(choice, **limits)
 
-    # What asyncio calls.
+    # Called by asyncio
 
     def call_soon(
         self,
@@ -213,7 +213,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     async def shutdown_default_executor(self) -> None:
         """Nothing: there is none."""
 
-    # What drives it.
+    # Running
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run `main`, then cancel what it left behind and let that clean up; then close."""
@@ -354,7 +354,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 (self._callbacks if handle.task is None else self._steps).append(handle)
 
     def _advance(self) -> None:
-        """Jump to the next timer that still means something."""
+        """Advance the time to the next timer that is not cancelled and whose group lives."""
         timers = self._timers
         while timers:
             at_s, _, handle = timers[0]
@@ -370,7 +370,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             return
         raise Deadlock(self._describe_waiting())
 
-    # The end.
+    # The end of a run
 
     def _unhandled(self) -> list[SimTask[Any]]:
         failed = [task for task in self._tasks if task.done() and task._log_traceback]

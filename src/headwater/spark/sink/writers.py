@@ -59,7 +59,6 @@ class TaskCommitMessage(WriterCommitMessage):
 
 
 def task_context() -> TaskContext:
-    """The context of the running task."""
     context = TaskContext.get()
     if context is None:
         raise Bug("a task writes, but Spark reports no running task")
@@ -112,7 +111,6 @@ async def _open_and_record(
 
 
 async def open_target(options: WriteOptions) -> Stream:
-    """Open the stream that is written to."""
     return await named_stream(shared_store(options.url), options.topic, writing=True)
 
 
@@ -171,7 +169,6 @@ async def keep_appending(stream: Stream, attempt: CommitAttempt, appending: Comm
 
 
 def forget_appendings() -> None:
-    """Forget all of them, as in a new process."""
     _open_appendings.clear()
 
 
@@ -210,7 +207,6 @@ class _SinkWriter:
 
     @plain_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Upload the rows of a task."""
         return write_task(
             self._options, self._columns, self._schema, self._task_attempt(), iterator
         )

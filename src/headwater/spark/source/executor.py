@@ -50,8 +50,6 @@ _STORED: Final = ("key", "value", "timestamp", *EXTRA)
 
 
 class BatchSlice(NamedTuple):
-    """Some rows of a batch."""
-
     batch: ConsumedBatch
     skip: int
     take: int

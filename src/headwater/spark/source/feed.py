@@ -39,8 +39,6 @@ class QueueOwner(NamedTuple):
 
 
 class PositionClaim(NamedTuple):
-    """The query that holds a group's position."""
-
     query: str
     """The token of the newest checkpoint; empty if there is none."""
     step: QueryStep
@@ -63,7 +61,6 @@ class PartitionFeed:
         """How far another group had acknowledged, while our position is before that."""
 
     async def bounds(self) -> Bounds:
-        """What is retained."""
         state = await self._state()
         return Bounds(
             QueuePosition(state.floor_sequence, state.floor_lsn),
@@ -282,7 +279,6 @@ class PendingBatches:
 
     @property
     def size_bytes(self) -> int:
-        """About how many stored bytes they have."""
         return sum(one.size_bytes for one in self._slices)
 
     def starts_at(self, start: QueuePosition) -> bool:

@@ -39,8 +39,6 @@ LOG: Final = logging.getLogger("headwater.spark")
 
 
 class BatchReader(DataSourceReader):
-    """The reader of one batch query."""
-
     def __init__(
         self, options: ReadOptions, schema: StructType, source_schema: SourceSchema | None
     ) -> None:
@@ -93,8 +91,6 @@ async def _slices(feed: PartitionFeed, options: ReadOptions) -> list[Slice]:
 
 
 class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """The source of one streaming query."""
-
     def __init__(
         self, options: ReadOptions, schema: StructType, source_schema: SourceSchema | None
     ) -> None:

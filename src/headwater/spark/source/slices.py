@@ -33,17 +33,14 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def whole(cls, descriptor: Descriptor) -> Slice:
-        """A slice of all rows of a batch."""
         return cls(descriptor, 0, descriptor.rows)
 
     @property
     def sequence(self) -> int:
-        """The batch's sequence in its queue."""
         return self.descriptor.sequence
 
     @property
     def first_lsn(self) -> int:
-        """The LSN of the first row."""
         return self.descriptor.first_lsn + self.skip
 
     @property
@@ -63,7 +60,6 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
         return QueuePosition(self.sequence + 1 if is_over else self.sequence, lsn)
 
     def cut(self, first_lsn: int, end_lsn: int) -> Slice:
-        """The rows of this slice between two LSNs."""
         first = max(self.first_lsn, first_lsn)
         end = min(self.end_lsn, end_lsn)
         if (first, end) == (self.first_lsn, self.end_lsn):
