@@ -11,6 +11,7 @@ import pytest
 from headwater.buffer import layout
 from headwater.buffer.consumer import Consumer, Follower, lag, read_async
 from headwater.buffer.producer import Producer
+from headwater.buffer.queue.contract import BatchTrimmed
 from headwater.buffer.stream import Stream, create_stream, delete_stream, open_stream
 from headwater.buffer.truncation import (
     Truncated,
@@ -87,7 +88,7 @@ async def test_what_comes_before_is_gone_and_nothing_else(
     assert await batch_objects(stream) == (0 if inline else 5)
     with pytest.raises(Trimmed) as trimmed:
         await read_async(stream, start=7, partition=1)
-    assert trimmed.value.floor == 8
+    assert trimmed.value.floor_lsn == 8
 
 
 @virtual
@@ -198,9 +199,9 @@ async def test_the_owner_is_told_and_goes_on_at_the_new_start() -> None:
     assert (plan.group, plan.unacknowledged) == ("billing", 7)
     await truncate_partition(stream, plan)
     await runtime.sleep(limits.FLOOR_LEASE_S)
-    with pytest.raises(Trimmed) as trimmed:
+    with pytest.raises(BatchTrimmed) as trimmed:
         await read_to_the_end(consumer)
-    assert trimmed.value.floor == 3
+    assert (trimmed.value.floor_sequence, trimmed.value.floor_lsn) == (3, 8)
     # What it had in its hands is acknowledged as ever: the queue knows of it already.
     await consumer.ack_through(batch.sequence)
     await consumer.close()

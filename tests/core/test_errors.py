@@ -65,7 +65,7 @@ def test_an_unknown_outcome_is_caught_as_nothing_else(other: type[HeadwaterError
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_every_error_travels(kind: type[HeadwaterError], protocol: int) -> None:
-    error = Trimmed("why", floor=7) if kind is Trimmed else kind("why")
+    error = Trimmed("why", floor_lsn=7) if kind is Trimmed else kind("why")
 
     for twin in (pickle.loads(pickle.dumps(error, protocol)), copy.copy(error)):
         assert type(twin) is kind
@@ -73,6 +73,6 @@ def test_every_error_travels(kind: type[HeadwaterError], protocol: int) -> None:
 
 
 def test_what_was_trimmed_still_knows_its_floor_after_travelling() -> None:
-    twin = pickle.loads(pickle.dumps(Trimmed("why", floor=7)))
+    twin = pickle.loads(pickle.dumps(Trimmed("why", floor_lsn=7)))
 
-    assert twin.floor == 7
+    assert twin.floor_lsn == 7

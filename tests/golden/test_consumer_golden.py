@@ -5,14 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from headwater.buffer.consumer import (
-    DeadLetter,
-    Follower,
-    GroupRegister,
-    QueuePosition,
-    list_dead_letters,
-)
+from headwater.buffer.consumer import DeadLetter, Follower, GroupRegister, list_dead_letters
 from headwater.buffer.consumer.dead_letter import write_dead_letter
+from headwater.buffer.queue import QueuePosition
 from headwater.buffer.queue.contract import Descriptor
 from headwater.core import runtime
 from headwater.store import Store

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Producer
 
 from headwater.core import runtime
-from headwater.core.errors import NotFound, OutcomeUnknown, Refused, RolledBack, Trimmed
+from headwater.core.errors import EntriesTrimmed, NotFound, OutcomeUnknown, Refused, RolledBack
 from headwater.tier import (
     MetadataEvent,
     PartitionDelete,
@@ -149,8 +149,8 @@ def test_what_was_deleted_is_told_with_where_the_partition_begins(kafka: KafkaBr
         await runtime.run_blocking(delete_records, kafka, "trimmed", 0, 6)
         subscription = await log.subscribe({0: 0})
         gone = await failed(subscription)
-        assert isinstance(gone.error, Trimmed)
-        assert gone.error.floor == 6
+        assert isinstance(gone.error, EntriesTrimmed)
+        assert gone.error.first_offset == 6
         subscription.assignment.add(0, 6)
         assert await take_events(subscription, 1) == [(0, 6, bytes([6]))]
         await log.close()

@@ -12,8 +12,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)[^)]*\)")
+LINK = re.compile(r"\[[^\]]*\]\(([^)#]*)#?([^)]*)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+MODULE = re.compile(r"`([\w/]+/\w+\.py)`")
+SCENARIO = re.compile(r'Scenario\((?:package=)?"(\w+)", (?:name=)?"([\w-]+)"')
 
 
 def _programs() -> list[tuple[str, str]]:
@@ -39,11 +42,26 @@ def test_there_are_programs_to_run() -> None:
     assert len(_programs()) >= 2
 
 
+def _anchors(page: Path) -> set[str]:
+    """The ids that GitHub gives the headings of a page."""
+    text = re.sub(
+        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in HEADING.findall(text)
+    }
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
-    for target in LINK.findall(page.read_text(encoding="utf-8")):
+    for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
         if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} points to {target}"
+            linked = page.parent / target if target else page
+            assert linked.exists(), f"{page.name} points to {target}"
+            assert not anchor or anchor in _anchors(linked), (
+                f"{page.name} points to {target}#{anchor}"
+            )
 
 
 def test_every_invariant_names_a_test_that_exists() -> None:
@@ -52,3 +70,27 @@ def test_every_invariant_names_a_test_that_exists() -> None:
     for path, test in named:
         text = (ROOT / path).read_text(encoding="utf-8")
         assert re.search(rf"^(async )?def {test}\(", text, re.MULTILINE), f"{path} has no {test}"
+
+
+def test_every_file_that_the_architecture_names_exists() -> None:
+    named = MODULE.findall((ROOT / "docs/architecture.md").read_text(encoding="utf-8"))
+    assert len(named) >= 20
+    for path in named:
+        assert any((root / path).exists() for root in (ROOT, ROOT / "src/headwater")), path
+
+
+def test_the_page_on_testing_lists_every_scenario() -> None:
+    listed = set()
+    package = ""
+    rows = (ROOT / "docs/testing.md").read_text(encoding="utf-8").split("| package | scenario |")[1]
+    for row in rows.splitlines():
+        cells = row.split("|")
+        if len(cells) == 5:
+            package = cells[1].strip(" `") or package
+            listed |= {(package, name) for name in re.findall(r"`([\w-]+)`", cells[2])}
+    written = {
+        pair
+        for path in (ROOT / "tests/torture").glob("*_scenarios.py")
+        for pair in SCENARIO.findall(path.read_text(encoding="utf-8"))
+    }
+    assert listed == written

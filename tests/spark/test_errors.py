@@ -82,7 +82,7 @@ def called_back(error: Exception) -> None:
 
 
 def test_a_traceback_from_the_drivers_process_begins_with_the_sentence() -> None:
-    for error in (Refused("do this"), Trimmed("begin at 5", floor=5)):
+    for error in (Refused("do this"), Trimmed("begin at 5", floor_lsn=5)):
         error.__cause__ = KeyError("somewhere below")
         with pytest.raises(type(error)) as raised:
             called_back(error)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headwater.core import runtime
-from headwater.core.errors import NotFound, RolledBack, Trimmed
+from headwater.core.errors import EntriesTrimmed, NotFound, RolledBack
 from headwater.core.lease import FloorAge, Lease
 from headwater.core.limits import LIST_PAGE_KEYS
 from headwater.store import LeasedFloor, LogFloor, MemoryBackend, Store, next_standing
@@ -133,9 +133,9 @@ async def test_an_entry_that_a_listing_lacks_is_no_hole_if_it_is_there() -> None
 async def test_a_reader_below_what_is_trimmed_learns_the_floor() -> None:
     _, mine, theirs = await given(entries=5)
     await trim(theirs, 3)
-    with pytest.raises(Trimmed) as raised:
+    with pytest.raises(EntriesTrimmed) as raised:
         await mine.payloads(2)
-    assert raised.value.floor == 3
+    assert raised.value.first_offset == 3
     assert await mine.payloads(3) == [b"3", b"4"]
 
 
@@ -153,7 +153,7 @@ async def test_what_is_below_the_floor_is_read_until_the_floor_has_settled() -> 
 async def test_a_floor_that_settled_while_reading_counts() -> None:
     backend, mine, theirs = await given(entries=5, policy=PATIENT)
     backend.next("get", after(lambda: pass_by(theirs, count=1, floor=3)))
-    with pytest.raises(Trimmed):
+    with pytest.raises(EntriesTrimmed):
         await mine.payloads()
 
 
@@ -163,9 +163,9 @@ async def test_what_is_stored_below_the_floor_is_never_read() -> None:
     phantom = (await backend.inner.get(key(1))).data
     await trim(theirs, 3)
     await backend.inner.put(key(1), phantom)
-    with pytest.raises(Trimmed) as raised:
+    with pytest.raises(EntriesTrimmed) as raised:
         await mine.payloads(1)
-    assert raised.value.floor == 3
+    assert raised.value.first_offset == 3
     assert await mine.end() == 3
     assert await theirs.collect() == 1
 

@@ -22,7 +22,7 @@ from headwater.buffer.queue import (
     Retention,
     TimeBy,
 )
-from headwater.buffer.queue.contract import micros
+from headwater.buffer.queue.contract import BatchTrimmed, micros
 from headwater.buffer.queue.native import NativeAppender, NativeConsumer, NativeReader
 from headwater.buffer.queue.native.chunk import ChunkEntry
 from headwater.core import runtime
@@ -359,8 +359,8 @@ class LookerActor:
         truth, start, floor = self.truth, self.position, self._bounds()[0]
         try:
             found = await queue_reader.after(start, self.world.random.choice((1, 5, 100)))
-        except Trimmed as trimmed:
-            ahead = start is not None and start + 1 < trimmed.floor <= self._bounds()[0]
+        except BatchTrimmed as trimmed:
+            ahead = start is not None and start + 1 < trimmed.floor_sequence <= self._bounds()[0]
             truth.check(ahead, f"{start} is not trimmed")
             self.position = None
             return

@@ -194,7 +194,7 @@ class Tier:
         while at < end_lsn:
             await self._line()
             if world.is_deleted(at):
-                raise Trimmed(f"LSN {at} was given up", floor=world.log_start_lsn)
+                raise Trimmed(f"LSN {at} was given up", floor_lsn=world.log_start_lsn)
             last_lsn = min(end_lsn - 1, at + world.random.choice((0, 10, 100)))
             yield world.archived(last_lsn, at)
             at = last_lsn + 1

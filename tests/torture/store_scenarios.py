@@ -24,7 +24,7 @@ import msgspec
 import pytest
 
 from headwater.core import runtime
-from headwater.core.errors import OutcomeUnknown, Trimmed, Unavailable
+from headwater.core.errors import EntriesTrimmed, OutcomeUnknown, Unavailable
 from headwater.core.retry import RetryPolicy
 from headwater.store import MemoryBackend, Register, Store, Version
 from headwater.store.backend import Condition
@@ -334,9 +334,9 @@ def _numbered_log_history(name: str, seed: int, parts: Parts, *, outages: bool =
 async def _check_late_reader(log: SampleLog, reader: Reader) -> None:
     floor = await log.read_floor()
     if floor.trimmed > 0:
-        with pytest.raises(Trimmed) as trimmed:
+        with pytest.raises(EntriesTrimmed) as trimmed:
             await log.payloads(floor.trimmed - 1)
-        assert trimmed.value.floor == floor.floor
+        assert trimmed.value.first_offset == floor.floor
     late: list[str] = []
     while payloads := await log.payloads(floor.trimmed + len(late)):
         late += [payload.decode() for payload in payloads]

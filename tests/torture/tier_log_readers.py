@@ -103,7 +103,9 @@ class LogReaders:
             return
         except Trimmed as trimmed:
             start_lsn = world.truth.log_start.first_lsn
-            world.check(at < trimmed.floor <= start_lsn, f"{at}: {trimmed}, and not {start_lsn}")
+            world.check(
+                at < trimmed.floor_lsn <= start_lsn, f"{at}: {trimmed}, and not {start_lsn}"
+            )
             return
         except (Damaged, Refused) as error:
             is_damaged = isinstance(error, SpoolCorrupt) and at > tiered_lsn

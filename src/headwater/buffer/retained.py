@@ -34,7 +34,7 @@ import pyarrow as pa
 from headwater.buffer.consumer import ConsumedBatch, FetchHandle, UnreadableBatch
 from headwater.buffer.consumer.consumed_batch import ReaderColumns
 from headwater.buffer.conversion import Inexact, all_nullable, exact_cast, first_null, is_strict
-from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.queue.contract import BatchTrimmed, Descriptor
 from headwater.buffer.stream import Stream, handle
 from headwater.buffer.stream.config import (
     RetypeNeeded,
@@ -47,7 +47,7 @@ from headwater.buffer.stream.streams import check_alterable
 from headwater.buffer.transaction.holds import Holds, holds_register
 from headwater.buffer.types import field_text
 from headwater.core import runtime
-from headwater.core.errors import Contended, Damaged, HeadwaterError, NotFound, Refused, Trimmed
+from headwater.core.errors import Contended, Damaged, HeadwaterError, NotFound, Refused
 
 READ_AT_ONCE: Final = 8
 """Batches that are fetched and checked concurrently."""
@@ -73,8 +73,8 @@ class RetainedBatches:
         while (-1 if self._last is None else self._last) + 1 < end:
             try:
                 batches = await self._queue_reader.after(self._last, READ_AT_ONCE)
-            except Trimmed as trimmed:
-                self._last = trimmed.floor - 1
+            except BatchTrimmed as trimmed:
+                self._last = trimmed.floor_sequence - 1
                 continue
             if not batches:
                 return
@@ -89,7 +89,8 @@ class RetainedBatches:
         try:
             await self._visit(await self._handle.fetch(descriptor))
         except UnreadableBatch as error:
-            if descriptor.sequence >= await self._queue_reader.floor():  # else deleted meanwhile
+            floor = await self._queue_reader.floor()
+            if descriptor.sequence >= floor.sequence:  # else deleted meanwhile
                 await self._visit(error)
 
 

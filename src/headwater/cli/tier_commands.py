@@ -145,8 +145,8 @@ def compact(
 ) -> None:
     """Turn the past of the tier's events into snapshots, and delete what these have held for long.
 
-    That is an hour by the clock of the compactor itself: one pass deletes nothing that no earlier
-    one has given up, and only --watch gives up anything. Any number may run, anywhere.
+    Deletion waits until compactors have run for an hour in all, so single passes delete late.
+    Any number may run, anywhere.
     Exit status: 0, or 1 if a partition could not be compacted; with --watch it does not end.
     """
     from headwater.cli.render import new_console

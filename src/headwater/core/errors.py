@@ -1,28 +1,29 @@
 """The one tree of errors. The kind of an error says what the caller does next.
 
     HeadwaterError
-    ├── Unavailable        try again later; nothing was changed
-    │   ├── Throttled      the store limits the request rate; try again more slowly
-    │   ├── Contended      other writers won every race; nothing of this call landed
-    │   └── InUse          another process or handle has it open: close it there, then try again
-    ├── OutcomeUnknown     a write may or may not have landed: read before you decide
-    ├── Conflict           another writer's change is there: read it and decide again
-    │   └── AlreadyExists  the key was to be created, and it exists
-    ├── Fenced             a successor took over: stop; no further write of this one will land
-    ├── NotFound           there is no such object
-    │   └── Trimmed        it existed below a floor: start at the floor
-    ├── Refused            the request is wrong: correct it
-    │   ├── BadUrl         the address of a store is wrong
-    │   ├── BadKey         a key breaks the rules for keys
-    │   ├── LimitExceeded  something is larger than its named limit
-    │   ├── Denied         credentials or permissions do not allow it
-    │   ├── NoSpace        the disk or the quota is full
-    │   └── NotSupported   this store or file system cannot do it
-    ├── Damaged            stored data are not what was written: stop and repair
-    │   ├── Corrupt        bytes fail their checksum or do not parse
-    │   ├── RolledBack     a number that only grows went back or vanished
-    │   └── DiskFailed     the disk did not confirm that data are stored
-    └── Bug                an invariant of Headwater is broken: report it
+    ├── Unavailable         try again later; nothing was changed
+    │   ├── Throttled       the store limits the request rate; try again more slowly
+    │   ├── Contended       other writers won every race; nothing of this call landed
+    │   └── InUse           another process or handle has it open: close it there, then try again
+    ├── OutcomeUnknown      a write may or may not have landed: read before you decide
+    ├── Conflict            another writer's change is there: read it and decide again
+    │   └── AlreadyExists   the key was to be created, and it exists
+    ├── Fenced              a successor took over: stop; no further write of this one will land
+    ├── NotFound            there is no such object
+    │   ├── Trimmed         retention deleted these records: start at `floor_lsn`
+    │   └── EntriesTrimmed  a log of numbered objects begins later: start at `first_offset`
+    ├── Refused             the request is wrong: correct it
+    │   ├── BadUrl          the address of a store is wrong
+    │   ├── BadKey          a key breaks the rules for keys
+    │   ├── LimitExceeded   something is larger than its named limit
+    │   ├── Denied          credentials or permissions do not allow it
+    │   ├── NoSpace         the disk or the quota is full
+    │   └── NotSupported    this store or file system cannot do it
+    ├── Damaged             stored data are not what was written: stop and repair
+    │   ├── Corrupt         bytes fail their checksum or do not parse
+    │   ├── RolledBack      a number that only grows went back or vanished
+    │   └── DiskFailed      the disk did not confirm that data are stored
+    └── Bug                 an invariant of Headwater is broken: report it
 
 `OutcomeUnknown` is not a failure. Treating it as one writes data twice; treating it as success
 loses data. It never derives from, and is never caught as, `Unavailable`. An error that occurs while
@@ -85,13 +86,21 @@ class NotFound(HeadwaterError):
 
 
 class Trimmed(NotFound):
-    """The entry existed below a floor: start at the floor."""
+    """Retention or a truncation deleted these records: start at `floor_lsn`."""
 
-    def __init__(self, message: str, *, floor: int = 0) -> None:
+    def __init__(self, message: str, *, floor_lsn: int = 0) -> None:
         super().__init__(message)
-        self.floor = floor
-        """In the number that the call takes: an LSN from readers, a sequence from queues,
-        consumers and followers."""
+        self.floor_lsn = floor_lsn
+        """The LSN of the oldest record that is retained."""
+
+
+class EntriesTrimmed(NotFound):
+    """A log of numbered objects begins later: start at `first_offset`."""
+
+    def __init__(self, message: str, *, first_offset: int = 0) -> None:
+        super().__init__(message)
+        self.first_offset = first_offset
+        """The number of the first object that is left."""
 
 
 class Refused(HeadwaterError):

@@ -1,4 +1,4 @@
-"""JSON to typed columns, in the JVM; the text of rows that do not fit is original beside them.
+"""JSON to typed columns, in the JVM; rows that do not fit also keep their original text.
 
     orders = from_json(spark.readStream.format("headwater")…, "id long, amount decimal(10,2)")
 

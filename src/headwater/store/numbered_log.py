@@ -39,12 +39,12 @@ from headwater.core import limits, runtime
 from headwater.core.errors import (
     AlreadyExists,
     Contended,
+    EntriesTrimmed,
     HeadwaterError,
     NotFound,
     OutcomeUnknown,
     Refused,
     RolledBack,
-    Trimmed,
     Unavailable,
 )
 from headwater.core.lease import FloorAge, Lease
@@ -206,13 +206,14 @@ class NumberedLog(ABC):
         return True
 
     async def read(self, start: int, count: int) -> list[Object]:
-        """Up to `count` objects from `start` on; none at the end. `Trimmed` below `trimmed`."""
+        """Up to `count` objects from `start` on, none at the end. `EntriesTrimmed` if deleted."""
         numbers = range(start, start + count)
         answers = await self.with_floor(start, asyncio.gather(*map(self.get, numbers)))
         floor = await self.floor_after(start)
         if start < floor.trimmed:
-            raise Trimmed(
-                f"{self.folder}: the objects before {floor.trimmed} are gone", floor=floor.floor
+            raise EntriesTrimmed(
+                f"{self.folder}: the objects before {floor.trimmed} are gone",
+                first_offset=floor.floor,
             )
         taken = [n + 1 for n, one in zip(numbers, answers, strict=True) if one is not None]
         self.learn_taken(max(taken, default=0))

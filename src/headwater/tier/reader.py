@@ -85,10 +85,10 @@ class LogReader:
     async def read(self, first_lsn: int, end_lsn: int) -> AsyncGenerator[Group, None]:
         """The groups of [first_lsn, end_lsn), in order and without gaps.
 
-        `Trimmed`: the first LSNs are deleted; `floor` is the log start. `Refused`: the last LSNs
-        are not written yet. `RolledBack`: LSNs above the log start are lost. `Corrupt`: a segment
-        does not have its records, or the log is damaged where the tier has nothing. `Unavailable`:
-        the state of the tier is not complete, or changes faster than it is read; try again.
+        `Trimmed`: the first LSNs are deleted. `Refused`: the last LSNs are not written yet.
+        `RolledBack`: LSNs above the log start are lost. `Corrupt`: a segment does not have its
+        records, or the log is damaged where the tier has nothing. `Unavailable`: the state of the
+        tier is not complete, or changes faster than it is read; try again.
         """
         at, plans = whole_number("first_lsn", first_lsn), 0
         if at < 1:
@@ -161,7 +161,7 @@ class LogReader:
         if holes and holes[0].start == at:
             start_lsn = await self._log_start()
             if start_lsn is not None and at < start_lsn:
-                raise Trimmed(f"LSN {at} is deleted: begin at {start_lsn}", floor=start_lsn)
+                raise Trimmed(f"LSN {at} is deleted: begin at {start_lsn}", floor_lsn=start_lsn)
             raise failed
         dense = [piece for piece in pieces if not holes or piece.lsns.start < holes[0].start]
         async with aclosing(self._fetch_pieces(dense)) as groups:
@@ -238,7 +238,7 @@ class LogReader:
         if start_lsn is None and not pieces and self._wal is not None:
             start_lsn = local_from  # nothing was ever in the tier: the log start is the log's
         if start_lsn is not None and hole.start < start_lsn:
-            return Trimmed(f"{lsns} are deleted: begin at {start_lsn}", floor=start_lsn)
+            return Trimmed(f"{lsns} are deleted: begin at {start_lsn}", floor_lsn=start_lsn)
         if hole.stop == end_lsn and self._wal is None:
             return Refused(f"{lsns} are not in the tier, or not yet")
         return RolledBack(

@@ -19,17 +19,19 @@ from headwater.buffer.queue.contract import (
     Counters,
     Descriptor,
     QueueConsumer,
+    QueuePosition,
     QueueReader,
     QueueState,
     Retention,
     TimeBy,
     Uncounted,
+    batch_trimmed,
 )
 from headwater.buffer.records import from_values
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import ConsumerKind, StreamConfig
 from headwater.core import runtime
-from headwater.core.errors import Fenced, Refused, Trimmed
+from headwater.core.errors import Fenced, Refused
 from headwater.store import MemoryBackend, Store
 from headwater.store.backend import Backend
 from headwater.store.objects import ByteRange, Object
@@ -62,6 +64,10 @@ class FakeQueue:
         errors = self._errors.get(call)
         if errors:
             raise errors.popleft()
+
+    @property
+    def floor_position(self) -> QueuePosition:
+        return QueuePosition(self.floor, self.lsn_at(self.floor))
 
     @property
     def next_lsn(self) -> int:
@@ -221,22 +227,22 @@ class FakeLooker(QueueReader):
             oldest_pending_ms=pending[0].min_ms if pending else None,
         )
 
-    async def floor(self) -> int:
+    async def floor(self) -> QueuePosition:
         await self.queue.ask("floor")
-        return self.queue.floor
+        return self.queue.floor_position
 
     async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
         await self.queue.ask("look_after")
         if sequence is None:
             sequence = self.queue.floor - 1
         if sequence + 1 < self.queue.floor:
-            raise Trimmed(f"kept from {self.queue.floor} on", floor=self.queue.floor)
+            raise batch_trimmed(f"batch {sequence + 1}", self.queue.floor_position)
         return self.queue.slice_after(sequence, limit)
 
     async def sequence_at_lsn(self, lsn: int) -> int | None:
         await self.queue.ask("sequence_at_lsn")
         if lsn < self.queue.lsn_at(self.queue.floor):
-            raise Trimmed("gone", floor=self.queue.floor)
+            raise batch_trimmed(f"LSN {lsn}", self.queue.floor_position)
         for descriptor in self.queue.entries:
             if descriptor.first_lsn <= lsn <= descriptor.last_lsn:
                 return descriptor.sequence

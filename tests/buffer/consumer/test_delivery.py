@@ -10,10 +10,10 @@ import pytest
 from headwater.buffer.consumer import UnreadableBatch
 from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.buffer.consumer.delivery import ReadAhead
-from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.queue.contract import BatchTrimmed, Descriptor
 from headwater.buffer.records import from_values
 from headwater.core import runtime
-from headwater.core.errors import Corrupt, Denied, Fenced, Refused, Trimmed, Unavailable
+from headwater.core.errors import Corrupt, Denied, Fenced, Refused, Unavailable
 from tests.buffer.consumer.fakes import FakeQueue, KeyFaults
 from tests.buffer.consumer.given import opened, sequence_of_next
 from tests.store.scripted import Scripted, stalls, virtual
@@ -166,9 +166,9 @@ async def test_a_batch_that_went_with_the_retention_is_trimmed_and_not_damaged()
     consumer = await opened(queue, on_bad_batch="dead_letter")
     await queue.store.delete(first.location)
     queue.floor = 1
-    with pytest.raises(Trimmed) as told:
+    with pytest.raises(BatchTrimmed) as told:
         await consumer.next_batch()
-    assert told.value.floor == 1
+    assert told.value.floor_sequence == 1
     assert consumer.metrics.dead_letters == 0
 
 

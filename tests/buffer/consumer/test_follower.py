@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headwater.buffer.consumer import Consumer, Follower
+from headwater.buffer.queue.contract import BatchTrimmed
 from headwater.core.errors import OutcomeUnknown, Refused, RolledBack, Trimmed
 from tests.buffer.consumer.fakes import ID, FakeQueue
 from tests.store.scripted import LOST, Apply, Scripted, lands_then, virtual
@@ -105,9 +106,9 @@ async def test_what_the_retention_took_is_trimmed() -> None:
     await queue.add_many(4)
     follower = await following(queue)
     queue.floor = 2
-    with pytest.raises(Trimmed) as told:
+    with pytest.raises(BatchTrimmed) as told:
         await follower.next_batch()
-    assert told.value.floor == 2
+    assert told.value.floor_sequence == 2
     again = await following(queue)
     with pytest.raises(Trimmed):
         await again.next_batch()

@@ -19,7 +19,6 @@ from headwater.buffer.consumer import (
     Follower,
     GroupRegister,
     Ownership,
-    QueuePosition,
     TakenOver,
     UnreadableBatch,
     compact_descriptor,
@@ -28,6 +27,7 @@ from headwater.buffer.consumer import (
 )
 from headwater.buffer.consumer.ownership import Frontier
 from headwater.buffer.producer import BlockingProducer
+from headwater.buffer.queue import QueuePosition
 from headwater.buffer.queue.contract import Descriptor, Uncounted
 from headwater.buffer.stream import Stream, create_stream
 from headwater.core import runtime

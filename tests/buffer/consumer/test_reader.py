@@ -129,7 +129,7 @@ async def test_what_was_asked_for_by_number_and_is_gone_is_trimmed() -> None:
     queue.floor = 1
     with pytest.raises(Trimmed, match="the oldest one is 3") as told:
         await read_async(queue.stream(), None, 2)
-    assert told.value.floor == 3
+    assert told.value.floor_lsn == 3
     assert await lsns(queue.stream(), 3) == [3, 4, 5, 6]
     assert await lsns(queue.stream(), "earliest") == [3, 4, 5, 6]
     assert await lsns(queue.stream(), "1970-01-01T00:00:00Z") == [3, 4, 5, 6]
@@ -144,7 +144,7 @@ async def test_the_first_record_asked_for_by_number_is_that_one_or_trimmed() -> 
     queue.floor = 1  # between opening and reading
     with pytest.raises(Trimmed) as told:
         await anext(reader)
-    assert told.value.floor == queue.entries[1].first_lsn == 3
+    assert told.value.floor_lsn == queue.entries[1].first_lsn == 3
 
 
 @virtual
@@ -245,7 +245,7 @@ async def test_a_batch_that_goes_with_the_retention_while_it_is_read_is_trimmed(
     await queue.store.delete(queue.entries[1].location)
     with pytest.raises(Trimmed) as told:
         await anext(reader)
-    assert told.value.floor == queue.entries[2].first_lsn == 5
+    assert told.value.floor_lsn == queue.entries[2].first_lsn == 5
 
 
 @virtual

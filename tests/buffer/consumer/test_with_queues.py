@@ -140,7 +140,7 @@ def test_a_reader_overtaken_by_the_retention_is_told_the_lsn_to_go_on_with(
             await rest_of(reader)
         with pytest.raises(Trimmed) as at_open:
             await read_async(stream, None, 1)
-        assert told.value.floor == at_open.value.floor == 30_001
+        assert told.value.floor_lsn == at_open.value.floor_lsn == 30_001
 
     on_a_stream(test)
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from headwater.buffer.queue import Retention
+from headwater.buffer.queue.contract import BatchTrimmed
 from headwater.core import limits, runtime
 from headwater.core.errors import Denied, HeadwaterError, Trimmed, Unavailable
 from headwater.store import MemoryBackend
@@ -107,17 +108,17 @@ async def test_what_the_floor_passed_within_a_chunk_is_trimmed_for_everybody(
     assert [one.sequence for one in await queue_reader.after(2, 10)] == [3, 4]
     assert await queue_reader.sequence_at_lsn(4) == 3
     assert await at_time(queue_reader, 0) == 3
-    with pytest.raises(Trimmed) as trimmed:
+    with pytest.raises(BatchTrimmed) as trimmed:
         await queue_reader.after(1, 10)
-    assert trimmed.value.floor == 3
+    assert trimmed.value.floor_sequence == 3
     with pytest.raises(Trimmed):
         await queue_reader.sequence_at_lsn(3)
     with pytest.raises(Trimmed):
         await queue.queue_consumer().open("g", last_acked_sequence=1)
     await runtime.sleep(limits.FLOOR_LEASE_S)
-    with pytest.raises(Trimmed) as trimmed:
+    with pytest.raises(BatchTrimmed) as trimmed:
         await read_on(behind, 1)
-    assert trimmed.value.floor == 3
+    assert trimmed.value.floor_sequence == 3
 
 
 @virtual

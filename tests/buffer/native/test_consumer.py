@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from headwater.buffer.queue import Retention
+from headwater.buffer.queue.contract import BatchTrimmed
 from headwater.core import limits, runtime
 from headwater.core.errors import Bug, Fenced, Refused, Trimmed
 from tests.buffer.native.given import NOTHING_KEPT, filled
@@ -196,9 +197,9 @@ async def test_resuming_where_nothing_is_kept_any_more_is_trimmed() -> None:
     await queue.collector().collect(NOTHING_KEPT, full=True)
     floor = (await queue.queue_reader().state()).floor_sequence
     assert floor == 4
-    with pytest.raises(Trimmed) as trimmed:
+    with pytest.raises(BatchTrimmed) as trimmed:
         await queue.queue_consumer().open("g", last_acked_sequence=1)
-    assert trimmed.value.floor == floor
+    assert trimmed.value.floor_sequence == floor
     # What was acknowledged last may be gone; what follows it is not.
     queue_consumer = queue.queue_consumer()
     assert await queue_consumer.open("g", last_acked_sequence=3) == 3

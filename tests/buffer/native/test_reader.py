@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 from headwater.buffer.queue import NewBatch, QueueState
+from headwater.buffer.queue.contract import BatchTrimmed
 from headwater.buffer.queue.native.chunk import ProducerIncarnation
 from headwater.core import runtime
 from headwater.core.errors import Trimmed
@@ -155,14 +156,14 @@ async def test_what_is_not_kept_any_more_is_trimmed(shape: type[MemoryBackend]) 
     queue_reader = queue.queue_reader()
     assert [one.sequence for one in await queue_reader.after(None, 10)] == [4, 5]
     assert [one.sequence for one in await queue_reader.after(3, 10)] == [4, 5]
-    with pytest.raises(Trimmed) as trimmed:
+    with pytest.raises(BatchTrimmed) as trimmed:
         await queue_reader.after(2, 10)
-    assert trimmed.value.floor == 4
+    assert trimmed.value.floor_sequence == 4
     for lsn, expected in ((9, 4), (12, 5), (13, None)):
         assert await queue_reader.sequence_at_lsn(lsn) == expected
-    with pytest.raises(Trimmed) as trimmed:
+    with pytest.raises(BatchTrimmed) as trimmed:
         await queue_reader.sequence_at_lsn(8)
-    assert trimmed.value.floor == 4
+    assert trimmed.value.floor_sequence == 4
 
 
 @virtual
@@ -203,5 +204,5 @@ async def test_looking_while_the_collector_works_tells_no_lie(look: str) -> None
                 assert await queue_reader.sequence_at_lsn(9) == 4
             else:
                 assert await at_time(queue_reader, AT_MS + 4) == 4
-        except Trimmed as trimmed:
+        except BatchTrimmed as trimmed:
             pytest.fail(f"what is kept was called trimmed: {trimmed}")

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from headwater.buffer.queue import Descriptor, TimeBy
+from headwater.buffer.queue.contract import BatchTrimmed
 from headwater.buffer.queue.native.chunk import Chunk, ProducerIncarnation
 from headwater.core import runtime
 from headwater.core.errors import Refused, RolledBack, Trimmed
@@ -174,9 +175,9 @@ async def test_what_lies_ahead_is_refused_and_what_is_gone_is_trimmed(
     await queue.collector().collect(NOTHING_KEPT)
     queue_reader = queue.queue_reader()
     assert [one.sequence for one in await queue_reader.after(None, 100)] == [6, 7, 8, 9]
-    with pytest.raises(Trimmed) as trimmed:
+    with pytest.raises(BatchTrimmed) as trimmed:
         await queue_reader.after(3, 1)
-    assert trimmed.value.floor == 6
+    assert trimmed.value.floor_sequence == 6
     with pytest.raises(Trimmed):
         await queue_reader.sequence_at_lsn(6)
     assert await queue_reader.sequence_at_lsn(7) == 6

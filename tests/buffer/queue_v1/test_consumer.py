@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.buffer.queue.contract import Retention, Uncounted
+from headwater.buffer.queue.contract import BatchTrimmed, Retention, Uncounted
 from headwater.buffer.queue.v1.manifest_format import MetadataItem
 from headwater.core import limits
 from headwater.core.errors import (
@@ -158,9 +158,9 @@ async def test_a_position_whose_successor_is_gone_is_trimmed() -> None:
     await queue_consumer.after(None, 3)
     await queue_consumer.dequeue(1)
     await queue.collector().collect(Retention(0))
-    with pytest.raises(Trimmed) as trimmed:
+    with pytest.raises(BatchTrimmed) as trimmed:
         await queue.queue_consumer().open("g", last_acked_sequence=0)
-    assert trimmed.value.floor == 2
+    assert trimmed.value.floor_sequence == 2
     with pytest.raises(Trimmed):
         await queue_consumer.after(None, 1)
     assert await queue.queue_consumer().open("g", last_acked_sequence=1) == 1

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from headwater.buffer.queue.contract import Retention
+from headwater.buffer.queue.contract import BatchTrimmed, Retention
 from headwater.core import limits
-from headwater.core.errors import NotFound, Refused, Trimmed
+from headwater.core.errors import NotFound, Refused
 from headwater.store import Store
 from tests.buffer.native.given import at_time
 from tests.buffer.queue_v1.given import Queue, either, memory, produce, real, scripted
@@ -129,9 +129,9 @@ async def test_below_the_floor_everything_is_trimmed() -> None:
     queue_reader = queue.queue_reader()
     assert [batch.sequence for batch in await queue_reader.after(None, 9)] == [4, 5]
     for call in (queue_reader.after(2, 1), queue_reader.sequence_at_lsn(6)):
-        with pytest.raises(Trimmed) as trimmed:
+        with pytest.raises(BatchTrimmed) as trimmed:
             await call
-        assert trimmed.value.floor == 4
+        assert trimmed.value.floor_sequence == 4
     assert await queue_reader.after(3, 1)
     assert await queue_reader.sequence_at_lsn(7) == 4
     assert await at_time(queue_reader, 0) == 4

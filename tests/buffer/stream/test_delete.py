@@ -371,6 +371,6 @@ async def test_what_is_not_retained_is_no_sign_of_a_deletion() -> None:
     store = Store(MemoryBackend())
     stream = await create_stream(store, "orders")
     await delete_stream(store, "orders")
-    trimmed, gone = Trimmed("the oldest is 3", floor=3), RolledBack("there is no queue")
+    trimmed, gone = Trimmed("the oldest is 3", floor_lsn=3), RolledBack("there is no queue")
     assert await deletion_error(stream, trimmed) is trimmed
     assert isinstance(await deletion_error(stream, gone), NotFound)

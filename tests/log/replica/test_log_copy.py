@@ -117,7 +117,7 @@ class Breaking:
     async def read(self, first_lsn: int, end_lsn: int) -> AsyncGenerator[Group, None]:
         assert (first_lsn, end_lsn) == (3, 12)
         yield rows(3, (b"k", 0, b"v"), (b"k", 0, b"w"))
-        raise Trimmed("LSN 5 is gone", floor=7)
+        raise Trimmed("LSN 5 is gone", floor_lsn=7)
 
 
 @virtual

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.consumer import GroupRegister, Ownership, QueuePosition
+from headwater.buffer.consumer import GroupRegister, Ownership
 from headwater.buffer.consumer.group import GroupPosition
+from headwater.buffer.queue import QueuePosition
 from headwater.buffer.stream import alter_stream
 from headwater.core.errors import HeadwaterError
 from headwater.spark.source.micro_batches import MicroBatches

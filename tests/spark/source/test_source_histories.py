@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.buffer.consumer import GroupRegister, QueuePosition
+from headwater.buffer.consumer import GroupRegister
 from headwater.buffer.consumer.group import GroupPosition, QueryStep
+from headwater.buffer.queue import QueuePosition
 from headwater.spark.source.checkpoint import CheckpointGuard
 from headwater.spark.source.feed import PartitionFeed
 from headwater.spark.source.micro_batches import MicroBatches

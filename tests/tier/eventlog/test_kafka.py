@@ -14,12 +14,12 @@ from confluent_kafka import KafkaError, Producer
 from headwater.core import Secret, runtime
 from headwater.core.errors import (
     Denied,
+    EntriesTrimmed,
     LimitExceeded,
     NotFound,
     NotSupported,
     OutcomeUnknown,
     Refused,
-    Trimmed,
     Unavailable,
 )
 from headwater.testing import Simulation, simulate
@@ -371,8 +371,8 @@ def test_what_was_deleted_is_told_with_where_the_partition_begins(cluster: MockK
             await log.publish(0, large)
         subscription = await log.subscribe({0: 0})
         gone = await failed(subscription)
-        assert isinstance(gone.error, Trimmed)
-        floor = gone.error.floor
+        assert isinstance(gone.error, EntriesTrimmed)
+        floor = gone.error.first_offset
         assert 0 < floor < 8
         assert subscription.assignment.assigned() == []
         subscription.assignment.add(0, floor)

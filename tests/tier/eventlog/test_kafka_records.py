@@ -8,12 +8,12 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from headwater.core.errors import (
     Corrupt,
     Denied,
+    EntriesTrimmed,
     HeadwaterError,
     LimitExceeded,
     OutcomeUnknown,
     Refused,
     RolledBack,
-    Trimmed,
     Unavailable,
 )
 from headwater.tier.eventlog import EventUnreadable, LogItem, PartitionFailed, PositionReached
@@ -57,8 +57,8 @@ def test_the_end_of_a_partition_is_a_position() -> None:
 @pytest.mark.parametrize("code", [KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE])
 def test_an_offset_that_is_not_there_is_told_with_why(code: int) -> None:
     trimmed = failure(read(code, (12, 20)))
-    assert isinstance(trimmed, Trimmed)
-    assert trimmed.floor == 12
+    assert isinstance(trimmed, EntriesTrimmed)
+    assert trimmed.first_offset == 12
     assert isinstance(failure(read(code, (0, 8))), RolledBack)
     assert isinstance(failure(read(code, (0, 9))), Unavailable), "a leader was behind"
     assert isinstance(failure(read(code, None)), Unavailable)

@@ -9,8 +9,8 @@ from headwater.core.errors import (
     Corrupt,
     Damaged,
     Denied,
+    EntriesTrimmed,
     RolledBack,
-    Trimmed,
     Unavailable,
 )
 from headwater.tier import SegmentState, encode_event
@@ -268,7 +268,7 @@ async def test_a_log_that_begins_in_the_middle_is_followed_from_there_and_says_s
     await runtime.sleep(1.0)
     assert log.subscription is not None
     log.subscription.remove(HOME)
-    log.deliver(PartitionFailed(HOME, Trimmed("below the start of the log", floor=2)))
+    log.deliver(PartitionFailed(HOME, EntriesTrimmed("below the start of the log", first_offset=2)))
     log.hold(False)
     await manager.wait_ready(HOME)
     assert numbers(manager) == [12], "of the others only updates are left, which say too little"
@@ -287,7 +287,9 @@ async def test_events_that_are_gone_behind_what_was_applied_stop_the_partition()
     log = await log_from_the_middle()
     manager = await start(log, [HOME])
     await manager.wait_ready(HOME)
-    log.deliver(PartitionFailed(HOME, Trimmed("below the start of the log", floor=20)))
+    log.deliver(
+        PartitionFailed(HOME, EntriesTrimmed("below the start of the log", first_offset=20))
+    )
     await runtime.sleep(1.0)
     with pytest.raises(Damaged, match="begins at 20, and only events below 7 were applied"):
         manager.partition(ORDERS).segments()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 
 from headwater.core import runtime
-from headwater.core.errors import Fenced, NoSpace, Refused, RolledBack, Trimmed
+from headwater.core.errors import EntriesTrimmed, Fenced, NoSpace, Refused, RolledBack
 from headwater.testing import FaultyDisk, Simulation, simulate
 from headwater.tier import PartitionDeleteState, encode_event, metadata_partition_for
 from headwater.tier.cache import PartitionCache
@@ -208,7 +208,7 @@ async def test_where_the_log_began_is_known_after_a_restart() -> None:
     manager = await start(log, [HOME], disk=disk)
     assert log.subscription is not None
     log.subscription.remove(HOME)
-    log.deliver(PartitionFailed(HOME, Trimmed("trimmed", floor=1)))
+    log.deliver(PartitionFailed(HOME, EntriesTrimmed("trimmed", first_offset=1)))
     log.hold(False)
     await manager.wait_ready(HOME)
     await manager.close()

@@ -218,7 +218,7 @@ async def test_damage_where_the_tier_has_nothing_is_told_as_what_it_is() -> None
     place.start_lsn = 29
     with pytest.raises(Trimmed) as trimmed:
         await place.read(26, 31)
-    assert trimmed.value.floor == 29
+    assert trimmed.value.floor_lsn == 29
 
 
 @virtual
@@ -298,10 +298,10 @@ async def test_what_was_given_up_is_trimmed_and_one_begins_at_the_log_start(loca
     place.start_lsn = 12
     with pytest.raises(Trimmed) as trimmed:
         await place.read(3, 20, local=local)
-    assert trimmed.value.floor == 12
+    assert trimmed.value.floor_lsn == 12
     with pytest.raises(Trimmed) as trimmed:
         await place.read(3, 8, local=local)
-    assert trimmed.value.floor == 12
+    assert trimmed.value.floor_lsn == 12
     assert lsns(await place.read(12, 20, local=local)) == list(range(12, 20))
 
 
@@ -316,7 +316,7 @@ async def test_what_is_given_up_while_the_cover_is_asked_for_is_trimmed() -> Non
     place.asked = expire
     with pytest.raises(Trimmed) as trimmed:
         await place.read(3, 20)
-    assert trimmed.value.floor == 11
+    assert trimmed.value.floor_lsn == 11
 
 
 @virtual
@@ -351,7 +351,7 @@ async def test_where_nobody_led_with_a_tier_the_log_says_where_it_begins() -> No
     place.finished[:] = []
     with pytest.raises(Trimmed) as trimmed:
         await place.read(3, 20)
-    assert trimmed.value.floor == 13
+    assert trimmed.value.floor_lsn == 13
 
 
 class Faulty:

@@ -288,7 +288,7 @@ async def test_what_was_pruned_or_is_not_written_yet_is_no_segment() -> None:
     await wal.prune_through(4)
     with pytest.raises(Trimmed) as caught:
         await encode_segment(SegmentPlan(segment_id(1), 3, 8), log_range(wal, 3, 8))
-    assert caught.value.floor == 5
+    assert caught.value.floor_lsn == 5
     with pytest.raises(Refused, match="ends at LSN 10"):
         await encode_segment(SegmentPlan(segment_id(1), 5, 12), log_range(wal, 5, 12))
 
@@ -300,7 +300,7 @@ async def test_what_was_pruned_to_the_end_of_the_log_is_trimmed_and_not_unwritte
     await wal.prune_through(10)
     with pytest.raises(Trimmed) as caught:
         await encode_segment(SegmentPlan(segment_id(1), 3, 8), log_range(wal, 3, 8))
-    assert caught.value.floor == 11
+    assert caught.value.floor_lsn == 11
 
 
 @virtual

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     )
     from headwater.buffer.consumer.fetcher import FetchHandle, compact_descriptor
     from headwater.buffer.consumer.follower import Follower
-    from headwater.buffer.consumer.group import GroupRegister, QueuePosition
+    from headwater.buffer.consumer.group import GroupRegister
     from headwater.buffer.consumer.metrics import ConsumerMetrics, Lag, lag
     from headwater.buffer.consumer.ownership import Ownership, TakenOver
     from headwater.buffer.consumer.positions import lsn_at_time, position_at_time
@@ -60,7 +60,6 @@ __all__ = [
     "Lag",
     "LostRecords",
     "Ownership",
-    "QueuePosition",
     "Reader",
     "TakenOver",
     "UnreadableBatch",
@@ -83,7 +82,7 @@ __getattr__, __dir__ = exports(
         "dead_letter": "DeadLetter LostRecords UnreadableBatch list_dead_letters",
         "fetcher": "FetchHandle compact_descriptor",
         "follower": "Follower",
-        "group": "GroupRegister QueuePosition",
+        "group": "GroupRegister",
         "metrics": "ConsumerMetrics Lag lag",
         "ownership": "Ownership TakenOver",
         "positions": "lsn_at_time position_at_time",

@@ -16,11 +16,11 @@ from headwater.buffer.consumer.dead_letter import (
 )
 from headwater.buffer.consumer.fetcher import FetchHandle
 from headwater.buffer.consumer.metrics import ConsumerMetrics
-from headwater.buffer.queue.contract import Descriptor, Uncounted
+from headwater.buffer.queue.contract import Descriptor, Uncounted, batch_trimmed
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import deletion_error
 from headwater.core import runtime
-from headwater.core.errors import Refused, Trimmed, Unavailable
+from headwater.core.errors import Refused, Unavailable
 from headwater.core.limits import READ_AHEAD_BATCHES, READ_AHEAD_BYTES
 from headwater.core.settings import whole_number
 
@@ -127,19 +127,15 @@ def _may_be_given_up(descriptor: Descriptor) -> bool:
 
 
 async def check_retained(stream: Stream, partition: int, error: UnreadableBatch) -> None:
-    """Raise `Trimmed` if retention deleted the batch while it was being read.
+    """Raise `BatchTrimmed` if retention deleted the batch while it was being read.
 
-    `floor` is the oldest sequence. `NotFound` if the stream was deleted: its batches are deleted
-    before its queue.
+    `NotFound` if the stream was deleted: its batches are deleted before its queue.
     """
     floor = await stream.queue_reader(partition).floor()
     sequence = error.descriptor.sequence
-    if sequence < floor:
-        raise Trimmed(
-            f"stream {stream.name!r}, partition {partition}: batch {sequence} was deleted by "
-            f"retention while it was being read; the oldest one is {floor}",
-            floor=floor,
-        ) from error
+    if sequence < floor.sequence:
+        what = f"stream {stream.name!r}, partition {partition}: batch {sequence}"
+        raise batch_trimmed(what, floor) from error
     cause = await deletion_error(stream, error)
     if cause is not error:
         raise cause from error

@@ -139,7 +139,7 @@ class Follower:
         return _last(self._committed)
 
     async def next_batch(self) -> ConsumedBatch | None:
-        """The next batch; None if there is none at present. As a consumer's, may be cancelled."""
+        """The next batch; None if there is none at present. May be cancelled, like a consumer's."""
         self._process.check()
         async with self._reading, explain_deletion(self.stream):
             self._check_open()
@@ -147,7 +147,7 @@ class Follower:
             return await self._delivery.next_batch()
 
     async def next_descriptors(self, max_count: int) -> list[Descriptor]:
-        """Up to so many descriptors of the batches that follow, which are the caller's then."""
+        """Up to `max_count` descriptors of the next batches."""
         if whole_number("max_count", max_count) < 0:
             raise Refused(f"{max_count} descriptors: ask for none or more")
         self._process.check()
@@ -160,7 +160,7 @@ class Follower:
             return found
 
     def fetch_handle(self) -> FetchHandle:
-        """What fetches batches by their descriptors, in any task, thread or process."""
+        """A handle that fetches batches by their descriptors, in any task, thread or process."""
         return self._delivery.handle
 
     async def commit(self, sequence: int) -> None:
@@ -191,7 +191,7 @@ class Follower:
         self._committed = sequence
 
     async def lag(self) -> Lag:
-        """What lies after the committed position, looked up in the queue."""
+        """What is after the committed position, according to the queue."""
         self._check_open()
         async with self._lagging, explain_deletion(self.stream):
             return await lag_behind(self._lag_reader, self._committed)

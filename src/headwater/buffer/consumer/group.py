@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from headwater.buffer.layout import group_key
+from headwater.buffer.queue.contract import QueuePosition
 from headwater.buffer.stream import Stream
 from headwater.core import runtime
 from headwater.core.errors import Fenced, NotFound, RolledBack
@@ -50,14 +51,6 @@ class OtherQuery(Fenced):
         super().__init__(f"{key} belongs to query {owner}, not to {query}")
         self.found = found
         """The current value of the register."""
-
-
-class QueuePosition(NamedTuple):
-    """A position between two records, as sequence and LSN, which rise together."""
-
-    sequence: int
-    """The batch with the record that comes next, or the next batch."""
-    lsn: int
 
 
 class QueryStep(NamedTuple):

@@ -8,11 +8,19 @@ from typing import Final
 import msgspec
 
 from headwater.buffer.consumer.group import GroupRegister
-from headwater.buffer.queue.contract import Collected, Counters, Descriptor, QueueReader, QueueState
+from headwater.buffer.queue.contract import (
+    Collected,
+    Counters,
+    Descriptor,
+    QueuePosition,
+    QueueReader,
+    QueueState,
+    batch_trimmed,
+)
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.streams import borrow_stream
 from headwater.core import runtime
-from headwater.core.errors import NotFound, RolledBack, Trimmed
+from headwater.core.errors import NotFound, RolledBack
 from headwater.core.limits import LAG_WALK_BATCHES, LOOK_BATCHES
 from headwater.core.metrics import Histogram, Metrics
 from headwater.store import Store
@@ -107,16 +115,13 @@ async def lag_of_owner(
 async def lag_behind(queue_reader: QueueReader, position: int) -> Lag:
     """The lag of a group that is at this batch; -1 is before the first one.
 
-    `Trimmed` if the next batch is not retained any more; `floor` is the oldest sequence.
+    `BatchTrimmed` if the next batch is not retained any more.
     """
     state = (await queue_reader.state()).checked()
     following = position + 1
     if following < state.floor_sequence:
-        raise Trimmed(
-            f"the batch after {position} was deleted by retention; the oldest batch is "
-            f"{state.floor_sequence}",
-            floor=state.floor_sequence,
-        )
+        floor = QueuePosition(state.floor_sequence, state.floor_lsn)
+        raise batch_trimmed(f"batch {following}", floor)
     left = state.next_sequence - following
     if left <= 0:
         return Lag()

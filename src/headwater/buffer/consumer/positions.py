@@ -8,14 +8,12 @@ or later. Times need not rise with LSNs, so records with earlier times may follo
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from headwater.buffer.consumer.dead_letter import UnreadableBatch
-from headwater.buffer.consumer.group import QueuePosition
-from headwater.buffer.queue.contract import Descriptor, QueueState, TimeBy, Uncounted
+from headwater.buffer.queue.contract import Descriptor, QueuePosition, QueueState, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.streams import borrow_stream
 from headwater.core.errors import Refused, Trimmed
@@ -73,7 +71,7 @@ async def resolve_start(
     time_by: TimeBy = "timestamp",
     skips: bool = False,
 ) -> int:
-    """The first LSN to read. `Trimmed` if it is not retained any more; `floor` is the oldest LSN.
+    """The first LSN to read. `Trimmed` if it is not retained any more.
 
     `skips`: unreadable batches are skipped when their turn comes, and are no error here.
     """
@@ -83,23 +81,9 @@ async def resolve_start(
         raise Trimmed(
             f"stream {stream.name!r}, partition {partition}: LSN {found} is not retained any more; "
             f'the oldest one is {state.floor_lsn} (start="earliest" begins there)',
-            floor=state.floor_lsn,
+            floor_lsn=state.floor_lsn,
         )
     return found
-
-
-@asynccontextmanager
-async def trimmed_by_lsn(stream: Stream, partition: int) -> AsyncIterator[None]:
-    """Raise a queue's `Trimmed`, whose floor is a sequence, with an LSN as its floor."""
-    try:
-        yield
-    except Trimmed as error:
-        floor_lsn = (await stream.queue_reader(partition).state()).floor_lsn
-        raise Trimmed(
-            f"stream {stream.name!r}, partition {partition}: the next record was deleted by "
-            f"retention; the oldest LSN is {floor_lsn} (start={floor_lsn} continues there)",
-            floor=floor_lsn,
-        ) from error
 
 
 async def resolve_end(
@@ -157,7 +141,7 @@ async def position_at_time(
         try:
             skip = await _rows_before(handle, batch, time_us, by)
         except UnreadableBatch:
-            if batch.sequence < await queue_reader.floor():
+            if batch.sequence < (await queue_reader.floor()).sequence:
                 continue  # deleted by retention meanwhile: another batch is the first
             raise
         return QueuePosition(batch.sequence, batch.first_lsn + skip)

@@ -20,7 +20,6 @@ from headwater.buffer.consumer.positions import (
     partition_bound,
     resolve_end,
     resolve_start,
-    trimmed_by_lsn,
 )
 from headwater.buffer.queue.contract import Descriptor, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
@@ -76,8 +75,7 @@ class PartitionReader:
             last = self._ahead.last
             if last is None or not self._reaches_end(last):
                 try:
-                    async with trimmed_by_lsn(self._stream, self._partition):
-                        await self._ahead.read_more(self._queue_reader.after, self._after)
+                    await self._ahead.read_more(self._queue_reader.after, self._after)
                 except Uncounted as error:
                     self._end_at(error)
                     continue
@@ -89,8 +87,7 @@ class PartitionReader:
             self._ahead.retry_first()
             if not isinstance(found, UnreadableBatch):
                 raise found
-            async with trimmed_by_lsn(self._stream, self._partition):
-                await check_retained(self._stream, self._partition, found)
+            await check_retained(self._stream, self._partition, found)
             if self._options.on_bad_batch == "raise":
                 raise found
             self._note_lost(found.descriptor, found.cause)
@@ -234,8 +231,7 @@ async def read_async(
 
     The defaults are the oldest retained record and the current end, or with `follow` no end. Times
     are compared with a record's timestamp, or with `time_by="ingestion"` with its ingestion time.
-    `Trimmed`, here and from the reader: the next record is not retained any more; `floor` is the
-    oldest retained LSN.
+    `Trimmed`, here and from the reader: the next record is not retained any more.
     """
     if on_bad_batch not in ("raise", "skip"):
         raise Refused(f'on_bad_batch is {on_bad_batch!r}: it is "raise" or "skip"')
@@ -307,8 +303,7 @@ async def _open_partition(
         end_lsn = known_lsn if latest or end_lsn is None else min(end_lsn, known_lsn)
     after = None
     if from_place not in (None, EARLIEST):
-        async with trimmed_by_lsn(stream, partition):
-            sequence = await queue_reader.sequence_at_lsn(first_lsn)
+        sequence = await queue_reader.sequence_at_lsn(first_lsn)
         # -1 and not None before batch 0: asked for by number, it must be that one or `Trimmed`.
         after = (state.next_sequence if sequence is None else sequence) - 1
     return PartitionReader(

@@ -1,4 +1,4 @@
-"""What a produce call returns: its result, once there is one.
+"""What a produce call returns: a handle on its outcome.
 
     handle = await producer.produce([b"a", b"b"])
     accepted = await handle
@@ -86,7 +86,7 @@ class Acceptance(tuple[Accepted, ...]):
 
 
 class PartlyAccepted(OutcomeUnknown):
-    """Some records of a call are accepted, and the others are not: give only those again.
+    """Some records of a call are accepted, and the others are not: produce only those again.
 
     It says of the whole call neither that it landed nor that it did not, hence its base.
     """

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from headwater.buffer.queue.contract import (
         AppendedBatch,
         Appender,
+        BatchTrimmed,
         BelowFloor,
         Collected,
         Collector,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         NewBatch,
         ProducerState,
         QueueConsumer,
+        QueuePosition,
         QueueReader,
         QueueState,
         Retention,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AppendedBatch",
     "Appender",
+    "BatchTrimmed",
     "BelowFloor",
     "Collected",
     "Collector",
@@ -39,6 +42,7 @@ __all__ = [
     "NewBatch",
     "ProducerState",
     "QueueConsumer",
+    "QueuePosition",
     "QueueReader",
     "QueueState",
     "Retention",
@@ -49,8 +53,8 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "contract": "AppendedBatch Appender BelowFloor Collected Collector Counters Descriptor "
-        "NewBatch ProducerState QueueConsumer QueueReader QueueState Retention TimeBy "
-        "Uncounted",
+        "contract": "AppendedBatch Appender BatchTrimmed BelowFloor Collected Collector Counters "
+        "Descriptor NewBatch ProducerState QueueConsumer QueuePosition QueueReader QueueState "
+        "Retention TimeBy Uncounted",
     },
 )

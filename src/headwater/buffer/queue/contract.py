@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from headwater.core.errors import Damaged, OutcomeUnknown, Refused, RolledBack
+from headwater.core.errors import Damaged, OutcomeUnknown, Refused, RolledBack, Trimmed
 from headwater.core.limits import TIME_MAX_MS
 from headwater.store import Parts
 
@@ -34,6 +34,33 @@ TimeBy = Literal["timestamp", "ingestion"]
 def micros(time_ms: int) -> int:
     """A time in microseconds, clamped to 64 bits."""
     return max(-TIME_MAX_MS, min(time_ms, TIME_MAX_MS)) * 1000
+
+
+class QueuePosition(NamedTuple):
+    """A position between two records, as sequence and LSN, which rise together."""
+
+    sequence: int
+    """The batch with the record that comes next, or the next batch."""
+    lsn: int
+
+
+class BatchTrimmed(Trimmed):
+    """`Trimmed`, from a call that takes a sequence."""
+
+    def __init__(self, message: str, *, floor_sequence: int = 0, floor_lsn: int = 0) -> None:
+        super().__init__(message, floor_lsn=floor_lsn)
+        self.floor_sequence = floor_sequence
+        """The oldest retained batch, which begins with `floor_lsn`."""
+
+
+def batch_trimmed(what: str, floor: QueuePosition) -> BatchTrimmed:
+    """The error for something that was deleted."""
+    return BatchTrimmed(
+        f"{what} was deleted by retention; the oldest retained record has LSN {floor.lsn} (batch "
+        f"{floor.sequence})",
+        floor_sequence=floor.sequence,
+        floor_lsn=floor.lsn,
+    )
 
 
 class BelowFloor(Refused):
@@ -285,7 +312,7 @@ class QueueConsumer(ABC):
         A `last_acked_sequence` ahead of the acknowledged position also acknowledges through it;
         behind it, retained batches are delivered again (-1: from batch 0). `Refused` if another
         group owns the queue and `take_over` is false, or if the sequence is below -1 or was not
-        appended yet; `Trimmed` if the batch after it is gone (`floor` is the oldest sequence);
+        appended yet; `BatchTrimmed` if the batch after it is gone;
         `Uncounted` if what it acknowledges cannot be counted. After these errors nothing was
         opened. Returns the sequence after which to read: `last_acked_sequence`, or the last
         acknowledged one, or None at the beginning.
@@ -332,23 +359,22 @@ class QueueReader(ABC):
         """The state of the queue."""
 
     @abstractmethod
-    async def floor(self) -> int:
-        """The oldest retained sequence. Cheaper than `state`."""
+    async def floor(self) -> QueuePosition:
+        """Where the oldest retained batch begins. Cheaper than `state`."""
 
     @abstractmethod
     async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
         """Up to `limit` retained batches after this one (None: from the oldest retained).
 
-        `Trimmed` if the next one is not retained any more; `floor` is the oldest sequence.
+        `BatchTrimmed` if the next one is not retained any more.
         """
 
     @abstractmethod
     async def sequence_at_lsn(self, lsn: int) -> int | None:
         """The sequence of the batch with this record; None if the LSN is in the future.
 
-        `Trimmed` if it is not retained any more; `floor` is the oldest sequence. If the queue ends
-        at a batch that cannot be counted, that batch is the next one, and `Uncounted` is raised for
-        LSNs beyond it.
+        `BatchTrimmed` if it is not retained any more. If the queue ends at a batch that cannot be
+        counted, that batch is the next one, and `Uncounted` is raised for LSNs beyond it.
         """
 
     @abstractmethod

@@ -125,7 +125,7 @@ class Stream:
         return SchemaFitter(self.name, self.schema_version, self.schema, origin, self.alter_command)
 
     def appender(self, partition: int, producer_id: str) -> Appender:
-        """The appender of a producer in a partition."""
+        """The queue's interface for a producer."""
         prefix = self._writable_queue(partition)
         if self.config.format == "v1":
             lenient = self.config.is_lenient
@@ -134,14 +134,14 @@ class Stream:
         return native.NativeAppender(self.store, prefix, self.id, producer_id, pace_s=pace_s)
 
     def queue_consumer(self, partition: int) -> QueueConsumer:
-        """What the owner of a partition reads and acknowledges by."""
+        """The queue's interface for the owner of a partition."""
         prefix = self._writable_queue(partition)
         if self.config.format == "v1":
             return v1.V1Consumer(self.store, prefix, self.id, lenient=self.config.is_lenient)
         return native.NativeConsumer(self.store, prefix, self.id)
 
     def queue_reader(self, partition: int) -> QueueReader:
-        """What reads a partition without opening it."""
+        """The queue's interface for readers, which fences nothing."""
         self.check_partition(partition)
         prefix = queue_prefix(self.config, partition)
         if self.config.format == "v1":

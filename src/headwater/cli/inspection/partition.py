@@ -227,7 +227,7 @@ async def check_entries(
         return
     # What is gone by now may have been acknowledged and collected while it was looked for.
     floor = await queue_reader.floor()
-    gone = [one for one in missing if one.sequence >= floor]
+    gone = [one for one in missing if one.sequence >= floor.sequence]
     if gone:
         more = f", and those of {len(gone) - 1:,} others" if len(gone) > 1 else ""
         problem = RolledBack(

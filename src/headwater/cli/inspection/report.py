@@ -355,8 +355,6 @@ _BEGINNINGS: Final[dict[bytes, ObjectFormat]] = {
     b"HWC": ObjectFormat("a chunk of a native queue", "queue"),
     b"HWA1": ObjectFormat("a segment of acknowledged entries of a published v1 queue", "queue"),
     b'{"register":': ObjectFormat("a register", "queue"),
-    b"HWQ1": ObjectFormat("an entry of a numbered sequence"),
-    b"HWF1": ObjectFormat("a frame of an append-only file"),
     b'{"dead_letter":': ObjectFormat("a dead letter, which is JSON and says itself what it tells"),
     b"RDLW": ObjectFormat("a segment of a log", "wal"),
     b"HWE1": ObjectFormat("an event of the tier's log", "event"),

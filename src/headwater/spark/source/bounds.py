@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from headwater.buffer.consumer import QueuePosition, UnreadableBatch
-from headwater.buffer.queue import Descriptor
+from headwater.buffer.consumer import UnreadableBatch
+from headwater.buffer.queue import Descriptor, QueuePosition
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import UNLIMITED
 from headwater.core.errors import Refused, RolledBack, Trimmed
@@ -121,7 +121,7 @@ def data_loss_before(
         f"{oldest.lsn}: {gone:,} records were acknowledged by the owner of the stream and deleted "
         "by retention, or were truncated, before this query read them. "
         + _advice(url, part.stream),
-        floor=oldest.lsn,
+        floor_lsn=oldest.lsn,
     )
 
 
@@ -133,7 +133,7 @@ def data_loss_while_reading(stream: Stream, partition: int, lost: Descriptor) ->
         f"{StreamPartition(stream.name, partition)}: data loss. Wanted offsets {lost.first_lsn} to "
         f"{lost.last_lsn}, which were deleted by retention (the stream keeps acknowledged records "
         f"{retention}) before they were read. " + _advice(stream.store.url, stream.name),
-        floor=lost.last_lsn + 1,
+        floor_lsn=lost.last_lsn + 1,
     )
 
 

@@ -20,8 +20,9 @@ import asyncio
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, Final
 
-from headwater.buffer.consumer import QueuePosition, TakenOver
+from headwater.buffer.consumer import TakenOver
 from headwater.buffer.consumer.group import OtherQuery, QueryStep
+from headwater.buffer.queue import QueuePosition
 from headwater.core import runtime
 from headwater.core.errors import Fenced, Refused, Trimmed
 from headwater.spark.source.feed import PartitionFeed, PositionClaim

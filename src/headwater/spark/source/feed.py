@@ -10,15 +10,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from headwater.buffer.consumer import (
-    GroupRegister,
-    Ownership,
-    QueuePosition,
-    compact_descriptor,
-    position_at_time,
-)
+from headwater.buffer.consumer import GroupRegister, Ownership, compact_descriptor, position_at_time
 from headwater.buffer.consumer.group import NO_STEP, GroupPosition, QueryStep
-from headwater.buffer.queue import Descriptor, QueueState, TimeBy, Uncounted
+from headwater.buffer.queue import Descriptor, QueuePosition, QueueState, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import encode_config
 from headwater.buffer.stream.handle import explain_deletion
@@ -79,11 +73,13 @@ class PartitionFeed:
     async def at_lsn(self, lsn: int) -> QueuePosition:
         """The position before a retained record, or after the last one.
 
-        `Trimmed`, with the oldest LSN as its floor; `Refused` if it is beyond the end.
+        `Trimmed` if it is no longer retained; `Refused` if it is beyond the end.
         """
         state = await self._state()
         if lsn < state.floor_lsn:
-            raise Trimmed(f"{self.part}: LSN {lsn} is no longer retained", floor=state.floor_lsn)
+            raise Trimmed(
+                f"{self.part}: LSN {lsn} is no longer retained", floor_lsn=state.floor_lsn
+            )
         if lsn > state.next_lsn:
             raise Refused(
                 f"{self.part}: offset {lsn} lies ahead; the next record will be {state.next_lsn}"

@@ -16,8 +16,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from headwater.buffer.consumer import QueuePosition
 from headwater.buffer.consumer.group import NO_STEP, OtherQuery
+from headwater.buffer.queue import QueuePosition
 from headwater.core import runtime
 from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import FOLLOW_POLL_BASE_S, FOLLOW_POLL_CAP_S

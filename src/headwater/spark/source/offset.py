@@ -22,8 +22,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.buffer.consumer import QueuePosition
 from headwater.buffer.consumer.group import QueryStep
+from headwater.buffer.queue import QueuePosition
 from headwater.core.errors import Refused
 
 FORMAT: Final = 2

@@ -19,8 +19,7 @@ from typing import Final, NamedTuple
 import msgspec
 from pyspark.sql.datasource import InputPartition
 
-from headwater.buffer.consumer import QueuePosition
-from headwater.buffer.queue import Descriptor
+from headwater.buffer.queue import Descriptor, QueuePosition
 from headwater.spark.source.offset import StreamPartition
 
 _FAST: Final = 1

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from headwater.core import limits, runtime
 from headwater.core.errors import (
     Damaged,
+    EntriesTrimmed,
     HeadwaterError,
     LimitExceeded,
     NotSupported,
     Refused,
-    Trimmed,
 )
 from headwater.core.lease import FloorClock
 from headwater.tier.cache import TierCache
@@ -140,9 +140,9 @@ class Compactor:
             floor, cache = await load_snapshot(events, floor)
         try:
             position, stopped_by = await self._fold(events, floor.floor, cache)
-        except Trimmed as trimmed:
+        except EntriesTrimmed as trimmed:
             # Another compactor has been here, and for a grace: it needs no help.
-            return trimmed.floor, 0, None
+            return trimmed.first_offset, 0, None
         if position == floor.floor:
             return floor.floor, 0, stopped_by
         name = await store_snapshot(events, cache, position - 1)

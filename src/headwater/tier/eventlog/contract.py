@@ -164,9 +164,9 @@ class PositionReached:
 class PartitionFailed:
     """The log cannot go on with this partition, which is assigned no longer: add it to try again.
 
-    `Unavailable`: later, from the same offset. `Trimmed`: the requested events are gone, and there
-    is no snapshot; the log begins at `error.floor`. `RolledBack`: the log ends before the requested
-    offset: it is not the log that was followed before.
+    `Unavailable`: later, from the same offset. `EntriesTrimmed`: the requested events are deleted,
+    and there is no snapshot; the log begins at `error.first_offset`. `RolledBack`: the log ends
+    before the requested offset: it is not the log that was followed before.
     """
 
     partition: int

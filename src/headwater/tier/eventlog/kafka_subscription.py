@@ -24,10 +24,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from headwater.core import runtime
 from headwater.core.errors import (
     Corrupt,
+    EntriesTrimmed,
     HeadwaterError,
     Refused,
     RolledBack,
-    Trimmed,
     Unavailable,
 )
 from headwater.tier.eventlog.contract import (
@@ -179,8 +179,8 @@ def _out_of_range(
         return Unavailable(f"no leader says where metadata partition {partition} begins and ends")
     begin, end = ends
     if offset < begin:
-        return Trimmed(
-            _at(partition, offset) + f"it was deleted: {begin} is the first", floor=begin
+        return EntriesTrimmed(
+            _at(partition, offset) + f"it was deleted: {begin} is the first", first_offset=begin
         )
     if offset > end:
         return _rolled_back(partition, offset, f"it ends at {end}")

@@ -149,7 +149,7 @@ class StoredEvents(NumberedLog):
         return offset
 
     async def read_events(self, start: int, count: int) -> list[EventDelivered | EventUnreadable]:
-        """Up to so many events from `start` on; none at the end. `Trimmed` if they are gone."""
+        """Up to so many events from `start` on, none at the end; `EntriesTrimmed` if deleted."""
         if start in self._recent:
             ready = itertools.takewhile(self._recent.__contains__, range(start, start + count))
             return [self._recent[offset] for offset in ready]

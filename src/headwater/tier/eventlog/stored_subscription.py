@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 
 from headwater.core import limits, runtime
-from headwater.core.errors import HeadwaterError, RolledBack, Trimmed
+from headwater.core.errors import EntriesTrimmed, HeadwaterError, RolledBack
 from headwater.tier.eventlog.contract import (
     LogItem,
     PartitionFailed,
@@ -100,7 +100,7 @@ class PartitionFollower:
             at_once = max(at_once, min(known, limits.EVENT_READS_AT_ONCE))
             try:
                 found = await self._events.read_events(self._next, at_once)
-            except Trimmed:
+            except EntriesTrimmed:
                 await self._deliver_snapshot(await self._events.floors.look())
                 continue
             self._next += len(found)

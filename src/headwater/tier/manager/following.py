@@ -21,11 +21,11 @@ from headwater.core import runtime
 from headwater.core.errors import (
     Corrupt,
     Damaged,
+    EntriesTrimmed,
     HeadwaterError,
     LimitExceeded,
     NotSupported,
     RolledBack,
-    Trimmed,
     Unavailable,
 )
 from headwater.core.limits import METADATA_TURN_EVENTS
@@ -256,22 +256,22 @@ class FollowedPartition:
     def _apply_failure(self, item: PartitionFailed) -> None:
         error = item.error
         self._metrics.partition_failures[type(error).__name__] += 1
-        if isinstance(error, Trimmed) and self.next_offset < error.floor:
+        if isinstance(error, EntriesTrimmed) and self.next_offset < error.first_offset:
             self._start_at_floor(error)
         elif isinstance(error, Damaged | LogRenewed):
             self._stop(error)
         # Other errors may pass: the pump asks for the partition again.
 
-    def _start_at_floor(self, trimmed: Trimmed) -> None:
+    def _start_at_floor(self, trimmed: EntriesTrimmed) -> None:
         if self.next_offset == 0:
             # Nothing was applied, so there is no gap: the log begins here.
-            self.first_offset = self.next_offset = self.saved_offset = trimmed.floor
+            self.first_offset = self.next_offset = self.saved_offset = trimmed.first_offset
             return
         self._stop(
             Damaged(
-                f"metadata partition {self.partition} begins at {trimmed.floor}, and only events "
-                f"below {self.next_offset} were applied: those in between are deleted. Remove the "
-                "snapshots to start at the first event that is left"
+                f"metadata partition {self.partition} begins at {trimmed.first_offset}, and only "
+                f"events below {self.next_offset} were applied: those in between are deleted. "
+                "Remove the snapshots to start at the first event that is left"
             )
         )
 

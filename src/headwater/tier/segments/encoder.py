@@ -302,7 +302,7 @@ async def log_range(wal: Wal, first_lsn: int, last_lsn: int) -> AsyncIterator[Gr
         if (groups[0].first_lsn if groups else wal.oldest_lsn()) > at + 1:
             raise Trimmed(
                 f"LSN {at + 1} is no longer in the log, which begins at {wal.oldest_lsn()}",
-                floor=wal.oldest_lsn(),
+                floor_lsn=wal.oldest_lsn(),
             )
         if not groups:
             raise Refused(f"the log ends at LSN {wal.current_lsn()}; {last_lsn} is not written yet")

@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from headwater.buffer.queue.contract import Counters
+from headwater.buffer.queue.contract import Counters, QueuePosition, batch_trimmed
 from headwater.buffer.queue.native.chunk import Chunk, decode_chunk, encode_chunk, first_chunk
 from headwater.buffer.queue.native.registers import (
     ConsumerRecord,
@@ -33,7 +33,6 @@ from headwater.core.errors import (
     NotFound,
     NotSupported,
     RolledBack,
-    Trimmed,
 )
 from headwater.core.lease import Lease
 from headwater.store import LeasedFloor, LogFloor, NumberedLog, Object, Register, Store, Version
@@ -62,7 +61,7 @@ class ChunkLog(NumberedLog):
         self.queue_id = queue_id
         self.register = Register(store, f"{prefix}/queue.json", QueueFloors)
         self.ends = EndRecorder(store, prefix)
-        self.floor_sequence = 0
+        self.floor = QueuePosition(0, 1)
         """No batch below it is kept, as of the last read."""
 
     @property
@@ -99,7 +98,7 @@ class ChunkLog(NumberedLog):
             raise missing_queue(self.prefix) from error
         self._check_id(queue)
         self.leased_floor.learn(LogFloor(queue.chunk_floor, queue.chunk_floor), requested)
-        self.floor_sequence = max(self.floor_sequence, queue.floor_sequence)
+        self.floor = max(self.floor, queue.floor)
         return queue
 
     async def read_floor(self) -> LogFloor:
@@ -141,17 +140,13 @@ class ChunkLog(NumberedLog):
         return None if stored is None else self.decode(number, stored)
 
     async def require(self, number: int) -> StoredChunk:
-        """A chunk that must exist: `Trimmed` below the floor, `RolledBack` otherwise."""
+        """A chunk that must exist: `BatchTrimmed` below the floor, `RolledBack` otherwise."""
         held = await self.load(number)
         if held is not None:
             return held
         queue = await self.floors()
         if number < queue.chunk_floor:
-            raise Trimmed(
-                f"{self.prefix}: chunk {number} is gone; the oldest batch still there is "
-                f"{queue.floor_sequence}",
-                floor=queue.floor_sequence,
-            )
+            raise batch_trimmed(f"{self.prefix}: chunk {number}", queue.floor)
         raise self.missing(number)
 
     async def run(self, first: int, count: int) -> list[StoredChunk]:

@@ -13,12 +13,15 @@ from collections.abc import Callable
 import msgspec
 
 from headwater.buffer.queue.contract import (
+    BatchTrimmed,
     Counters,
     Descriptor,
     QueueConsumer,
+    QueuePosition,
     QueueReader,
     QueueState,
     TimeBy,
+    batch_trimmed,
 )
 from headwater.buffer.queue.native.chunk_log import ChunkLog
 from headwater.buffer.queue.native.reading import (
@@ -34,7 +37,7 @@ from headwater.buffer.queue.native.registers import (
     read_consumer,
 )
 from headwater.core import runtime
-from headwater.core.errors import Bug, Fenced, Refused, RolledBack, Trimmed
+from headwater.core.errors import Bug, Fenced, Refused, RolledBack
 from headwater.store import Store
 
 
@@ -85,7 +88,7 @@ class NativeConsumer(QueueConsumer):
         while True:
             try:
                 found = await self._reading.after(start, limit)
-            except (Trimmed, Refused, RolledBack):
+            except (BatchTrimmed, Refused, RolledBack):
                 await self.check_fence()  # a successor may have moved on far from here
                 raise
             await self.check_fence()
@@ -99,7 +102,7 @@ class NativeConsumer(QueueConsumer):
             return
         try:
             position = await self._reading.position_after(sequence)
-        except Trimmed:
+        except BatchTrimmed:
             # A truncation acknowledged it, and the floor has passed it meanwhile.
             self._acked = self._owned(await read_consumer(self._register))
             if sequence < self._acked.sequence:
@@ -148,9 +151,9 @@ class NativeConsumer(QueueConsumer):
         while True:
             try:
                 return await self._find_position(last_acked)
-            except Trimmed as trimmed:
+            except BatchTrimmed as trimmed:
                 # Unless what follows it is gone: it was acknowledged and deleted meanwhile.
-                if last_acked is None or last_acked + 1 < trimmed.floor:
+                if last_acked is None or last_acked + 1 < trimmed.floor_sequence:
                     raise
 
     async def _find_position(self, last_acked: int | None) -> ChunkPosition | None:
@@ -193,7 +196,7 @@ class NativeReader(QueueReader):
     async def state(self) -> QueueState:
         while True:
             # What the consumer's position names may be acknowledged and deleted meanwhile.
-            with contextlib.suppress(Trimmed):
+            with contextlib.suppress(BatchTrimmed):
                 return await self._state()
 
     async def _state(self) -> QueueState:
@@ -236,8 +239,8 @@ class NativeReader(QueueReader):
             truncated_sequence=consumer.truncated,
         )
 
-    async def floor(self) -> int:
-        return (await self._chunks.floors()).floor_sequence
+    async def floor(self) -> QueuePosition:
+        return (await self._chunks.floors()).floor
 
     async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
         if limit < 1:
@@ -251,22 +254,18 @@ class NativeReader(QueueReader):
                 found = await self._reading.after(start, limit)
                 await self._check_floor(self._reading.lowest_chunk)
                 return found
-            except Trimmed as trimmed:
+            except BatchTrimmed as trimmed:
                 self._reading.reset()
-                if start < trimmed.floor and sequence is not None:
+                if start < trimmed.floor_sequence and sequence is not None:
                     raise
 
     async def sequence_at_lsn(self, lsn: int) -> int | None:
         while True:
             queue = await self._chunks.floors()
             if lsn < queue.floor_lsn:
-                raise Trimmed(
-                    f"LSN {lsn} of {self._prefix} is not kept any more; the oldest is "
-                    f"{queue.floor_lsn}",
-                    floor=queue.floor_sequence,
-                )
+                raise batch_trimmed(f"{self._prefix}: LSN {lsn}", queue.floor)
             # Chunks before it may be deleted during the search.
-            with contextlib.suppress(Trimmed):
+            with contextlib.suppress(BatchTrimmed):
                 return await self._at_lsn(lsn, queue)
 
     async def _at_lsn(self, lsn: int, queue: QueueFloors) -> int | None:
@@ -283,7 +282,7 @@ class NativeReader(QueueReader):
     async def batch_at_time(self, time_us: int, by: TimeBy) -> Descriptor | None:
         while True:
             # What is looked at may be deleted while it is searched for.
-            with contextlib.suppress(Trimmed):
+            with contextlib.suppress(BatchTrimmed):
                 return await self._at_time(time_us, by)
 
     async def _at_time(self, time_us: int, by: TimeBy) -> Descriptor | None:
@@ -298,7 +297,4 @@ class NativeReader(QueueReader):
     async def _check_floor(self, number: int) -> None:
         if await self._chunks.is_dead(number):
             queue = await self._chunks.floors()
-            raise Trimmed(
-                f"{self._prefix} is kept from batch {queue.floor_sequence} on",
-                floor=queue.floor_sequence,
-            )
+            raise batch_trimmed(f"{self._prefix}: chunk {number}", queue.floor)

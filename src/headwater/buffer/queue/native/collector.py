@@ -23,7 +23,7 @@ import contextlib
 
 import msgspec
 
-from headwater.buffer.queue.contract import Collected, Collector, Retention
+from headwater.buffer.queue.contract import BatchTrimmed, Collected, Collector, Retention
 from headwater.buffer.queue.native.chunk_log import ChunkLog
 from headwater.buffer.queue.native.orphans import OrphanPass
 from headwater.buffer.queue.native.producers import SilencePass
@@ -36,7 +36,7 @@ from headwater.buffer.queue.native.registers import (
 )
 from headwater.buffer.queue.native.retention import RetentionPass, delete_all
 from headwater.core import limits, runtime
-from headwater.core.errors import RolledBack, Trimmed
+from headwater.core.errors import RolledBack
 from headwater.core.lease import FloorClock
 from headwater.store import LogFloor, Register, Store, next_standing
 
@@ -108,7 +108,7 @@ class NativeCollector(Collector):
         """The place before this batch; None if the floor is there, and so the position, too."""
         while sequence > (await self._chunks.floors()).floor_sequence:
             # What is read counts under a floor read after it, and it may rise meanwhile.
-            with contextlib.suppress(Trimmed):
+            with contextlib.suppress(BatchTrimmed):
                 position = await ChunkReader(self._chunks).position_after(sequence - 1)
                 if not await self._chunks.is_dead(position.chunk):
                     return position

@@ -12,11 +12,11 @@ from typing import Final, NamedTuple, NoReturn
 
 import msgspec
 
-from headwater.buffer.queue.contract import Descriptor, TimeBy
+from headwater.buffer.queue.contract import BatchTrimmed, Descriptor, TimeBy, batch_trimmed
 from headwater.buffer.queue.native.chunk import Chunk, ChunkBlock
 from headwater.buffer.queue.native.chunk_log import READ_AHEAD, ChunkLog, StoredChunk
 from headwater.buffer.queue.native.registers import ConsumerRecord, QueueFloors
-from headwater.core.errors import Refused, RolledBack, Trimmed
+from headwater.core.errors import Refused, RolledBack
 
 # Among so many polls that find nothing, one asks whether the floor has passed where it looks (over
 # chunks without entries, say), and one makes sure that the chunk before is still there.
@@ -56,13 +56,13 @@ class ChunkReader:
         """The same as it was when the end was last looked for, and not what a dead chunk says."""
 
     async def after(self, sequence: int, limit: int) -> list[Descriptor]:
-        """Up to `limit` batches from `sequence` on; `Trimmed` if that one is not kept any more."""
+        """Up to `limit` batches from `sequence` on; `BatchTrimmed` if that one is gone."""
         while True:
             try:
                 return await self._after(sequence, limit)
-            except Trimmed as trimmed:
+            except BatchTrimmed as trimmed:
                 self.reset()
-                if sequence < trimmed.floor:
+                if sequence < trimmed.floor_sequence:
                     raise
             # The chunk that it was in is gone; the batch may be in a later one.
 
@@ -110,19 +110,16 @@ class ChunkReader:
             queue = await self._chunks.floors()
             self._check_kept(sequence)
             # Chunks before it may be deleted while it is searched for.
-            with contextlib.suppress(Trimmed):
+            with contextlib.suppress(BatchTrimmed):
                 return await self._search(sequence, queue)
 
     def _check_kept(self, sequence: int) -> None:
-        """`Trimmed` if the floor, as it was last read, has passed a batch.
+        """`BatchTrimmed` if the floor, as it was last read, has passed a batch.
 
         Its entry may still be there to be read: in a chunk of which some is kept.
         """
-        floor = self._chunks.floor_sequence
-        if sequence < floor:
-            raise Trimmed(
-                f"batch {sequence} is not kept any more; the oldest is {floor}", floor=floor
-            )
+        if sequence < self._chunks.floor.sequence:
+            raise batch_trimmed(f"{self._chunks.prefix}: batch {sequence}", self._chunks.floor)
 
     async def _search(self, sequence: int, queue: QueueFloors) -> Chunk:
         last = (await self._chunks.last_alive(queue.chunk_floor)).chunk
@@ -164,7 +161,7 @@ class ChunkReader:
         if self._idle % FLOOR_POLLS == FLOOR_POLLS - 1:
             queue = await self._chunks.floors()
             if number < queue.chunk_floor:
-                raise Trimmed(f"chunk {number} is not kept any more", floor=queue.floor_sequence)
+                raise batch_trimmed(f"{self._chunks.prefix}: chunk {number}", queue.floor)
         if number > 0 and self._idle % LAST_POLLS == LAST_POLLS - 1:
             await self._chunks.require(number - 1)
             if await self._chunks.exists(number + 1):
@@ -173,7 +170,8 @@ class ChunkReader:
     async def _raise_hole(self, sequence: int) -> NoReturn:
         """What was read does not go on where it should: it is dead, or the queue is damaged."""
         if await self._chunks.is_dead(self.lowest_chunk):
-            raise Trimmed(f"chunk {self.lowest_chunk} is not kept any more", floor=sequence)
+            queue = await self._chunks.floors()
+            raise batch_trimmed(f"{self._chunks.prefix}: chunk {self.lowest_chunk}", queue.floor)
         raise RolledBack(
             f"{self._chunks.prefix} does not go on with batch {sequence}, which was there: the "
             "queue went back"

@@ -16,6 +16,7 @@ import hashlib
 
 import msgspec
 
+from headwater.buffer.queue.contract import QueuePosition
 from headwater.buffer.queue.native.chunk import NO_BATCH_FLOOR
 from headwater.core import limits
 from headwater.core.errors import NotFound, Refused, RolledBack
@@ -36,6 +37,11 @@ class QueueFloors(msgspec.Struct, frozen=True):
     """Batches at or below it are not appended any more."""
     floor_ms: int = 0
     """By the store's clock: nothing in the first chunk that is kept was appended before."""
+
+    @property
+    def floor(self) -> QueuePosition:
+        """Where the first batch that is kept begins."""
+        return QueuePosition(self.floor_sequence, self.floor_lsn)
 
 
 class QueueEnd(msgspec.Struct, frozen=True):

@@ -5,7 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from headwater.buffer.queue.contract import Descriptor, QueueReader, QueueState, TimeBy, Uncounted
+from headwater.buffer.queue.contract import (
+    BatchTrimmed,
+    Descriptor,
+    QueuePosition,
+    QueueReader,
+    QueueState,
+    TimeBy,
+    Uncounted,
+    batch_trimmed,
+)
 from headwater.buffer.queue.v1.acked import AckedSegments
 from headwater.buffer.queue.v1.batch_format import BatchCounts
 from headwater.buffer.queue.v1.ledger import Ledger
@@ -17,7 +26,7 @@ from headwater.buffer.queue.v1.side_object import (
     V1Names,
     read_view,
 )
-from headwater.core.errors import Refused, RolledBack, Trimmed
+from headwater.core.errors import Refused, RolledBack
 from headwater.store import Store
 
 
@@ -54,8 +63,8 @@ class V1Reader(QueueReader):
                 uncounted_sequence=None if uncounted is None else uncounted.descriptor.sequence,
             )
 
-    async def floor(self) -> int:
-        return (await self._side.read()).floor_sequence
+    async def floor(self) -> QueuePosition:
+        return (await self._side.read()).floor
 
     async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
         view = await self._view()
@@ -97,7 +106,7 @@ class V1Reader(QueueReader):
         time_ms = -(-time_us // 1000)
         while (sequence := await self._sequence_at_time(time_ms)) is not None:
             # It may be acknowledged and collected before it is read again.
-            with contextlib.suppress(Trimmed):
+            with contextlib.suppress(BatchTrimmed):
                 (found,) = await self.after(sequence - 1, 1)
                 return found
         return None
@@ -149,11 +158,7 @@ class V1Reader(QueueReader):
 
     def _check_lsn_retained(self, side: SideState, lsn: int) -> None:
         if lsn < side.floor_lsn:
-            raise Trimmed(
-                f"{self._names.manifest}: LSN {lsn:,} is not retained any more; the oldest is "
-                f"{side.floor_lsn:,}",
-                floor=side.floor_sequence,
-            )
+            raise batch_trimmed(f"{self._names.manifest}: LSN {lsn}", side.floor)
 
 
 class EntryReader:
@@ -195,13 +200,9 @@ class EntryReader:
             ]
 
     def check_retained(self, side: SideState, start: int) -> None:
-        """`Trimmed` if the batch at `start` is not there any more."""
+        """`BatchTrimmed` if the batch at `start` is not there any more."""
         if start < side.floor_sequence:
-            raise Trimmed(
-                f"{self._names.manifest}: sequence {start:,} is not retained any more; the oldest "
-                f"is {side.floor_sequence:,}",
-                floor=side.floor_sequence,
-            )
+            raise batch_trimmed(f"{self._names.manifest}: batch {start}", side.floor)
 
     async def _retained(self, sequences: range) -> list[Descriptor]:
         if not sequences:

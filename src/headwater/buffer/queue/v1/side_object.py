@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from headwater.buffer.queue.contract import QueuePosition
 from headwater.buffer.queue.v1.manifest_object import (
     ManifestObject,
     StoredManifest,
@@ -173,6 +174,11 @@ class SideState(msgspec.Struct, frozen=True):
     passed_over: list[tuple[int, int]] = []
     """Ranges of LSNs (first, end) that no record has: adopting the queue skipped them, because it
     is unknown which of them had been returned to clients."""
+
+    @property
+    def floor(self) -> QueuePosition:
+        """Where the oldest retained batch begins."""
+        return QueuePosition(self.floor_sequence, self.floor_lsn)
 
     def is_after(self, epoch: int) -> bool:
         """Whether the recorded epoch is later than this one."""
