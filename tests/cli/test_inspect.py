@@ -12,9 +12,10 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
 
-from headwater.buffer import Batch, Call, Calls, Compression, encode_batch, from_values
+from headwater.buffer.batch import Batch, Call, Calls, encode_batch
+from headwater.buffer.compression import Compression
 from headwater.buffer.producer.call import with_column
-from headwater.buffer.records import KEY
+from headwater.buffer.records import KEY, from_values
 from headwater.cli.app import app
 from headwater.cli.inspection.report import split_key
 from headwater.cli.render import bytes_words, text_of, time_words, visible

@@ -26,26 +26,11 @@ from typing import TYPE_CHECKING
 from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
-    from headwater.buffer.batch import Batch, Call, Calls, decode_batch, encode_batch, read_footer
-    from headwater.buffer.compression import Compression
-    from headwater.buffer.consumer import (
-        BlockingConsumer,
-        ConsumedBatch,
-        Consumer,
-        Follower,
-        lag,
-        list_dead_letters,
-        read,
-        read_async,
-    )
+    from headwater.buffer.consumer import BlockingConsumer, Consumer, Follower, lag, read
     from headwater.buffer.murmur2 import partition_for_key
-    from headwater.buffer.partitioner import partition_keys
     from headwater.buffer.producer import BlockingProducer, BufferFull, Producer
-    from headwater.buffer.queue import Descriptor
-    from headwater.buffer.records import Operation, from_arrow, from_values
     from headwater.buffer.stream import (
         Stream,
-        adopt_stream,
         alter_stream,
         create_stream,
         delete_stream,
@@ -54,52 +39,29 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Batch",
     "BlockingConsumer",
     "BlockingProducer",
     "BufferFull",
-    "Call",
-    "Calls",
-    "Compression",
-    "ConsumedBatch",
     "Consumer",
-    "Descriptor",
     "Follower",
-    "Operation",
     "Producer",
     "Stream",
-    "adopt_stream",
     "alter_stream",
     "create_stream",
-    "decode_batch",
     "delete_stream",
-    "encode_batch",
-    "from_arrow",
-    "from_values",
     "lag",
-    "list_dead_letters",
     "list_streams",
     "open_stream",
     "partition_for_key",
-    "partition_keys",
     "read",
-    "read_async",
-    "read_footer",
 ]
 
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "batch": "Batch Call Calls decode_batch encode_batch read_footer",
-        "compression": "Compression",
-        "consumer": "BlockingConsumer ConsumedBatch Consumer Follower lag list_dead_letters read "
-        "read_async",
+        "consumer": "BlockingConsumer Consumer Follower lag read",
         "murmur2": "partition_for_key",
-        "partitioner": "partition_keys",
         "producer": "BlockingProducer BufferFull Producer",
-        "queue": "Descriptor",
-        "records": "Operation from_arrow from_values",
-        "stream": "Stream adopt_stream alter_stream create_stream delete_stream list_streams "
-        "open_stream",
+        "stream": "Stream alter_stream create_stream delete_stream list_streams open_stream",
     },
 )

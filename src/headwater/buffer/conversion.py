@@ -99,7 +99,7 @@ def _merged(
     kinds = {
         field.name: _merged(field.type, added.pop(field.name, field.type), merge) for field in one
     }
-    if None in kinds.values():
+    if any(kind is None for kind in kinds.values()):
         return None
     return pa.struct([pa.field(name, kind) for name, kind in {**kinds, **added}.items()])
 

@@ -34,9 +34,18 @@ def is_stream_name(name: object) -> bool:
 
 def check_stream_name(name: str) -> str:
     """The name itself; `Refused` if it is not valid."""
+    return _checked_name("stream", name)
+
+
+def check_group_name(group: str) -> str:
+    """The name of a group itself; `Refused` if it is not valid."""
+    return _checked_name("group", group)
+
+
+def _checked_name(kind: str, name: str) -> str:
     if not is_stream_name(name):
         raise Refused(
-            f"{name!r} is not a valid stream name: use letters, digits, '.', '_' and '-', "
+            f"{name!r} is not a valid {kind} name: use letters, digits, '.', '_' and '-', "
             f"beginning with a letter or a digit, at most {STREAM_NAME_MAX} characters"
         )
     return name
@@ -70,16 +79,6 @@ def v1_prefix(name: str, partition: int) -> str:
 def dead_letter_prefix(name: str, partition: int, stream_id: str) -> str:
     """The folder of dead letters."""
     return f"{partition_prefix(name, partition)}/dlq/{stream_id}"
-
-
-def check_group_name(group: str) -> str:
-    """The name of a group itself; `Refused` if it is not valid."""
-    if not is_stream_name(group):
-        raise Refused(
-            f"{group!r} is not a valid group name: use letters, digits, '.', '_' and '-', "
-            f"beginning with a letter or a digit, at most {STREAM_NAME_MAX} characters"
-        )
-    return group
 
 
 def group_key(name: str, partition: int, stream_id: str, group: str) -> str:

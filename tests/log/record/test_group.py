@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.buffer import Call, Calls
+from headwater.buffer.batch import Call, Calls
 from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.core.errors import Bug
 from headwater.log import Group, changes_of, consumed_records

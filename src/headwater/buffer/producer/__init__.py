@@ -29,7 +29,6 @@ Always holds:
 
 from headwater.buffer.producer.accumulator import BufferFull
 from headwater.buffer.producer.blocking import BlockingProducer
-from headwater.buffer.producer.config import Settings
 from headwater.buffer.producer.handle import (
     Acceptance,
     Accepted,
@@ -37,7 +36,6 @@ from headwater.buffer.producer.handle import (
     Handle,
     PartlyAccepted,
 )
-from headwater.buffer.producer.metrics import ProducerMetrics
 from headwater.buffer.producer.producer import Producer
 
 __all__ = [
@@ -49,6 +47,4 @@ __all__ = [
     "Handle",
     "PartlyAccepted",
     "Producer",
-    "ProducerMetrics",
-    "Settings",
 ]

@@ -46,7 +46,7 @@ larger ones in a thread."""
 
 
 class BufferFull(Unavailable):
-    """No room for this call within its time. Nothing of it was appended."""
+    """There was no room for this call in time. Nothing of it was buffered."""
 
     def __init__(self, message: str, *, entries: Any) -> None:
         super().__init__(message)

@@ -3,8 +3,8 @@
     with BlockingProducer.open("s3://bucket/root", "orders") as producer:
         producer.produce([b"a", b"b"]).result()
 
-Calls are checked and appended on the caller's own thread; the event loop that sends them runs on a
-thread that all blocking objects of the process share.
+Calls are buffered on the caller's thread; the event loop that sends them runs on a thread that all
+blocking objects of the process share.
 
 A producer that is not closed is closed when it is dropped, or when the process ends: its event loop
 is Headwater's own, and still runs then. Records that are not accepted in time are lost, and logged.
@@ -72,8 +72,8 @@ class BlockingProducer(BaseProducer):
     ) -> BlockingProducer:
         """A producer of the stream `name` at an address or in a store, or of an open stream.
 
-        The event loop of the blocking objects uses the store: while the producer is open, do not
-        use it on another event loop.
+        A store that you pass is used on the event loop of the blocking objects: while the
+        producer is open, do not use it on another event loop.
         """
         home = portal.shared()
 
@@ -164,7 +164,7 @@ class BlockingProducer(BaseProducer):
         return self._keep(lambda: self._serializer.rows(listed, metadata, partition), listed)
 
     def flush(self) -> None:
-        """Send all open batches, and wait until everything produced so far is accepted."""
+        """Send everything buffered, and wait until all of it is accepted."""
         self._portal.call(self._producer.flush())
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a produce call returns: its result, once there is one.
+"""What a produce call returns: a handle on its outcome.
 
     handle = await producer.produce([b"a", b"b"])
     accepted = await handle

@@ -6,10 +6,10 @@
 
 Always holds:
 
-- a call is appended whole or not at all: when `produce` raises or is cancelled, nothing of it was;
-  when it returns, all of it was, and it is accepted unless its handle raises an error;
-- records of one partition are accepted in the order in which the calls began, also of concurrent
-  calls, each exactly once, whatever happens to the answers of the store.
+- a call is buffered as a whole or not at all: when `produce` raises or is cancelled, nothing of it
+  is buffered; when it returns, all of it is, and it is accepted unless its handle raises an error;
+- records of one partition are accepted in the order in which the calls began, also of calls that
+  run at the same time, each exactly once, even if the store's answers are lost.
 """
 
 from __future__ import annotations
@@ -135,9 +135,9 @@ class Producer(BaseProducer):
     ) -> Producer:
         """A producer of the stream `name` at an address or in a store, or of an open stream.
 
-        A store that is opened from an address is closed with the producer. Opening with a
-        `producer_id` fences the last producer under that id; `resumed` has its last accepted
-        batches. Without one, the producer gets a new id.
+        A store that is given by its address is closed with the producer. Opening with a
+        `producer_id` fences the previous producer with it; `resumed` has its last accepted batches.
+        Without one, the producer has an id of its own.
         """
         async with open_source(source) as (opened, owned):
             stream = await resolve_stream(opened, name, writing=True)
@@ -252,9 +252,9 @@ class Producer(BaseProducer):
             return await self.append(checked, listed, call)
 
     async def flush(self) -> None:
-        """Send all open batches, and wait until everything produced so far is accepted.
+        """Send everything buffered, and wait until all of it is accepted.
 
-        Raises the first error of these calls, or of earlier ones that no handle has raised.
+        Raises the first error of these calls, or of earlier ones whose handle did not raise it.
         """
         await self._sender.flush()
 

@@ -1,8 +1,8 @@
 """The sender: uploads sealed batches and appends them to the queues of their partitions.
 
-It drains the accumulator, and for each partition encodes and uploads several batches at a time.
-Appends are in the order of sealing, one at a time; each takes all uploaded batches up to the first
-that is not. The result goes to the batch, where its handles read it.
+For each partition it encodes and uploads several batches at a time, and appends them in the order
+of sealing: one append at a time, of all uploaded batches up to the first that is not. The result
+goes to the batch, where its handles read it.
 
 Always holds:
 
@@ -58,12 +58,9 @@ from headwater.core.retry import RetryPolicy
 
 GROUP_MAX: Final = 256
 """Batches in one append, not counting those that were part of an earlier one."""
-INLINE_ENCODE_BYTES: Final = 64 * limits.KIB
-"""Batches up to this size are encoded on the event loop, larger ones in a thread."""
-PARTITIONS_AT_ONCE: Final = 32
-"""Partitions that are opened, or closed, concurrently."""
-CLOSE_TIMEOUT_S: Final = 5.0
-"""For closing the appenders of all partitions together."""
+INLINE_ENCODE_BYTES: Final = 64 * limits.KIB  # larger batches are encoded in a thread
+PARTITIONS_AT_ONCE: Final = 32  # opened, or closed, concurrently
+CLOSE_TIMEOUT_S: Final = 5.0  # for the appenders of all partitions together
 FAILURES_KEPT: Final = 64
 """Failed batches whose errors flush() and close() raise, if no handle has raised them."""
 # Only the delivery timeout ends the retries, and for what was attempted not even that.
@@ -251,8 +248,8 @@ class PartitionSender:
     # Encoding and uploading
 
     def _start_upload(self, batch: ProducerBatch, above: str | None = None) -> None:
-        upload = self._prepare(batch, above)
-        batch.upload = runtime.spawn(upload, name=f"upload-{self.partition}")
+        name = f"upload-{self.partition}"
+        batch.upload = runtime.spawn(self._prepare(batch, above), name=name)
 
     async def _prepare(self, batch: ProducerBatch, above: str | None) -> None:
         """Encode and upload, as often as it takes, until the batch can be appended."""
@@ -276,10 +273,8 @@ class PartitionSender:
         self._append_soon()
 
     async def _upload(self, batch: ProducerBatch) -> None:
-        if batch.size_bytes <= INLINE_ENCODE_BYTES:
-            data = self._encode(batch)
-        else:
-            data = await runtime.run_blocking(self._encode, batch)
+        is_small = batch.size_bytes <= INLINE_ENCODE_BYTES
+        data = self._encode(batch) if is_small else await runtime.run_blocking(self._encode, batch)
         is_inline = len(data) <= self.appender.inline_max_bytes
         if not is_inline:
             await self.appender.upload(batch.batch_id, data)

@@ -204,23 +204,18 @@ def check_versions(name: str, needs: _FormatVersions | StreamConfig, *, writing:
             )
 
 
-_LEAST: Final[dict[str, int]] = {
-    "partitions": 1,
-    "retention_ms": UNLIMITED,
-    "retention_bytes": UNLIMITED,
-    "gc_grace_ms": 0,
-    "segment_bytes": limits.KIB,
-    "segment_ms": 1_000,
-    "linger_ms": 0,
-    "batch_bytes": 1,
-}
-_MOST: Final[dict[str, int]] = {
-    "partitions": PARTITIONS_MAX,
-    "batch_bytes": limits.BATCH_MAX_BYTES - limits.MIB,
-}
 _WHOLE_MAX: Final = 2**53
 """Every JSON reader represents whole numbers up to here exactly."""
-
+_BOUNDS: Final[dict[str, tuple[int, int]]] = {
+    "partitions": (1, PARTITIONS_MAX),
+    "retention_ms": (UNLIMITED, _WHOLE_MAX),
+    "retention_bytes": (UNLIMITED, _WHOLE_MAX),
+    "gc_grace_ms": (0, _WHOLE_MAX),
+    "segment_bytes": (limits.KIB, _WHOLE_MAX),
+    "segment_ms": (1_000, _WHOLE_MAX),
+    "linger_ms": (0, _WHOLE_MAX),
+    "batch_bytes": (1, limits.BATCH_MAX_BYTES - limits.MIB),
+}
 
 _DURABLE: Final = "what is accepted is durable; linger_ms and batch_bytes are for producers"
 _COMPACTED: Final = "streams are not compacted; a job on Spark does what compaction is for"
@@ -321,9 +316,8 @@ _NAMES: Final = SettingNames(
 
 def check_config(config: StreamConfig) -> StreamConfig:
     """The config itself; `Refused` names a setting with an invalid value."""
-    for name, least in _LEAST.items():
+    for name, (least, most) in _BOUNDS.items():
         value = getattr(config, name)
-        most = _MOST.get(name, _WHOLE_MAX)
         if value is not None and not least <= value <= most:
             raise Refused(f"{name} is {value:,}: it lies between {least:,} and {most:,}")
     if config.format != "v1" and config.is_lenient:

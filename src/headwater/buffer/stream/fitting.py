@@ -44,33 +44,21 @@ from headwater.core.errors import Refused
 from headwater.core.settings import closest
 
 
-class OpaqueFitter:
-    """Checks the records of a stream of opaque values, or of one without records yet."""
-
-    def __init__(self, stream: str, *, is_recorded: bool) -> None:
-        self._stream = stream
-        self._is_recorded = is_recorded
-
-    def fit(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """The records themselves."""
-        names = records.schema.names
-        columns = [name for name in names if name not in RESERVED]
-        if columns and self._is_recorded:
-            raise Refused(
-                f"stream {self._stream!r} carries opaque values, and these records have columns "
-                f"({', '.join(columns)}): produce them as values (produce), or write columns to "
-                "another stream"
-            )
-        if (columns or VALUE in names) and not self._is_recorded:
-            raise Refused(
-                f"stream {self._stream!r} has nothing recorded yet: record its columns before "
-                "they are written (Stream.recording)"
-            )
-        return records
-
-    def refit(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """The records themselves: opaque values have no schema versions."""
-        return records
+def check_opaque(stream: str, records: pa.RecordBatch, *, is_recorded: bool) -> None:
+    """Refuse columns in a stream of opaque values, and records before anything is recorded."""
+    names = records.schema.names
+    columns = [name for name in names if name not in RESERVED]
+    if columns and is_recorded:
+        raise Refused(
+            f"stream {stream!r} carries opaque values, and these records have columns "
+            f"({', '.join(columns)}): produce them as values (produce), or write columns to "
+            "another stream"
+        )
+    if (columns or VALUE in names) and not is_recorded:
+        raise Refused(
+            f"stream {stream!r} has nothing recorded yet: record its columns before they are "
+            "written (Stream.recording)"
+        )
 
 
 class SchemaFitter:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from headwater.buffer.compression import Compression
-    from headwater.buffer.stream.fitting import OpaqueFitter, SchemaFitter
+    from headwater.buffer.stream.fitting import SchemaFitter
 
 
 WRITE_PACE_S: Final = {"gs": 1.0}
@@ -116,11 +116,9 @@ class Stream:
         return f"headwater stream alter {shlex.quote(self.store.url)} {self.name} --schema FILE"
 
     @functools.cached_property
-    def _fitter(self) -> OpaqueFitter | SchemaFitter:
-        from headwater.buffer.stream.fitting import OpaqueFitter, SchemaFitter
+    def _fitter(self) -> SchemaFitter:
+        from headwater.buffer.stream.fitting import SchemaFitter
 
-        if self.schema is None:
-            return OpaqueFitter(self.name, is_recorded=self.is_opaque)
         origin = self.config.schemas[-1].origin
         return SchemaFitter(self.name, self.schema_version, self.schema, origin, self.alter_command)
 
@@ -175,14 +173,19 @@ class Stream:
         `Refused` shows the difference column by column. New columns are recorded first
         (`recording`).
         """
-        return self._fitter.fit(records)
+        if self.config.schemas:
+            return self._fitter.fit(records)
+        from headwater.buffer.stream.fitting import check_opaque
+
+        check_opaque(self.name, records, is_recorded=self.is_opaque)
+        return records
 
     def refit(self, records: pa.RecordBatch) -> pa.RecordBatch:
         """Records that were fitted to an older version of the schema, fitted to this one.
 
         `Refused` if a value does not fit the current type of its column.
         """
-        return self._fitter.refit(records)
+        return self._fitter.refit(records) if self.config.schemas else records
 
     async def recording(self, records: pa.Schema, *, is_fresh: bool = False) -> Stream:
         """Record in the register that the stream carries records of this schema.

@@ -241,7 +241,7 @@ def _merge_columns(now: StreamConfig, columns: list[pa.Field]) -> pa.Schema | No
     for field in columns:
         kind = all_nullable(field.type)
         types[field.name] = common_type(types.get(field.name, kind), kind)
-    if None in types.values():
+    if any(kind is None for kind in types.values()):
         return None
     return pa.schema([pa.field(name, kind) for name, kind in types.items()])
 
