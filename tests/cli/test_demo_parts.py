@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from headwater.cli.app import app
@@ -129,7 +127,7 @@ def test_a_process_that_fails_is_noticed_with_its_last_words(tmp_path: Path) -> 
 
 
 def test_a_job_whose_worker_started_too_slowly_for_spark_is_started_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "busy_once.py").write_text(
         "import pathlib, sys\n"
@@ -143,15 +141,14 @@ def test_a_job_whose_worker_started_too_slowly_for_spark_is_started_again(
     for later, said in (("", ""), ("another error", "another error")):
         root = tmp_path / f"root-{later}"
         root.mkdir()
-        console = Console(file=io.StringIO())
-        demo = demo_module.Demo(console, root, orders=2, seconds=1)
+        demo = demo_module.Demo(root, orders=2, seconds=1)
         demo.job = DemoProcess("the job", "busy_once", [str(root / "mark"), later], root / "log")
         demo.job.start()
         assert demo.job.process is not None
         demo.job.process.wait(60)
         assert not demo.look()
         assert demo.job.lives == 2
-        assert "too busy" in console.file.getvalue()  # type: ignore[attr-defined]
+        assert "too busy" in capsys.readouterr().out
         demo.job.process.wait(60)
         if said:
             with pytest.raises(HeadwaterError, match=said):

@@ -112,7 +112,7 @@ def test_ctrl_c_at_the_question_ends_the_command_as_anywhere(
     def asked(_: str) -> str:
         raise answer
 
-    monkeypatch.setattr("headwater.cli.group_commands.is_interactive", lambda: True)
+    monkeypatch.setattr("headwater.cli.terminal.is_interactive", lambda: True)
     monkeypatch.setattr(sys.modules[typer.confirm.__module__], "visible_prompt_func", asked)
     with pytest.raises(SystemExit) as ended:
         app(["group", "drop", url, "orders", "laptop"])

@@ -165,7 +165,7 @@ main()
     [
         ("headwater.cli.app", "stream list"),
         ("typer", "stream list"),
-        ("headwater.cli.stream_view", "stream list"),
+        ("headwater.cli.stream_report", "stream list"),
         ("pyarrow", "stream verify"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from headwater.buffer.stream import DeletedReport, delete_stream
 from headwater.buffer.stream.delete import BeforeObjects
-from headwater.cli import tier_view
+from headwater.cli import tier_partitions
 from headwater.store import Store, open_store
 from headwater.tier import PartitionDeleteState, TopicIdPartition, TopicMetadataManager, manager
 from headwater.tier.eventlog import MetadataEventLog, StoredEventLog
@@ -106,7 +106,7 @@ def test_a_deletion_that_left_objects_has_not_finished(
         return report
 
     with monkeypatch.context() as patched:
-        patched.setattr(tier_view, "delete_stream", partly)
+        patched.setattr(tier_partitions, "delete_stream", partly)
         assert invoke("stream", "delete", url, "orders", "--yes").exit_code == 1
     assert listed(url, place) == (2, PartitionDeleteState.STARTED)
     assert invoke("stream", "delete", url, "orders", "--yes").exit_code == 0

@@ -5,7 +5,6 @@ Commands import what they need when they run: `headwater --help` should answer a
 
 from __future__ import annotations
 
-import json
 import sys
 
 import typer
@@ -18,6 +17,8 @@ from headwater.cli.log_commands import log_app
 from headwater.cli.options import AS_JSON
 from headwater.cli.produce_command import produce
 from headwater.cli.read_command import read
+from headwater.cli.render import show
+from headwater.cli.report import Report
 from headwater.cli.store_commands import store_app
 from headwater.cli.stream_commands import stream_app
 from headwater.cli.stream_records import copy, truncate
@@ -89,12 +90,9 @@ def version(as_json: bool = AS_JSON) -> None:
             versions[name] = None
     versions["python"] = platform.python_version()
     machine = platform.platform(terse=True)
-    if as_json:
-        typer.echo(json.dumps({**versions, "platform": machine}, indent=2))
-        return
-    for name, found in versions.items():
-        on = f" on {machine}" if name == "python" else ""
-        typer.echo(f"{name:<10} {found or 'not installed'}{on}")
+    facts = {name: one or "not installed" for name, one in versions.items()}
+    facts["python"] += f" on {machine}"
+    show(Report(facts=facts, record={**versions, "platform": machine}), as_json=as_json)
 
 
 def run_app() -> None:

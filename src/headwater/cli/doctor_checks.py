@@ -21,12 +21,14 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from headwater.cli.report import Report
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError
 from headwater.core.limits import GIB
 from headwater.store import Store, check_store
 
 Status = Literal["ok", "note", "wrong"]
+MARKS: Final = {"ok": "✓", "note": "–", "wrong": "✗"}
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -36,6 +38,13 @@ class Finding(msgspec.Struct, frozen=True):
     status: Status
     found: str
     cure: str = ""
+
+    def describe(self) -> Report:
+        """What is so, and what to do about it."""
+        report = Report(f"{self.name:<20} {self.found}", MARKS[self.status])
+        if self.cure:
+            report.say(f"  → {self.cure}")
+        return report
 
 
 def ok(name: str, found: str) -> Finding:
@@ -373,7 +382,7 @@ async def _check_streams(store: Store) -> AsyncIterator[Finding]:
 
 async def _check_stream(store: Store, name: str) -> Finding:
     from headwater.buffer.stream import open_stream
-    from headwater.cli.stream_view import disorder
+    from headwater.cli.stream_report import disorder
     from headwater.core.errors import NotFound
 
     try:

@@ -10,22 +10,21 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import typer
 
 from headwater.cli.advice import EXIT_NO, address, command
 from headwater.cli.options import AS_JSON, OPTION, open_with_options
+from headwater.cli.render import Progress, show
+from headwater.cli.report import Report
 from headwater.cli.terminal import run_loop
 
 if TYPE_CHECKING:
     from headwater.cli.doctor_checks import Finding
     from headwater.cli.doctor_contents import Contents
     from headwater.store import Store
-
-MARKS: Final = {"ok": ("✓", "green"), "note": ("–", "yellow"), "wrong": ("✗", "red")}
-NAME_WIDTH: Final = 20
 
 
 def doctor(
@@ -58,15 +57,13 @@ def doctor(
         finding = msgspec.structs.replace(found, cure=_as_typed(found.cure))
         findings.append(finding)
         if not as_json:
-            _show(finding)
+            show(finding.describe())
     wrong = sum(finding.status == "wrong" for finding in findings)
-    if as_json:
-        report: dict[str, object] = {"well": not wrong, "findings": findings}
-        if contents is not None:
-            report["verified"] = contents
-        typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
-    else:
-        typer.echo(f"{wrong} to mend" if wrong else "nothing is wrong")
+    report = Report(f"{wrong} to mend" if wrong else "nothing is wrong")
+    report.record = {"well": not wrong, "findings": findings}
+    if contents is not None:
+        report.record["verified"] = contents
+    show(report, as_json=as_json)
     if wrong:
         raise typer.Exit(EXIT_NO)
 
@@ -128,7 +125,6 @@ def _jars() -> list[str]:
 def _place(store: Store, scheme: str, contents: Contents | None) -> Iterator[Finding]:
     from headwater.cli import doctor_checks
     from headwater.cli.doctor_contents import check_contents
-    from headwater.cli.render import StatusLine
 
     yield doctor_checks.check_credentials(scheme, os.environ)
     if scheme == "s3" and importlib.util.find_spec("pyspark") is not None:
@@ -138,16 +134,8 @@ def _place(store: Store, scheme: str, contents: Contents | None) -> Iterator[Fin
         async with store:
             found = [finding async for finding in doctor_checks.check_reach_and_streams(store)]
             if contents is not None and found[0].status != "wrong":
-                with StatusLine() as line:
-                    found += [one async for one in check_contents(store, contents, line.show)]
+                with Progress() as progress:
+                    found += [one async for one in check_contents(store, contents, progress.show)]
             return found
 
     yield from run_loop(look())
-
-
-def _show(finding: Finding) -> None:
-    mark, colour = MARKS[finding.status]
-    typer.secho(f"{mark} {finding.name:<{NAME_WIDTH}} ", fg=colour, nl=False)
-    typer.echo(finding.found)
-    if finding.cure:
-        typer.echo(f"  → {finding.cure}")

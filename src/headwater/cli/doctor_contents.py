@@ -21,9 +21,10 @@ from headwater.buffer.stream import open_stream, stream_names
 from headwater.cli.doctor_checks import Finding, ok, wrong
 from headwater.cli.inspection.event import inspect_event
 from headwater.cli.inspection.register import inspect_register
-from headwater.cli.inspection.report import READ_MAX_BYTES, InspectedObject, InspectionReport
 from headwater.cli.inspection.segment import inspect_segment
-from headwater.cli.stream_view import bad_words
+from headwater.cli.inspection.source import READ_MAX_BYTES, InspectedObject
+from headwater.cli.report import InspectionReport
+from headwater.cli.stream_report import bad_words
 from headwater.core import runtime
 from headwater.core.errors import Damaged, HeadwaterError, NotFound, Refused
 from headwater.store import Store
@@ -146,4 +147,4 @@ async def _check_object(
     report = await runtime.run_blocking(inspect, InspectedObject(key, data))
     if report.is_good:
         return None
-    return BadObject(key, report.kind, "; ".join(one.message for one in report.problems))
+    return BadObject(key, report.title, "; ".join(one.message for one in report.problems))

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from headwater.cli.advice import EXIT_NO, HeadwaterTyper, runnable
-from headwater.cli.options import AS_JSON, OPTION, PARTITION, STREAM, URL, YES, open_with_options
-from headwater.cli.terminal import confirm, is_interactive, reporting, run_loop
+from headwater.cli.options import (
+    AS_JSON,
+    OPTION,
+    PARTITION,
+    STREAM,
+    URL,
+    YES,
+    on_stream,
+    wanted_partitions,
+)
+from headwater.cli.render import show
+from headwater.cli.report import Note, Report
+from headwater.cli.terminal import confirm, reporting
 from headwater.core import runtime
-from headwater.core.errors import Damaged, HeadwaterError, Refused
+from headwater.core.errors import Damaged, HeadwaterError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from headwater.buffer.stream import Stream
     from headwater.log.primary.slot import Slot
     from headwater.log.primary.slot_register import SlotRegister, SlotTable
@@ -50,29 +58,21 @@ def list_slots(
 
     Exit status: 0, or 1 if there are none, or some that cannot be read.
     """
-    from headwater.cli.render import new_console
 
-    async def run() -> dict[int, SlotsOrError]:
-        async with open_with_options(url, option) as store:
-            opened = await _opened(store, stream)
-            return {one: await _table(opened, one) for one in _wanted(opened, partition)}
+    async def run(opened: Stream) -> dict[int, SlotsOrError]:
+        return {one: await _table(opened, one) for one in wanted_partitions(opened, partition)}
 
-    found = run_loop(run())
-    rows = as_rows(found)
-    problems = {one: told for one, told in found.items() if isinstance(told, str)}
-    if as_json:
-        failed = [{"partition": one, "error": told} for one, told in problems.items()]
-        typer.echo(json.dumps([*rows, *failed], indent=2))
-    else:
-        show_slots(new_console(), rows, problems)
-    if not rows and not problems:
+    tables = on_stream(url, option, stream, run)
+    report = describe_slots(tables)
+    show(report, as_json=as_json)
+    if not report.record:
         typer.echo(
             f"stream {stream} has no replication slots: no replica follows its log. These are not "
             f"consumer groups; see how far one of those is: headwater lag {url} {stream} --group "
             "GROUP",
             err=True,
         )
-    if problems or not rows:
+    if report.notes or not report.record:
         raise typer.Exit(EXIT_NO)
 
 
@@ -94,16 +94,16 @@ def drop(
     if not yes:
         _ask(f"the slot {group} of stream {stream}; the log is then not kept for it")
 
-    async def run() -> list[int]:
-        async with open_with_options(url, option) as store:
-            opened = await _opened(store, stream)
-            wanted = _wanted(opened, partition)
-            return [one for one in wanted if await _register(opened, one).drop(group)]
+    async def run(opened: Stream) -> list[int]:
+        wanted = wanted_partitions(opened, partition)
+        return [one for one in wanted if await _register(opened, one).drop(group)]
 
-    dropped = run_loop(run())
+    dropped = on_stream(url, option, stream, run)
+    report = Report()
+    for one in dropped:
+        report.say(f"dropped the slot {group} of partition {one}", mark="✓")
     with reporting():
-        for one in dropped:
-            typer.echo(f"✓ dropped the slot {group} of partition {one}")
+        show(report)
     if not dropped:
         typer.echo(f"stream {stream} has no slot {group} of a replica", err=True)
         raise typer.Exit(EXIT_NO)
@@ -133,32 +133,17 @@ def reset(
         kind = "slots, damaged or gone," if epoch is None else "leader's epoch"
         _ask(f"the {kind} of partition {partition} of stream {stream}")
 
-    async def run() -> None:
-        async with open_with_options(url, option) as store:
-            opened = await _opened(store, stream)
-            (one,) = _wanted(opened, partition)
-            if epoch is None:
-                await _register(opened, one).reset_damaged()
-            else:
-                await _register(opened, one).lower_epoch(epoch)
+    async def run(opened: Stream) -> None:
+        opened.check_partition(partition)
+        if epoch is None:
+            await _register(opened, partition).reset_damaged()
+        else:
+            await _register(opened, partition).lower_epoch(epoch)
 
-    run_loop(run())
+    on_stream(url, option, stream, run)
+    what = "begins without slots" if epoch is None else f"is led by epoch {epoch} and later"
     with reporting():
-        what = "begins without slots" if epoch is None else f"is led by epoch {epoch} and later"
-        typer.echo(f"✓ partition {partition} of {stream} {what}")
-
-
-async def _opened(store: Any, stream: str) -> Stream:
-    from headwater.buffer.stream import open_stream
-
-    return await open_stream(store, stream)
-
-
-def _wanted(stream: Stream, partition: int | None) -> list[int]:
-    if partition is None:
-        return list(range(stream.partitions))
-    stream.check_partition(partition)
-    return [partition]
+        show(Report(f"partition {partition} of {stream} {what}", "✓"))
 
 
 def _register(stream: Stream, partition: int) -> SlotRegister:
@@ -182,61 +167,52 @@ async def _table(stream: Stream, partition: int) -> SlotsOrError:
 
 
 def _ask(what: str) -> None:
-    if not is_interactive():
-        raise Refused(f"nobody is here to confirm that this is to go: {what}. Say --yes")
-    confirm(f"Drop {what}?")
+    confirm(
+        f"Drop {what}?",
+        unasked=f"nobody is here to confirm that this is to go: {what}. Say --yes",
+    )
 
 
-_LABELS = ("partition", "slot", "state", "durable", "applied", "behind", "last heard of")
-
-
-def as_rows(found: Mapping[int, SlotsOrError]) -> list[dict[str, Any]]:
-    """A row for each slot, for machines."""
+def describe_slots(tables: Mapping[int, SlotsOrError]) -> Report:
+    """A row for each slot, and why those of a partition cannot be read."""
+    report = Report(record=[])
     rows = []
-    for partition, told in found.items():
-        table, next_lsn = (None, 0) if isinstance(told, str) else told
-        if table is None:
+    for partition, table in tables.items():
+        if isinstance(table, str):
+            report.say(f"partition {partition}: {runnable(table)}", mark="✗")
             continue
-        for slot in table.slots:
-            rows.append(
+        stored, next_lsn = table
+        for slot in stored.slots if stored else ():
+            durable_lsn, state = _durable_lsn(slot), _state(slot)
+            behind_lsn = max(0, next_lsn - 1 - durable_lsn)
+            report.record.append(
                 {
                     "partition": partition,
                     "slot": slot.name,
-                    "state": _state(slot),
+                    "state": state,
                     "restart_lsn": slot.restart_lsn,
-                    "durable_lsn": _durable_lsn(slot),
+                    "durable_lsn": durable_lsn,
                     "confirmed_lsn": slot.confirmed_lsn,
-                    "behind_lsn": max(0, next_lsn - 1 - _durable_lsn(slot)),
+                    "behind_lsn": behind_lsn,
                     "last_seen_ms": slot.last_seen_ms,
-                    "leader_epoch": table.leader_epoch,
+                    "leader_epoch": stored.leader_epoch if stored else None,
                 }
             )
-    return rows
-
-
-def show_slots(console: Console, rows: list[dict[str, Any]], problems: Mapping[int, str]) -> None:
-    """The same for people."""
-    from rich.text import Text
-
-    from headwater.cli.render import print_table
-
-    if rows:
-        cells = [
-            [
-                str(row["partition"]),
-                row["slot"],
-                Text(row["state"], style="red" if row["state"].startswith("lost") else ""),
-                f"{row['durable_lsn']:,}",
-                f"{row['confirmed_lsn']:,}",
-                f"{row['behind_lsn']:,}",
-                runtime.utc_text(row["last_seen_ms"]),
-            ]
-            for row in rows
-        ]
-        print_table(console, _LABELS, cells, numbers=("durable", "applied", "behind"))
-    for partition, problem in problems.items():
-        line = Text.assemble(("✗ ", "red"), f"partition {partition}: {runnable(problem)}")
-        console.print(line, soft_wrap=True)
+            rows.append(
+                {
+                    "partition": str(partition),
+                    "slot": slot.name,
+                    "state": Note(state, "red" if slot.invalidation else ""),
+                    "durable": durable_lsn,
+                    "applied": slot.confirmed_lsn,
+                    "behind": behind_lsn,
+                    "last heard of": runtime.utc_text(slot.last_seen_ms),
+                }
+            )
+    report.table("", rows)
+    failed = {one: table for one, table in tables.items() if isinstance(table, str)}
+    report.record += [{"partition": one, "error": why} for one, why in failed.items()]
+    return report
 
 
 def _durable_lsn(slot: Slot) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import typer
@@ -13,20 +11,19 @@ import typer
 from headwater.cli.advice import EXIT_NO, URL_VARIABLE, HeadwaterTyper
 from headwater.cli.options import (
     AS_JSON,
-    KAFKA_CONFIG,
-    METADATA_PARTITIONS,
     OPTION,
-    PREFIX,
-    SERVERS,
-    TOPIC,
     EventLogOptions,
+    on_stream,
     open_with_options,
+    takes_event_log,
 )
+from headwater.cli.render import show
 from headwater.cli.terminal import run_loop
 from headwater.core.errors import Refused
 
 if TYPE_CHECKING:
-    from headwater.cli.inspection.report import InspectionReport
+    from headwater.buffer.stream import Stream
+    from headwater.cli.report import InspectionReport
 
 inspect_app = HeadwaterTyper(
     help="Say what a batch, a manifest, a queue, a log, an event or a segment holds, and what is "
@@ -55,7 +52,7 @@ def batch(
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
     from headwater.cli.inspection.batch import inspect_batch
-    from headwater.cli.inspection.report import read_source
+    from headwater.cli.inspection.source import read_source
 
     _conclude(inspect_batch(read_source(source, option), records=records), as_json)
 
@@ -72,7 +69,7 @@ def manifest(
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
     from headwater.cli.inspection.queue import inspect_manifest
-    from headwater.cli.inspection.report import read_source
+    from headwater.cli.inspection.source import read_source
 
     _conclude(inspect_manifest(read_source(source, option), entries=entries), as_json)
 
@@ -93,12 +90,17 @@ def queue(
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
     from headwater.cli.inspection.queue import inspect_queue_object
-    from headwater.cli.inspection.report import read_source
+    from headwater.cli.inspection.source import read_source
 
-    if stream is not None:
-        report = _partition(_store_url(source), stream, partition, entries, option)
-    else:
+    async def run(opened: Stream) -> InspectionReport:
+        from headwater.cli.inspection.partition import inspect_partition
+
+        return await inspect_partition(opened, partition, entries=entries)
+
+    if stream is None:
         report = inspect_queue_object(read_source(source, option), entries=entries)
+    else:
+        report = on_stream(_store_url(source), option, stream, run)
     _conclude(report, as_json)
 
 
@@ -113,13 +115,14 @@ def wal(
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
-    from headwater.cli.inspection.report import read_source
     from headwater.cli.inspection.segment import inspect_wal
+    from headwater.cli.inspection.source import read_source
 
     _conclude(inspect_wal(read_source(source, option), frames=frames), as_json)
 
 
 @inspect_app.command()
+@takes_event_log
 def event(
     source: str = SOURCE,
     as_json: bool = AS_JSON,
@@ -128,25 +131,30 @@ def event(
         None, min=0, help="An event of the log itself: of this partition; URL is then the store's."
     ),
     offset: int = typer.Option(0, min=0, help="... and at this offset."),
-    prefix: str = PREFIX,
-    servers: str | None = SERVERS,
-    topic: str = TOPIC,
-    metadata_partitions: int = METADATA_PARTITIONS,
-    kafka_config: Path | None = KAFKA_CONFIG,
+    *,
+    events: EventLogOptions,
 ) -> None:
     """A metadata event of the tier, as Kafka writes it: segment, states, epochs, publisher.
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
-    from headwater.cli.inspection.event import inspect_event
-    from headwater.cli.inspection.report import read_source
+    from headwater.cli.inspection.event import inspect_event, inspect_in_log
+    from headwater.cli.inspection.source import read_source
+
+    async def run(partition: int) -> InspectionReport:
+        async with AsyncExitStack() as stack:
+            store = None
+            if events.bootstrap_servers is None:
+                opened = open_with_options(_store_url(source), option)
+                store = await stack.enter_async_context(opened)
+            log = await stack.enter_async_context(events.opened(store))
+            return await inspect_in_log(log, partition, offset)
 
     if metadata_partition is None:
-        _conclude(inspect_event(read_source(source, option)), as_json)
-        return
-    place = EventLogOptions(prefix, servers, topic, metadata_partitions, kafka_config)
-    url = source if servers is not None else _store_url(source)
-    _conclude(_event_in_log(url, option, place, metadata_partition, offset), as_json)
+        report = inspect_event(read_source(source, option))
+    else:
+        report = run_loop(run(metadata_partition))
+    _conclude(report, as_json)
 
 
 @inspect_app.command()
@@ -160,8 +168,8 @@ def segment(
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
-    from headwater.cli.inspection.report import read_source
     from headwater.cli.inspection.segment import inspect_segment
+    from headwater.cli.inspection.source import read_source
 
     _conclude(inspect_segment(read_source(source, option), records=records), as_json)
 
@@ -174,43 +182,7 @@ def _store_url(source: str) -> str:
     return url
 
 
-def _partition(
-    url: str, name: str, partition: int, entries: int, option: list[str]
-) -> InspectionReport:
-    from headwater.buffer.stream import open_stream
-    from headwater.cli.inspection.partition import inspect_partition
-
-    async def run() -> InspectionReport:
-        async with open_with_options(url, option) as store:
-            stream = await open_stream(store, name)
-            return await inspect_partition(stream, partition, entries=entries)
-
-    return run_loop(run())
-
-
-def _event_in_log(
-    url: str, option: list[str], place: EventLogOptions, partition: int, offset: int
-) -> InspectionReport:
-    from headwater.cli.inspection.event import inspect_in_log
-
-    async def run() -> InspectionReport:
-        async with AsyncExitStack() as stack:
-            store = None
-            if place.servers is None:
-                store = await stack.enter_async_context(open_with_options(url, option))
-            log = await stack.enter_async_context(place.opened(store))
-            return await inspect_in_log(log, partition, offset)
-
-    return run_loop(run())
-
-
 def _conclude(report: InspectionReport, as_json: bool) -> None:
-    from headwater.cli.inspection.report import show_report
-    from headwater.cli.render import new_console
-
-    if as_json:
-        typer.echo(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
-    else:
-        show_report(new_console(), report)
+    show(report, as_json=as_json)
     if not report.is_good:
         raise typer.Exit(EXIT_NO)

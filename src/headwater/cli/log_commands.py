@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -12,7 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from headwater.cli.advice import EXIT_NO, HeadwaterTyper
-from headwater.cli.options import AS_JSON, OPTION, open_with_options
+from headwater.cli.options import AS_JSON, OPTION, EventLogOptions, open_with_options
+from headwater.cli.render import show
+from headwater.cli.report import Report
 from headwater.cli.terminal import reporting
 from headwater.core.errors import Refused
 
@@ -77,11 +78,7 @@ def repair(
                 sources.append(held.enter_context(opened(url, stream, partition, option)))
         report = repair(os.path.abspath(folder), sources, give_up=give_up)
     with reporting():
-        if as_json:
-            shown = asdict(report) | {"missing": [one._asdict() for one in report.missing]}
-            typer.echo(json.dumps(shown, indent=2))
-        else:
-            _show(report)
+        show(describe_repair(report), as_json=as_json)
     if report.missing:
         raise typer.Exit(EXIT_NO)
 
@@ -110,8 +107,7 @@ def _copy(path: str, *, damaged: str) -> SpoolSource:
 @contextlib.contextmanager
 def _tier(url: str, name: str, partition: int, options: list[str]) -> Iterator[RepairSource]:
     """What the tier of a stream's partition covers, by the log of events in the same store."""
-    from headwater.cli.options import EventLogOptions
-    from headwater.cli.tier_view import open_partitions
+    from headwater.cli.tier_partitions import open_partitions
     from headwater.tier.jobs import LogStartRegister
     from headwater.tier.reader import LogReader, TierSource
     from headwater.tier.segments import ObjectCache, ObjectStorage
@@ -172,26 +168,32 @@ async def _left(block: contextlib.AbstractAsyncContextManager[T]) -> None:
     await block.__aexit__(None, None, None)
 
 
-def _show(report: RepairReport) -> None:
+def describe_repair(repaired: RepairReport) -> Report:
+    """What was damaged, where it was restored from, and what is missing."""
     from headwater.log.spool.repair import LOST_CAUSE
 
-    typer.echo(f"{report.segments:,} segments looked at, frame by frame")
-    for repaired in report.repaired:
-        lsns = f"LSN {repaired.first_lsn} to {repaired.last_lsn}"
-        if repaired.source == LOST_CAUSE:
-            typer.echo(f"given up {lsns}: readers are told that it is lost")
+    missing = [one._asdict() for one in repaired.missing]
+    report = Report(
+        f"{repaired.segments:,} segments looked at, frame by frame",
+        record=asdict(repaired) | {"missing": missing},
+    )
+    for one in repaired.repaired:
+        lsns = f"LSN {one.first_lsn} to {one.last_lsn}"
+        if one.source == LOST_CAUSE:
+            report.say(f"given up {lsns}: readers are told that it is lost")
         else:
-            typer.echo(f"mended   {lsns} from {repaired.source}")
-    for name in report.uncompared:
-        typer.echo(f"unproven nothing is left here by which to tell that {name} is a copy of it")
-    for path in report.set_aside:
-        typer.echo(f"kept     {path}")
-    for missing in report.missing:
-        typer.echo(f"missing  {missing}: no source has it")
-    if report.missing:
-        typer.echo(
+            report.say(f"mended   {lsns} from {one.source}")
+    for name in repaired.uncompared:
+        report.say(f"unproven nothing is left here by which to tell that {name} is a copy of it")
+    for path in repaired.set_aside:
+        report.say(f"kept     {path}")
+    for lost in repaired.missing:
+        report.say(f"missing  {lost}: no source has it")
+    if repaired.missing:
+        report.say(
             "→ name another copy with --from, or its stream with --stream and where that is with "
             "--tier or --buffer, or give them up with --give-up"
         )
-    elif not report.repaired:
-        typer.echo("nothing is damaged")
+    elif not repaired.repaired:
+        report.say("nothing is damaged")
+    return report

@@ -5,23 +5,29 @@ Loaded with every command: nothing here imports Arrow, rich or the tier at its t
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
 
 from headwater.cli.advice import remember_address
+from headwater.cli.terminal import run_loop
 from headwater.core.errors import NotFound, Refused
 from headwater.core.retry import RetryPolicy
 
 if TYPE_CHECKING:
+    from headwater.buffer.stream import Stream
     from headwater.core import Secret
     from headwater.store import Store
     from headwater.tier.eventlog import MetadataEventLog, StoredEventLog
+
+T = TypeVar("T")
 
 # A person waits: a store that does not answer is reported within seconds.
 PATIENCE: Final = RetryPolicy(attempts=6, deadline_s=60.0)
@@ -38,26 +44,6 @@ YES = typer.Option(False, "--yes", "-y", help="Do not ask.")
 AS_JSON = typer.Option(False, "--json", help="Print JSON.")
 _ESCAPE: Final = re.compile(r"\\(t|0|\\|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})")
 _ESCAPED: Final = {"t": "\t", "0": "\0", "\\": "\\"}
-STORED_PREFIX = "metadata"
-PREFIX = typer.Option(
-    STORED_PREFIX, "--prefix", help="Where in the store the log of the tier's events stands."
-)
-SERVERS = typer.Option(
-    None,
-    "--bootstrap-servers",
-    metavar="HOST:PORT,…",
-    help="The tier's events are in a topic of these Kafka brokers; needs confluent-kafka.",
-)
-TOPIC = typer.Option("__remote_log_metadata", "--topic", help="Which topic of theirs.")
-METADATA_PARTITIONS = typer.Option(
-    50, "--metadata-partitions", min=1, help="By how many partitions its writers choose one."
-)
-KAFKA_CONFIG = typer.Option(
-    None,
-    "--kafka-config",
-    metavar="FILE",
-    help="Settings of Kafka's client, NAME=VALUE in each line: passwords belong into a file.",
-)
 
 
 def open_with_options(url: str, options: list[str]) -> Store:
@@ -68,6 +54,41 @@ def open_with_options(url: str, options: list[str]) -> Store:
     store = open_store(url, policy=PATIENCE, **named)
     remember_address(url, options)
     return store
+
+
+def on_store(url: str, options: list[str], work: Callable[[Store], Awaitable[T]]) -> T:
+    """Open the store at an address, and run the work of a command on it."""
+
+    async def run() -> T:
+        async with open_with_options(url, options) as store:
+            return await work(store)
+
+    return run_loop(run())
+
+
+def on_stream(
+    url: str,
+    options: list[str],
+    name: str,
+    work: Callable[[Stream], Awaitable[T]],
+    *,
+    writing: bool = False,
+) -> T:
+    """Open a stream, and run the work of a command on it."""
+    from headwater.buffer.stream import open_stream
+
+    async def run(store: Store) -> T:
+        return await work(await open_stream(store, name, writing=writing))
+
+    return on_store(url, options, run)
+
+
+def wanted_partitions(stream: Stream, partition: int | None) -> list[int]:
+    """The one that `--partition` names, or all of them."""
+    if partition is None:
+        return list(range(stream.partitions))
+    stream.check_partition(partition)
+    return [partition]
 
 
 def why_empty(url: str) -> str:
@@ -102,24 +123,24 @@ def unescaped(text: str) -> str:
 
 @dataclass(frozen=True)
 class EventLogOptions:
-    """A log as the options name it."""
+    """A log of the tier's events as the options name it; each field is an option."""
 
-    prefix: str = STORED_PREFIX
-    servers: str | None = None
-    topic: str = ""
-    metadata_partitions: int = 0
-    config: Path | None = None
+    prefix: str = "metadata"
+    bootstrap_servers: str | None = None
+    topic: str = "__remote_log_metadata"
+    metadata_partitions: int = 50
+    kafka_config: Path | None = None
 
     @property
     def is_default(self) -> bool:
         """Whether the options name no other log: it may not exist then."""
-        return self.servers is None and self.prefix == STORED_PREFIX
+        return self.bootstrap_servers is None and self.prefix == EventLogOptions.prefix
 
     @asynccontextmanager
     async def opened(self, store: Store | None) -> AsyncIterator[MetadataEventLog]:
         """The log, which is not made if there is none. A topic of Kafka needs no store."""
-        if self.servers is not None:
-            log: MetadataEventLog = await self._open_topic(self.servers)
+        if self.bootstrap_servers is not None:
+            log: MetadataEventLog = await self._open_topic(self.bootstrap_servers)
         elif store is not None:
             log = await self._open_stored(store)
         else:
@@ -145,7 +166,7 @@ class EventLogOptions:
             servers,
             topic=self.topic,
             partition_count=self.metadata_partitions,
-            settings={} if self.config is None else _settings(self.config),
+            settings={} if self.kafka_config is None else _settings(self.kafka_config),
         )
 
     async def _open_stored(self, store: Store) -> StoredEventLog:
@@ -168,6 +189,48 @@ class EventLogOptions:
         return await StoredEventLog.open(
             store, prefix=self.prefix, partition_count=record.partition_count
         )
+
+
+PREFIX = typer.Option(help="Where in the store the log of the tier's events stands.")
+_EVENT_LOG: Final = {
+    "prefix": PREFIX,
+    "bootstrap_servers": typer.Option(
+        metavar="HOST:PORT,…",
+        help="The tier's events are in a topic of these Kafka brokers; needs confluent-kafka.",
+    ),
+    "topic": typer.Option(help="Which topic of theirs."),
+    "metadata_partitions": typer.Option(
+        min=1, help="By how many partitions its writers choose one."
+    ),
+    "kafka_config": typer.Option(
+        metavar="FILE",
+        help="Settings of Kafka's client, NAME=VALUE in each line: passwords belong into a file.",
+    ),
+}
+
+
+def takes_event_log(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that name a log of events, which are its parameter `events`."""
+    own = inspect.signature(command, eval_str=True)
+    parameters = [one for one in own.parameters.values() if one.name != "events"]
+    for field, kind in get_type_hints(EventLogOptions).items():
+        parameters.append(
+            inspect.Parameter(
+                field,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=getattr(EventLogOptions, field),
+                annotation=Annotated[kind, _EVENT_LOG[field]],
+            )
+        )
+
+    @functools.wraps(command)
+    def run(**arguments: Any) -> None:
+        events = EventLogOptions(**{field: arguments.pop(field) for field in _EVENT_LOG})
+        command(**arguments, events=events)
+
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
 
 
 def _settings(path: Path) -> dict[str, str | int | bool | Secret]:

@@ -9,6 +9,9 @@ import typer
 
 from headwater.cli.advice import address, command
 from headwater.cli.options import OPTION, STREAM, URL, open_with_options, unescaped
+from headwater.cli.render import Progress, show
+from headwater.cli.report import Note, bytes_words
+from headwater.cli.terminal import Interrupt, reporting
 from headwater.core import portal
 from headwater.core.errors import Refused
 
@@ -21,12 +24,9 @@ if TYPE_CHECKING:
     from headwater.cli.produce_input import InputPiece
     from headwater.cli.produce_json import JsonRows
     from headwater.cli.produce_run import ProduceOutcome
-    from headwater.cli.produce_view import ProduceView
-    from headwater.cli.terminal import Interrupt
     from headwater.store import Store
 
 NOT_SETTINGS: Final = ("source", "name", "producer_id")
-FORMATS: Final = ("lines", "json", "csv", "arrow", "parquet")
 
 
 def produce(
@@ -72,10 +72,6 @@ def produce(
     Ends when everything is accepted, or at the first failure, and says how far it came. Ctrl-C
     sends what was read so far. Exit status: 0 all accepted, 2 not all, 130 interrupted.
     """
-    from headwater.cli.produce_view import show_outcome
-    from headwater.cli.render import new_console
-    from headwater.cli.terminal import Interrupt, reporting
-
     files = list(files or [])
     kinds = {"json": as_json, "csv": csv, "parquet": parquet, "arrow": arrow}
     kind = _one_kind(kinds, files, key_separator)
@@ -89,7 +85,7 @@ def produce(
     finally:
         portal.shared().call(store.close())
     with reporting():
-        show_outcome(new_console(), outcome)
+        show(outcome.describe())
     if outcome.error is not None:
         raise outcome.error
     if outcome.interrupted:
@@ -119,13 +115,8 @@ def _produced(
 ) -> ProduceOutcome:
     from headwater.buffer.producer import BlockingProducer
     from headwater.cli.produce_input import input_bytes
-    from headwater.cli.produce_run import (
-        FromTheStart,
-        Resumption,
-        produce_all,
-        refuse_without_resume,
-    )
-    from headwater.cli.produce_view import ProduceView
+    from headwater.cli.produce_resume import Resumption, refuse_without_resume
+    from headwater.cli.produce_run import FromTheStart, produce_all
 
     typed_in = not files and sys.stdin.isatty()
     # Columns are larger in memory than in their files: how far one is cannot be known.
@@ -134,26 +125,27 @@ def _produced(
         producer = BlockingProducer.open(
             store, call.stream, producer_id=call.producer_id, **call.settings
         )
-    with ProduceView(total_bytes, quiet=typed_in) as view, producer:
+    with Progress(quiet=typed_in) as progress, producer:
         _check_partition(call.partition, producer.stream)
         sending: FromTheStart | Resumption
         if call.resume:
             sending = Resumption(producer, call.partition, form.keyed_by)
-            view.say(_going_on(sending.first))
+            progress.say(Note(_going_on(sending.first), "dim"))
         else:
             refuse_without_resume(producer)
             metadata = None if call.metadata is None else call.metadata.encode()
             sending = FromTheStart(metadata, call.partition)
-            _show_resumed(producer, view, asked=call.producer_id)
+            _show_resumed(producer, progress, asked=call.producer_id)
         if typed_in:
-            view.say("a record for each line; Ctrl-D ends")
+            progress.say(Note("a record for each line; Ctrl-D ends", "dim"))
         return produce_all(
             producer,
-            _pieces(form, files, producer, interrupt, view),
+            _pieces(form, files, producer, interrupt, progress),
             sending,
             in_order=call.partition is not None or producer.stream.partitions == 1,
             interrupt=interrupt,
-            view=view,
+            progress=progress,
+            total_bytes=total_bytes,
         )
 
 
@@ -187,7 +179,7 @@ def _pieces(
     files: list[str],
     producer: BlockingProducer,
     interrupt: Interrupt,
-    view: ProduceView,
+    progress: Progress,
 ) -> Iterator[InputPiece]:
     from headwater.cli import produce_input
     from headwater.cli.produce_csv import CsvColumns
@@ -208,11 +200,11 @@ def _pieces(
         pieces = produce_input.column_pieces(form.kind, files, columns, interrupt)
     if form.key_column is not None:
         pieces = produce_input.with_keys(pieces, form.key_column)
-    return _reporting_nulls(pieces, columns, view)
+    return _reporting_nulls(pieces, columns, progress)
 
 
 def _reporting_nulls(
-    pieces: Iterator[InputPiece], columns: JsonRows | CsvColumns, view: ProduceView
+    pieces: Iterator[InputPiece], columns: JsonRows | CsvColumns, progress: Progress
 ) -> Iterator[InputPiece]:
     was_sent = False
     try:
@@ -221,7 +213,7 @@ def _reporting_nulls(
             yield piece
     finally:
         if was_sent and columns.left_out:
-            view.say(columns.left_out)
+            progress.say(Note(columns.left_out, "dim"))
 
 
 def _delimiter(kind: str | None, delimiter: str | None, key_column: str | None) -> str:
@@ -280,15 +272,14 @@ def _settings(texts: list[str]) -> dict[str, Any]:
     return settings
 
 
-def _show_resumed(producer: BlockingProducer, view: ProduceView, *, asked: str | None) -> None:
+def _show_resumed(producer: BlockingProducer, progress: Progress, *, asked: str | None) -> None:
     if asked is None:
         return
-    from headwater.cli.render import bytes_words
-
     for partition, resumed in sorted(producer.resumed.items()):
         if resumed.producer_sequence:
             said = "no metadata" if resumed.metadata is None else bytes_words(resumed.metadata)
-            view.say(
+            words = (
                 f"partition {partition}: {asked!r} had {resumed.producer_sequence:,} batches "
                 f"accepted before, the last with {said}"
             )
+            progress.say(Note(words, "dim"))

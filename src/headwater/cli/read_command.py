@@ -12,6 +12,8 @@ import typer
 
 from headwater.cli.advice import EXIT_NO
 from headwater.cli.options import OPTION, STREAM, URL, open_with_options, read_bound, unescaped
+from headwater.cli.render import show
+from headwater.cli.report import Report
 from headwater.cli.terminal import Interrupt, WaitInterrupted, output_has_gone
 from headwater.core import portal
 
@@ -21,9 +23,7 @@ if TYPE_CHECKING:
     from headwater.buffer.consumer import LostRecords, Reader
     from headwater.buffer.queue import TimeBy
     from headwater.cli.read_output import Output
-    from headwater.cli.terminal import Interrupt
 
-NOT_SETTINGS: Final = ("source", "name", "producer_id")
 FORMATS: Final = ("lines", "json", "csv", "arrow", "parquet")
 
 
@@ -94,7 +94,7 @@ def read(
                 view = read_all(reader, sink, limit=limit, interrupt=interrupt)
     finally:
         home.call(store.close())
-    view.conclude(stream, lost=reader.lost)
+    show(view.describe(stream, reader.lost), is_error=True)
     if reader.lost:
         raise typer.Exit(EXIT_NO)
     # Ctrl-C is how following ends; another signal asks for the status of an interrupted command.
@@ -120,16 +120,18 @@ class ReadOutcome:
     records: int = 0
     interrupted: bool = False
 
-    def conclude(self, stream: str, *, lost: list[LostRecords]) -> None:
-        """Say on standard error what is missing from standard output."""
+    def describe(self, stream: str, lost: list[LostRecords]) -> Report:
+        """What is missing from standard output."""
+        report = Report()
         for one in lost:
-            gap = (
+            report.say(
                 f"stream {stream!r}, partition {one.partition}: LSNs {one.first_lsn:,} to "
-                f"{one.last_lsn:,} cannot be read: {one.cause}"
+                f"{one.last_lsn:,} cannot be read: {one.cause}",
+                "yellow",
             )
-            typer.secho(gap, fg=typer.colors.YELLOW, err=True)
         if not self.records and not self.interrupted:
-            typer.echo("there are no records here", err=True)
+            report.say("there are no records here")
+        return report
 
 
 def read_all(

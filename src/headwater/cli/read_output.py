@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.buffer.records import KEY, VALUE
-from headwater.cli.render import json_value, visible
+from headwater.cli.report import json_value, visible
 from headwater.core.errors import Denied, Refused
 
 _LSN: Final = "_lsn"

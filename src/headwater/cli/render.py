@@ -1,190 +1,249 @@
-"""How commands print: the console, tables, and values as words or JSON."""
+"""The renderer: prints a report as text or JSON, and shows how far long work is.
+
+Text goes to a terminal in colour and in its width. In a pipe it has neither: a row of a table stays
+on one line, unless COLUMNS gives a width, and lines end where their words end.
+"""
 
 from __future__ import annotations
 
-import base64
+import json
 import os
-from collections.abc import Collection, Sequence
-from datetime import UTC, datetime, timedelta
+import shutil
+import sys
+import textwrap
+import unicodedata
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Self
 
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
+import click
+import typer
 
-from headwater.buffer.stream.config import UNLIMITED
+from headwater.cli.report import (
+    Note,
+    Problem,
+    Report,
+    ReportTable,
+    Size,
+    bytes_words,
+    cut_text,
+    size_words,
+    time_words,
+    visible,
+)
+from headwater.core import runtime
 
-# In a pipe a table row stays on one line, unless COLUMNS is set.
-PIPE_WIDTH: Final = 400
-_UNITS_MS: Final = (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1_000))
-_UNITS_BYTES: Final = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
-PADDING: Final = 2
-
-
-class CommandConsole(Console):
-    """Tells of a closed pipe, where rich's own would end the program with a status that says no.
-
-    In a pipe, lines end where their words end: columns are not filled up with blanks.
-    """
-
-    def __init__(self, *, quiet: bool = False) -> None:
-        super().__init__(highlight=False, emoji=False, quiet=quiet)
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        """Print as rich does, and in a pipe without blanks at the ends of lines."""
-        if self.is_terminal or self.quiet:
-            super().print(*objects, **options)
-            return
-        with self.capture() as captured:
-            super().print(*objects, **options)
-        self.file.write("\n".join(line.rstrip() for line in captured.get().split("\n")))
-        self.file.flush()
-
-    def on_broken_pipe(self) -> None:
-        """Let the command decide its exit status."""
-        raise  # noqa: PLE0704  called while the BrokenPipeError is handled
+MARKS: Final = {"✓": "green", "✗": "red", "–": "yellow", "?": "yellow", "note:": "dim"}
+GAP: Final = "  "
+INDENT: Final = "  "
+CELL_MAX: Final = 48
+TEXT_MAX: Final = 400
+_UNITS: Final = ("_ms", "_us", "_bytes")
 
 
-def new_console() -> Console:
-    """A console on standard output."""
-    console = CommandConsole()
-    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdecimal():
-        console.width = PIPE_WIDTH
-    return console
+def show(
+    report: Report, *, as_json: bool = False, indent: int | None = 2, is_error: bool = False
+) -> int:
+    """Print a report; the number of its lines."""
+    if as_json:
+        lines = [json.dumps(report.to_json(), indent=indent, ensure_ascii=False)]
+    else:
+        lines = list(report_lines(report, _width()))
+    for line in lines:
+        echo(line, is_error=is_error)
+    return len(lines)
 
 
-class StatusLine:
-    """How far a command is: a line on standard error that is drawn again; only on a terminal."""
-
-    def __init__(self, words: str = "opening") -> None:
-        self.console = Console(stderr=True, highlight=False)
-        self.is_shown = self.console.is_terminal
-        self._status = self.console.status(words) if self.is_shown else None
-
-    def __enter__(self) -> Self:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def show(self, words: str) -> None:
-        """Replace the line."""
-        if self._status is not None:
-            self._status.update(words)
+def echo(line: str, *, is_error: bool = False, newline: bool = True) -> None:
+    """Print a line, in colour only on a terminal that wants it."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    typer.echo(line, err=is_error, nl=newline, color=False if plain else None)
 
 
-def print_table(
-    console: Console,
-    labels: Sequence[str],
-    rows: Sequence[Sequence[str | Text]],
-    *,
-    numbers: Collection[str] = (),
-) -> None:
-    """Print rows below their labels; the columns named in `numbers` stand to the right."""
-    cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, PADDING, 0, 0))
-    for label in labels:
-        table.add_column(label, justify="right" if label in numbers else "left", no_wrap=True)
-    for row in cells:
-        table.add_row(*row)
-    heads = [Text(label) for label in labels]
-    widths = [max(cell.cell_len for cell in column) for column in zip(heads, *cells, strict=True)]
-    if sum(widths) + PADDING * (len(widths) - 1) <= console.width:
-        console.print(table)
+def report_lines(report: Report, width: int | None) -> Iterator[str]:
+    """A report as people read it; its tables and facts fit the width, if there is one."""
+    if report.title:
+        yield note_line(report.heading)
+    for problem in report.problems:
+        yield from _problem_lines(problem)
+    rows = [(_label(name), _words(name, value, TEXT_MAX)) for name, value in report.facts.items()]
+    yield from _fact_lines(rows, width)
+    is_below = bool(report.facts)
+    for table in report.tables:
+        if table.rows:
+            if is_below or table.name:
+                yield ""
+            yield from _table_lines(table, width)
+            is_below = True
+    for part in report.parts:
+        yield from report_lines(part, width)
+    yield from map(note_line, report.notes)
+
+
+def note_line(note: Note) -> str:
+    """A line with its mark, in their colours."""
+    text = _styled(note.text, note.style)
+    return f"{_styled(note.mark, MARKS[note.mark])} {text}" if note.mark else text
+
+
+def _problem_lines(problem: Problem) -> Iterator[str]:
+    where = "" if problem.offset is None else f", at offset {problem.offset:,}"
+    yield _styled(f"failed check: {problem.check}{where}", "red")
+    yield f"{INDENT}{problem.message}"
+    if problem.advice:
+        yield INDENT + _styled(problem.advice, "yellow")
+
+
+def _fact_lines(rows: Sequence[tuple[str, str]], width: int | None) -> Iterator[str]:
+    names = max((cell_width(name) for name, _ in rows), default=0)
+    for name, words in rows:
+        before = " " * (names - cell_width(name))
+        left = INDENT + name + before + GAP
+        room = None if width is None else max(20, width - cell_width(left))
+        first, *more = textwrap.wrap(words, room) if room and words else [words]
+        yield (INDENT + _styled(name, "dim") + before + GAP + first).rstrip()
+        for line in more:
+            yield " " * cell_width(left) + line
+
+
+def _table_lines(table: ReportTable, width: int | None) -> Iterator[str]:
+    if table.name:
+        more = "" if table.total is None else f", {len(table.rows):,} of {table.total:,}"
+        yield _styled(_label(table.name) + more, "bold")
+    columns = list(table.rows[0])
+    labels = columns if table.is_data else [_label(name) for name in columns]
+    cells = [
+        [_cell("" if table.is_data else name, value) for name, value in row.items()]
+        for row in table.rows
+    ]
+    numbers = [_is_number(table, name) for name in columns]
+    heads = [[Note(label, "dim") for label in labels]] if table.has_labels else []
+    listed = [*heads, *cells]
+    widths = [max(cell_width(row[at].text) for row in listed) for at in range(len(columns))]
+    if width is None or sum(widths) + len(GAP) * (len(widths) - 1) <= width:
+        for row in listed:
+            padded = zip(row, widths, numbers, strict=True)
+            yield GAP.join(_padded(*one) for one in padded).rstrip()
         return
     # Columns too narrow to read are worse than none.
     for row in cells:
-        line = Text()
-        for label, cell in zip(labels, row, strict=True):
-            line.append(f"{label} ", style="dim").append_text(cell).append("  ")
-        console.print(Padding(line, (0, 0, 0, 2)))
+        words = GAP.join(f"{label} {cell.text}" for label, cell in zip(labels, row, strict=True))
+        yield from textwrap.wrap(words, width, initial_indent=INDENT, subsequent_indent=INDENT)
 
 
-SHOWN_MAX: Final = 60
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+def _padded(cell: Note, width: int, is_number: bool) -> str:
+    blanks = " " * (width - cell_width(cell.text))
+    text = _styled(cell.text, cell.style)
+    return blanks + text if is_number else text + blanks
 
 
-def bytes_words(data: bytes, max_shown: int = SHOWN_MAX) -> str:
-    """Text in quotes where the bytes are text, else hexadecimal digits; cut where it is long."""
-    text = text_of(data)
-    if text is None:
-        cut = data[: max_shown // 2]
-        return f"0x{cut.hex()}" + ("…" if len(cut) < len(data) else "")
-    return f'"{cut_text(visible(text), max_shown)}"'
+def _cell(name: str, value: Any) -> Note:
+    return value if isinstance(value, Note) else Note(_words(name, value, CELL_MAX))
 
 
-def bytes_json(data: bytes) -> str | dict[str, str]:
-    """Text where the bytes are UTF-8, else {"base64": …}: JSON has no bytes."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(data).decode("ascii")}
+def _is_number(table: ReportTable, name: str) -> bool:
+    """Whether a column is aligned at the right: one of numbers that are no times."""
+    if name in table.numbers:
+        return True
+    is_time = name.endswith(("_ms", "_us")) and not table.is_data
+    types = {type(row[name]) for row in table.rows} - {type(None), Note}
+    return bool(types) and types <= {int, float, Size} and not is_time
 
 
-def text_of(data: bytes) -> str | None:
-    """The bytes as text, if they are text that can be printed."""
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-    return text if all(c.isprintable() or c in "\t\r\n" for c in text) else None
+def _label(name: str) -> str:
+    for unit in _UNITS:
+        name = name.removesuffix(unit)
+    return name.replace("_", " ").replace("lsn", "LSN")
 
 
-def visible(text: str) -> str:
-    """The text with everything that would move a cursor or colour a screen spelled out."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def cut_text(text: str, max_shown: int) -> str:
-    """The text, or its beginning and an ellipsis."""
-    return text if len(text) <= max_shown else text[: max_shown - 1] + "…"
-
-
-def time_words(time_ms: int) -> str:
-    """A time in milliseconds since 1970 as a person reads it; as a number if it is no date."""
-    try:
-        time = _EPOCH + timedelta(milliseconds=time_ms)
-    except OverflowError:
-        return f"{time_ms:,} ms since 1970"
-    return f"{time:%Y-%m-%d %H:%M:%S}.{time.microsecond // 1000:03d} UTC"
-
-
-def json_value(value: Any) -> Any:
-    """A value as JSON has it: what it cannot hold becomes text."""
-    if isinstance(value, bytes):
-        return bytes_json(value)
-    if isinstance(value, dict):
-        return {str(name): json_value(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_value(one) for one in value]
-    if isinstance(value, datetime):
-        return value.isoformat().replace("+00:00", "Z")
-    if value is None or isinstance(value, bool | int | str):
-        return value
+def _words(name: str, value: Any, max_shown: int) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Size):
+        return size_words(value)
+    if isinstance(value, int):
+        if name.endswith("_ms"):
+            return time_words(value)
+        if name.endswith("_us"):
+            return time_words(value // 1000)
+        return f"{value:,} B" if name.endswith("_bytes") else f"{value:,}"
     if isinstance(value, float):
-        return value if value - value == 0 else str(value)
-    return str(value)
+        return f"{value:,.1f}"
+    if isinstance(value, bytes):
+        return bytes_words(value, max_shown)
+    return cut_text(visible(str(value)), TEXT_MAX)
 
 
-def duration_words(ms: int) -> str:
-    """A time span as one says it."""
-    if ms == UNLIMITED:
-        return "for ever"
-    for unit, unit_ms in _UNITS_MS:
-        if ms >= unit_ms and ms % unit_ms == 0:
-            return f"{ms // unit_ms:,} {unit}{'' if ms == unit_ms else 's'}"
-    return f"{ms:,} ms"
+def _styled(text: str, style: str) -> str:
+    if not text or not style:
+        return text
+    if style in ("bold", "dim"):
+        return click.style(text, **{style: True})
+    return click.style(text, fg=style)
 
 
-def size_words(size_bytes: int) -> str:
-    """A size as one says it."""
-    for unit, unit_bytes in _UNITS_BYTES:
-        if size_bytes >= unit_bytes:
-            return f"{size_bytes / unit_bytes:,.1f}".removesuffix(".0") + f" {unit}"
-    return f"{size_bytes:,} B"
+def cell_width(text: str) -> int:
+    """How many cells of a terminal a text takes: two for a character of Chinese."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(one) in "WF" for one in text)
+    return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))
+
+
+def _width() -> int | None:
+    """The columns of the terminal; None where nothing limits a line."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal():
+        return int(columns)
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+class Progress:
+    """How far long work is: a line on standard error that is drawn again; only on a terminal."""
+
+    BAR_WIDTH: Final = 24
+    FRAME_S: Final = 0.1
+
+    def __init__(self, words: str = "opening", *, quiet: bool = False) -> None:
+        self.is_shown = not quiet and sys.stderr.isatty()
+        self._words = words
+        self._drawn_s = 0.0
+
+    def __enter__(self) -> Self:
+        self._draw(self._words)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._clear()
+        self.is_shown = False
+
+    def show(self, words: str, done: int = 0, total: int | None = None) -> None:
+        """Replace the line; with a total, it has a bar. Sizes are shown in their unit."""
+        if not self.is_shown or runtime.monotonic_s() - self._drawn_s < self.FRAME_S:
+            return
+        if total:
+            full = min(self.BAR_WIDTH, self.BAR_WIDTH * done // total)
+            bar = "━" * full + " " * (self.BAR_WIDTH - full)
+            counts = f"{_words('', done, 0)} of {_words('', total, 0)}"
+            words = f"{words}{GAP}{bar}{GAP}{counts}"
+        self._draw(words)
+
+    def say(self, note: Note, *, is_error: bool = True) -> None:
+        """Print a line that stays, above the one that is drawn again."""
+        self._clear()
+        echo(note_line(note), is_error=is_error)
+        self._draw(self._words)
+
+    def _draw(self, words: str) -> None:
+        self._words = words
+        if self.is_shown:
+            self._drawn_s = runtime.monotonic_s()
+            width = shutil.get_terminal_size().columns
+            sys.stderr.write(f"\r\x1b[K{cut_text(words, width - 1)}")
+            sys.stderr.flush()
+
+    def _clear(self) -> None:
+        if self.is_shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

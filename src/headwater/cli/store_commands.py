@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from headwater.cli.advice import EXIT_COULD_NOT_RUN, EXIT_NO, HeadwaterTyper
-from headwater.cli.options import OPTION, URL, open_with_options, why_empty
+from headwater.cli.options import AS_JSON, OPTION, URL, on_store, open_with_options, why_empty
+from headwater.cli.render import Progress, echo, show
+from headwater.cli.report import Note, Report, ReportTable
 from headwater.cli.terminal import run_loop
 from headwater.core.limits import MIB
 
 if TYPE_CHECKING:
-    from headwater.store.conformance import StoreReport
+    from headwater.store import Store
+    from headwater.store.conformance import CheckResult, StoreReport
+
+CHECK_MARKS: Final = {
+    "pass": ("✓", ""),
+    "fail": ("✗", "red"),
+    "skipped": ("–", "dim"),
+    "unfinished": ("?", "yellow"),
+}
+LEFT_BEHIND_SHOWN: Final = 3
 
 store_app = HeadwaterTyper(
     help="Check an object store, and look into one.",
@@ -33,7 +43,7 @@ def check(
     listed: int = typer.Option(1001, min=0, help="Objects in the long listing; 0 skips it."),
     large_mib: int = typer.Option(24, min=0, help="Size of the object in parts; 0 skips it."),
     repeat: int = typer.Option(1, min=1, help="Run each race so often, to catch rare losses."),
-    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
+    as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
     """Find out whether a store keeps what it accepts, also when many write at once.
@@ -41,13 +51,18 @@ def check(
     Writes below one fresh folder and removes the objects; a directory keeps the empty folders.
     Exit status: 0 safe, 1 not safe, 2 undecided.
     """
-    from headwater.cli.store_view import CheckView
-    from headwater.store.conformance import check_store
+    from headwater.store.conformance import CheckProgress, check_store
 
     # Before anything is shown: an address that is refused may hold a credential.
     opened = open_with_options(url, option)
 
-    async def run(view: CheckView) -> StoreReport:
+    def advance(step: CheckProgress) -> None:
+        if step.result is None:
+            progress.show(step.check, step.done, step.total)
+        elif not as_json:
+            progress.say(_describe_check(step.result), is_error=False)
+
+    async def run() -> StoreReport:
         async with opened as store:
             return await check_store(
                 store,
@@ -58,16 +73,64 @@ def check(
                 listed=listed,
                 large_bytes=large_mib * MIB,
                 repeat=repeat,
-                report=view.update,
+                report=advance,
             )
 
-    with CheckView(url, quiet=as_json) as view:
-        report = run_loop(run(view))
-    if as_json:
-        typer.echo(report.to_json())
-    else:
-        view.conclude(report)
-    raise typer.Exit(_status(report))
+    if not as_json:
+        echo(f"checking {url}")
+    with Progress("connecting", quiet=as_json) as progress:
+        checked = run_loop(run())
+    if not as_json:
+        echo("")
+    show(describe_store(checked), as_json=as_json)
+    raise typer.Exit(_status(checked))
+
+
+def describe_store(checked: StoreReport) -> Report:
+    """The verdict, what each failed check demands, and what the run took."""
+    report = Report(
+        checked.verdict,
+        "✓" if checked.safe else "✗",
+        record=checked.to_dict(),
+    )
+    for check in checked.checks:
+        if check.status in ("fail", "unfinished"):
+            mark, style = CHECK_MARKS[check.status]
+            part = Report(f"{check.name}: {check.status}", mark)
+            part.say(f"  {check.claim}")
+            part.say(f"  {check.detail}", style)
+            report.parts.append(part)
+    rows = [
+        {
+            "operation": name,
+            "requests": one.requests,
+            "refused or failed": one.failures,
+            "retries": one.retries,
+            "p50 ms": f"{one.p50_ms:.2f}",
+            "p99 ms": f"{one.p99_ms:.2f}",
+        }
+        for name, one in sorted(checked.operations.items())
+    ]
+    operations = ReportTable("operations", rows, numbers=("p50 ms", "p99 ms"))
+    report.parts.append(Report(tables=[operations]))
+    cost = f"about ${checked.cost_usd:.4f} at list prices" if checked.cost_usd else "free of charge"
+    report.say(f"{checked.requests:,} requests, {cost}", "dim")
+    if checked.left_behind:
+        report.say(f"{len(checked.left_behind)} objects could not be removed:", "yellow")
+        for key in checked.left_behind[:LEFT_BEHIND_SHOWN]:
+            report.say(f"  {key}")
+        more = len(checked.left_behind) - LEFT_BEHIND_SHOWN
+        if more > 0:
+            report.say(f"  and {more} more below {checked.prefix}/")
+    return report
+
+
+def _describe_check(result: CheckResult) -> Note:
+    mark, style = CHECK_MARKS[result.status]
+    # A long complaint follows in full below; here it would tear the list apart.
+    detail = result.detail if result.status in ("pass", "skipped") else "see below"
+    words = f"{result.status:<10} {result.name:<21}{result.duration_s:7.2f} s  {detail}"
+    return Note(words.rstrip(), "" if result.status == "pass" else style, mark)
 
 
 @store_app.command("ls")
@@ -84,21 +147,20 @@ def list_objects(
     Exit status: 0, or 1 if there are none.
     """
 
-    async def run() -> tuple[int, int]:
+    async def run(store: Store) -> tuple[int, int]:
         count = size_bytes = 0
-        async with open_with_options(url, option) as store:
-            async for meta in store.list(prefix):
-                time = datetime.fromtimestamp(meta.modified_ms / 1000, UTC)
-                modified = f"{time:%Y-%m-%dT%H:%M:%SZ}"
-                if as_json:
-                    about = {"key": meta.key, "size_bytes": meta.size_bytes, "modified": modified}
-                    print(json.dumps(about, ensure_ascii=False))
-                else:
-                    print(f"{meta.size_bytes:>13,}  {modified}  {meta.key}")
-                count, size_bytes = count + 1, size_bytes + meta.size_bytes
+        async for meta in store.list(prefix):
+            time = datetime.fromtimestamp(meta.modified_ms / 1000, UTC)
+            modified = f"{time:%Y-%m-%dT%H:%M:%SZ}"
+            if as_json:
+                about = {"key": meta.key, "size_bytes": meta.size_bytes, "modified": modified}
+                print(json.dumps(about, ensure_ascii=False))
+            else:
+                print(f"{meta.size_bytes:>13,}  {modified}  {meta.key}")
+            count, size_bytes = count + 1, size_bytes + meta.size_bytes
         return count, size_bytes
 
-    count, size_bytes = run_loop(run())
+    count, size_bytes = on_store(url, option, run)
     sys.stdout.flush()
     if not count:
         below = prefix or "this address"
@@ -117,12 +179,11 @@ def cat(
 ) -> None:
     """Write an object's bytes to standard output."""
 
-    async def run(write: Callable[[bytes | memoryview], object]) -> None:
-        async with open_with_options(url, option) as store:
-            async for chunk in store.get_stream(key):
-                write(chunk)
+    async def run(store: Store) -> None:
+        async for chunk in store.get_stream(key):
+            sys.stdout.buffer.write(chunk)
 
-    run_loop(run(sys.stdout.buffer.write))
+    on_store(url, option, run)
     sys.stdout.buffer.flush()
 
 

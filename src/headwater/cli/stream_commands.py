@@ -6,7 +6,8 @@ import asyncio
 import codecs
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -15,29 +16,26 @@ import typer
 from headwater.cli.advice import EXIT_NO, HeadwaterTyper
 from headwater.cli.options import (
     AS_JSON,
-    KAFKA_CONFIG,
-    METADATA_PARTITIONS,
     OPTION,
     PARTITION,
-    PREFIX,
-    SERVERS,
-    TOPIC,
     URL,
     YES,
     EventLogOptions,
-    open_with_options,
+    on_store,
+    on_stream,
+    takes_event_log,
     why_empty,
 )
-from headwater.cli.terminal import confirm, is_interactive, reporting, run_loop
+from headwater.cli.render import Progress, show
+from headwater.cli.report import Report, size_words
+from headwater.cli.terminal import confirm, reporting
 from headwater.core.errors import Corrupt, HeadwaterError, NotFound, Refused
 
 if TYPE_CHECKING:
     from headwater.buffer.queue.contract import QueueState
-    from headwater.buffer.queue.v1 import Adopted
-    from headwater.buffer.stream import Stream
+    from headwater.buffer.stream import DeletedReport, Stream
     from headwater.buffer.stream.schema import SchemaLike
     from headwater.store import Store
-
 
 stream_app = HeadwaterTyper(
     help="Make streams, look at them, change them, delete them.",
@@ -75,27 +73,24 @@ def create(
 ) -> None:
     """Make a stream, and say what its requests will cost."""
     from headwater.buffer.stream import create_stream
-    from headwater.cli.render import new_console
-    from headwater.cli.stream_view import show_created
+    from headwater.cli.stream_report import describe_created
 
     settings = _settings(setting, partitions=partitions, format=format, retention=retention)
     declared = _schema(schema)
 
-    async def run() -> tuple[Stream, bool]:
-        async with open_with_options(url, option) as store:
-            if store.stats.scheme == "memory":
-                raise Refused(
-                    "a stream in memory:// would be gone when this command ends: name a directory "
-                    "(file:///path), or make it in the program that uses it (create_stream)"
-                )
-            existed = exists_ok and await _exists(store, name)
-            return await create_stream(
-                store, name, exists_ok=exists_ok, schema=declared, **settings
-            ), existed
+    async def run(store: Store) -> Report:
+        if store.stats.scheme == "memory":
+            raise Refused(
+                "a stream in memory:// would be gone when this command ends: name a directory "
+                "(file:///path), or make it in the program that uses it (create_stream)"
+            )
+        existed = exists_ok and await _exists(store, name)
+        stream = await create_stream(store, name, exists_ok=exists_ok, schema=declared, **settings)
+        return describe_created(stream, existed=existed)
 
-    stream, existed = run_loop(run())
+    report = on_store(url, option, run)
     with reporting():
-        show_created(new_console(), stream, existed=existed)
+        show(report)
 
 
 @stream_app.command("list")
@@ -105,31 +100,16 @@ def list_all(url: str = URL, as_json: bool = AS_JSON, option: list[str] = OPTION
     Exit status: 0, or 1 if there are none, or one that cannot be read.
     """
     from headwater.buffer.stream import open_streams, stream_names
-    from headwater.cli.render import new_console
-    from headwater.cli.stream_view import as_dict, show_list
+    from headwater.cli.stream_report import describe_streams
 
-    streams: list[Stream] = []
-    problems: dict[str, str] = {}
+    async def run(store: Store) -> Mapping[str, Stream | HeadwaterError]:
+        return await open_streams(store, await stream_names(store))
 
-    async def run() -> None:
-        async with open_with_options(url, option) as store:
-            found = await open_streams(store, await stream_names(store))
-        for name, stream in found.items():
-            if isinstance(stream, HeadwaterError):
-                problems[name] = str(stream)
-            else:
-                streams.append(stream)
-
-    run_loop(run())
-    if as_json:
-        found = [as_dict(stream) for stream in streams]
-        found += [{"name": name, "error": problem} for name, problem in problems.items()]
-        typer.echo(json.dumps(found, indent=2))
-    else:
-        show_list(new_console(), streams, problems)
-    if not streams and not problems:
+    streams = on_store(url, option, run)
+    show(describe_streams(streams), as_json=as_json)
+    if not streams:
         typer.echo(f"there are no streams here{why_empty(url)}", err=True)
-    if problems or not streams:
+    if not streams or any(isinstance(one, HeadwaterError) for one in streams.values()):
         raise typer.Exit(EXIT_NO)
 
 
@@ -141,24 +121,13 @@ def describe(
 
     Exit status: 0, or 1 if the state of a partition cannot be told.
     """
-    from headwater.buffer.stream import open_stream
-    from headwater.cli.render import new_console
-    from headwater.cli.stream_view import as_dict, show_partitions, show_schemas, show_settings
+    from headwater.cli.stream_report import describe_stream
 
-    async def run() -> tuple[Stream, list[QueueState | str]]:
-        async with open_with_options(url, option) as store:
-            stream = await open_stream(store, name)
-            return stream, await _states(stream)
+    async def run(stream: Stream) -> tuple[Stream, list[QueueState | str]]:
+        return stream, await _states(stream)
 
-    stream, states = run_loop(run())
-    if as_json:
-        typer.echo(json.dumps(as_dict(stream, states), indent=2))
-    else:
-        console = new_console()
-        console.print(f"stream [bold]{stream.name}[/bold]", soft_wrap=True)
-        show_settings(console, stream)
-        show_schemas(console, stream.config.schemas)
-        show_partitions(console, states)
+    stream, states = on_stream(url, option, name, run)
+    show(describe_stream(stream, states), as_json=as_json)
     if any(isinstance(state, str) for state in states):
         raise typer.Exit(EXIT_NO)
 
@@ -175,20 +144,19 @@ def alter(
 ) -> None:
     """Change a stream's settings, add partitions, or declare its next schema."""
     from headwater.buffer.stream import alter_stream, open_stream
-    from headwater.cli.render import new_console
-    from headwater.cli.stream_view import show_changes
+    from headwater.cli.stream_report import describe_change
 
     settings = _settings(setting, partitions=partitions, retention=retention)
     declared = _schema(schema)
 
-    async def run() -> tuple[Stream, Stream]:
-        async with open_with_options(url, option) as store:
-            before = await open_stream(store, name, writing=True)
-            return before, await alter_stream(store, name, schema=declared, **settings)
+    async def run(store: Store) -> Report:
+        before = await open_stream(store, name, writing=True)
+        after = await alter_stream(store, name, schema=declared, **settings)
+        return describe_change(before.config, after.config)
 
-    before, after = run_loop(run())
+    report = on_store(url, option, run)
     with reporting():
-        show_changes(new_console(), before.config, after.config)
+        show(report)
 
 
 @stream_app.command()
@@ -203,28 +171,20 @@ def verify(
 
     Exit status: 0 if all of them can be read, 1 if not.
     """
-    import msgspec
-
     from headwater.buffer.retained import Verified, verify_stream
-    from headwater.buffer.stream import open_stream
-    from headwater.cli.render import StatusLine, new_console
-    from headwater.cli.stream_view import show_verified, verifying_words
+    from headwater.cli.stream_report import describe_verified
 
-    async def run() -> Verified:
-        async with open_with_options(url, option) as store:
-            with StatusLine() as line:
-                return await verify_stream(
-                    await open_stream(store, name),
-                    partition,
-                    lambda found: line.show(verifying_words(found)),
-                )
+    async def run(stream: Stream) -> Verified:
+        def advance(verified: Verified) -> None:
+            read = f"{verified.batches:,} batches, {size_words(verified.size_bytes)}"
+            progress.show(f"reading stream {name}: {read}")
 
-    found = run_loop(run())
-    if as_json:
-        typer.echo(json.dumps(msgspec.to_builtins(found), indent=2))
-    else:
-        show_verified(new_console(), name, found)
-    if found.bad:
+        return await verify_stream(stream, partition, advance)
+
+    with Progress() as progress:
+        verified = on_stream(url, option, name, run)
+    show(describe_verified(name, verified), as_json=as_json)
+    if verified.bad:
         raise typer.Exit(EXIT_NO)
 
 
@@ -242,19 +202,15 @@ def adopt(
     if it cannot, that is said.
     """
     from headwater.buffer.stream import adopt_stream
-    from headwater.cli.stream_view import adopted_line
+    from headwater.cli.stream_report import describe_adopted
 
-    async def run() -> dict[int, Adopted]:
-        async with open_with_options(url, option) as store:
-            return await adopt_stream(store, name, partition=partition)
-
-    done = run_loop(run())
+    done = on_store(url, option, lambda store: adopt_stream(store, name, partition=partition))
     with reporting():
-        for one, adopted in done.items():
-            typer.echo(adopted_line(one, adopted))
+        show(describe_adopted(done))
 
 
 @stream_app.command()
+@takes_event_log
 def delete(
     url: str = URL,
     name: str = NAME,
@@ -265,57 +221,48 @@ def delete(
         help="Of a stream whose stream.json cannot be read: everything below streams/NAME.",
     ),
     option: list[str] = OPTION,
-    prefix: str = PREFIX,
-    servers: str | None = SERVERS,
-    topic: str = TOPIC,
-    metadata_partitions: int = METADATA_PARTITIONS,
-    kafka_config: Path | None = KAFKA_CONFIG,
+    *,
+    events: EventLogOptions,
 ) -> None:
     """Delete a stream and all of its records; of one that is deleted, what was left behind.
 
     The tier's events tell it, and a leader that runs stops.
     Exit status: 0, or 1 if objects are left that could not be deleted, or events not be told.
     """
-    from headwater.buffer.stream import DeletedReport, check_deletable, delete_damaged_stream
-    from headwater.cli.render import new_console
-    from headwater.cli.stream_view import show_deleted
-    from headwater.cli.tier_view import delete_with_tier
-
-    events = EventLogOptions(prefix, servers, topic, metadata_partitions, kafka_config)
+    from headwater.buffer.stream import check_deletable, delete_damaged_stream
+    from headwater.cli.stream_report import describe_deleted
+    from headwater.cli.tier_partitions import delete_with_tier
 
     async def delete_it(store: Store, name: str) -> tuple[DeletedReport, HeadwaterError | None]:
         if damaged:
             return await delete_damaged_stream(store, name), None
         return await delete_with_tier(store, name, events, stream_id=confirmed)
 
-    async def run(act: Callable[[Store, str], Awaitable[T]]) -> T:
-        async with open_with_options(url, option) as store:
-            try:
-                return await act(store, name)
-            except Corrupt as error:
-                raise Corrupt(
-                    f"{error}. Which objects are its own cannot be told; to delete everything "
-                    f"below streams/{name}: headwater stream delete URL {name} --damaged"
-                ) from error
+    async def run(act: Callable[[Store, str], Awaitable[T]], store: Store) -> T:
+        try:
+            return await act(store, name)
+        except Corrupt as error:
+            raise Corrupt(
+                f"{error}. Which objects are its own cannot be told; to delete everything "
+                f"below streams/{name}: headwater stream delete URL {name} --damaged"
+            ) from error
 
     confirmed: str | None = None
     if not yes:
         if not damaged:
             # Refused before the question if it is not there; the answer is for this stream alone.
-            confirmed = run_loop(run(check_deletable))
+            confirmed = on_store(url, option, partial(run, check_deletable))
         everything = f"everything below streams/{name}, whichever stream's it was"
-        _ask(name, everything if damaged else f"stream {name} and all of its records")
-    report, untold = run_loop(run(delete_it))
+        what = everything if damaged else f"stream {name} and all of its records"
+        confirm(
+            f"Delete {what}, for good?",
+            unasked=f"nobody is here to confirm that stream {name!r} is to go: say --yes",
+        )
+    deleted, untold = on_store(url, option, partial(run, delete_it))
     with reporting():
-        show_deleted(new_console(), report, untold)
-    if report.failed or untold is not None:
+        show(describe_deleted(deleted, untold))
+    if deleted.failed or untold is not None:
         raise typer.Exit(EXIT_NO)
-
-
-def _ask(name: str, what: str) -> None:
-    if not is_interactive():
-        raise Refused(f"nobody is here to confirm that stream {name!r} is to go: say --yes")
-    confirm(f"Delete {what}, for good?")
 
 
 async def _exists(store: Store, name: str) -> bool:
@@ -329,9 +276,8 @@ async def _exists(store: Store, name: str) -> bool:
 
 
 async def _states(stream: Stream) -> list[QueueState | str]:
-    """How each partition's queue stands, or why that cannot be told."""
-
-    from headwater.cli.stream_view import disorder
+    """The state of each partition's queue, or why it is not known."""
+    from headwater.cli.stream_report import disorder
 
     async def state(partition: int) -> QueueState | str:
         try:
@@ -361,13 +307,10 @@ def _settings(texts: list[str], **named: object) -> dict[str, Any]:
     return settings
 
 
-def _schema(path: Path | None) -> Any:
-
-    return None if path is None else read_schema_file(path)
-
-
-def read_schema_file(path: Path) -> SchemaLike:
+def _schema(path: Path | None) -> SchemaLike | None:
     """What {"column": "type", …} says, or the schema of a Parquet or Arrow file or stream."""
+    if path is None:
+        return None
     import pyarrow as pa
     import pyarrow.parquet as pq
 

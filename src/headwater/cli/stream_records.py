@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +15,18 @@ from headwater.cli.options import (
     PARTITION,
     URL,
     YES,
+    on_stream,
     open_with_options,
     read_bound,
 )
-from headwater.cli.terminal import confirm, is_interactive, reporting, run_loop
+from headwater.cli.render import Progress, echo, show
+from headwater.cli.report import Report
+from headwater.cli.terminal import confirm, reporting, run_loop
 from headwater.core.errors import HeadwaterError, Refused
 
 if TYPE_CHECKING:
     from headwater.buffer.copying import CopyResult
+    from headwater.buffer.stream import Stream
     from headwater.buffer.truncation import Truncated, TruncationPlan
 
 
@@ -45,18 +49,15 @@ def copy(
     Copies what is retained up to the end that the stream has when the command begins.
     Exit status: 0, or 2 if not everything was copied; --resume copies the rest, nothing twice.
     """
-    import msgspec
-
     from headwater.buffer.copying import copy_stream
     from headwater.buffer.stream import open_stream
-    from headwater.cli.render import StatusLine
 
     copied = 0
 
     def advance(records: int, total: int) -> None:
         nonlocal copied
         copied = records
-        line.show(f"copying {name} into {new_name}: {records:,} of {total:,} records")
+        progress.show(f"{work}: {records:,} of {total:,} records")
 
     async def run() -> list[CopyResult]:
         async with AsyncExitStack() as stack:
@@ -69,29 +70,25 @@ def copy(
             source = await open_stream(here, name)
             return await copy_stream(source, there, new_name, resume=resume, progress=advance)
 
-    line = StatusLine(f"copying {name} into {new_name}")
+    work = f"copying {name} into {new_name}"
     try:
-        with line:
+        with Progress(work) as progress:
             done = run_loop(run())
     except BaseException:
         if copied:
-            line.console.print("cut off: the same command with --resume goes on", soft_wrap=True)
+            echo("cut off: the same command with --resume goes on", is_error=True)
         raise
     with reporting():
-        if as_json:
-            found = {"stream": name, "copy": new_name, "partitions": msgspec.to_builtins(done)}
-            typer.echo(json.dumps(found, indent=2))
-        else:
-            typer.echo(_words(name, new_name, done))
+        show(describe_copy(name, new_name, done), as_json=as_json)
 
 
-def _words(name: str, new_name: str, done: list[CopyResult]) -> str:
+def describe_copy(name: str, new_name: str, done: list[CopyResult]) -> Report:
+    """How many records were copied, now and before."""
     records, before = sum(one.records for one in done), sum(one.before for one in done)
-    line = f"✓ copied {records:,} records of stream {name} into {new_name}"
-    return f"{line}, after {before:,} of earlier runs" if before else line
-
-
-# `headwater stream truncate`: give up the records before an offset, as Kafka's delete-records.
+    words = f"copied {records:,} records of stream {name} into {new_name}"
+    if before:
+        words += f", after {before:,} of earlier runs"
+    return Report(words, "✓", record={"stream": name, "copy": new_name, "partitions": done})
 
 
 Outcomes = dict[int, "Truncated | HeadwaterError"]
@@ -114,42 +111,30 @@ def truncate(
     An offset within a batch keeps that batch whole. Repeating it is safe.
     Exit status: 0, or 1 if a partition could not be truncated or objects could not be deleted.
     """
-    from headwater.buffer.stream import open_stream
     from headwater.buffer.truncation import plan_truncation, truncate_all
-    from headwater.cli.render import StatusLine
 
     bounds = _bounds(before, partition)
     wanted = None if partition is None else [partition]
 
-    async def plan() -> list[TruncationPlan]:
-        async with open_with_options(url, option) as store:
-            stream = await open_stream(store, name, writing=True)
-            return await plan_truncation(stream, bounds, wanted)
+    async def run(stream: Stream) -> Outcomes:
+        done = itertools.count(1)
 
-    async def run(plans: list[TruncationPlan]) -> Outcomes:
-        async with open_with_options(url, option) as store:
-            stream = await open_stream(store, name, writing=True)
-            done = 0
+        def advance() -> None:
+            progress.show(f"{work}: {next(done):,} of {len(to_do):,} partitions")
 
-            def advance() -> None:
-                nonlocal done
-                done += 1
-                line.show(f"truncating {name}: {done:,} of {len(plans):,} partitions")
+        work = f"truncating {name}"
+        with Progress(work) as progress:
+            return await truncate_all(stream, to_do, advance)
 
-            with StatusLine(f"truncating {name}") as line:
-                return await truncate_all(stream, plans, advance)
-
-    plans = run_loop(plan())
+    plans = on_stream(
+        url, option, name, lambda stream: plan_truncation(stream, bounds, wanted), writing=True
+    )
     to_do = [one for one in plans if not one.is_done]
     if to_do and not yes:
         _ask(name, to_do)
-    outcomes = run_loop(run(to_do)) if to_do else {}
+    outcomes = on_stream(url, option, name, run, writing=True) if to_do else {}
     with reporting():
-        if as_json:
-            typer.echo(json.dumps(_as_dict(name, plans, outcomes), indent=2))
-        else:
-            for one in plans:
-                typer.echo(_line(one, outcomes.get(one.partition)))
+        show(describe_truncation(name, plans, outcomes), as_json=as_json)
     if any(isinstance(one, HeadwaterError) or one.failed for one in outcomes.values()):
         raise typer.Exit(EXIT_NO)
 
@@ -183,46 +168,36 @@ def _ask(name: str, plans: list[TruncationPlan]) -> None:
                 f"; partition {one.partition}: {one.unacknowledged:,} of them are not "
                 f"acknowledged by {owner}"
             )
-    if not is_interactive():
-        raise Refused(f"nobody is here to confirm that these are to go: {what}. Say --yes")
-    confirm(f"Give up {what}, for good?")
+    confirm(
+        f"Give up {what}, for good?",
+        unasked=f"nobody is here to confirm that these are to go: {what}. Say --yes",
+    )
 
 
-def _line(plan: TruncationPlan, outcome: Truncated | HeadwaterError | None) -> str:
-    """What became of a partition."""
-    about = f"partition {plan.partition}"
-    if isinstance(outcome, HeadwaterError):
-        again = f"{command()} stream truncate, once more, goes on"
-        return f"✗ {about}: {type(outcome).__name__}: {outcome} ({again})"
-    if outcome is None:
-        line = f"– {about}: is so already, the log begins at LSN {plan.floor_lsn:,}"
-    else:
-        line = (
-            f"✓ {about}: the log begins at LSN {outcome.start_lsn:,}, {outcome.records:,} records "
-            "were given up"
-        )
-        if outcome.failed:
-            line += f"; {outcome.failed:,} objects could not be deleted, gc --full deletes them"
-    if plan.left:
-        first = plan.before_lsn - plan.left
-        line += (
-            f"; LSNs {first:,} to {plan.before_lsn - 1:,} stay, in one batch with "
-            f"{plan.before_lsn:,}"
-        )
-    return line
-
-
-def _as_dict(name: str, plans: list[TruncationPlan], outcomes: Outcomes) -> dict[str, Any]:
+def describe_truncation(name: str, plans: list[TruncationPlan], outcomes: Outcomes) -> Report:
+    """Where the log of each partition begins now, or why it could not be truncated."""
     partitions: list[dict[str, Any]] = []
+    report = Report(record={"stream": name, "partitions": partitions})
     for plan in plans:
         outcome = outcomes.get(plan.partition)
-        found: dict[str, Any] = {"partition": plan.partition, "before_lsn": plan.before_lsn}
+        record: dict[str, Any] = {"partition": plan.partition, "before_lsn": plan.before_lsn}
+        partitions.append(record)
+        where = f"partition {plan.partition}: "
         if isinstance(outcome, HeadwaterError):
-            found["error"] = f"{type(outcome).__name__}: {outcome}"
-        else:
-            found["start_lsn"] = plan.floor_lsn if outcome is None else outcome.start_lsn
-            found["records"] = 0 if outcome is None else outcome.records
-            found["failed"] = 0 if outcome is None else outcome.failed
-            found["left"] = plan.left
-        partitions.append(found)
-    return {"stream": name, "partitions": partitions}
+            record["error"] = why = f"{type(outcome).__name__}: {outcome}"
+            report.say(f"{where}{why} ({command()} stream truncate, once more, goes on)", mark="✗")
+            continue
+        start_lsn, records, failed = plan.floor_lsn, 0, 0
+        if outcome is not None:
+            start_lsn, records, failed = outcome.start_lsn, outcome.records, outcome.failed
+        record |= {"start_lsn": start_lsn, "records": records, "failed": failed, "left": plan.left}
+        words = f"{where}is so already, the log begins at LSN {start_lsn:,}"
+        if outcome is not None:
+            words = f"{where}the log begins at LSN {start_lsn:,}, {records:,} records were given up"
+        if failed:
+            words += f"; {failed:,} objects could not be deleted, gc --full deletes them"
+        if plan.left:
+            first, last = plan.before_lsn - plan.left, plan.before_lsn - 1
+            words += f"; LSNs {first:,} to {last:,} stay, in one batch with {plan.before_lsn:,}"
+        report.say(words, mark="–" if outcome is None else "✓")
+    return report

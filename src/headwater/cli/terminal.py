@@ -242,8 +242,13 @@ def run_loop(work: Coroutine[Any, Any, T]) -> T:
         raise SystemExit(128 + (received[0] if received else signal.SIGINT)) from None
 
 
-def confirm(question: str) -> None:
-    """Continue only if the answer is yes. Ctrl-C is no answer: it ends the command."""
+def confirm(question: str, *, unasked: str) -> None:
+    """Continue only if the answer is yes. Ctrl-C is no answer: it ends the command.
+
+    `unasked` is the error without a terminal, where nobody can answer.
+    """
+    if not is_interactive():
+        raise Refused(unasked)
     try:
         agreed = typer.confirm(question)
     except typer.Abort as stopped:
@@ -255,7 +260,7 @@ def confirm(question: str) -> None:
 
 
 def is_interactive() -> bool:
-    """Whether anybody is there to answer."""
+    """Whether there is a terminal to answer at."""
     return sys.stdin.isatty()
 
 

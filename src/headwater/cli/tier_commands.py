@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headwater.cli.advice import EXIT_NO, HeadwaterTyper
 from headwater.cli.options import (
     AS_JSON,
-    KAFKA_CONFIG,
-    METADATA_PARTITIONS,
     OPTION,
     PARTITION,
     PREFIX,
-    SERVERS,
     STREAM,
-    TOPIC,
     URL,
     EventLogOptions,
+    on_store,
     open_with_options,
+    takes_event_log,
+    wanted_partitions,
 )
-from headwater.cli.terminal import run_loop
+from headwater.cli.render import Progress, show
+from headwater.cli.report import Report
+from headwater.cli.terminal import reporting, run_loop
 from headwater.core import limits, runtime
 
 if TYPE_CHECKING:
-    from headwater.cli.tier_view import TierPartition
+    from headwater.cli.tier_partitions import TierPartition
+    from headwater.store import Store
 
 tier_app = HeadwaterTyper(
     help="The tier: which segment is read for which records, and whether it is there.",
@@ -37,43 +38,36 @@ tier_app = HeadwaterTyper(
 
 
 @tier_app.command("list")
+@takes_event_log
 def list_cover(
     url: str = URL,
     stream: str = STREAM,
     partition: int | None = PARTITION,
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
-    prefix: str = PREFIX,
-    servers: str | None = SERVERS,
-    topic: str = TOPIC,
-    metadata_partitions: int = METADATA_PARTITIONS,
-    kafka_config: Path | None = KAFKA_CONFIG,
+    *,
+    events: EventLogOptions,
 ) -> None:
     """List what is read of the tier: from which segment each LSN comes, and what else is listed.
 
     Exit status: 0, or 1 if nothing is in the tier, if LSNs are missing in between, or if nothing
     says where the log begins.
     """
-    from headwater.cli.render import new_console
-    from headwater.cli.tier_view import listed, show_listed
+    from headwater.cli.tier_partitions import describe_cover
 
-    events = EventLogOptions(prefix, servers, topic, metadata_partitions, kafka_config)
+    async def run() -> Report:
+        async with _partitions(url, option, events, stream, partition) as opened:
+            return describe_cover(opened)
 
-    async def run() -> list[dict[str, Any]]:
-        async with _places(url, option, events, stream, partition) as places:
-            return [listed(place) for place in places]
-
-    found = run_loop(run())
-    if as_json:
-        typer.echo(json.dumps(found, indent=2))
-    else:
-        show_listed(new_console(), found)
-    used = [one for one in found if one["segments"]]
+    report = run_loop(run())
+    show(report, as_json=as_json)
+    used = [one for one in report.record if one["segments"]]
     if not used or any(one["gaps"] or one["log_start"] is None for one in used):
         raise typer.Exit(EXIT_NO)
 
 
 @tier_app.command()
+@takes_event_log
 def scrub(
     url: str = URL,
     stream: str = STREAM,
@@ -86,46 +80,37 @@ def scrub(
     ),
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
-    prefix: str = PREFIX,
-    servers: str | None = SERVERS,
-    topic: str = TOPIC,
-    metadata_partitions: int = METADATA_PARTITIONS,
-    kafka_config: Path | None = KAFKA_CONFIG,
+    *,
+    events: EventLogOptions,
 ) -> None:
     """Read every segment in the tier from end to end: is it there, and what was written?
 
     Exit status: 0 if nothing is wrong, or nothing any more, 1 otherwise.
     """
-    from headwater.cli.render import new_console
-    from headwater.cli.tier_view import scrubbed_json, show_scrubbed
+    from headwater.cli.tier_partitions import describe_scrubs
     from headwater.tier.jobs import ScrubResult, remove_orphans, scrub_partition
 
-    events = EventLogOptions(prefix, servers, topic, metadata_partitions, kafka_config)
-
     async def run() -> dict[int, ScrubResult]:
-        reports: dict[int, ScrubResult] = {}
-        async with _places(url, option, events, stream, partition) as places:
-            for place in places:
+        scrubs: dict[int, ScrubResult] = {}
+        async with _partitions(url, option, events, stream, partition) as opened:
+            for one in opened:
                 if repair:
-                    place.check_heard()
-                seen = await scrub_partition(
-                    place.metadata,
-                    place.storage,
-                    place.log_start,
+                    one.check_heard()
+                scrub = await scrub_partition(
+                    one.metadata,
+                    one.storage,
+                    one.log_start,
                     orphan_grace_ms=round(grace_hours * 3_600_000),
                     repair=repair,
                 )
                 if repair:
-                    seen = await remove_orphans(place.storage, place.partition, seen)
-                reports[place.partition.partition] = seen
-        return reports
+                    scrub = await remove_orphans(one.storage, one.partition, scrub)
+                scrubs[one.partition.partition] = scrub
+        return scrubs
 
-    reports = run_loop(run())
-    if as_json:
-        typer.echo(json.dumps(scrubbed_json(reports), indent=2))
-    else:
-        show_scrubbed(new_console(), reports)
-    if not all(report.is_clean for report in reports.values()):
+    scrubs = run_loop(run())
+    show(describe_scrubs(scrubs), as_json=as_json)
+    if not all(scrub.is_clean for scrub in scrubs.values()):
         raise typer.Exit(EXIT_NO)
 
 
@@ -141,7 +126,7 @@ def compact(
     ),
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
-    prefix: str = PREFIX,
+    prefix: Annotated[str, PREFIX] = EventLogOptions.prefix,
 ) -> None:
     """Turn the past of the tier's events into snapshots, and delete what these have held for long.
 
@@ -149,31 +134,26 @@ def compact(
     Any number may run, anywhere.
     Exit status: 0, or 1 if a partition could not be compacted; with --watch it does not end.
     """
-    from headwater.cli.render import new_console
-    from headwater.cli.tier_view import compacted_json, show_compacted
+    from headwater.cli.tier_partitions import describe_compaction
     from headwater.tier.eventlog import Compactor
 
-    async def run() -> bool:
-        async with (
-            open_with_options(url, option) as store,
-            EventLogOptions(prefix).opened_in(store) as log,
-        ):
+    async def run(store: Store) -> bool:
+        async with EventLogOptions(prefix).opened_in(store) as log:
             compactor = Compactor(log, every_events=every_events)
             while True:
                 done = await compactor.pass_over_all()
-                if as_json:
-                    typer.echo(json.dumps(compacted_json(done, compactor.failures)))
-                else:
-                    show_compacted(new_console(), done, compactor.failures)
+                report = describe_compaction(done, compactor.failures)
+                show(report, as_json=as_json, indent=None)
                 if not watch:
                     return not compactor.failures
                 await runtime.sleep(every)
 
-    if not run_loop(run()):
+    if not on_store(url, option, run):
         raise typer.Exit(EXIT_NO)
 
 
 @tier_app.command()
+@takes_event_log
 def renew(
     url: str = URL,
     to_prefix: str = typer.Option(help="Where in the store the new log is to stand."),
@@ -181,11 +161,8 @@ def renew(
         None, min=0, help="Leaders' epochs above this one are taken down to it."
     ),
     option: list[str] = OPTION,
-    prefix: str = PREFIX,
-    servers: str | None = SERVERS,
-    topic: str = TOPIC,
-    metadata_partitions: int = METADATA_PARTITIONS,
-    kafka_config: Path | None = KAFKA_CONFIG,
+    *,
+    events: EventLogOptions,
 ) -> None:
     """Start a new log of the tier's events from the current state of another one.
 
@@ -197,28 +174,26 @@ def renew(
     from headwater.tier.eventlog import renew as renew_log
     from headwater.tier.jobs import LogStartRegister
 
-    place = EventLogOptions(prefix, servers, topic, metadata_partitions, kafka_config)
-
-    async def run() -> tuple[int, int]:
-        async with open_with_options(url, option) as store, place.opened(store) as source:
+    async def run(store: Store) -> Report:
+        async with AsyncExitStack() as stack:
+            source = await stack.enter_async_context(events.opened(store))
             target = await StoredEventLog.open(
                 store, prefix=to_prefix, partition_count=source.partition_count
             )
-            try:
-                renewed = await renew_log(source, target, epoch_max=epoch_max)
-            finally:
-                await target.close()
-            lowered = 0
-            if epoch_max is not None:
-                # The log starts fence as well: an epoch taken back in one place alone stays.
-                for one in renewed.partitions:
-                    lowered += await LogStartRegister(store, one).lower(epoch_max)
-            return sum(renewed.events), lowered
+            stack.push_async_callback(target.close)
+            renewed = await renew_log(source, target, epoch_max=epoch_max)
+        report = Report(f"{to_prefix} begins with what {sum(renewed.events):,} events come to")
+        if epoch_max is None:
+            return report
+        # The log starts fence as well: an epoch taken back in one place alone stays.
+        starts = [LogStartRegister(store, one) for one in renewed.partitions]
+        if lowered := sum([await start.lower(epoch_max) for start in starts]):
+            report.say(f"log starts taken down to epoch {epoch_max}: {lowered:,}")
+        return report
 
-    events, lowered = run_loop(run())
-    typer.echo(f"{to_prefix} begins with what {events:,} events come to")
-    if lowered:
-        typer.echo(f"log starts taken down to epoch {epoch_max}: {lowered:,}")
+    report = on_store(url, option, run)
+    with reporting():
+        show(report)
 
 
 @tier_app.command()
@@ -232,7 +207,7 @@ def rebuild(
     ),
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
-    prefix: str = PREFIX,
+    prefix: Annotated[str, PREFIX] = EventLogOptions.prefix,
 ) -> None:
     """Replace a damaged log of the tier's events, from what is left of it and the segments.
 
@@ -240,8 +215,7 @@ def rebuild(
     them go on with the new one.
     Exit status: 0, or 1 if LSNs are missing in between, or objects could not be read.
     """
-    from headwater.cli.render import new_console
-    from headwater.cli.tier_view import RebuildBar, show_rebuilt
+    from headwater.cli.tier_partitions import describe_rebuilt
     from headwater.core.errors import Damaged, NotFound, Refused
     from headwater.tier.eventlog import StoredEventLog
     from headwater.tier.eventlog.stored_log import mark_renewed
@@ -251,43 +225,42 @@ def rebuild(
     if to_prefix == prefix:
         raise Refused("the new log is to stand under another prefix than the old one")
 
-    async def run() -> Rebuilt:
-        async with open_with_options(url, option) as store, AsyncExitStack() as opened:
+    async def run(store: Store) -> Rebuilt:
+        async with AsyncExitStack() as opened:
             source, count = None, metadata_partitions
             if count is None:
                 source = await opened.enter_async_context(EventLogOptions(prefix).opened_in(store))
                 count = source.partition_count
             target = await StoredEventLog.open(store, prefix=to_prefix, partition_count=count)
             opened.push_async_callback(target.close)
-            with RebuildBar(count) as bar:
-                done = await rebuild_log(store, source, target, on_step=bar.step)
+            read = itertools.count(1)
+
+            def advance(done: int) -> None:
+                progress.show(f"{next(read):,} read", done, count)
+
+            with Progress("listing") as progress:
+                done = await rebuild_log(store, source, target, on_step=advance)
             # A log without a record, or with a damaged one, cannot be opened anyway.
             with suppress(NotFound, Damaged):
                 await mark_renewed(store, prefix, to_prefix)
             return done
 
-    rebuilt = run_loop(run())
-    if as_json:
-        import msgspec
-
-        typer.echo(msgspec.json.encode(rebuilt))
-    else:
-        show_rebuilt(new_console(), rebuilt, to_prefix)
+    rebuilt = on_store(url, option, run)
+    with reporting():
+        show(describe_rebuilt(rebuilt, to_prefix), as_json=as_json)
     if any(one.gaps or one.unreadable for one in rebuilt.partitions):
         raise typer.Exit(EXIT_NO)
 
 
 @asynccontextmanager
-async def _places(
-    url: str, options: list[str], events: EventLogOptions, stream: str, partition: int | None
+async def _partitions(
+    url: str, options: list[str], events: EventLogOptions, name: str, partition: int | None
 ) -> AsyncIterator[list[TierPartition]]:
     from headwater.buffer.stream import open_stream
-    from headwater.cli.tier_view import open_partitions
+    from headwater.cli.tier_partitions import open_partitions
 
     async with open_with_options(url, options) as store:
-        opened = await open_stream(store, stream)
-        wanted = list(range(opened.partitions)) if partition is None else [partition]
-        for one in wanted:
-            opened.check_partition(one)
-        async with open_partitions(store, events, opened, wanted) as places:
-            yield places
+        stream = await open_stream(store, name)
+        wanted = wanted_partitions(stream, partition)
+        async with open_partitions(store, events, stream, wanted) as opened:
+            yield opened

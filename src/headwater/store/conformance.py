@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -143,9 +143,9 @@ class StoreReport(msgspec.Struct, frozen=True):
         but = f", {len(skipped)} skipped ({', '.join(skipped)})" if skipped else ""
         return f"this store is safe for Headwater: {passed} checks passed{but}"
 
-    def to_json(self) -> bytes:
-        fields = {"safe": self.safe, "verdict": self.verdict, **msgspec.to_builtins(self)}
-        return msgspec.json.format(msgspec.json.encode(fields), indent=2)
+    def to_dict(self) -> dict[str, Any]:
+        """All fields and the verdict, as JSON has them."""
+        return {"safe": self.safe, "verdict": self.verdict, **msgspec.to_builtins(self)}
 
 
 class CheckProgress(msgspec.Struct, frozen=True):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import click
 import pytest
-from rich.console import Console
 
 from headwater.buffer.producer import Accepted, BlockingProducer, PartlyAccepted
 from headwater.cli.produce_input import InputPiece
 from headwater.cli.produce_run import FromTheStart, PartitionRange, ProduceOutcome, produce_all
-from headwater.cli.produce_view import ProduceView, show_outcome
+from headwater.cli.render import Progress, report_lines
 from headwater.cli.terminal import Interrupt
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused, Unavailable
 from tests.cli.conftest import Invoke
@@ -96,9 +95,7 @@ def test_what_is_left_is_counted_in_words(outcome: ProduceOutcome, lines: list[s
 
 
 def _shown(outcome: ProduceOutcome) -> list[str]:
-    text = io.StringIO()
-    show_outcome(Console(file=text, width=100), outcome)
-    return text.getvalue().splitlines()
+    return [click.unstyle(line) for line in report_lines(outcome.describe(), 100)]
 
 
 class _Failing:
@@ -137,7 +134,7 @@ def test_an_unknown_outcome_of_one_call_is_not_hidden_by_the_failure_of_another(
         FromTheStart(None, None),
         in_order=False,
         interrupt=Interrupt(),
-        view=ProduceView(None, quiet=True),
+        progress=Progress(quiet=True),
     )
     assert outcome.error is unknown
     assert outcome.unknown_rows == sizes[doubted]
@@ -158,7 +155,7 @@ def test_what_close_says_of_an_unknown_outcome_is_not_replaced() -> None:
         FromTheStart(None, None),
         in_order=False,
         interrupt=Interrupt(),
-        view=ProduceView(None, quiet=True),
+        progress=Progress(quiet=True),
     )
     assert outcome.error is closing
     assert _shown(outcome) == ["✗ the one record that was sent is not known to be accepted"]
@@ -173,7 +170,7 @@ def test_of_a_partly_accepted_call_nothing_is_in_doubt() -> None:
         FromTheStart(None, None),
         in_order=False,
         interrupt=Interrupt(),
-        view=ProduceView(None, quiet=True),
+        progress=Progress(quiet=True),
     )
     assert (outcome.error, outcome.unknown_rows) == (partly, 0)
 

@@ -58,7 +58,7 @@ def test_delete_asks_nobody_about_what_is_not_there(
 ) -> None:
     done(invoke("stream", "create", url, "orders"))
     assert "there is no stream 'nope'" in error_of(invoke("stream", "delete", url, "nope"))
-    monkeypatch.setattr("headwater.cli.stream_commands.is_interactive", lambda: True)
+    monkeypatch.setattr("headwater.cli.terminal.is_interactive", lambda: True)
     result = CliRunner().invoke(app, ["stream", "delete", url, "nope"], input=b"y\n")
     assert (result.exit_code, "Delete" in result.output) == (2, False)
     (tmp_path / "store/streams/orders/stream.json").write_bytes(b"{")
@@ -70,7 +70,7 @@ def test_delete_asks_on_a_terminal(
     invoke: Invoke, url: str, answer: bytes, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done(invoke("stream", "create", url, "orders"))
-    monkeypatch.setattr("headwater.cli.stream_commands.is_interactive", lambda: True)
+    monkeypatch.setattr("headwater.cli.terminal.is_interactive", lambda: True)
     result = CliRunner().invoke(app, ["stream", "delete", url, "orders"], input=answer)
     assert "Delete stream orders and all of its records" in result.output
     assert result.exit_code == status
@@ -82,11 +82,11 @@ def test_delete_of_another_stream_than_the_one_confirmed_is_refused(
 ) -> None:
     done(invoke("stream", "create", url, "orders"))
 
-    def confirm(question: str) -> None:
+    def confirm(question: str, *, unasked: str) -> None:
         delete_stream(url, "orders")
         create_stream(url, "orders")
 
-    monkeypatch.setattr("headwater.cli.stream_commands.is_interactive", lambda: True)
+    monkeypatch.setattr("headwater.cli.terminal.is_interactive", lambda: True)
     monkeypatch.setattr("headwater.cli.stream_commands.confirm", confirm)
     said = error_of(invoke("stream", "delete", url, "orders"))
     assert "was deleted and created again" in said
@@ -109,7 +109,7 @@ def test_delete_says_what_is_left(
     async def partly(*_: object, **more: object) -> DeletedReport:
         return DeletedReport("orders", "x", objects=5, failed=2, cause="500 InternalError")
 
-    monkeypatch.setattr("headwater.cli.tier_view.delete_stream", partly)
+    monkeypatch.setattr("headwater.cli.tier_partitions.delete_stream", partly)
     result = invoke("stream", "delete", url, "orders", "--yes")
     assert result.exit_code == 1
     assert "2 objects may still be there: delete it once more (500 InternalError)" in result.stdout

@@ -11,7 +11,7 @@ import pytest
 from headwater.buffer.blocking import delete_stream
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import create_stream
-from headwater.cli import stream_records
+from headwater.cli import stream_records, terminal
 from headwater.core.errors import Unavailable
 from headwater.store import open_store
 from tests.cli.conftest import Invoke
@@ -106,9 +106,11 @@ def test_it_asks_and_says_what_was_not_acknowledged(
     assert "2 records in 1 partitions of stream orders" in refused
     assert "partition 1: 2 of them are not acknowledged by any group" in refused
     assert "--yes" in refused
-    monkeypatch.setattr(stream_records, "is_interactive", lambda: True)
+    monkeypatch.setattr(terminal, "is_interactive", lambda: True)
     asked: list[str] = []
-    monkeypatch.setattr(stream_records, "confirm", asked.append)
+    monkeypatch.setattr(
+        stream_records, "confirm", lambda question, *, unasked: asked.append(question)
+    )
     done(invoke(*command))
     assert asked[0].startswith("Give up 2 records in 1 partitions of stream orders;")
     done(invoke(*command))  # nothing is left to ask about
@@ -118,11 +120,11 @@ def test_it_asks_and_says_what_was_not_acknowledged(
 def test_another_stream_of_the_name_is_not_what_was_confirmed(
     invoke: Invoke, filled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def confirm(question: str) -> None:
+    def confirm(question: str, *, unasked: str) -> None:
         delete_stream(filled, "orders")
         fill(filled)
 
-    monkeypatch.setattr(stream_records, "is_interactive", lambda: True)
+    monkeypatch.setattr(terminal, "is_interactive", lambda: True)
     monkeypatch.setattr(stream_records, "confirm", confirm)
     said = error_of(invoke("stream", "truncate", filled, "orders", "--before=latest"))
     assert "was deleted and created again" in said

@@ -16,9 +16,6 @@ from typing import Any, Final
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 
 from headwater.buffer.stream import create_stream
 from headwater.cli.advice import EXIT_NO, command
@@ -36,7 +33,8 @@ from headwater.cli.demo.orders import (
     stored_table,
 )
 from headwater.cli.doctor_checks import PACKAGES, Package
-from headwater.cli.render import CommandConsole
+from headwater.cli.render import Progress, echo, show
+from headwater.cli.report import Note, Report
 from headwater.cli.terminal import run_loop
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, Refused
@@ -61,9 +59,9 @@ STATEMENT: Final = (
 class Demo:
     """The processes and their reports."""
 
-    def __init__(self, console: Console, root: Path, *, orders: int, seconds: float) -> None:
+    def __init__(self, root: Path, *, orders: int, seconds: float) -> None:
         self.url = f"file://{root}/store"
-        self.console = console
+        self.progress = Progress("starting")
         self._each = orders // len(PRODUCERS)
         self._folder = root / "reports"
         self._folder.mkdir()
@@ -138,16 +136,18 @@ class Demo:
         if victim.lives == 1 and self.accepted[VICTIM] > self._each // 3:
             victim.kill()
             self._say(
-                f"[yellow]{VICTIM} killed with {self.accepted[VICTIM]:,} orders accepted[/yellow], "
-                "and started again"
+                f"{VICTIM} killed with {self.accepted[VICTIM]:,} orders accepted, and started "
+                "again",
+                "yellow",
             )
             victim.start()
         if not self._job_was_killed and self.job.was_killed:
             self._job_was_killed = True
             self.job.kill()
             self._say(
-                f"[yellow]the PySpark job killed with {self.stored:,} orders in the table[/yellow]"
-                ", after the table's commit and before Spark's own, and started again"
+                f"the PySpark job killed with {self.stored:,} orders in the table, after the "
+                "table's commit and before Spark's own, and started again",
+                "yellow",
             )
             self.job.start()
 
@@ -165,20 +165,16 @@ class Demo:
         log = self._folder / f"{module.rpartition('.')[2]}-{arguments[1].rpartition('/')[2]}.log"
         return DemoProcess(name, module, arguments, log)
 
-    def _say(self, words: str) -> None:
-        self.console.print(words, soft_wrap=True)
+    def _say(self, words: str, style: str = "") -> None:
+        self.progress.say(Note(words, style), is_error=False)
 
 
 def run_demo(*, orders: int, seconds: float) -> int:
     """Run the demo and print what came of it; 0 if every order is in the table exactly once."""
     _check_installed()
-    console = CommandConsole()
     root = Path(tempfile.mkdtemp(prefix="headwater-demo-"))
-    demo = Demo(console, root, orders=orders, seconds=seconds)
-    console.print(
-        f"two producers and a PySpark job share nothing but [bold]{demo.url}[/bold]",
-        soft_wrap=True,
-    )
+    demo = Demo(root, orders=orders, seconds=seconds)
+    echo(f"two producers and a PySpark job share nothing but {demo.url}")
     try:
         run_loop(_work(demo, seconds))
     except BaseException:
@@ -188,20 +184,19 @@ def run_demo(*, orders: int, seconds: float) -> int:
         demo.kill()
     table = stored_table(demo.url)
     verdict = compare(accepted_orders(demo.reports), read_orders(demo.url), orders_of(table))
-    show_sales(console, demo.sales, list(PRODUCTS))
-    show_query(console, "DuckDB", STATEMENT, _query_duckdb(table))
-    show_verdict(console, verdict)
+    show(describe_sales(demo.sales, list(PRODUCTS)))
+    show(describe_query("DuckDB", STATEMENT, _query_duckdb(table)))
+    show(describe_verdict(verdict))
     place, headwater = shlex.quote(demo.url), command()
-    show_next(
-        console,
-        [
-            f"{headwater} read {place} {STREAM} --limit 5",
-            f"{headwater} lag {place} {STREAM}",
-            f"{headwater} stream describe {place} {STREAM}",
-            f"{headwater} inspect queue {place} --stream {STREAM}",
-            f"rm -r {shlex.quote(str(root))}",
-        ],
-    )
+    echo("\nnext:")
+    for arguments in (
+        f"read {place} {STREAM} --limit 5",
+        f"lag {place} {STREAM}",
+        f"stream describe {place} {STREAM}",
+        f"inspect queue {place} --stream {STREAM}",
+    ):
+        echo(f"  {headwater} {arguments}")
+    echo(f"  rm -r {shlex.quote(str(root))}")
     return 0 if verdict.is_exact else EXIT_NO
 
 
@@ -229,14 +224,15 @@ async def _work(demo: Demo, seconds: float) -> None:
         await create_stream(store, STREAM)
     started_s = runtime.monotonic_s()
     demo.start()
-    with DemoBars(demo.console, list(PRODUCERS), demo.total) as bars:
+    with demo.progress:
         while not demo.look():
             spent_s = runtime.monotonic_s() - started_s
             if spent_s > seconds + SPARE_S:
                 raise HeadwaterError(f"the processes are not done after {spent_s:.0f} s")
-            bars.show(demo.accepted, demo.stored)
+            accepted = ", ".join(f"{name} {orders:,}" for name, orders in demo.accepted.items())
+            words = f"accepted: {accepted}; in the table"
+            demo.progress.show(words, demo.stored, demo.total)
             await runtime.sleep(POLL_S)
-        bars.show(demo.accepted, demo.stored)
 
 
 class ReportFile:
@@ -314,86 +310,46 @@ class DemoProcess:
         return True
 
 
-class DemoBars:
-    """A bar for each producer and one for the job on a terminal; nothing in a pipe."""
-
-    def __init__(self, console: Console, producers: list[str], total: int) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[doing]}", style="dim"),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        each = total // len(producers)
-        self._tasks = {
-            name: self._progress.add_task(name, total=each, doing="accepted") for name in producers
-        }
-        self._job = self._progress.add_task("PySpark job", total=total, doing="in the table")
-
-    def __enter__(self) -> DemoBars:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def show(self, accepted: dict[str, int], stored: int) -> None:
-        """How far everybody is."""
-        for name, orders in accepted.items():
-            self._progress.update(self._tasks[name], completed=orders)
-        self._progress.update(self._job, completed=stored)
-
-
-def show_verdict(console: Console, verdict: Verdict) -> None:
+def describe_verdict(verdict: Verdict) -> Report:
     """Counts and fingerprints, and the answer."""
-    table = _number_table("", "orders", "fingerprint")
     meant = {
         "accepted": "what producers were told",
         "read": "what the stream holds",
         "stored": "what the Iceberg table holds",
     }
-    for name, found in verdict.found.items():
-        table.add_row(f"{name} [dim]({meant[name]})[/dim]", f"{found.rows:,}", str(found))
-    console.print()
-    console.print(table)
-    answer = "[bold green]yes[/bold green]" if verdict.is_exact else "[bold red]NO[/bold red]"
-    console.print(f"\nexactly once: {answer}")
+    rows = [
+        {"": f"{name} ({meant[name]})", "orders": one.rows, "fingerprint": str(one)}
+        for name, one in verdict.found.items()
+    ]
+    report = Report()
+    report.table("counts", rows)
+    exact = verdict.is_exact
+    report.say(f"exactly once: {'yes' if exact else 'NO'}", "green" if exact else "red")
     for problem in verdict.problems:
-        console.print(f"  [red]{problem}[/red]", soft_wrap=True)
+        report.say(f"  {problem}", "red")
+    return report
 
 
-def show_sales(console: Console, sales: list[Sale], products: list[str]) -> None:
+def describe_sales(sales: list[Sale], products: list[str]) -> Report:
     """The windowed aggregate: a row for each half hour."""
-    table = _number_table("half hour", *(f"{product} €" for product in products), "orders")
+    rows: list[dict[str, Any]] = []
     for window in sorted({sale.window for sale in sales}):
         mine = {sale.product: sale for sale in sales if sale.window == window}
-        euros = [f"{mine[one].euros:,.2f}" if one in mine else "" for one in products]
-        table.add_row(window, *euros, f"{sum(sale.orders for sale in mine.values()):,}")
-    console.print("\nsales, aggregated by the streaming job:")
-    console.print(table)
+        euros = {f"{one} €": f"{mine[one].euros:,.2f}" if one in mine else "" for one in products}
+        orders = sum(sale.orders for sale in mine.values())
+        rows.append({"half hour": window, **euros, "orders": orders})
+    report = Report()
+    numbers = [f"{one} €" for one in products]
+    report.table("sales, aggregated by the streaming job", rows, numbers=numbers)
+    return report
 
 
-def show_query(console: Console, engine: str, statement: str, rows: list[tuple[Any, ...]]) -> None:
+def describe_query(engine: str, statement: str, rows: list[tuple[Any, ...]]) -> Report:
     """The same table through another engine."""
-    table = _number_table("product", "orders", "€")
-    for product, orders, euros in rows:
-        table.add_row(product, f"{orders:,}", f"{euros:,.2f}")
-    console.print(f"\nthe table, read by {engine}: [dim]{statement}[/dim]", soft_wrap=True)
-    console.print(table)
-
-
-def show_next(console: Console, commands: list[str]) -> None:
-    """What to try now."""
-    console.print("\nnext:")
-    for line in commands:
-        console.print(f"  {line}", soft_wrap=True, markup=False)
-
-
-def _number_table(first: str, *numbers: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    table.add_column(first)
-    for column in numbers:
-        table.add_column(column, justify="right")
-    return table
+    shown = [
+        {"product": product, "orders": orders, "€": f"{euros:,.2f}"}
+        for product, orders, euros in rows
+    ]
+    report = Report()
+    report.table(f"the table, read by {engine}: {statement}", shown, numbers=("€",))
+    return report

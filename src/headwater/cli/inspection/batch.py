@@ -11,16 +11,8 @@ import xxhash
 from headwater.buffer import batch as native
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.v1 import batch_format
-from headwater.cli.inspection.report import (
-    InspectedObject,
-    InspectionReport,
-    Problem,
-    ReportTable,
-    empty_object,
-    offset_in,
-    record_rows,
-    wrong_kind,
-)
+from headwater.cli.inspection.source import InspectedObject, empty_object, show_records, wrong_kind
+from headwater.cli.report import InspectionReport, Problem, offset_in
 from headwater.core.errors import Corrupt, HeadwaterError, LimitExceeded, NotSupported, Refused
 from headwater.core.runtime import ULID_LENGTH, decode_ulid, ulid_time_ms
 
@@ -37,9 +29,7 @@ def inspect_batch(source: InspectedObject, *, records: int) -> InspectionReport:
     """What a batch holds, with its first records."""
     data = source.data
     if not data:
-        return InspectionReport(
-            "no batch, but an empty object", 0, problems=[empty_object("batch")]
-        )
+        return empty_object("batch", "no batch, but an empty object")
     prefix = native.MAGIC[:3]
     if data[:3] == prefix or data[-4:-1] == prefix:
         return _native(source, records)
@@ -48,7 +38,7 @@ def inspect_batch(source: InspectedObject, *, records: int) -> InspectionReport:
 
 def _native(source: InspectedObject, shown: int) -> InspectionReport:
     data = source.data
-    report = InspectionReport(NATIVE, len(data))
+    report = InspectionReport(NATIVE, size_bytes=len(data))
     try:
         found = native.decode_batch(data, expected_id=_ulid(source.key))
     except _UNREADABLE as error:
@@ -70,24 +60,31 @@ def _native(source: InspectedObject, shown: int) -> InspectionReport:
         "calls_size_bytes": footer.calls_bytes,
         "checksum": f"XXH3 {xxhash.xxh3_64_hexdigest(data[:-12])} matches",
     }
-    report.tables += [
-        _columns(found.records),
-        _calls(found),
-        *record_rows(found.records, shown, found.records.num_rows),
+    columns = [
+        {
+            "column": field.name,
+            "type": str(field.type),
+            "nulls": column.null_count,
+            "size_bytes": column.nbytes,
+        }
+        for field, column in zip(found.records.schema, found.records.columns, strict=True)
     ]
+    report.table("columns", columns)
+    report.table("produce_calls", _call_rows(found), len(found.calls))
+    show_records(report, found.records, shown, found.records.num_rows)
     return report
 
 
 def _published(source: InspectedObject, shown: int) -> InspectionReport:
     data = source.data
-    report = InspectionReport(PUBLISHED, len(data))
+    report = InspectionReport(PUBLISHED, size_bytes=len(data))
     try:
         footer = batch_format.read_footer(data)
         values = batch_format.decode_batch(data)
     except _UNREADABLE as error:
         report.problems.append(wrong_kind(data, "batch") or _published_problem(data, error))
         if report.problems[0].check in ("kind", "compression", "version"):
-            report.kind = "no batch that is known"
+            report.title = "no batch that is known"
         return report
     raw = pa.compute.sum(pa.compute.binary_length(values)).as_py() or 0
     report.facts |= {
@@ -100,9 +97,9 @@ def _published(source: InspectedObject, shown: int) -> InspectionReport:
     }
     if report.facts["id"] is None:
         del report.facts["id"]
-    report.notes.append("the calls of a v1 batch, their times and metadata, are in the manifest")
+    report.remark("the calls of a v1 batch, their times and metadata, are in the manifest")
     records = pa.record_batch([values], names=["_value"])
-    report.tables += record_rows(records, shown, records.num_rows)
+    show_records(report, records, shown, records.num_rows)
     return report
 
 
@@ -227,32 +224,16 @@ def _ulid(name: str) -> str | None:
     return name
 
 
-def _columns(records: pa.RecordBatch) -> ReportTable:
-    rows = [
-        (field.name, str(field.type), column.null_count, column.nbytes)
-        for field, column in zip(records.schema, records.columns, strict=True)
-    ]
-    return ReportTable("columns", ("column", "type", "nulls", "size_bytes"), rows)
-
-
-def _calls(batch: native.Batch) -> ReportTable:
+def _call_rows(batch: native.Batch) -> list[dict[str, Any]]:
     listed = batch.calls.columns.slice(0, CALLS_SHOWN + 1).to_pylist()
-    rows = []
-    for number, call in enumerate(listed[:CALLS_SHOWN]):
-        following = listed[number + 1 :]
-        end = following[0]["start_index"] if following else batch.records.num_rows
-        rows.append(
-            (
-                number,
-                call["start_index"],
-                end - call["start_index"],
-                call["ingestion_time_ms"],
-                call["metadata"],
-            )
-        )
-    columns = ("call", "first_record", "records", "ingestion_time_ms", "metadata")
-    return ReportTable("produce_calls", columns, rows, _total(len(batch.calls), rows))
-
-
-def _total(count: int, rows: list[Any]) -> int | None:
-    return count if count > len(rows) else None
+    ends = [call["start_index"] for call in listed[1:]] + [batch.records.num_rows]
+    return [
+        {
+            "call": number,
+            "first_record": call["start_index"],
+            "records": end - call["start_index"],
+            "ingestion_time_ms": call["ingestion_time_ms"],
+            "metadata": call["metadata"],
+        }
+        for number, (call, end) in enumerate(zip(listed, ends, strict=True))
+    ][:CALLS_SHOWN]

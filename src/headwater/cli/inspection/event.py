@@ -6,14 +6,8 @@ import re
 import uuid
 from typing import Any, Final
 
-from headwater.cli.inspection.report import (
-    InspectedObject,
-    InspectionReport,
-    Problem,
-    ReportTable,
-    empty_object,
-    wrong_kind,
-)
+from headwater.cli.inspection.source import InspectedObject, empty_object, wrong_kind
+from headwater.cli.report import InspectionReport, Problem
 from headwater.core.errors import (
     Corrupt,
     HeadwaterError,
@@ -57,9 +51,7 @@ def inspect_event(source: InspectedObject) -> InspectionReport:
     """What an event says: by itself, as an object of a stored log, or in a snapshot."""
     data = source.data
     if not data:
-        return InspectionReport(
-            "no event, but an empty object", 0, problems=[empty_object("event")]
-        )
+        return empty_object("metadata event", "no event, but an empty object")
     if data.startswith(FAMILY):
         return _inspect_object(source)
     if data.startswith(SNAPSHOT_FAMILY):
@@ -72,8 +64,10 @@ def inspect_event(source: InspectedObject) -> InspectionReport:
             # Named as an event of a stored log: what it should be is known, and it is not.
             return _inspect_object(source)
         problem = other or Problem.of(error, _check(error))
-        return InspectionReport("no metadata event that is known", len(data), problems=[problem])
-    report = InspectionReport(_event_kind(event), len(data))
+        return InspectionReport(
+            "no metadata event that is known", size_bytes=len(data), problems=[problem]
+        )
+    report = InspectionReport(_event_kind(event), size_bytes=len(data))
     _describe(report, event)
     return report
 
@@ -103,7 +97,9 @@ async def inspect_in_log(log: MetadataEventLog, partition: int, offset: int) -> 
         raise item.error
     if isinstance(item, EventUnreadable) and item.offset == offset:
         problem = Problem.of(item.error, "event")
-        return InspectionReport("no metadata event that can be read", 0, problems=[problem])
+        return InspectionReport(
+            "no metadata event that can be read", size_bytes=0, problems=[problem]
+        )
     if isinstance(item, EventDelivered) and item.offset == offset:
         return inspect_logged(log.log_id, item)
     raise NotFound(
@@ -117,7 +113,7 @@ def _inspect_object(source: InspectedObject) -> InspectionReport:
         log_id, event = read_event_object(source.key or "this object", source.data)
     except _UNREADABLE as error:
         problem = Problem.of(error, "checksum" if "checksum" in str(error) else "object")
-        return InspectionReport(STORED_KIND, len(source.data), problems=[problem])
+        return InspectionReport(STORED_KIND, size_bytes=len(source.data), problems=[problem])
     report = inspect_logged(log_id, event)
     report.size_bytes = len(source.data)
     report.facts["token"] = token_of(source.data).hex()
@@ -170,11 +166,12 @@ def _describe(report: InspectionReport, event: MetadataEvent) -> None:
     if not isinstance(event, PartitionDelete):
         _describe_custom(report, event.custom_metadata)
     if isinstance(event, SegmentMetadata):
-        rows: list[tuple[Any, ...]] = [
-            (epoch, offset, event.last_offset_of(epoch)) for epoch, offset in event.epochs
+        rows = [
+            {"epoch": epoch, "first_offset": offset, "last_offset": event.last_offset_of(epoch)}
+            for epoch, offset in event.epochs
         ]
-        report.tables.append(ReportTable("epochs", ("epoch", "first_offset", "last_offset"), rows))
-    report.notes.append(f"the metadata partition is out of {METADATA_PARTITIONS}, Kafka's default")
+        report.table("epochs", rows)
+    report.remark(f"the metadata partition is out of {METADATA_PARTITIONS}, Kafka's default")
 
 
 def _describe_custom(report: InspectionReport, custom_metadata: bytes | None) -> None:
@@ -196,7 +193,7 @@ _SNAPSHOT_NAME: Final = re.compile(r"snapshot-([0-9]{20})-[0-9a-f]{32}")
 
 def inspect_event_snapshot(source: InspectedObject) -> InspectionReport:
     """What a snapshot holds, by partition of a stream."""
-    report = InspectionReport(SNAPSHOT, len(source.data))
+    report = InspectionReport(SNAPSHOT, size_bytes=len(source.data))
     try:
         snapshot = decode_snapshot(source.data, source.key or "this snapshot")
     except (Corrupt, NotSupported) as error:
@@ -213,7 +210,8 @@ def inspect_event_snapshot(source: InspectedObject) -> InspectionReport:
         "segments": sum(len(dumped.segments) for dumped in snapshot.dumps),
     }
     _judge_snapshot_name(report, source, snapshot)
-    report.tables.append(_snapshot_rows(snapshot))
+    rows = [_snapshot_row(dump) for dump in snapshot.dumps[:ROWS_SHOWN]]
+    report.table("known", rows, len(snapshot.dumps))
     return report
 
 
@@ -229,32 +227,16 @@ def _judge_snapshot_name(
         report.problems.append(Problem.of(error, "name"))
 
 
-def _snapshot_rows(snapshot: Snapshot) -> ReportTable:
-    dumps = snapshot.dumps
-    rows = [_snapshot_row(dumped) for dumped in dumps[:ROWS_SHOWN]]
-    columns = (
-        "stream",
-        "stream_id",
-        "partition",
-        "publisher_epoch",
-        "listed",
-        "finished",
-        "highest_offset",
-        "deletion",
-    )
-    return ReportTable("known", columns, rows, len(dumps) if len(dumps) > len(rows) else None)
-
-
-def _snapshot_row(dumped: PartitionDump) -> tuple[Any, ...]:
-    place = dumped.partition
-    highest = [offset for _, offset in dumped.highest if offset is not None]
-    return (
-        place.name,
-        str(place.topic_id),
-        place.partition,
-        dumped.publisher_epoch,
-        len(dumped.segments),
-        sum(one.state is SegmentState.COPY_FINISHED for one in dumped.segments),
-        max(highest, default=None),
-        None if dumped.delete_state is None else dumped.delete_state.name,
-    )
+def _snapshot_row(dump: PartitionDump) -> dict[str, Any]:
+    highest = [offset for _, offset in dump.highest if offset is not None]
+    finished = sum(one.state is SegmentState.COPY_FINISHED for one in dump.segments)
+    return {
+        "stream": dump.partition.name,
+        "stream_id": str(dump.partition.topic_id),
+        "partition": dump.partition.partition,
+        "publisher_epoch": dump.publisher_epoch,
+        "listed": len(dump.segments),
+        "finished": finished,
+        "highest_offset": max(highest, default=None),
+        "deletion": None if dump.delete_state is None else dump.delete_state.name,
+    }

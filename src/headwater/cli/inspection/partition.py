@@ -21,9 +21,9 @@ from headwater.buffer.queue.v1.side_object import V1Names
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import queue_prefix
 from headwater.cli.inspection.queue import describe_manifest
-from headwater.cli.inspection.register import MARK_COLUMNS, mark_rows
-from headwater.cli.inspection.report import InspectionReport, Problem, ReportTable
-from headwater.cli.stream_view import disorder
+from headwater.cli.inspection.register import mark_rows
+from headwater.cli.report import InspectionReport, Problem
+from headwater.cli.stream_report import disorder
 from headwater.core.errors import Corrupt, Damaged, NotFound, NotSupported, RolledBack, Trimmed
 
 CHUNKS_LISTED: Final = 100_000
@@ -101,7 +101,7 @@ async def _native(report: InspectionReport, stream: Stream, prefix: str, shown: 
     ]
     held = [one.chunk for one, _ in found if one is not None]
     report.facts["chunks"] = len(read)
-    report.tables.append(_chunk_rows(held, len(read)))
+    report.table("newest_chunks", [_chunk_row(chunk) for chunk in held], len(read))
     _check_neighbours(report, chunks, held)
     # Where the last chunk cannot be read, that is the problem, and no mark is measured against it.
     if held and held[-1].number == read[-1]:
@@ -125,7 +125,7 @@ def _check_numbers(
 ) -> None:
     below = sum(number < queue.chunk_floor for number in numbers)
     if below:
-        report.notes.append(f"{below:,} chunks below the floor wait for the collector")
+        report.remark(f"{below:,} chunks below the floor wait for the collector")
     kept = [number for number in numbers if number >= queue.chunk_floor]
     expected = range(queue.chunk_floor, kept[-1] + 1 if kept else queue.chunk_floor + 1)
     missing = sorted(set(expected) - set(kept))
@@ -137,31 +137,17 @@ def _check_numbers(
         report.problems.append(Problem.of(problem, "chunks without gaps"))
 
 
-def _chunk_rows(held: list[Chunk], count: int) -> ReportTable:
-    rows = [
-        (
-            chunk.number,
-            "closed" if chunk.closed else "open",
-            len(chunk.entries),
-            chunk.first_sequence,
-            chunk.first_lsn,
-            chunk.next_lsn - chunk.first_lsn,
-            chunk.bytes_through - chunk.bytes_before,
-            chunk.openings,
-        )
-        for chunk in held
-    ]
-    columns = (
-        "chunk",
-        "state",
-        "entries",
-        "first_sequence",
-        "first_lsn",
-        "records",
-        "size_bytes",
-        "openings",
-    )
-    return ReportTable("newest_chunks", columns, rows, count if count > len(rows) else None)
+def _chunk_row(chunk: Chunk) -> dict[str, Any]:
+    return {
+        "chunk": chunk.number,
+        "state": "closed" if chunk.closed else "open",
+        "entries": len(chunk.entries),
+        "first_sequence": chunk.first_sequence,
+        "first_lsn": chunk.first_lsn,
+        "records": chunk.next_lsn - chunk.first_lsn,
+        "size_bytes": chunk.bytes_through - chunk.bytes_before,
+        "openings": chunk.openings,
+    }
 
 
 def _check_neighbours(report: InspectionReport, chunks: ChunkLog, held: list[Chunk]) -> None:
@@ -190,7 +176,7 @@ async def _published(report: InspectionReport, stream: Stream, prefix: str, show
     try:
         data = bytes((await stream.store.get(names.manifest)).data)
     except NotFound:
-        report.notes.append("there is no manifest: nothing was ever appended")
+        report.remark("there is no manifest: nothing was ever appended")
         return
     try:
         manifest = decode_manifest(data)
@@ -218,7 +204,7 @@ async def check_entries(
     in_objects = [one for one in found if one.inline is None and not one.duplicate]
     retained = state.next_sequence - state.floor_sequence
     if len(found) < retained:
-        report.notes.append(
+        report.remark(
             f"objects were looked for of the oldest {LOOKED_AT} and the newest {LOOKED_AT} of "
             f"{retained:,} retained batches, not of those between"
         )
@@ -280,7 +266,7 @@ class ProducerMarks:
     """What was read of the producers' records."""
 
     producers: dict[str, ProducerRecord] = field(default_factory=dict)
-    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
     forgotten: int = 0
     is_all: bool = True
 
@@ -305,7 +291,7 @@ async def read_marks(stream: Stream, prefix: str, part: Part) -> ProducerMarks:
                 marks.producers |= found.value.producers
                 marks.rows += mark_rows(found.value)
                 marks.forgotten += found.value.dropped
-    marks.rows.sort(key=lambda row: -row[MARK_COLUMNS.index("seen_ms")])
+    marks.rows.sort(key=lambda row: -row["seen_ms"])
     return marks
 
 
@@ -336,11 +322,8 @@ def _is_beyond(producer: ProducerRecord, last: Chunk) -> bool:
 
 def show_marks(report: InspectionReport, marks: ProducerMarks, shown: int) -> None:
     """The latest of them."""
-    total = len(marks.rows) if len(marks.rows) > shown else None
     report.facts |= {"producers": len(marks.rows), "producers_forgotten": marks.forgotten}
     if marks.rows:
-        report.tables.append(
-            ReportTable("producers_marks", MARK_COLUMNS, marks.rows[:shown], total)
-        )
+        report.table("producers_marks", marks.rows[:shown], len(marks.rows))
     if not marks.is_all:
-        report.notes.append(f"only the first {SHARDS_READ} objects with producers' marks were read")
+        report.remark(f"only the first {SHARDS_READ} objects with producers' marks were read")

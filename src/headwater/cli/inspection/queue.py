@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import xxhash
 
-from headwater.buffer.queue.native.chunk import MAGIC, OVERHEAD_BYTES, Chunk, decode_chunk
+from headwater.buffer.queue.native.chunk import MAGIC, OVERHEAD_BYTES, decode_chunk
 from headwater.buffer.queue.v1 import acked, manifest_format
-from headwater.buffer.queue.v1.manifest_format import Manifest, ManifestEntry
+from headwater.buffer.queue.v1.manifest_format import Manifest
 from headwater.buffer.queue.v1.side_object import V1Names
 from headwater.cli.inspection.register import inspect_register
-from headwater.cli.inspection.report import (
-    InspectedObject,
-    InspectionReport,
-    Problem,
-    ReportTable,
-    empty_object,
-    recognise,
-    wrong_kind,
-)
+from headwater.cli.inspection.source import InspectedObject, empty_object, recognise, wrong_kind
+from headwater.cli.report import InspectionReport, Problem
 from headwater.core.errors import Corrupt, HeadwaterError, NotSupported
 
 ACKED_SEGMENT: Final = "segment of acknowledged entries, HWA1"
@@ -31,9 +25,7 @@ def inspect_queue_object(source: InspectedObject, *, entries: int) -> Inspection
     """What an object of a queue holds."""
     data = source.data
     if not data:
-        return InspectionReport(
-            "no part of a queue, but an empty object", 0, problems=[empty_object("queue")]
-        )
+        return empty_object("part of a queue", "no part of a queue, but an empty object")
     if data[:3] == b"HWC":
         return inspect_chunk(source, entries=entries)
     if data[:3] == acked.MAGIC[:3]:
@@ -42,7 +34,7 @@ def inspect_queue_object(source: InspectedObject, *, entries: int) -> Inspection
         return inspect_register(source, entries=entries)
     if source.key.isdigit() and not recognise(data):
         return inspect_chunk(source, entries=entries)
-    report = InspectionReport("no part of a queue that is known", len(data))
+    report = InspectionReport("no part of a queue that is known", size_bytes=len(data))
     problem = Corrupt(
         f"these {len(data):,} bytes are no part of a queue: neither a chunk (HWC2), nor a "
         "register, nor a segment (HWA1)"
@@ -52,7 +44,7 @@ def inspect_queue_object(source: InspectedObject, *, entries: int) -> Inspection
 
 
 def _acked_segment(source: InspectedObject, shown: int) -> InspectionReport:
-    report = InspectionReport(ACKED_SEGMENT, len(source.data))
+    report = InspectionReport(ACKED_SEGMENT, size_bytes=len(source.data))
     name = source.key or "the segment"
     try:
         found = acked.decode_segment(V1Names("unknown", "unknown"), name, source.data)
@@ -72,12 +64,17 @@ def _acked_segment(source: InspectedObject, shown: int) -> InspectionReport:
         "checksum": "CRC-32 matches",
     }
     rows = [
-        (one.sequence, one.first_lsn, one.rows, one.size_bytes, one.min_ms, one.location)
+        {
+            "sequence": one.sequence,
+            "first_lsn": one.first_lsn,
+            "records": one.rows,
+            "size_bytes": one.size_bytes,
+            "first_ingested_ms": one.min_ms,
+            "location": one.location,
+        }
         for one in found.descriptors[:shown]
     ]
-    columns = ("sequence", "first_lsn", "records", "size_bytes", "first_ingested_ms", "location")
-    total = header.entries if header.entries > len(rows) else None
-    report.tables.append(ReportTable("acknowledged_entries", columns, rows, total))
+    report.table("acknowledged_entries", rows, header.entries)
     return report
 
 
@@ -89,7 +86,7 @@ _QUEUE_ID: Final = re.compile(r"/ingest/([0-9a-f-]{36})/chunks/[0-9]{20}$")
 def inspect_chunk(source: InspectedObject, *, entries: int) -> InspectionReport:
     """What a chunk holds, with its first entries."""
     data = source.data
-    report = InspectionReport(CHUNK, len(data))
+    report = InspectionReport(CHUNK, size_bytes=len(data))
     number = int(source.key) if _CHUNK_NUMBER.fullmatch(source.key) else None
     placed = _QUEUE_ID.search(source.name)
     try:
@@ -114,59 +111,42 @@ def inspect_chunk(source: InspectedObject, *, entries: int) -> InspectionReport:
         "token": chunk.token.hex(),
         "checksum": f"XXH3 {xxhash.xxh3_64_hexdigest(data[:-8])} matches",
     }
-    report.tables.append(entry_rows(chunk, entries))
+    places = itertools.islice(zip(chunk.entries, chunk.places(), strict=True), entries)
+    rows = [
+        {
+            "sequence": place.sequence,
+            "first_lsn": place.first_lsn,
+            "records": entry.rows,
+            "size_bytes": entry.size_bytes,
+            "first_ingested_ms": entry.min_ms,
+            "earliest_timestamp_us": entry.min_timestamp_us,
+            "latest_timestamp_us": entry.max_timestamp_us,
+            "producer": chunk.owners[entry.owner].producer,
+            "producer_sequence": entry.producer_sequence,
+            "batch": entry.batch_id,
+            "stands_in": "an object" if entry.inline is None else "this chunk",
+            "metadata": entry.metadata,
+        }
+        for entry, place in places
+    ]
+    report.table("chunk_entries", rows, len(chunk.entries))
     blocks = [
-        (
-            f"{block.first} to {block.first + block.size - 1}",
-            block.newest.ingested_ms,
-            block.newest.timestamp_us,
-        )
+        {
+            "chunks": f"{block.first} to {block.first + block.size - 1}",
+            "latest_ingested_ms": block.newest.ingested_ms,
+            "latest_timestamp_us": block.newest.timestamp_us,
+        }
         for block in chunk.blocks_before
     ]
     if blocks:
-        columns = ("chunks", "latest_ingested_ms", "latest_timestamp_us")
-        report.tables.append(ReportTable("times_before", columns, blocks))
+        report.table("times_before", blocks)
     if chunk.recent_openings:
-        owners = [(owner.producer, owner.incarnation) for owner in chunk.recent_openings]
-        report.tables.append(ReportTable("recent_openings", ("producer", "incarnation"), owners))
+        owners = [
+            {"producer": owner.producer, "incarnation": owner.incarnation}
+            for owner in chunk.recent_openings
+        ]
+        report.table("recent_openings", owners)
     return report
-
-
-def entry_rows(chunk: Chunk, shown: int) -> ReportTable:
-    """The first entries of a chunk."""
-    rows = [
-        (
-            place.sequence,
-            place.first_lsn,
-            entry.rows,
-            entry.size_bytes,
-            entry.min_ms,
-            entry.min_timestamp_us,
-            entry.max_timestamp_us,
-            chunk.owners[entry.owner].producer,
-            entry.producer_sequence,
-            entry.batch_id,
-            "an object" if entry.inline is None else "this chunk",
-            entry.metadata,
-        )
-        for entry, place in list(zip(chunk.entries, chunk.places(), strict=True))[:shown]
-    ]
-    columns = (
-        "sequence",
-        "first_lsn",
-        "records",
-        "size_bytes",
-        "first_ingested_ms",
-        "earliest_timestamp_us",
-        "latest_timestamp_us",
-        "producer",
-        "producer_sequence",
-        "batch",
-        "stands_in",
-        "metadata",
-    )
-    total = len(chunk.entries) if len(chunk.entries) > len(rows) else None
-    return ReportTable("chunk_entries", columns, rows, total)
 
 
 def _failed_chunk_checks(data: bytes) -> Iterator[tuple[str, int | None, str]]:
@@ -207,11 +187,9 @@ _MANIFEST_CHECKS: Final = (
 
 def inspect_manifest(source: InspectedObject, *, entries: int) -> InspectionReport:
     """What a manifest holds, with its first entries and their metadata."""
-    report = InspectionReport(MANIFEST, len(source.data))
+    report = InspectionReport(MANIFEST, size_bytes=len(source.data))
     if not source.data:
-        return InspectionReport(
-            "no manifest, but an empty object", 0, problems=[empty_object("manifest")]
-        )
+        return empty_object("manifest", "no manifest, but an empty object")
     try:
         manifest = manifest_format.decode_manifest(source.data)
     except _UNREADABLE as error:
@@ -219,7 +197,7 @@ def inspect_manifest(source: InspectedObject, *, entries: int) -> InspectionRepo
             wrong_kind(source.data, "manifest") or _manifest_problem(source.data, error)
         )
         if report.problems[0].check in ("kind", "version"):
-            report.kind = "no manifest that is known"
+            report.title = "no manifest that is known"
         return report
     describe_manifest(report, manifest, entries)
     return report
@@ -236,40 +214,31 @@ def describe_manifest(report: InspectionReport, manifest: Manifest, shown: int) 
         "epoch": manifest.epoch,
     }
     if not len(pending):
-        report.notes.append("nothing is pending: everything was dequeued, or nothing was appended")
-    gaps = _sequence_gaps(manifest)
-    if gaps:
-        report.notes.append(
-            f"there are {gaps:,} gaps between sequences, which no known writer leaves"
-        )
+        report.remark("nothing is pending: everything was dequeued, or nothing was appended")
+    elif gaps := manifest.next_sequence - pending[0].sequence - len(pending):
+        report.remark(f"there are {gaps:,} gaps between sequences, which no known writer leaves")
     first = pending[:shown]
-    total = len(pending) if len(pending) > len(first) else None
-    report.tables.append(
-        ReportTable(
-            "pending_entries",
-            ("sequence", "location", "metadata_items"),
-            [(entry.sequence, entry.location, len(entry.metadata)) for entry in first],
-            total,
-        )
-    )
-    metadata = [row for entry in first for row in _metadata_rows(entry, shown)]
-    if metadata:
-        columns = ("sequence", "first_record", "ingestion_time_ms", "payload")
-        report.tables.append(ReportTable("metadata", columns, metadata))
-
-
-def _metadata_rows(entry: ManifestEntry, shown: int) -> list[tuple[int, int, int, bytes]]:
-    return [
-        (entry.sequence, item.start_index, item.ingestion_time_ms, item.payload)
+    rows: list[dict[str, Any]] = [
+        {
+            "sequence": entry.sequence,
+            "location": entry.location,
+            "metadata_items": len(entry.metadata),
+        }
+        for entry in first
+    ]
+    report.table("pending_entries", rows, len(pending))
+    metadata = [
+        {
+            "sequence": entry.sequence,
+            "first_record": item.start_index,
+            "ingestion_time_ms": item.ingestion_time_ms,
+            "payload": item.payload,
+        }
+        for entry in first
         for item in entry.metadata[:shown]
     ]
-
-
-def _sequence_gaps(manifest: Manifest) -> int:
-    pending = manifest.entries
-    if not len(pending):
-        return 0
-    return manifest.next_sequence - pending[0].sequence - len(pending)
+    if metadata:
+        report.table("metadata", metadata)
 
 
 def _manifest_problem(data: bytes, error: HeadwaterError) -> Problem:

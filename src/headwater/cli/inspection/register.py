@@ -19,15 +19,16 @@ from headwater.buffer.queue.native.registers import (
 )
 from headwater.buffer.queue.v1.side_object import DIGEST_BYTES, SideState
 from headwater.buffer.stream.config import StreamConfig
-from headwater.buffer.transaction.holds import Hold, Holds
+from headwater.buffer.transaction.holds import Holds
 from headwater.buffer.transaction.record import (
     NO_VERSION,
     ApplicationRecord,
     CommitAttempt,
     producer_id,
 )
-from headwater.cli.inspection.report import InspectedObject, InspectionReport, Problem, ReportTable
-from headwater.cli.stream_view import retention_words
+from headwater.cli.inspection.source import InspectedObject
+from headwater.cli.report import InspectionReport, Problem
+from headwater.cli.stream_report import retention_words
 from headwater.core.errors import Corrupt, NotSupported
 from headwater.core.limits import REGISTER_HISTORY
 from headwater.log.primary.slot_register import SlotTable
@@ -38,15 +39,6 @@ _WRITERS: Final = {
     "app": ("batch jobs of txnAppId {}", "txnVersion {}"),
     "jobs": ("batch jobs that name nothing, slot {}", "the job counted {}"),
 }
-_SHARES: Final = (
-    "partition",
-    "batches",
-    "rows",
-    "size_bytes",
-    "first_producer_sequence",
-    "last_producer_sequence",
-)
-_HOLDS: Final = ("whose", "attempt", "holds_uploads_above", "ends_unrenewed_after", "state")
 
 
 def describe_record(report: InspectionReport, record: ApplicationRecord, entries: int) -> None:
@@ -68,26 +60,25 @@ def describe_record(report: InspectionReport, record: ApplicationRecord, entries
         report.facts["jobs_remembered_before_it"] = sum(map(bool, record.recent))
     if record.is_appending:
         _describe_shares(report, record, entries)
-    report.notes.append(
+    report.remark(
         "a version at or below the last committed one is not written again, whoever repeats it"
     )
 
 
 def _describe_shares(report: InspectionReport, record: ApplicationRecord, entries: int) -> None:
-    rows: list[tuple[Any, ...]] = [
-        (
-            share.partition,
-            len(share.uploads),
-            sum(upload.rows for upload in share.uploads),
-            sum(upload.size_bytes for upload in share.uploads),
-            share.first_producer_sequence,
-            share.last_producer_sequence,
-        )
+    rows = [
+        {
+            "partition": share.partition,
+            "batches": len(share.uploads),
+            "rows": sum(upload.rows for upload in share.uploads),
+            "size_bytes": sum(upload.size_bytes for upload in share.uploads),
+            "first_producer_sequence": share.first_producer_sequence,
+            "last_producer_sequence": share.last_producer_sequence,
+        }
         for share in record.shares
     ]
-    total = len(rows) if len(rows) > entries else None
-    report.tables.append(ReportTable("to_append", _SHARES, rows[:entries], total))
-    report.notes.append(
+    report.table("to_append", rows[:entries], len(rows))
+    report.remark(
         "some of it may be appended already: the writer's next run finishes it, or the collector "
         "once nobody has renewed its hold"
     )
@@ -99,40 +90,22 @@ def describe_holds(report: InspectionReport, holds: Holds, entries: int) -> None
         "open_transactions": len(holds.holds),
         "collected_at_most_through": holds.floor,
     }
-    rows = [(*_named(name, hold), *_shown(hold)) for name, hold in sorted(holds.holds.items())]
-    total = len(rows) if len(rows) > entries else None
-    report.tables.append(ReportTable("holds", _HOLDS, rows[:entries], total))
-    report.notes.append("what is uploaded above a hold stays until it is moved, dropped or ended")
+    rows = [
+        {
+            "whose": hold.application,
+            "attempt": name.removeprefix(f"{hold.application}."),
+            "holds_uploads_above": hold.above,
+            "ends_unrenewed_after": f"{hold.timeout_ms / 3_600_000:g} h",
+            "state": "being ended: nothing is committed under it"
+            if hold.is_ending
+            else f"renewed {hold.renewals:,} times",
+        }
+        for name, hold in sorted(holds.holds.items())
+    ]
+    report.table("holds", rows[:entries], len(rows))
+    report.remark("what is uploaded above a hold stays until it is moved, dropped or ended")
 
 
-def _named(name: str, hold: Hold) -> tuple[str, str]:
-    return hold.application, name.removeprefix(f"{hold.application}.")
-
-
-def _shown(hold: Hold) -> tuple[str, str, str]:
-    renewed = f"renewed {hold.renewals:,} times"
-    state = "being ended: nothing is committed under it" if hold.is_ending else renewed
-    return hold.above, f"{hold.timeout_ms / 3_600_000:g} h", state
-
-
-MARK_COLUMNS: Final = (
-    "producer",
-    "producer_sequence",
-    "sequence",
-    "first_lsn",
-    "chunk",
-    "seen_ms",
-    "metadata",
-)
-SLOT_COLUMNS: Final = (
-    "slot",
-    "generation",
-    "restart_lsn",
-    "confirmed_lsn",
-    "last_seen_ms",
-    "bootstrapping",
-    "invalidation",
-)
 _SHARD: Final = re.compile(r"[0-9a-f]{3}\.json")
 
 
@@ -146,7 +119,7 @@ class RegisterKind(NamedTuple):
 
 def inspect_register(source: InspectedObject, *, entries: int) -> InspectionReport:
     """What a register holds."""
-    report = InspectionReport("register", len(source.data))
+    report = InspectionReport("register", size_bytes=len(source.data))
     name = source.key or "the register"
     try:
         envelope = decode_envelope(name, source.data)
@@ -163,10 +136,10 @@ def inspect_register(source: InspectedObject, *, entries: int) -> InspectionRepo
     report.facts |= {"revision": envelope.revision, "register_id": envelope.id}
     known = _known(source.key, value)
     if known is None:
-        report.kind = "register with a value of its own"
+        report.title = "register with a value of its own"
         report.facts["value"] = value
         return report
-    report.kind = known.kind
+    report.title = known.kind
     try:
         typed = msgspec.json.decode(envelope.value, type=known.value)
     except msgspec.ValidationError as error:
@@ -181,15 +154,21 @@ def inspect_register(source: InspectedObject, *, entries: int) -> InspectionRepo
     return report
 
 
-def mark_rows(shard: ProducerShard) -> list[tuple[Any, ...]]:
+def mark_rows(shard: ProducerShard) -> list[dict[str, Any]]:
     """A row for each producer of a shard."""
-    rows: list[tuple[Any, ...]] = []
+    rows = []
     for name, producer in sorted(shard.producers.items()):
         mark = producer.mark
-        place: tuple[Any, ...] = (None, None, None, producer.anchor)
-        if mark is not None:
-            place = (mark.producer_sequence, mark.sequence, mark.first_lsn, mark.chunk)
-        rows.append((name, *place, producer.anchor_ms, mark.metadata if mark else None))
+        row = {
+            "producer": name,
+            "producer_sequence": mark.producer_sequence if mark else None,
+            "sequence": mark.sequence if mark else None,
+            "first_lsn": mark.first_lsn if mark else None,
+            "chunk": mark.chunk if mark else producer.anchor,
+            "seen_ms": producer.anchor_ms,
+            "metadata": mark.metadata if mark else None,
+        }
+        rows.append(row)
     return rows
 
 
@@ -229,7 +208,7 @@ def _queue(report: InspectionReport, queue: QueueFloors, _: int) -> None:
         "floor_lsn": queue.floor_lsn,
         "batch_floor": queue.batch_floor,
     }
-    report.notes.append("what lies below the floors may be deleted; they never go down")
+    report.remark("what lies below the floors may be deleted; they never go down")
 
 
 def _end(report: InspectionReport, end: QueueEnd, _: int) -> None:
@@ -238,7 +217,7 @@ def _end(report: InspectionReport, end: QueueEnd, _: int) -> None:
         "first_sequence": end.first_sequence,
         "first_lsn": end.first_lsn,
     }
-    report.notes.append("a queue that ends below this has lost its end")
+    report.remark("a queue that ends below this has lost its end")
 
 
 def _consumer(report: InspectionReport, consumer: ConsumerRecord, _: int) -> None:
@@ -256,9 +235,8 @@ def _consumer(report: InspectionReport, consumer: ConsumerRecord, _: int) -> Non
 def _shard(report: InspectionReport, shard: ProducerShard, entries: int) -> None:
     report.facts |= {"producers": len(shard.producers), "forgotten": shard.dropped}
     rows = mark_rows(shard)
-    total = len(rows) if len(rows) > entries else None
-    report.tables.append(ReportTable("marks", MARK_COLUMNS, rows[:entries], total))
-    report.notes.append("a mark is a producer's last accepted batch, as far as its record knows")
+    report.table("marks", rows[:entries], len(rows))
+    report.remark("a mark is a producer's last accepted batch, as far as its record knows")
 
 
 def _scanned(report: InspectionReport, scanned: CollectorRecord, _: int) -> None:
@@ -308,8 +286,11 @@ def _stream(report: InspectionReport, config: StreamConfig, _: int) -> None:
         "format_to_write": config.writer_version,
     }
     if schema is not None:
-        columns = [(one.name, one.type, one.nullable) for one in schema.columns]
-        report.tables.append(ReportTable("schema", ("column", "type", "nullable"), columns))
+        rows = [
+            {"column": one.name, "type": one.type, "nullable": one.nullable}
+            for one in schema.columns
+        ]
+        report.table("schema", rows)
 
 
 def _position(report: InspectionReport, position: GroupPosition, _: int) -> None:
@@ -323,7 +304,7 @@ def _position(report: InspectionReport, position: GroupPosition, _: int) -> None
     if position.together:
         report.facts["resolved_where_it_begins_in"] = f"{len(position.together)} partitions"
     if position.behind:
-        report.notes.append("the group took the queue over, and reads what another acknowledged")
+        report.remark("the group took the queue over, and reads what another acknowledged")
 
 
 def _slots(report: InspectionReport, table: SlotTable, entries: int) -> None:
@@ -333,20 +314,19 @@ def _slots(report: InspectionReport, table: SlotTable, entries: int) -> None:
         "next_generation": table.next_generation,
     }
     rows = [
-        (
-            slot.name,
-            slot.generation,
-            slot.restart_lsn,
-            slot.confirmed_lsn,
-            slot.last_seen_ms,
-            slot.bootstrapping,
-            slot.invalidation.cause.value if slot.invalidation else None,
-        )
+        {
+            "slot": slot.name,
+            "generation": slot.generation,
+            "restart_lsn": slot.restart_lsn,
+            "confirmed_lsn": slot.confirmed_lsn,
+            "last_seen_ms": slot.last_seen_ms,
+            "bootstrapping": slot.bootstrapping,
+            "invalidation": slot.invalidation.cause.value if slot.invalidation else None,
+        }
         for slot in table.slots
     ]
-    total = len(rows) if len(rows) > entries else None
-    report.tables.append(ReportTable("slots", SLOT_COLUMNS, rows[:entries], total))
-    report.notes.append("the log is kept above the lowest restart_lsn of those that are valid")
+    report.table("slots", rows[:entries], len(rows))
+    report.remark("the log is kept above the lowest restart_lsn of those that are valid")
 
 
 _BY_NAME: Final = {

@@ -10,15 +10,8 @@ from typing import Any, Final
 import xxhash
 
 from headwater.cli.advice import command
-from headwater.cli.inspection.report import (
-    InspectedObject,
-    InspectionReport,
-    Problem,
-    ReportTable,
-    empty_object,
-    record_rows,
-    wrong_kind,
-)
+from headwater.cli.inspection.source import InspectedObject, empty_object, show_records, wrong_kind
+from headwater.cli.report import InspectionReport, Problem
 from headwater.core.disk import OsDisk
 from headwater.core.errors import Corrupt, HeadwaterError, NotSupported
 from headwater.log.record.group import Group
@@ -46,10 +39,8 @@ def inspect_segment(source: InspectedObject, *, records: int) -> InspectionRepor
     """What a segment holds, with its first records."""
     data = memoryview(source.data)
     if not data:
-        return InspectionReport(
-            "no segment, but an empty object", 0, problems=[empty_object("segment")]
-        )
-    report = InspectionReport(TIER_SEGMENT, len(data))
+        return empty_object("segment", "no segment, but an empty object")
+    report = InspectionReport(TIER_SEGMENT, size_bytes=len(data))
     try:
         index = read_index(data, len(data))
     except (Corrupt, NotSupported) as error:
@@ -59,13 +50,13 @@ def inspect_segment(source: InspectedObject, *, records: int) -> InspectionRepor
         report.problems.append(other or Problem.of(error, _tier_check(error)))
         return report
     report.facts |= _tier_facts(index)
-    report.tables += [_columns(index), _runs(index), _row_groups(index)]
+    _describe_contents(report, index)
     _judge_name(report, source, index)
     first = _read_all(report, index, data)
     _judge_body(report, index, data)
     if first is not None:
-        report.tables += record_rows(
-            first.records, records, index.description.rows, first_lsn=first.first_lsn
+        show_records(
+            report, first.records, records, index.description.rows, first_lsn=first.first_lsn
         )
     return report
 
@@ -94,60 +85,48 @@ def _tier_facts(index: SegmentIndex) -> dict[str, Any]:
     }
 
 
-def _columns(index: SegmentIndex) -> ReportTable:
-    groups = [index.parquet.row_group(number) for number in range(index.parquet.num_row_groups)]
+def _describe_contents(report: InspectionReport, index: SegmentIndex) -> None:
+    """Its columns, runs of the same columns, and row groups."""
     sizes: dict[str, int] = {}
-    for group in groups:
-        for number in range(group.num_columns):
-            column = group.column(number)
+    for group in map(index.parquet.row_group, range(index.parquet.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
             name = column.path_in_schema.partition(".")[0]
             sizes[name] = sizes.get(name, 0) + column.total_compressed_size
-    rows: list[tuple[Any, ...]] = [
-        (
-            field.name,
-            str(field.type),
-            int((field.metadata or {}).get(ID_KEY, b"-1")),
-            sizes.get(field.name.partition(".")[0], 0),
-        )
+    columns = [
+        {
+            "column": field.name,
+            "type": str(field.type),
+            "field_id": int((field.metadata or {}).get(ID_KEY, b"-1")),
+            "size_bytes": sizes.get(field.name.partition(".")[0], 0),
+        }
         for field in index.parquet.schema.to_arrow_schema()
     ]
-    return ReportTable("columns", ("column", "type", "field_id", "size_bytes"), rows)
-
-
-def _runs(index: SegmentIndex) -> ReportTable:
-    runs = index.description.runs
-    rows: list[tuple[Any, ...]] = [
-        (
-            run.first_lsn,
-            run.last_lsn,
-            run.term,
-            f"lost: {run.lost}"
+    report.table("columns", columns)
+    said = index.description
+    runs = [
+        {
+            "first_lsn": run.first_lsn,
+            "last_lsn": run.last_lsn,
+            "term": run.term,
+            "columns": f"lost: {run.lost}"
             if run.schema is None
             else ", ".join(index.schemas[run.schema].names),
-        )
-        for run in runs[:ROWS_SHOWN]
+        }
+        for run in said.runs[:ROWS_SHOWN]
     ]
-    columns = ("first_lsn", "last_lsn", "term", "columns")
-    return ReportTable("runs", columns, rows, len(runs) if len(runs) > len(rows) else None)
-
-
-def _row_groups(index: SegmentIndex) -> ReportTable:
-    groups = index.description.row_groups
-    rows: list[tuple[Any, ...]] = [
-        (
-            group.first_lsn,
-            group.last_lsn,
-            group.rows,
-            group.offset,
-            group.size_bytes,
-            group.max_timestamp_ms or None,
-        )
-        for group in groups[:ROWS_SHOWN]
+    report.table("runs", runs, len(said.runs))
+    groups = [
+        {
+            "first_lsn": group.first_lsn,
+            "last_lsn": group.last_lsn,
+            "records": group.rows,
+            "offset": group.offset,
+            "size_bytes": group.size_bytes,
+            "latest_ms": group.max_timestamp_ms or None,
+        }
+        for group in said.row_groups[:ROWS_SHOWN]
     ]
-    columns = ("first_lsn", "last_lsn", "records", "offset", "size_bytes", "latest_ms")
-    return ReportTable(
-        "row_groups", columns, rows, len(groups) if len(groups) > len(rows) else None
-    )
+    report.table("row_groups", groups, len(said.row_groups))
 
 
 def _judge_name(report: InspectionReport, source: InspectedObject, index: SegmentIndex) -> None:
@@ -202,20 +181,20 @@ def inspect_wal(source: InspectedObject, *, frames: int) -> InspectionReport:
     """What a segment holds, with its last frames: its end is what one comes for."""
     data = source.data
     named = SEGMENT.fullmatch(source.key)
-    report = InspectionReport(LOG_SEGMENT, len(data))
+    report = InspectionReport(LOG_SEGMENT, size_bytes=len(data))
     other = wrong_kind(data, "wal") if data and data[:4] != MAGIC else None
     if other is not None:
         report.problems.append(other)
         return report
     if not data and named is None:
-        report.problems.append(empty_object("wal"))
-        return report
+        return empty_object("segment of a log", LOG_SEGMENT)
     beside = _facts_beside(source) if named else {}
     window = Window(_Bytes(data), source.name, end=len(data))
     first_lsn = int(named[1]) if named else None
     found = survey(window, first_lsn=first_lsn, last_lsn=beside.get("reached_lsn", 0))
     report.facts |= _log_facts(found, beside)
-    report.tables.append(_frame_rows(window, found, frames))
+    rows = [_frame_row(window, peeked) for peeked in found.frames[-frames:]]
+    report.table("last_frames", rows, len(found.frames))
     _judge_end(report, found)
     _judge_frames(report, window, found)
     return report
@@ -262,34 +241,18 @@ def _log_facts(found: Survey, beside: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _frame_rows(window: Window, found: Survey, shown: int) -> ReportTable:
-    columns = (
-        "offset",
-        "size_bytes",
-        "version",
-        "term",
-        "first_lsn",
-        "last_lsn",
-        "synced_lsn",
-        "written_ms",
-        "columns",
-    )
-    rows = [
-        (
-            peeked.offset,
-            peeked.header.frame_bytes,
-            peeked.header.version,
-            peeked.header.term,
-            peeked.first_lsn,
-            peeked.header.lsn,
-            peeked.envelope.synced_lsn if peeked.envelope else None,
-            peeked.header.timestamp_ms,
-            _frame_contents(window, peeked),
-        )
-        for peeked in found.frames[-shown:]
-    ]
-    total = len(found.frames)
-    return ReportTable("last_frames", columns, rows, total if total > len(rows) else None)
+def _frame_row(window: Window, peeked: FrameHead) -> dict[str, Any]:
+    return {
+        "offset": peeked.offset,
+        "size_bytes": peeked.header.frame_bytes,
+        "version": peeked.header.version,
+        "term": peeked.header.term,
+        "first_lsn": peeked.first_lsn,
+        "last_lsn": peeked.header.lsn,
+        "synced_lsn": peeked.envelope.synced_lsn if peeked.envelope else None,
+        "written_ms": peeked.header.timestamp_ms,
+        "columns": _frame_contents(window, peeked),
+    }
 
 
 def _frame_contents(window: Window, peeked: FrameHead) -> str:

@@ -1,4 +1,4 @@
-"""The tier of a stream: opened to look at it, shown, and deleted with its stream.
+"""The tier of a stream: opened to look at it, described, and deleted with its stream.
 
 Opening partitions fences nothing and publishes nothing.
 """
@@ -12,14 +12,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
-from rich.text import Text
 
 from headwater.buffer.stream import DeletedReport, Stream, delete_stream
 from headwater.buffer.stream.config import StreamConfig
 from headwater.cli.options import EventLogOptions
-from headwater.cli.render import print_table
+from headwater.cli.report import NONE, Note, Report
 from headwater.core import runtime
 from headwater.core.errors import Damaged, HeadwaterError, NotFound, Refused
 from headwater.store import Store
@@ -36,7 +33,7 @@ from headwater.tier.jobs import Flaw, LogStartRegister, ScrubFinding, ScrubResul
 from headwater.tier.manager import ManagedPartition
 
 if TYPE_CHECKING:
-    from headwater.tier.rebuild import Rebuilt, RebuiltPartition  # loads Arrow
+    from headwater.tier.rebuild import Rebuilt  # loads Arrow
     from headwater.tier.segments import ParquetSegments
 
 
@@ -61,6 +58,29 @@ class TierPartition:
         from headwater.tier.segments import ParquetSegments
 
         return ParquetSegments(self.store, self.partition)
+
+    def cover(self) -> dict[str, Any]:
+        """Which segments are read, and what else is listed."""
+        state = self.metadata.state()
+        segments = state.segments()
+        end_lsn = max((one.end_offset + 1 for one in segments), default=0)
+        pieces = state.cover(self.first_lsn, max(end_lsn, self.first_lsn))
+        read = {piece.segment.segment_id for piece in pieces}
+        begins = self.first_lsn or (pieces[0].lsns.start if pieces else 0)
+        missing = gaps(pieces, begins, pieces[-1].lsns.stop) if pieces else []
+        return {
+            "partition": self.partition.partition,
+            "log_start": self.first_lsn or None,
+            "leader_epoch": self.leader_epoch,
+            "deletion": None if state.delete_state is None else state.delete_state.name.lower(),
+            "segments": [_segment_record(piece.segment, piece.lsns) for piece in pieces],
+            "gaps": [{"first_lsn": gap.start, "last_lsn": gap.stop - 1} for gap in missing],
+            "others": [
+                _segment_record(one, range(one.start_offset, one.end_offset + 1))
+                for one in segments
+                if one.segment_id not in read
+            ],
+        }
 
     def check_heard(self) -> None:
         """Raise `Refused` if its leader speaks in another log of events than this one.
@@ -166,7 +186,7 @@ async def _log_if_any(
         return None
 
 
-FOREIGN_SHOWN = 20
+SHOWN = 20
 _LEADER = "only its leader may say so: let that call TierManager.scrub(repair=True)"
 _ADVICE = {
     Flaw.MISSING: f"to be copied again from its leader's log, if that still has it; {_LEADER}",
@@ -181,127 +201,87 @@ _ADVICE = {
 _LAST_COPY = "it stays while anything is damaged: it may be the last good copy of that"
 
 
-def listed(place: TierPartition) -> dict[str, Any]:
-    """What is read, and what else is listed, for machines."""
-    segments = place.metadata.state().segments()
-    end_lsn = max((one.end_offset + 1 for one in segments), default=0)
-    pieces = place.metadata.state().cover(place.first_lsn, max(end_lsn, place.first_lsn))
-    read = {piece.segment.segment_id for piece in pieces}
-    begins = place.first_lsn or (pieces[0].lsns.start if pieces else 0)
-    missing = gaps(pieces, begins, pieces[-1].lsns.stop) if pieces else []
-    state = place.metadata.state().delete_state
-    return {
-        "partition": place.partition.partition,
-        "log_start": place.first_lsn or None,
-        "leader_epoch": place.leader_epoch,
-        "deletion": None if state is None else state.name.lower(),
-        "segments": [
-            {"first_lsn": piece.lsns.start, "last_lsn": piece.lsns.stop - 1}
-            | _segment(piece.segment)
-            for piece in pieces
-        ],
-        "gaps": [{"first_lsn": gap.start, "last_lsn": gap.stop - 1} for gap in missing],
-        "others": [
-            {"first_lsn": one.start_offset, "last_lsn": one.end_offset} | _segment(one)
-            for one in segments
-            if one.segment_id not in read
-        ],
-    }
-
-
-def show_listed(console: Console, found: Sequence[Mapping[str, Any]]) -> None:
-    """The same for people."""
+def describe_cover(partitions: Sequence[TierPartition]) -> Report:
+    """The segments that are read, and the others; where the log begins, and what is missing."""
+    record = [partition.cover() for partition in partitions]
     rows = [
-        [
-            str(place["partition"]),
-            f"{one['first_lsn']:,}",
-            f"{one['last_lsn']:,}",
-            one["epochs"],
-            f"{one['size_bytes']:,}",
-            _time_or_dash(one["max_timestamp_ms"]),
-            one["segment_id"],
-            Text(one["state"], style="" if what == "segments" else "dim"),
-        ]
-        for place in found
-        for what in ("segments", "others")
-        for one in place[what]
+        {
+            "partition": str(one["partition"]),
+            "from": segment["first_lsn"],
+            "to": segment["last_lsn"],
+            "epochs": segment["epochs"],
+            "bytes": segment["size_bytes"],
+            "newest record": runtime.utc_text(newest_ms)
+            if (newest_ms := segment["max_timestamp_ms"])
+            else NONE,
+            "segment": segment["segment_id"],
+            "state": Note(segment["state"], "" if which == "segments" else "dim"),
+        }
+        for one in record
+        for which in ("segments", "others")
+        for segment in one[which]
     ]
-    if rows:
-        labels = ("partition", "from", "to", "epochs", "bytes", "newest record", "segment", "state")
-        print_table(console, labels, rows, numbers=("from", "to", "bytes"))
-    for place in found:
-        number = place["partition"]
-        if place["log_start"]:
-            begins = f"the log begins at LSN {place['log_start']:,}"
-            console.print(f"partition {number}: {begins}; epoch {place['leader_epoch']} leads it")
-        elif place["segments"]:
-            told = f"partition {number}: {_ADVICE[Flaw.NO_START]}"
-            console.print(Text.assemble(("✗ ", "red"), told), soft_wrap=True)
-        if place["deletion"]:
-            console.print(f"partition {number}: its deletion is {place['deletion']}")
-        for gap in place["gaps"]:
-            lost = f"LSN {gap['first_lsn']:,} to {gap['last_lsn']:,} are in no segment"
-            console.print(Text.assemble(("✗ ", "red"), f"partition {number}: {lost}"))
-        if not place["segments"]:
-            console.print(f"partition {number}: nothing is in the tier")
+    report = Report(record=record)
+    report.table("", rows)
+    for one in record:
+        where = f"partition {one['partition']}: "
+        if one["log_start"]:
+            leader = f"epoch {one['leader_epoch']} leads it"
+            report.say(f"{where}the log begins at LSN {one['log_start']:,}; {leader}")
+        elif one["segments"]:
+            report.say(where + _ADVICE[Flaw.NO_START], mark="✗")
+        if one["deletion"]:
+            report.say(f"{where}its deletion is {one['deletion']}")
+        for gap in one["gaps"]:
+            report.say(where + _gap_words(gap["first_lsn"], gap["last_lsn"]), mark="✗")
+        if not one["segments"]:
+            report.say(f"{where}nothing is in the tier")
+    return report
 
 
-def scrubbed_json(reports: Mapping[int, ScrubResult]) -> list[dict[str, Any]]:
-    """What scrubs came to, for machines."""
-    return [{"partition": one, **msgspec.to_builtins(told)} for one, told in reports.items()]
-
-
-def show_scrubbed(console: Console, reports: Mapping[int, ScrubResult]) -> None:
-    """The same for people."""
-    for number, report in reports.items():
-        console.print(
-            f"partition {number}: {report.segments:,} segments, {report.size_bytes:,} bytes, "
-            f"{report.objects:,} objects looked at"
+def describe_scrubs(scrubs: Mapping[int, ScrubResult]) -> Report:
+    """What was read of each partition, and what is wrong with it."""
+    report = Report(
+        record=[{"partition": one, **msgspec.to_builtins(it)} for one, it in scrubs.items()]
+    )
+    for number, scrub in scrubs.items():
+        report.say(
+            f"partition {number}: {scrub.segments:,} segments, {scrub.size_bytes:,} bytes, "
+            f"{scrub.objects:,} objects looked at"
         )
-        for finding in report.findings:
-            mark = ("✓ ", "green") if finding.repaired else ("✗ ", "red")
-            console.print(Text.assemble(mark, _words(finding)), soft_wrap=True)
+        for finding in scrub.findings:
+            report.say(_words(finding), mark="✓" if finding.repaired else "✗")
             if finding.detail:
-                console.print(Text(f"  {finding.detail}", style="dim"), soft_wrap=True)
-        for key in report.foreign[:FOREIGN_SHOWN]:
-            console.print(Text(f"- of no segment, and left alone: {key}"), soft_wrap=True)
-        if len(report.foreign) > FOREIGN_SHOWN:
-            console.print(f"- and {len(report.foreign) - FOREIGN_SHOWN:,} more of no segment")
+                report.say(f"  {finding.detail}", "dim")
+        for key in scrub.foreign[:SHOWN]:
+            report.say(f"- of no segment, and left alone: {key}")
+        if len(scrub.foreign) > SHOWN:
+            report.say(f"- and {len(scrub.foreign) - SHOWN:,} more of no segment")
+    return report
 
 
-def compacted_json(
+def describe_compaction(
     done: Sequence[Compaction], failures: Mapping[int, HeadwaterError]
-) -> dict[str, Any]:
-    """What a pass over the log of events came to, for machines."""
-    return {
-        "partitions": [
-            {
-                "partition": one.partition,
-                "floor": one.floor,
-                "events": one.events,
-                "deleted": one.deleted,
-            }
-            for one in done
-        ],
-        "failures": {partition: str(error) for partition, error in failures.items()},
-    }
-
-
-def show_compacted(
-    console: Console, done: Sequence[Compaction], failures: Mapping[int, HeadwaterError]
-) -> None:
-    """The same for people: what changed, and what is wrong."""
+) -> Report:
+    """What a pass over the log of events changed, and what is wrong."""
+    fields = ("partition", "floor", "events", "deleted")
+    report = Report(
+        record={
+            "partitions": [{name: getattr(one, name) for name in fields} for one in done],
+            "failures": {str(partition): str(error) for partition, error in failures.items()},
+        }
+    )
     for one in done:
         if one.events or one.deleted:
-            console.print(
+            report.say(
                 f"metadata partition {one.partition}: {one.events:,} events are in a snapshot now, "
                 f"events begin at {one.floor:,}; {one.deleted:,} objects were deleted"
             )
     for partition, error in failures.items():
-        told = f"metadata partition {partition}: {error}"
-        console.print(Text.assemble(("✗ ", "red"), told), soft_wrap=True)
-    if not failures and not any(one.events or one.deleted for one in done):
-        console.print("there is nothing to compact")
+        report.say(f"metadata partition {partition}: {error}", mark="✗")
+    if not report.notes:
+        report.say("there is nothing to compact")
+    return report
 
 
 def _words(finding: ScrubFinding) -> str:
@@ -318,8 +298,14 @@ def _words(finding: ScrubFinding) -> str:
     return f"{finding.kind.value}: {lsns}{which}: {then}"
 
 
-def _segment(segment: SegmentMetadata) -> dict[str, Any]:
+def _gap_words(first_lsn: int, last_lsn: int) -> str:
+    return f"LSN {first_lsn:,} to {last_lsn:,} are in no segment"
+
+
+def _segment_record(segment: SegmentMetadata, lsns: range) -> dict[str, Any]:
     return {
+        "first_lsn": lsns.start,
+        "last_lsn": lsns.stop - 1,
         "segment_id": str(segment.segment_id.id),
         "state": _STATES[segment.state],
         "epochs": ", ".join(str(epoch) for epoch, _ in segment.epochs),
@@ -335,83 +321,42 @@ _STATES = {
 }
 
 
-def _time_or_dash(time_ms: int) -> str:
-    return runtime.utc_text(time_ms) if time_ms else "-"
-
-
-_SHOWN = 20
-
-
-class RebuildBar:
-    """A bar on a terminal while it takes long."""
-
-    def __init__(self, metadata_partitions: int) -> None:
-        console = Console(stderr=True, highlight=False)
-        self._read = 0
-        self._progress = Progress(
-            SpinnerColumn(style="cyan"),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._progress.add_task("listing", total=metadata_partitions)
-
-    def __enter__(self) -> RebuildBar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def step(self, done: int) -> None:
-        """One more thing was read, and so many metadata partitions are done."""
-        self._read += 1
-        self._progress.update(self._task, description=f"{self._read:,} read", completed=done)
-
-
-def show_rebuilt(console: Console, rebuilt: Rebuilt, prefix: str) -> None:
+def describe_rebuilt(rebuilt: Rebuilt, prefix: str) -> Report:
     """What the new log has, what the old one lacks, and what is to be looked at."""
     rows = [
-        [
-            one.stream,
-            str(one.partition),
-            f"{one.first_lsn:,}" if one.pieces else "-",
-            f"{one.last_lsn:,}" if one.pieces else "-",
-            f"{one.pieces:,}",
-            f"{len(one.from_objects):,}",
-            f"{one.log_start:,}" if one.log_start else "-",
-            f"{one.leader_epoch:,}",
-        ]
+        {
+            "stream": one.stream,
+            "partition": str(one.partition),
+            "from": one.first_lsn if one.pieces else NONE,
+            "to": one.last_lsn if one.pieces else NONE,
+            "pieces": one.pieces,
+            "by objects": len(one.from_objects),
+            "begins": one.log_start or NONE,
+            "epoch": one.leader_epoch,
+        }
         for one in rebuilt.partitions
         if one.pieces or one.log_start
     ]
-    if rows:
-        labels = ("stream", "partition", "from", "to", "pieces", "by objects", "begins", "epoch")
-        print_table(console, labels, rows, numbers=labels[2:])
-    _lines(console, "missing", list(rebuilt.missing), "yellow")
+    report = Report(record=rebuilt)
+    report.table("", rows)
+    _say_first(report, "missing", list(rebuilt.missing), "yellow")
     for one in rebuilt.partitions:
-        _findings(console, one)
+        where = f"{one.stream}, partition {one.partition}: "
+        _say_first(report, "✗", [where + _gap_words(first, last) for first, last in one.gaps])
+        _say_first(report, "✗", [f"{where}left out: {what}" for what in one.unreadable])
+        _say_first(report, "left out", [f"{where}not its own: {key}" for key in one.foreign])
+        if one.deletion_stopped:
+            what = "it was being deleted, which may have ended: delete it again, or keep it"
+            report.say(where + what, mark="✗")
     if not rebuilt.missing:
-        console.print("nothing was missing: the new log comes to what the old one does")
-    console.print(f"{prefix} begins with this; the old log refuses whoever opens it")
+        report.say("nothing was missing: the new log comes to what the old one does")
+    report.say(f"{prefix} begins with this; the old log refuses whoever opens it")
+    return report
 
 
-def _findings(console: Console, one: RebuiltPartition) -> None:
-    where = f"{one.stream}, partition {one.partition}: "
-    gaps = [f"{where}LSN {first:,} to {last:,} are in no segment" for first, last in one.gaps]
-    _lines(console, "✗", gaps, "red")
-    _lines(console, "✗", [f"{where}left out: {what}" for what in one.unreadable], "red")
-    _lines(console, "left out", [f"{where}not its own: {key}" for key in one.foreign], "dim")
-    if one.deletion_stopped:
-        what = "it was being deleted, which may have ended: delete it again, or keep it"
-        _lines(console, "✗", [where + what], "yellow")
-
-
-def _lines(console: Console, mark: str, lines: list[str], style: str) -> None:
-    for line in lines[:_SHOWN]:
-        console.print(Text.assemble((f"{mark} ", style), line), soft_wrap=True)
-    if len(lines) > _SHOWN:
-        console.print(f"{mark} … and {len(lines) - _SHOWN:,} more, which --json shows")
+def _say_first(report: Report, mark: str, lines: list[str], style: str = "") -> None:
+    is_mark = mark == "✗"
+    for words in lines[:SHOWN]:
+        report.say(words if is_mark else f"{mark} {words}", style, mark if is_mark else "")
+    if len(lines) > SHOWN:
+        report.say(f"{mark} … and {len(lines) - SHOWN:,} more, which --json shows")

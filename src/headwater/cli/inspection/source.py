@@ -1,0 +1,218 @@
+"""What is inspected: the bytes of an object, and what they look like.
+
+The bytes come from a file, an object of a store, or standard input. Hexadecimal digits on standard
+input are read as hexadecimal text: no object of the buffer consists of such digits alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from headwater.buffer.queue.v1 import batch_format, manifest_format
+from headwater.cli.advice import advice_for, command
+from headwater.cli.options import open_with_options
+from headwater.cli.report import InspectionReport, Problem
+from headwater.cli.terminal import check_input, run_loop
+from headwater.core.errors import (
+    BadUrl,
+    Corrupt,
+    Denied,
+    HeadwaterError,
+    LimitExceeded,
+    NotFound,
+    Refused,
+)
+from headwater.core.limits import GIB
+from headwater.tier.event_codec import decode_event
+from headwater.tier.segments.seal import PARQUET_MAGIC, is_sealed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def show_records(
+    report: InspectionReport,
+    records: pa.RecordBatch,
+    shown: int,
+    total: int,
+    *,
+    first_lsn: int | None = None,
+) -> None:
+    """Add the first records of so many, by their LSNs where those are known, or counted from 0."""
+    if not shown or not records.num_rows:
+        return
+    from headwater.cli.read_output import python_values
+
+    place = "record" if first_lsn is None else "_lsn"
+    names, columns = records.schema.names, records.slice(0, shown).columns
+    values = zip(*map(python_values, columns), strict=True)
+    rows = [
+        {place: number, **dict(zip(names, row, strict=True))}
+        for number, row in enumerate(values, first_lsn or 0)
+    ]
+    report.table("first_records", rows, total, is_data=True)
+
+
+STANDARD_INPUT: Final = "-"
+READ_MAX_BYTES: Final = 1 * GIB
+"""More than any object of the buffer has."""
+_HEX: Final = re.compile(rb"[0-9A-Fa-f]+")
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+class InspectedObject(NamedTuple):
+    """The bytes of an object, and what it is called, where that is known."""
+
+    name: str
+    data: bytes
+
+    @property
+    def key(self) -> str:
+        """The last part of the name: what the object itself says it is called."""
+        return self.name.rpartition("/")[2]
+
+
+def read_source(place: str, options: list[str]) -> InspectedObject:
+    """Read an object; what cannot be read at all is `NotFound` or `Refused`."""
+    if place == STANDARD_INPUT:
+        return InspectedObject("", _from_standard_input())
+    if _SCHEME.match(place) and not place.startswith("file://"):
+        return _from_store(place, options)
+    path = unquote(urlsplit(place).path) if place.startswith("file://") else place
+    return InspectedObject(path, _from_file(Path(path)))
+
+
+def split_key(url: str) -> tuple[str, str]:
+    """The address of a store and a key in it, from the address of an object."""
+    parts = urlsplit(url)
+    root, _, key = parts.path.rpartition("/")
+    if not key:
+        raise BadUrl(f"{url} is the address of a store or a folder: name an object in it")
+    return urlunsplit(parts._replace(path=root)), key
+
+
+def _from_store(url: str, options: list[str]) -> InspectedObject:
+    root, key = split_key(url)
+    store = open_with_options(root, options)
+
+    async def read() -> bytes:
+        async with store:
+            try:
+                meta = await store.head(key)
+                _check_size(meta.size_bytes)
+                return bytes((await store.get(key)).data)
+            except NotFound:
+                raise NotFound(f"{url} does not exist") from None
+
+    return InspectedObject(urlsplit(url).path, run_loop(read()))
+
+
+def _from_file(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(READ_MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise Refused(f"there is no file {path}") from None
+    except IsADirectoryError:
+        raise Refused(f"{path} is a directory: name a file in it") from None
+    except PermissionError:
+        raise Denied(f"{path} may not be read") from None
+    except OSError as error:
+        raise Refused(f"{path} cannot be read: {error.strerror}") from error
+    _check_size(len(data))
+    return data
+
+
+def _from_standard_input() -> bytes:
+    if sys.stdin.isatty():
+        raise Refused(
+            "nothing to look at: name a file or the address of an object, or send its bytes, or "
+            "their hexadecimal digits, to standard input"
+        )
+    check_input()
+    data = sys.stdin.buffer.read(READ_MAX_BYTES + 1)
+    _check_size(len(data))
+    if not data:
+        raise Refused("nothing came through standard input: look at what was to send it")
+    digits = b"".join(data.split()).removeprefix(b"0x")
+    if not digits or not _HEX.fullmatch(digits):
+        return data
+    if len(digits) % 2:
+        raise Refused(f"{len(digits):,} hexadecimal digits are not whole bytes: one is missing")
+    return bytes.fromhex(digits.decode("ascii"))
+
+
+def _check_size(size_bytes: int) -> None:
+    if size_bytes > READ_MAX_BYTES:
+        raise LimitExceeded(
+            f"{size_bytes:,} bytes or more: no object of the buffer is larger than "
+            f"{READ_MAX_BYTES:,}"
+        )
+
+
+class ObjectFormat(NamedTuple):
+    """What an object is, and which word after `inspect` shows it, if any does."""
+
+    what: str
+    word: str = ""
+
+
+_BEGINNINGS: Final[dict[bytes, ObjectFormat]] = {
+    b"HWB1": ObjectFormat("a native batch", "batch"),
+    b"HWC": ObjectFormat("a chunk of a native queue", "queue"),
+    b"HWA1": ObjectFormat("a segment of acknowledged entries of a published v1 queue", "queue"),
+    b'{"register":': ObjectFormat("a register", "queue"),
+    b'{"dead_letter":': ObjectFormat("a dead letter, which is JSON and says itself what it tells"),
+    b"RDLW": ObjectFormat("a segment of a log", "wal"),
+    b"HWE1": ObjectFormat("an event of the tier's log", "event"),
+    b"HWT1": ObjectFormat("a snapshot of the tier's events", "event"),
+    b"HWX1": ObjectFormat("the index of a segment of a log, which is made again when it is gone"),
+    b"PAR1": ObjectFormat("a Parquet file"),
+    b"ARROW1": ObjectFormat("an Arrow file"),
+}
+
+
+def recognise(data: bytes) -> ObjectFormat | None:
+    """What these bytes look like; None if that cannot be told."""
+    if data.startswith(PARQUET_MAGIC) and is_sealed(data):
+        return ObjectFormat("a segment of the tier", "segment")
+    for beginning, kind in _BEGINNINGS.items():
+        if data.startswith(beginning):
+            return kind
+    with contextlib.suppress(HeadwaterError):
+        manifest_format.decode_manifest(data)
+        return ObjectFormat("a published v1 manifest", "manifest")
+    with contextlib.suppress(HeadwaterError):
+        batch_format.decode_batch(data)
+        return ObjectFormat("a published v1 batch", "batch")
+    with contextlib.suppress(HeadwaterError):
+        decode_event(data)
+        return ObjectFormat("a metadata event", "event")
+    return None
+
+
+def empty_object(what: str, title: str) -> InspectionReport:
+    """The report of an object without bytes: Headwater writes none."""
+    message = (
+        f"it has no bytes: no {what} is written so, so it was cut off, or something else made it"
+    )
+    problem = Problem("length", message, None, advice_for(Corrupt("")), "Corrupt")
+    return InspectionReport(title, size_bytes=0, problems=[problem])
+
+
+_PARTS: Final = {"queue": "part of a queue", "wal": "segment of a log"}
+
+
+def wrong_kind(data: bytes, word: str) -> Problem | None:
+    """That these bytes are something else than what `inspect WORD` shows, if they are."""
+    kind = recognise(data)
+    if kind is None or kind.word == word:
+        return None
+    advice = f"Look at it with: {command()} inspect {kind.word} …" if kind.word else None
+    message = f"this is no {_PARTS.get(word, word)}: it looks like {kind.what}"
+    return Problem("kind", message, 0, advice, "Corrupt")
