@@ -14,7 +14,7 @@ from headwater.buffer.consumer import Consumer, Follower
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import create_stream, delete_stream
 from headwater.cli.doctor_checks import Finding
-from headwater.cli.doctor_contents import Contents, check_contents
+from headwater.cli.doctor_command import Contents, check_contents
 from headwater.core.errors import Unavailable
 from headwater.store import MemoryBackend, Object, Store, open_store
 from headwater.store.objects import ByteRange

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import sys
 from contextlib import suppress
 
-import click
 import pytest
 
 from headwater.cli.render import Progress, report_lines, show
@@ -16,7 +16,7 @@ from headwater.cli.report import UNKNOWN, InspectionReport, Note, Problem, Repor
 
 
 def text(report: Report, width: int | None = None) -> list[str]:
-    return [click.unstyle(line) for line in report_lines(report, width)]
+    return [re.sub(r"\x1b\[\d*m", "", line) for line in report_lines(report, width)]
 
 
 def table(rows: list[dict[str, object]], width: int | None = None) -> list[str]:

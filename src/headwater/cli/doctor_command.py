@@ -8,9 +8,10 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import typer
@@ -20,10 +21,14 @@ from headwater.cli.options import AS_JSON, OPTION, open_with_options
 from headwater.cli.render import Progress, show
 from headwater.cli.report import Report
 from headwater.cli.terminal import run_loop
+from headwater.core import runtime
+from headwater.core.errors import Damaged, HeadwaterError, NotFound, Refused
 
 if TYPE_CHECKING:
+    from headwater.buffer.retained import BadBatch, Verified
     from headwater.cli.doctor_checks import Finding
-    from headwater.cli.doctor_contents import Contents
+    from headwater.cli.inspection.source import InspectedObject
+    from headwater.cli.report import InspectionReport
     from headwater.store import Store
 
 
@@ -44,8 +49,6 @@ def doctor(
     something is.
     """
     import msgspec
-
-    from headwater.cli.doctor_contents import Contents
 
     if verify and url is None:
         raise typer.BadParameter("name the store to read", param_hint="--verify")
@@ -124,7 +127,6 @@ def _jars() -> list[str]:
 
 def _place(store: Store, scheme: str, contents: Contents | None) -> Iterator[Finding]:
     from headwater.cli import doctor_checks
-    from headwater.cli.doctor_contents import check_contents
 
     yield doctor_checks.check_credentials(scheme, os.environ)
     if scheme == "s3" and importlib.util.find_spec("pyspark") is not None:
@@ -139,3 +141,147 @@ def _place(store: Store, scheme: str, contents: Contents | None) -> Iterator[Fin
             return found
 
     yield from run_loop(look())
+
+
+RESTORE: Final = "Stop writing there, keep a copy, and restore the object from a backup"
+
+_CHECKED: Final = (
+    (
+        "register",
+        re.compile(
+            r"streams/[^/]+/(?!.*(?:^|/)dlq/).*\.json|metadata/(?:[0-9]+/)?(?:log|floor)\.json"
+        ),
+    ),
+    ("segment", re.compile(r"streams/[^/]+/[0-9]+/segments/.*\.parquet")),
+    ("event", re.compile(r"metadata/[0-9]+/(?:[0-9]{20}|snapshot-.*)")),
+)
+"""What an object is, by its key: each is read by itself, as `inspect` reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadObject:
+    """An object that is not what was written."""
+
+    key: str
+    kind: str
+    cause: str
+
+
+@dataclass(slots=True)
+class Contents:
+    """What was read of a store, and what could not be."""
+
+    streams: dict[str, Verified] = field(default_factory=dict)
+    objects: int = 0
+    """Registers, segments and events."""
+    size_bytes: int = 0
+    """Of these."""
+    bad: list[BadObject] = field(default_factory=list)
+
+
+async def check_contents(
+    store: Store, contents: Contents, progress: Callable[[str], None] = lambda _: None
+) -> AsyncIterator[Finding]:
+    """Read everything; a finding for each stream, each damaged object, and the rest together.
+
+    `contents` is filled on the way. Chunks and manifests are read on the way to the batches, from
+    the floor on. What is below a floor, and uploads that no queue names, is garbage: it is not
+    checked.
+    """
+    from headwater.buffer.stream import stream_names
+    from headwater.cli.doctor_checks import wrong
+
+    try:
+        for name in await stream_names(store):
+            async for finding in _check_stream(store, name, contents, progress):
+                yield finding
+        async for finding in _check_objects(store, contents, progress):
+            yield finding
+    except HeadwaterError as error:
+        words = f"{type(error).__name__}: {error}"
+        yield wrong("contents", f"not read to the end: {words}", "mend that, and verify again")
+
+
+async def _check_stream(
+    store: Store, name: str, contents: Contents, progress: Callable[[str], None]
+) -> AsyncIterator[Finding]:
+    from headwater.buffer.retained import verify_stream
+    from headwater.buffer.stream import open_stream
+    from headwater.cli.doctor_checks import ok, wrong
+    from headwater.cli.stream_report import bad_words
+
+    about = f"contents of {name}"
+
+    def advance(found: Verified) -> None:
+        progress(f"stream {name}: {found.batches:,} batches, {found.size_bytes:,} bytes")
+
+    try:
+        found = await verify_stream(await open_stream(store, name), progress=advance)
+    except NotFound:
+        return  # deleted
+    except (Damaged, Refused) as error:
+        words = f"{type(error).__name__}: {error}"
+        yield wrong(about, words, f"headwater stream describe URL {name} says more")
+        return
+    contents.streams[name] = found
+    for bad in found.bad:
+        yield wrong(about, bad_words(bad), _cure(name, bad))
+    if not found.bad:
+        read = f"{found.batches:,} batches, {found.records:,} records, {found.size_bytes:,} bytes"
+        yield ok(about, f"every checksum matches: {read}")
+
+
+def _cure(name: str, bad: BadBatch) -> str:
+    if bad.sequence is None:
+        return f"{RESTORE}; headwater inspect queue URL --stream {name} says more"
+    return f"{RESTORE}; headwater read URL {name} --skip-unreadable reads the rest"
+
+
+async def _check_objects(
+    store: Store, contents: Contents, progress: Callable[[str], None]
+) -> AsyncIterator[Finding]:
+    from headwater.cli.doctor_checks import ok, wrong
+
+    async for meta in store.list():
+        kind = next((kind for kind, keys in _CHECKED if keys.fullmatch(meta.key)), None)
+        if kind is None:
+            continue
+        progress(f"{contents.objects:,} registers, segments and events")
+        try:
+            bad = await _check_object(store, meta.key, meta.size_bytes, kind)
+        except NotFound:
+            continue  # deleted since it was listed
+        contents.objects += 1
+        contents.size_bytes += meta.size_bytes
+        if bad is not None:
+            contents.bad.append(bad)
+            yield wrong("contents", f"{bad.key}: {bad.cause}", RESTORE)
+    if not contents.bad:
+        read = f"{contents.objects:,} registers, segments and events"
+        yield ok("contents", f"every checksum matches: {read}, {contents.size_bytes:,} bytes")
+
+
+async def _check_object(store: Store, key: str, size_bytes: int, kind: str) -> BadObject | None:
+    from headwater.cli.inspection.source import READ_MAX_BYTES, InspectedObject
+
+    if size_bytes > READ_MAX_BYTES:
+        return BadObject(key, "unknown", f"it has {size_bytes:,} bytes: Headwater writes none such")
+    source = InspectedObject(key, bytes((await store.get(key)).data))
+    report = await runtime.run_blocking(_inspect, kind, source)
+    if report.is_good:
+        return None
+    return BadObject(key, report.title, "; ".join(one.message for one in report.problems))
+
+
+def _inspect(kind: str, source: InspectedObject) -> InspectionReport:
+    if kind == "register":
+        from headwater.cli.inspection.register import inspect_register
+
+        return inspect_register(source, entries=1)
+    if kind == "segment":
+        from headwater.cli.inspection.segment import inspect_segment
+
+        return inspect_segment(source, records=0)
+    from headwater.cli.inspection.event import inspect_event
+
+    return inspect_event(source)

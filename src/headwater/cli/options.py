@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +50,7 @@ def open_with_options(url: str, options: list[str]) -> Store:
     """The store at an address, with the options given on the command line."""
     from headwater.store import open_store
 
-    named = dict(_name_and_value(text) for text in options)
+    named = named_values(options, "--option", "an option of a store", ("policy",))
     store = open_store(url, policy=PATIENCE, **named)
     remember_address(url, options)
     return store
@@ -102,13 +102,21 @@ def why_empty(url: str) -> str:
     return f": {address.path} {is_what}"
 
 
-def _name_and_value(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise typer.BadParameter("an option of a store is NAME=VALUE", param_hint="--option")
-    if name == "policy":
-        raise typer.BadParameter("policy is not an option of a store", param_hint="--option")
-    return name, value
+def named_values(
+    texts: list[str], option: str, what: str, reserved: Sequence[str]
+) -> dict[str, Any]:
+    """What an option that may be repeated says as NAME=VALUE; `reserved` names are refused."""
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"{what} is NAME=VALUE", param_hint=option)
+        if name in reserved:
+            raise typer.BadParameter(f"{name} is not {what}", param_hint=option)
+        if name in values:
+            raise typer.BadParameter(f"{name} is given twice", param_hint=option)
+        values[name] = value
+    return values
 
 
 def read_bound(text: str | None) -> int | str | None:

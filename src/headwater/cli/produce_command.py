@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import typer
 
 from headwater.cli.advice import address, command
-from headwater.cli.options import OPTION, STREAM, URL, open_with_options, unescaped
+from headwater.cli.options import OPTION, STREAM, URL, named_values, open_with_options, unescaped
 from headwater.cli.render import Progress, show
 from headwater.cli.report import Note, bytes_words
 from headwater.cli.terminal import Interrupt, reporting
@@ -135,7 +135,8 @@ def _produced(
             refuse_without_resume(producer)
             metadata = None if call.metadata is None else call.metadata.encode()
             sending = FromTheStart(metadata, call.partition)
-            _show_resumed(producer, progress, asked=call.producer_id)
+            for note in _resumed_notes(producer, call.producer_id):
+                progress.say(note)
         if typed_in:
             progress.say(Note("a record for each line; Ctrl-D ends", "dim"))
         return produce_all(
@@ -258,12 +259,7 @@ def _check_resume(call: _ProduceOptions) -> None:
 
 
 def _settings(texts: list[str]) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name or name in NOT_SETTINGS:
-            raise typer.BadParameter("a setting is NAME=VALUE", param_hint="--set")
-        settings[name] = value
+    settings = named_values(texts, "--set", "a setting", NOT_SETTINGS)
     if not settings.keys() & {"max_block_ms", "max.block.ms"}:
         # A command that reads a file can wait for room.
         settings["max_block_ms"] = None
@@ -272,14 +268,13 @@ def _settings(texts: list[str]) -> dict[str, Any]:
     return settings
 
 
-def _show_resumed(producer: BlockingProducer, progress: Progress, *, asked: str | None) -> None:
-    if asked is None:
-        return
+def _resumed_notes(producer: BlockingProducer, producer_id: str | None) -> Iterator[Note]:
     for partition, resumed in sorted(producer.resumed.items()):
-        if resumed.producer_sequence:
-            said = "no metadata" if resumed.metadata is None else bytes_words(resumed.metadata)
+        if producer_id is not None and resumed.producer_sequence:
+            metadata = resumed.metadata
             words = (
-                f"partition {partition}: {asked!r} had {resumed.producer_sequence:,} batches "
-                f"accepted before, the last with {said}"
+                f"partition {partition}: {producer_id!r} had {resumed.producer_sequence:,} batches "
+                "accepted before, the last with "
+                f"{'no metadata' if metadata is None else bytes_words(metadata)}"
             )
-            progress.say(Note(words, "dim"))
+            yield Note(words, "dim")

@@ -15,7 +15,6 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Self
 
-import click
 import typer
 
 from headwater.cli.report import (
@@ -179,8 +178,8 @@ def _styled(text: str, style: str) -> str:
     if not text or not style:
         return text
     if style in ("bold", "dim"):
-        return click.style(text, **{style: True})
-    return click.style(text, fg=style)
+        return typer.style(text, **{style: True})
+    return typer.style(text, fg=style)
 
 
 def cell_width(text: str) -> int:

@@ -58,28 +58,6 @@ class Problem:
     error: str = ""
     """The kind of error that a reader raises."""
 
-    @classmethod
-    def of(
-        cls,
-        error: HeadwaterError,
-        check: str,
-        *,
-        offset: int | None = None,
-        detail: str = "",
-        advice: str | None = None,
-    ) -> Problem:
-        """From what a reader raised; the offset is taken from its message unless it is given."""
-        message = str(error)
-        if offset is None and " of the block" not in message:
-            offset = offset_in(message)
-        return cls(
-            check=check,
-            message=f"{message.removesuffix('.')}. {detail}" if detail else message,
-            offset=offset,
-            advice=advice or advice_for(error),
-            error=type(error).__name__,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class ReportTable:
@@ -152,6 +130,24 @@ class InspectionReport(Report):
     """What one object, or one partition, holds, and whether it is as it was written."""
 
     size_bytes: int | None = None
+
+    def fail(
+        self,
+        error: HeadwaterError,
+        check: str,
+        *,
+        offset: int | None = None,
+        detail: str = "",
+        advice: str | None = None,
+    ) -> None:
+        """Add what a reader raised; the offset is taken from its message unless it is given."""
+        message = str(error)
+        if offset is None and " of the block" not in message:
+            offset = offset_in(message)
+        if detail:
+            message = f"{message.removesuffix('.')}. {detail}"
+        advice = advice or advice_for(error)
+        self.problems.append(Problem(check, message, offset, advice, type(error).__name__))
 
     @property
     def is_good(self) -> bool:

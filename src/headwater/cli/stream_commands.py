@@ -21,6 +21,7 @@ from headwater.cli.options import (
     URL,
     YES,
     EventLogOptions,
+    named_values,
     on_store,
     on_stream,
     takes_event_log,
@@ -294,17 +295,8 @@ async def _states(stream: Stream) -> list[QueueState | str]:
 
 
 def _settings(texts: list[str], **named: object) -> dict[str, Any]:
-    settings: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise typer.BadParameter("a setting is NAME=VALUE", param_hint="--set")
-        if name in NOT_SETTINGS:
-            raise typer.BadParameter(f"{name} is not a setting", param_hint="--set")
-        if name in settings:
-            raise typer.BadParameter(f"{name} is given twice", param_hint="--set")
-        settings[name] = value
-    return settings
+    options = [f"{name}={value}" for name, value in named.items() if value is not None]
+    return named_values([*options, *texts], "--set", "a setting", NOT_SETTINGS)
 
 
 def _schema(path: Path | None) -> SchemaLike | None:

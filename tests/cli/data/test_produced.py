@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import click
 import pytest
 
 from headwater.buffer.producer import Accepted, BlockingProducer, PartlyAccepted
@@ -95,7 +95,7 @@ def test_what_is_left_is_counted_in_words(outcome: ProduceOutcome, lines: list[s
 
 
 def _shown(outcome: ProduceOutcome) -> list[str]:
-    return [click.unstyle(line) for line in report_lines(outcome.describe(), 100)]
+    return [re.sub(r"\x1b\[\d*m", "", line) for line in report_lines(outcome.describe(), 100)]
 
 
 class _Failing:

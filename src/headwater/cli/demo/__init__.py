@@ -5,12 +5,9 @@ stream into an Iceberg table and a windowed aggregate; it is killed between the 
 and the commit of its offsets, and started again. Then the accepted orders are compared with those
 of the stream and of the table.
 
-    orders     an order, its fingerprint, and the comparison
-    producer   a process that sends orders under its own id
+    orders     an order, the process that sends orders under its own id, and the comparison
     query      the PySpark job
     run        the processes, what is killed when, and how it looks
 """
 
-from headwater.cli.demo.run import run_demo
-
-__all__ = ["run_demo"]
+__all__: list[str] = []

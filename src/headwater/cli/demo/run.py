@@ -69,7 +69,7 @@ class Demo:
         self.producers = {
             name: self._process(
                 name,
-                "headwater.cli.demo.producer",
+                "headwater.cli.demo.orders",
                 [self.url, name, str(self._each), str(seconds), str(self.reports[name])],
             )
             for name in PRODUCERS

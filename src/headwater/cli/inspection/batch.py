@@ -11,8 +11,13 @@ import xxhash
 from headwater.buffer import batch as native
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.v1 import batch_format
-from headwater.cli.inspection.source import InspectedObject, empty_object, show_records, wrong_kind
-from headwater.cli.report import InspectionReport, Problem, offset_in
+from headwater.cli.inspection.source import (
+    InspectedObject,
+    empty_object,
+    fail_as_other,
+    show_records,
+)
+from headwater.cli.report import InspectionReport, offset_in
 from headwater.core.errors import Corrupt, HeadwaterError, LimitExceeded, NotSupported, Refused
 from headwater.core.runtime import ULID_LENGTH, decode_ulid, ulid_time_ms
 
@@ -43,7 +48,7 @@ def _native(source: InspectedObject, shown: int) -> InspectionReport:
         found = native.decode_batch(data, expected_id=_ulid(source.key))
     except _UNREADABLE as error:
         report.facts |= _said_by_footer(data)
-        report.problems.append(_locate(source, error))
+        _judge_native(report, source, error)
         return report
     footer = native.read_footer(data)
     low_ms, high_ms = found.calls.time_range_ms
@@ -82,7 +87,8 @@ def _published(source: InspectedObject, shown: int) -> InspectionReport:
         footer = batch_format.read_footer(data)
         values = batch_format.decode_batch(data)
     except _UNREADABLE as error:
-        report.problems.append(wrong_kind(data, "batch") or _published_problem(data, error))
+        if not fail_as_other(report, data, "batch"):
+            _judge_published(report, data, error)
         if report.problems[0].check in ("kind", "compression", "version"):
             report.title = "no batch that is known"
         return report
@@ -103,7 +109,7 @@ def _published(source: InspectedObject, shown: int) -> InspectionReport:
     return report
 
 
-def _published_problem(data: bytes, error: HeadwaterError) -> Problem:
+def _judge_published(report: InspectionReport, data: bytes, error: HeadwaterError) -> None:
     said = str(error)
     check = next((name for words, name in _PUBLISHED_CHECKS if words in said), "records")
     advice, detail, offset = None, "", None
@@ -119,13 +125,14 @@ def _published_problem(data: bytes, error: HeadwaterError) -> Problem:
     except _UNREADABLE:
         if check in ("compression", "version"):
             detail = "It is no native batch either: it does not begin with HWB1"
-        return Problem.of(error, check, offset=offset, detail=detail)
+        report.fail(error, check, offset=offset, detail=detail)
+        return
     detail = f"Other implementations read it all the same, as {len(lenient):,} records"
     advice = (
         "If those records are right, let the stream read leniently (stream alter … --set "
         "v1_reading=lenient); else restore it from a backup."
     )
-    return Problem.of(error, check, offset=offset, detail=detail, advice=advice)
+    report.fail(error, check, offset=offset, detail=detail, advice=advice)
 
 
 _PUBLISHED_CHECKS: Final = (
@@ -141,7 +148,7 @@ _PUBLISHED_CHECKS: Final = (
 )
 
 
-def _locate(source: InspectedObject, error: HeadwaterError) -> Problem:
+def _judge_native(report: InspectionReport, source: InspectedObject, error: HeadwaterError) -> None:
     """Which of the checks that a reader makes, in its order, is the one that failed, and where."""
     check, offset, detail = next(_failed_checks(source.data))
     advice = None
@@ -149,7 +156,7 @@ def _locate(source: InspectedObject, error: HeadwaterError) -> Problem:
         check, offset = "name", len(source.data) - _ID_FROM_END
         detail = "Its bytes are whole, and it stands under another batch's name"
         advice = "Find out who copied or renamed it, and restore the batch that belongs there."
-    return Problem.of(error, check, offset=offset, detail=detail, advice=advice)
+    report.fail(error, check, offset=offset, detail=detail, advice=advice)
 
 
 def _is_of_another_name(source: InspectedObject) -> bool:

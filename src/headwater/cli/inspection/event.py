@@ -6,8 +6,8 @@ import re
 import uuid
 from typing import Any, Final
 
-from headwater.cli.inspection.source import InspectedObject, empty_object, wrong_kind
-from headwater.cli.report import InspectionReport, Problem
+from headwater.cli.inspection.source import InspectedObject, empty_object, fail_as_other
+from headwater.cli.report import InspectionReport
 from headwater.core.errors import (
     Corrupt,
     HeadwaterError,
@@ -59,14 +59,14 @@ def inspect_event(source: InspectedObject) -> InspectionReport:
     try:
         event = decode_event(data)
     except _UNREADABLE as error:
-        other = wrong_kind(data, "event")
-        if other is None and _NAME.search(source.name):
+        report = InspectionReport("no metadata event that is known", size_bytes=len(data))
+        if fail_as_other(report, data, "event"):
+            return report
+        if _NAME.search(source.name):
             # Named as an event of a stored log: what it should be is known, and it is not.
             return _inspect_object(source)
-        problem = other or Problem.of(error, _check(error))
-        return InspectionReport(
-            "no metadata event that is known", size_bytes=len(data), problems=[problem]
-        )
+        report.fail(error, _check(error))
+        return report
     report = InspectionReport(_event_kind(event), size_bytes=len(data))
     _describe(report, event)
     return report
@@ -96,10 +96,9 @@ async def inspect_in_log(log: MetadataEventLog, partition: int, offset: int) -> 
     if isinstance(item, PartitionFailed):
         raise item.error
     if isinstance(item, EventUnreadable) and item.offset == offset:
-        problem = Problem.of(item.error, "event")
-        return InspectionReport(
-            "no metadata event that can be read", size_bytes=0, problems=[problem]
-        )
+        report = InspectionReport("no metadata event that can be read", size_bytes=0)
+        report.fail(item.error, "event")
+        return report
     if isinstance(item, EventDelivered) and item.offset == offset:
         return inspect_logged(log.log_id, item)
     raise NotFound(
@@ -112,8 +111,9 @@ def _inspect_object(source: InspectedObject) -> InspectionReport:
     try:
         log_id, event = read_event_object(source.key or "this object", source.data)
     except _UNREADABLE as error:
-        problem = Problem.of(error, "checksum" if "checksum" in str(error) else "object")
-        return InspectionReport(STORED_KIND, size_bytes=len(source.data), problems=[problem])
+        report = InspectionReport(STORED_KIND, size_bytes=len(source.data))
+        report.fail(error, "checksum" if "checksum" in str(error) else "object")
+        return report
     report = inspect_logged(log_id, event)
     report.size_bytes = len(source.data)
     report.facts["token"] = token_of(source.data).hex()
@@ -123,7 +123,7 @@ def _inspect_object(source: InspectedObject) -> InspectionReport:
             f"this is event {event.offset:,} of metadata partition {event.partition}, under the "
             f"name of event {int(named[2]):,} of {named[1]}: it was copied or renamed"
         )
-        report.problems.append(Problem.of(moved, "name"))
+        report.fail(moved, "name")
     return report
 
 
@@ -178,7 +178,7 @@ def _describe_custom(report: InspectionReport, custom_metadata: bytes | None) ->
     try:
         publisher_epoch, rest = unstamp(custom_metadata)
     except Corrupt as error:
-        report.problems.append(Problem.of(error, "custom metadata"))
+        report.fail(error, "custom metadata")
         return
     report.facts |= {
         "publisher_epoch": publisher_epoch,
@@ -198,7 +198,7 @@ def inspect_event_snapshot(source: InspectedObject) -> InspectionReport:
         snapshot = decode_snapshot(source.data, source.key or "this snapshot")
     except (Corrupt, NotSupported) as error:
         check = "checksum" if "checksum" in str(error) else "contents"
-        report.problems.append(Problem.of(error, check))
+        report.fail(error, check)
         return report
     report.facts |= {
         "log_id": str(snapshot.log_id),
@@ -224,7 +224,7 @@ def _judge_snapshot_name(
             f"this is the snapshot through {snapshot.through_offset:,}, under the name of the one "
             f"through {int(named[1]):,}: it was copied or renamed"
         )
-        report.problems.append(Problem.of(error, "name"))
+        report.fail(error, "name")
 
 
 def _snapshot_row(dump: PartitionDump) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -22,7 +22,7 @@ from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import queue_prefix
 from headwater.cli.inspection.queue import describe_manifest
 from headwater.cli.inspection.register import mark_rows
-from headwater.cli.report import InspectionReport, Problem
+from headwater.cli.report import InspectionReport
 from headwater.cli.stream_report import disorder
 from headwater.core.errors import Corrupt, Damaged, NotFound, NotSupported, RolledBack, Trimmed
 
@@ -42,13 +42,13 @@ async def inspect_partition(stream: Stream, partition: int, *, entries: int) -> 
         wrong = disorder(state)
         report.facts |= _state_facts(state, is_ordered=wrong is None)
     if wrong is not None:
-        report.problems.append(Problem.of(RolledBack(wrong), "order of positions"))
+        report.fail(RolledBack(wrong), "order of positions")
     if stream.config.format == "v1":
         await _published(report, stream, prefix, entries)
     else:
         await _native(report, stream, prefix, entries)
     if state is not None and wrong is None:
-        await _part(report, "entries", check_entries(report, stream, queue_reader, state))
+        await _part(report, "entries", _check_entries(report, stream, queue_reader, state))
     return report
 
 
@@ -59,7 +59,7 @@ async def _part(report: InspectionReport, check: str, reading: Awaitable[T]) -> 
     except (Damaged, NotSupported, NotFound) as error:
         # The same fault met on two ways is one problem.
         if all(problem.message != str(error) for problem in report.problems):
-            report.problems.append(Problem.of(error, check))
+            report.fail(error, check)
         return None
 
 
@@ -87,7 +87,7 @@ def _state_facts(state: QueueState, *, is_ordered: bool) -> dict[str, Any]:
 async def _native(report: InspectionReport, stream: Stream, prefix: str, shown: int) -> None:
     chunks = ChunkLog(stream.store, prefix, stream.id)
     # Before the chunks: a mark is written once its chunk is, so none points beyond those.
-    marks = await read_marks(stream, prefix, lambda check, reading: _part(report, check, reading))
+    marks = await _read_marks(report, stream, prefix)
     numbers = await _chunk_numbers(chunks)
     # After the listing: what is missing below this floor was deleted on purpose.
     queue = await _part(report, "queue.json", chunks.floors())
@@ -105,8 +105,12 @@ async def _native(report: InspectionReport, stream: Stream, prefix: str, shown: 
     _check_neighbours(report, chunks, held)
     # Where the last chunk cannot be read, that is the problem, and no mark is measured against it.
     if held and held[-1].number == read[-1]:
-        check_marks(report, marks, held[-1])
-    show_marks(report, marks, shown)
+        _check_marks(report, marks, held[-1])
+    report.facts |= {"producers": len(marks.rows), "producers_forgotten": marks.forgotten}
+    if marks.rows:
+        report.table("producers_marks", marks.rows[:shown], len(marks.rows))
+    if not marks.is_all:
+        report.remark(f"only the first {SHARDS_READ} objects with producers' marks were read")
 
 
 async def _chunk_numbers(chunks: ChunkLog) -> list[int]:
@@ -134,7 +138,7 @@ def _check_numbers(
             f"{chunks.key(missing[0])} is missing, and {len(missing) - 1:,} others: chunks from "
             "the floor to the last are never deleted"
         )
-        report.problems.append(Problem.of(problem, "chunks without gaps"))
+        report.fail(problem, "chunks without gaps")
 
 
 def _chunk_row(chunk: Chunk) -> dict[str, Any]:
@@ -168,7 +172,7 @@ def _check_neighbours(report: InspectionReport, chunks: ChunkLog, held: list[Chu
             )
         else:
             continue
-        report.problems.append(Problem.of(Corrupt(problem), f"chunk {after.number}"))
+        report.fail(Corrupt(problem), f"chunk {after.number}")
 
 
 async def _published(report: InspectionReport, stream: Stream, prefix: str, shown: int) -> None:
@@ -182,7 +186,7 @@ async def _published(report: InspectionReport, stream: Stream, prefix: str, show
         manifest = decode_manifest(data)
     except (Corrupt, NotSupported) as error:
         if all(str(error) not in problem.message for problem in report.problems):
-            report.problems.append(Problem.of(error, "manifest"))
+            report.fail(error, "manifest")
         return
     inner = InspectionReport("manifest")
     describe_manifest(inner, manifest, shown)
@@ -196,7 +200,7 @@ LOOKED_AT: Final = 100
 PARALLEL: Final = 16
 
 
-async def check_entries(
+async def _check_entries(
     report: InspectionReport, stream: Stream, queue_reader: QueueReader, state: QueueState
 ) -> None:
     """Look for the objects of the oldest and the newest retained entries."""
@@ -224,7 +228,7 @@ async def check_entries(
             "Restore it from a backup; or read past it with --skip-unreadable, which names what "
             "is lost."
         )
-        report.problems.append(Problem.of(problem, "batch objects", advice=advice))
+        report.fail(problem, "batch objects", advice=advice)
 
 
 async def _oldest_and_newest(queue_reader: QueueReader, state: QueueState) -> list[Descriptor]:
@@ -257,8 +261,6 @@ async def _missing_objects(stream: Stream, wanted: Sequence[Descriptor]) -> list
 
 
 SHARDS_READ: Final = 64
-Part = Callable[[str, Awaitable[Any]], Awaitable[Any]]
-"""Reads a part of the queue; None, and a problem in the report, if it is damaged or gone."""
 
 
 @dataclass(slots=True)
@@ -271,8 +273,7 @@ class ProducerMarks:
     is_all: bool = True
 
 
-async def read_marks(stream: Stream, prefix: str, part: Part) -> ProducerMarks:
-    """The records of producers, as far as they are read."""
+async def _read_marks(report: InspectionReport, stream: Stream, prefix: str) -> ProducerMarks:
     folder = f"{prefix}/producers"
     names = []
     async for meta in stream.store.list(folder):
@@ -283,7 +284,9 @@ async def read_marks(stream: Stream, prefix: str, part: Part) -> ProducerMarks:
     for first in range(0, min(len(names), SHARDS_READ), PARALLEL):
         group = names[first : min(first + PARALLEL, SHARDS_READ)]
         reading = (
-            part(f"producers/{name}.json", shard_register(stream.store, prefix, name).read())
+            _part(
+                report, f"producers/{name}.json", shard_register(stream.store, prefix, name).read()
+            )
             for name in group
         )
         for found in await asyncio.gather(*reading):
@@ -295,8 +298,7 @@ async def read_marks(stream: Stream, prefix: str, part: Part) -> ProducerMarks:
     return marks
 
 
-def check_marks(report: InspectionReport, marks: ProducerMarks, last: Chunk) -> None:
-    """That no mark points beyond the last chunk, which was read after the marks."""
+def _check_marks(report: InspectionReport, marks: ProducerMarks, last: Chunk) -> None:
     beyond = [name for name, one in sorted(marks.producers.items()) if _is_beyond(one, last)]
     if not beyond:
         return
@@ -306,7 +308,7 @@ def check_marks(report: InspectionReport, marks: ProducerMarks, last: Chunk) -> 
         f"{last.number:,} and sequence {last.next_sequence:,}{more}: a mark is written after its "
         "batch, so the end of the queue went back"
     )
-    report.problems.append(Problem.of(problem, "producers' marks"))
+    report.fail(problem, "producers' marks")
 
 
 def _is_beyond(producer: ProducerRecord, last: Chunk) -> bool:
@@ -318,12 +320,3 @@ def _is_beyond(producer: ProducerRecord, last: Chunk) -> bool:
         or mark.sequence >= last.next_sequence
         or mark.first_lsn > last.next_lsn
     )
-
-
-def show_marks(report: InspectionReport, marks: ProducerMarks, shown: int) -> None:
-    """The latest of them."""
-    report.facts |= {"producers": len(marks.rows), "producers_forgotten": marks.forgotten}
-    if marks.rows:
-        report.table("producers_marks", marks.rows[:shown], len(marks.rows))
-    if not marks.is_all:
-        report.remark(f"only the first {SHARDS_READ} objects with producers' marks were read")

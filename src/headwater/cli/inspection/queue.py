@@ -14,8 +14,8 @@ from headwater.buffer.queue.v1 import acked, manifest_format
 from headwater.buffer.queue.v1.manifest_format import Manifest
 from headwater.buffer.queue.v1.side_object import V1Names
 from headwater.cli.inspection.register import inspect_register
-from headwater.cli.inspection.source import InspectedObject, empty_object, recognise, wrong_kind
-from headwater.cli.report import InspectionReport, Problem
+from headwater.cli.inspection.source import InspectedObject, empty_object, fail_as_other, recognise
+from headwater.cli.report import InspectionReport
 from headwater.core.errors import Corrupt, HeadwaterError, NotSupported
 
 ACKED_SEGMENT: Final = "segment of acknowledged entries, HWA1"
@@ -39,7 +39,8 @@ def inspect_queue_object(source: InspectedObject, *, entries: int) -> Inspection
         f"these {len(data):,} bytes are no part of a queue: neither a chunk (HWC2), nor a "
         "register, nor a segment (HWA1)"
     )
-    report.problems.append(wrong_kind(data, "queue") or Problem.of(problem, "kind", offset=0))
+    if not fail_as_other(report, data, "queue"):
+        report.fail(problem, "kind", offset=0)
     return report
 
 
@@ -50,7 +51,7 @@ def _acked_segment(source: InspectedObject, shown: int) -> InspectionReport:
         found = acked.decode_segment(V1Names("unknown", "unknown"), name, source.data)
     except (Corrupt, NotSupported) as error:
         check = "checksum" if "checksum" in str(error) else "contents"
-        report.problems.append(Problem.of(error, check))
+        report.fail(error, check)
         return report
     header = found.header
     report.facts |= {
@@ -93,7 +94,7 @@ def inspect_chunk(source: InspectedObject, *, entries: int) -> InspectionReport:
         chunk = decode_chunk(data, queue_id=placed[1] if placed else None, number=number)
     except (Corrupt, NotSupported) as error:
         check, offset, detail = next(_failed_chunk_checks(data))
-        report.problems.append(Problem.of(error, check, offset=offset, detail=detail))
+        report.fail(error, check, offset=offset, detail=detail)
         return report
     report.facts |= {
         "number": chunk.number,
@@ -193,9 +194,8 @@ def inspect_manifest(source: InspectedObject, *, entries: int) -> InspectionRepo
     try:
         manifest = manifest_format.decode_manifest(source.data)
     except _UNREADABLE as error:
-        report.problems.append(
-            wrong_kind(source.data, "manifest") or _manifest_problem(source.data, error)
-        )
+        if not fail_as_other(report, source.data, "manifest"):
+            _judge_manifest(report, source.data, error)
         if report.problems[0].check in ("kind", "version"):
             report.title = "no manifest that is known"
         return report
@@ -241,13 +241,14 @@ def describe_manifest(report: InspectionReport, manifest: Manifest, shown: int) 
         report.table("metadata", metadata)
 
 
-def _manifest_problem(data: bytes, error: HeadwaterError) -> Problem:
+def _judge_manifest(report: InspectionReport, data: bytes, error: HeadwaterError) -> None:
     said = str(error)
     check = next((name for words, name in _MANIFEST_CHECKS if words in said), "contents")
     try:
         lenient = manifest_format.decode_manifest(data, lenient=True)
     except _UNREADABLE:
-        return Problem.of(error, check)
+        report.fail(error, check)
+        return
     detail = f"Other implementations read it all the same, as {len(lenient.entries):,} entries"
     advice = "No known writer writes this. Find out who did, before a consumer goes on with it."
-    return Problem.of(error, check, detail=detail, advice=advice)
+    report.fail(error, check, detail=detail, advice=advice)

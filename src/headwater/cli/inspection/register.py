@@ -27,7 +27,7 @@ from headwater.buffer.transaction.record import (
     producer_id,
 )
 from headwater.cli.inspection.source import InspectedObject
-from headwater.cli.report import InspectionReport, Problem
+from headwater.cli.report import InspectionReport
 from headwater.cli.stream_report import retention_words
 from headwater.core.errors import Corrupt, NotSupported
 from headwater.core.limits import REGISTER_HISTORY
@@ -126,12 +126,12 @@ def inspect_register(source: InspectedObject, *, entries: int) -> InspectionRepo
     except (Corrupt, NotSupported) as error:
         check = "checksum" if "checksum" in str(error) else "format"
         check = check if isinstance(error, NotSupported) or check == "checksum" else "JSON"
-        report.problems.append(Problem.of(error, check))
+        report.fail(error, check)
         return report
     try:
         value = msgspec.json.decode(envelope.value)
     except msgspec.DecodeError as error:
-        report.problems.append(Problem.of(Corrupt(f"the value of {name}: {error}"), "JSON"))
+        report.fail(Corrupt(f"the value of {name}: {error}"), "JSON")
         return report
     report.facts |= {"revision": envelope.revision, "register_id": envelope.id}
     known = _known(source.key, value)
@@ -144,7 +144,7 @@ def inspect_register(source: InspectedObject, *, entries: int) -> InspectionRepo
         typed = msgspec.json.decode(envelope.value, type=known.value)
     except msgspec.ValidationError as error:
         problem = Corrupt(f"the value of {name} does not fit {known.kind}: {error}")
-        report.problems.append(Problem.of(problem, "value"))
+        report.fail(problem, "value")
         return report
     known.describe(report, typed, entries)
     report.facts["checksum"] = f"CRC-32 {envelope.crc32} matches"
@@ -197,7 +197,7 @@ def _check_shard(report: InspectionReport, key: str, shard: ProducerShard) -> No
         problem = Corrupt(
             f"producer {strangers[0]!r} belongs into {shard_name(strangers[0])}.json, not {key}"
         )
-        report.problems.append(Problem.of(problem, "name"))
+        report.fail(problem, "name")
 
 
 def _queue(report: InspectionReport, queue: QueueFloors, _: int) -> None:

@@ -10,7 +10,12 @@ from typing import Any, Final
 import xxhash
 
 from headwater.cli.advice import command
-from headwater.cli.inspection.source import InspectedObject, empty_object, show_records, wrong_kind
+from headwater.cli.inspection.source import (
+    InspectedObject,
+    empty_object,
+    fail_as_other,
+    show_records,
+)
 from headwater.cli.report import InspectionReport, Problem
 from headwater.core.disk import OsDisk
 from headwater.core.errors import Corrupt, HeadwaterError, NotSupported
@@ -46,8 +51,9 @@ def inspect_segment(source: InspectedObject, *, records: int) -> InspectionRepor
     except (Corrupt, NotSupported) as error:
         # A damaged one is a Parquet file as well: what is wrong says more than that it is one.
         is_parquet = source.data.startswith(PARQUET_MAGIC)
-        other = None if is_parquet else wrong_kind(source.data, "segment")
-        report.problems.append(other or Problem.of(error, _tier_check(error)))
+        if is_parquet or not fail_as_other(report, source.data, "segment"):
+            checks = (check for words, check in _TIER_CHECKS if words in str(error))
+            report.fail(error, next(checks, "seal"))
         return report
     report.facts |= _tier_facts(index)
     _describe_contents(report, index)
@@ -59,10 +65,6 @@ def inspect_segment(source: InspectedObject, *, records: int) -> InspectionRepor
             report, first.records, records, index.description.rows, first_lsn=first.first_lsn
         )
     return report
-
-
-def _tier_check(error: HeadwaterError) -> str:
-    return next((check for words, check in _TIER_CHECKS if words in str(error)), "seal")
 
 
 def _tier_facts(index: SegmentIndex) -> dict[str, Any]:
@@ -133,7 +135,7 @@ def _judge_name(report: InspectionReport, source: InspectedObject, index: Segmen
     named = _NAME.fullmatch(source.key)
     if named is not None and named[1] != str(index.description.segment_id):
         error = Corrupt(f"this is segment {index.description.segment_id}, under another's name")
-        report.problems.append(Problem.of(error, "name"))
+        report.fail(error, "name")
 
 
 def _read_all(report: InspectionReport, index: SegmentIndex, data: memoryview) -> Group | None:
@@ -145,7 +147,7 @@ def _read_all(report: InspectionReport, index: SegmentIndex, data: memoryview) -
         try:
             groups = decode_row_group(index, number, part, said.first_lsn, said.last_lsn + 1)
         except Corrupt as error:
-            report.problems.append(Problem.of(error, "row group", offset=stored.offset))
+            report.fail(error, "row group", offset=stored.offset)
         else:
             first = first or groups[0]
     return first
@@ -160,7 +162,7 @@ def _judge_body(report: InspectionReport, index: SegmentIndex, data: memoryview)
             "the checksum of the body does not match, and those of all row groups do: what only "
             "other readers use, such as page indexes and bloom filters, was changed"
         )
-        report.problems.append(Problem.of(error, "body"))
+        report.fail(error, "body")
 
 
 LOG_SEGMENT: Final = "segment of a log, RDLW"
@@ -182,9 +184,7 @@ def inspect_wal(source: InspectedObject, *, frames: int) -> InspectionReport:
     data = source.data
     named = SEGMENT.fullmatch(source.key)
     report = InspectionReport(LOG_SEGMENT, size_bytes=len(data))
-    other = wrong_kind(data, "wal") if data and data[:4] != MAGIC else None
-    if other is not None:
-        report.problems.append(other)
+    if data and data[:4] != MAGIC and fail_as_other(report, data, "wal"):
         return report
     if not data and named is None:
         return empty_object("segment of a log", LOG_SEGMENT)
@@ -275,8 +275,8 @@ def _judge_end(report: InspectionReport, found: Survey) -> None:
     left = scan.size_bytes - scan.valid_bytes
     said = f"; its head tells of LSN {scan.said_lsn}" if scan.said_lsn is not None else ""
     if not found.frames and scan.said_lsn is None and scan.size_bytes >= len(MAGIC):
-        message = "no frame of a log begins here, and none stands in it"
-        report.problems.append(Problem("frames", message, 0, "Name a segment of a log.", "Corrupt"))
+        error = Corrupt("no frame of a log begins here, and none stands in it")
+        report.fail(error, "frames", offset=0, advice="Name a segment of a log.")
         return
     if scan.ending is FileEnd.TORN:
         message = (
@@ -299,8 +299,7 @@ def _judge_end(report: InspectionReport, found: Survey) -> None:
         f"Mend it with: {command()} log repair FOLDER --from COPY (or --tier URL --stream STREAM, "
         "or --buffer URL --stream STREAM)"
     )
-    problem = Problem("frames", message, scan.valid_bytes, advice, Corrupt.__name__)
-    report.problems.append(problem)
+    report.fail(Corrupt(message), "frames", offset=scan.valid_bytes, advice=advice)
 
 
 def _judge_frames(report: InspectionReport, window: Window, found: Survey) -> None:
@@ -310,6 +309,5 @@ def _judge_frames(report: InspectionReport, window: Window, found: Survey) -> No
         if contents.startswith(_UNREADABLE_FRAME):
             message = f"LSN {peeked.first_lsn} to {peeked.header.lsn}: {contents}"
             advice = "Read the log before it and after it, and write those records anew."
-            problem = Problem("frames", message, peeked.offset, advice, Corrupt.__name__)
-            report.problems.append(problem)
+            report.fail(Corrupt(message), "frames", offset=peeked.offset, advice=advice)
             return

@@ -208,11 +208,12 @@ def empty_object(what: str, title: str) -> InspectionReport:
 _PARTS: Final = {"queue": "part of a queue", "wal": "segment of a log"}
 
 
-def wrong_kind(data: bytes, word: str) -> Problem | None:
-    """That these bytes are something else than what `inspect WORD` shows, if they are."""
-    kind = recognise(data)
-    if kind is None or kind.word == word:
-        return None
-    advice = f"Look at it with: {command()} inspect {kind.word} …" if kind.word else None
-    message = f"this is no {_PARTS.get(word, word)}: it looks like {kind.what}"
-    return Problem("kind", message, 0, advice, "Corrupt")
+def fail_as_other(report: InspectionReport, data: bytes, word: str) -> bool:
+    """Report that these bytes are something else than what `inspect WORD` shows, if they are."""
+    other = recognise(data)
+    if other is None or other.word == word:
+        return False
+    advice = f"Look at it with: {command()} inspect {other.word} …" if other.word else None
+    message = f"this is no {_PARTS.get(word, word)}: it looks like {other.what}"
+    report.problems.append(Problem("kind", message, 0, advice, "Corrupt"))
+    return True
