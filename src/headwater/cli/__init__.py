@@ -12,6 +12,6 @@ Always holds:
 - standard output carries the answer alone, so that it can be piped; the rest is on standard error.
 """
 
-from headwater.cli.__main__ import main
+from headwater.cli.entry import main
 
 __all__ = ["main"]
