@@ -142,6 +142,15 @@ def test_progress_is_drawn_over_itself_and_leaves_only_what_was_said(
     assert shown.endswith("\r\x1b[K")
 
 
+def test_a_report_knows_how_many_rows_of_the_screen_it_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "10")
+    report = Report("✓", notes=[Note("x" * 10, "red"), Note("x" * 11), Note("")])
+    assert show(report) == 5
+    assert len(capsys.readouterr().out.splitlines()) == 4
+
+
 def test_progress_says_nothing_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress("opening") as progress:
         progress.show("reading", 1, 2)

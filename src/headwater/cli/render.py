@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -37,19 +38,22 @@ INDENT: Final = "  "
 CELL_MAX: Final = 48
 TEXT_MAX: Final = 400
 _UNITS: Final = ("_ms", "_us", "_bytes")
+_STYLE: Final = re.compile(r"\x1b\[\d*m")
 
 
 def show(
     report: Report, *, as_json: bool = False, indent: int | None = 2, is_error: bool = False
 ) -> int:
-    """Print a report; the number of its lines."""
+    """Print a report; how many rows of a terminal it takes."""
+    width = _width()
     if as_json:
         lines = [json.dumps(report.to_json(), indent=indent, ensure_ascii=False)]
     else:
-        lines = list(report_lines(report, _width()))
+        lines = list(report_lines(report, width))
     for line in lines:
         echo(line, is_error=is_error)
-    return len(lines)
+    widths = [cell_width(_STYLE.sub("", line)) for line in lines]
+    return sum(1 if not one or width is None else -(-one // width) for one in widths)
 
 
 def echo(line: str, *, is_error: bool = False, newline: bool = True) -> None:
