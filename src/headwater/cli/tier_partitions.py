@@ -141,37 +141,34 @@ async def delete_with_tier(
     Events that cannot be reached hold up the objects: what is listed would be gone. Events that are
     damaged do not, because nobody reads by them.
     """
-    async with AsyncExitStack() as stack:
-        told = _DeletionEvents(await _log_if_any(store, events, stack))
-        report = await delete_stream(store, name, stream_id=stream_id, before_objects=told.begin)
-        if not report.failed:
-            await told.tell(PartitionDeleteState.FINISHED)
-        return report, told.damage
+    damage: Damaged | None = None
+    partitions: list[TopicIdPartition] = []
 
-
-class _DeletionEvents:
-    def __init__(self, log: MetadataEventLog | None) -> None:
-        self.damage: Damaged | None = None
-        self._log = log
-        self._partitions: list[TopicIdPartition] = []
-
-    async def begin(self, stream: StreamConfig) -> None:
-        self._partitions = [
-            TopicIdPartition.of_stream(stream.id, stream.name, number)
-            for number in range(stream.partitions)
-        ]
-        await self.tell(PartitionDeleteState.STARTED)
-
-    async def tell(self, through: PartitionDeleteState) -> None:
-        if self._log is None or self.damage is not None:
+    async def publish(through: PartitionDeleteState) -> None:
+        nonlocal damage
+        if log is None or damage is not None:
             return
         # Here: most stores have no tier, and need no manager of its events.
         from headwater.tier.manager import publish_deletion
 
         try:
-            await publish_deletion(self._log, self._partitions, through)
-        except Damaged as damage:
-            self.damage = damage
+            await publish_deletion(log, partitions, through)
+        except Damaged as error:
+            damage = error
+
+    async def begin(stream: StreamConfig) -> None:
+        partitions.extend(
+            TopicIdPartition.of_stream(stream.id, stream.name, number)
+            for number in range(stream.partitions)
+        )
+        await publish(PartitionDeleteState.STARTED)
+
+    async with AsyncExitStack() as stack:
+        log = await _log_if_any(store, events, stack)
+        report = await delete_stream(store, name, stream_id=stream_id, before_objects=begin)
+        if not report.failed:
+            await publish(PartitionDeleteState.FINISHED)
+    return report, damage
 
 
 async def _log_if_any(
