@@ -1,4 +1,4 @@
-"""`headwater doctor`: what is wrong here, and how to mend it."""
+"""`headwater doctor`: what is wrong here, and how to repair it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def doctor(
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """Find out what is wrong with this machine and a store, and how to mend it.
+    """Find out what is wrong with this machine and a store, and how to repair it.
 
     Writes a little below one fresh folder of the store and removes it. With --verify it also reads
     every batch, register, segment and event there. Exit status: 0 if nothing is wrong, 1 if

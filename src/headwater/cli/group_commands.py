@@ -153,7 +153,7 @@ def _register(stream: Stream, partition: int) -> SlotRegister:
 
 
 async def _table(stream: Stream, partition: int) -> SlotsOrError:
-    """The stored slots with the partition's next LSN, or why they cannot be told."""
+    """The stored slots with the partition's next LSN, or why they cannot be read."""
     try:
         table = await _register(stream, partition).read()
         return table, (await stream.queue_reader(partition).state()).next_lsn

@@ -89,7 +89,7 @@ def row_of(line: bytes, *, exact: bool = False) -> dict[str, Any]:
     if line.count(b"[") + line.count(b"{") > _DEPTH_MAX and _is_deep(row):
         raise Refused(_TOO_DEEP)
     keys = _count_keys(row)
-    # A colon outside of strings stands for a key; most lines have none within.
+    # A colon outside of strings means a key; most lines have none within.
     if line.count(b":") != keys and _STRING.sub(b"", line).count(b":") != keys:
         raise Refused("names a column, or a field of one, twice")
     for name in row.keys() & _READ_BACK.keys():
@@ -133,7 +133,7 @@ def _is_deep(row: dict[str, Any]) -> bool:
 
 
 def read_back(value: Any, kind: pa.DataType | None) -> Any:
-    """The value with bytes where {"base64": …} stands for them, and with doubles for Decimals.
+    """The value with bytes in place of {"base64": …}, and with doubles for Decimals.
 
     `kind` is its type, if known. `Refused` if a double does not hold a number.
     """
@@ -325,7 +325,7 @@ def suspicious_numbers(data: bytes) -> list[bytes]:
     for text, pattern in ((_LONG, _LONG_NUMBER), (_TINY, _TINY_NUMBER)):
         if text in alike:
             found += [match.span() for match in pattern.finditer(alike)]
-    # Elsewhere they stand within text; some that do are taken for numbers.
+    # Elsewhere they are within text; some of those are taken for numbers.
     return [data[start:end] for start, end in found if data[start - 1] in _BEFORE_NUMBERS]
 
 
@@ -334,7 +334,7 @@ def rounded_doubles(numbers: list[bytes]) -> pa.Array:
     if not numbers:
         return pa.array([], pa.float64())
     written = pa.array(numbers, pa.binary()).cast(pa.string())
-    # What is no number stands within text, and becomes no value of a column.
+    # What is no number is within text, and becomes no value of a column.
     written = written.filter(pc.match_substring_regex(written, _JSON_NUMBER))
     is_whole = pc.match_substring_regex(written, _UINT64_NUMBER)
     whole = written.filter(is_whole).cast(pa.uint64())

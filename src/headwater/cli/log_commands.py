@@ -1,4 +1,4 @@
-"""`headwater log …`: mending a log on this machine."""
+"""`headwater log …`: repairs a log on this machine."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def repair(
     ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Look at every frame of a log, and mend what can be mended, from where it can be had.
+    """Check every frame of a log, and repair what a source has.
 
     Nobody may have the log open. What was damaged is kept, under a name ending in .damaged.
     Exit status: 0 if the log is whole now, 1 if something is still missing.

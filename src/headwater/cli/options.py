@@ -199,7 +199,7 @@ class EventLogOptions:
         )
 
 
-PREFIX = typer.Option(help="Where in the store the log of the tier's events stands.")
+PREFIX = typer.Option(help="The prefix of the log of the tier's events in the store.")
 _EVENT_LOG: Final = {
     "prefix": PREFIX,
     "bootstrap_servers": typer.Option(

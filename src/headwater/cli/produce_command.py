@@ -54,13 +54,13 @@ def produce(
     arrow: bool = typer.Option(False, "--arrow", help="Files are Arrow files or streams."),
     partition: int | None = typer.Option(None, min=0, help="The partition, whatever the key."),
     producer_id: str | None = typer.Option(
-        None, metavar="ID", help="Fences whoever produces under this id, and goes on for it."
+        None, metavar="ID", help="Fences the current producer with this id, and continues it."
     ),
     resume: bool = typer.Option(
         False, "--resume", help="Skip what earlier runs under the id had accepted of this input."
     ),
     metadata: str | None = typer.Option(
-        None, metavar="TEXT", help="Kept with every call, for whoever resumes."
+        None, metavar="TEXT", help="Stored with every call, for the producer that resumes."
     ),
     setting: list[str] = typer.Option(
         [], "--set", metavar="NAME=VALUE", help="A producer's setting: linger_ms=10, batch.size=…"

@@ -99,7 +99,7 @@ def input_bytes(files: list[str]) -> int | None:
 def value_pieces(
     files: list[str], separator: bytes | None, interrupt: Interrupt
 ) -> Iterator[InputPiece]:
-    """A record for each line; with a separator, what stands before it is the key."""
+    """A record for each line; with a separator, the text before it is the key."""
     for name in files or [STANDARD_INPUT]:
         for block in line_blocks(name, interrupt):
             lines = block.lines
@@ -121,7 +121,7 @@ def value_pieces(
 def row_pieces(
     files: list[str], decode: Callable[[str, LineBlock], DecodedRows], interrupt: Interrupt
 ) -> Iterator[InputPiece]:
-    """A row for each line of JSON; what stands before a line that is none is sent."""
+    """A row for each line of JSON; the rows before a line that is none are sent."""
     for name in files or [STANDARD_INPUT]:
         for block in line_blocks(name, interrupt):
             table, error = decode(_name(name), block)

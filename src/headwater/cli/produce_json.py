@@ -7,7 +7,7 @@ Lines whose columns are known are read by Arrow (`json_columns`); what that cann
 not, is done line by line, with an error that names the line.
 
 Always holds: a value is sent as it is or refused, and everything before the line that is refused is
-sent. Arrow, told the type beforehand, makes 1 of 1.5, and of an object takes the fields that it
+sent. Arrow, given the type, makes 1 of 1.5, and of an object takes the fields that it
 knows.
 """
 
@@ -268,8 +268,8 @@ def _rows(
         try:
             rows.append(row_of(text, exact=exact))
         except Refused as error:
-            told = f"{name}, line {number:,} {error}. It was not sent, nor was what follows"
-            return rows, numbers, Refused(told)
+            why = f"{name}, line {number:,} {error}. It was not sent, nor was what follows"
+            return rows, numbers, Refused(why)
         numbers.append(number)
     return rows, numbers, None
 

@@ -18,7 +18,7 @@ from headwater.core.errors import HeadwaterError, OutcomeUnknown
 
 @dataclass(slots=True)
 class PartitionRange:
-    """Where the records of one partition came to stand."""
+    """The LSNs of the records of one partition."""
 
     first_lsn: int
     last_lsn: int
@@ -26,7 +26,7 @@ class PartitionRange:
     runs: int = 1
 
     def add(self, part: Accepted) -> None:
-        """Records that were accepted after those before; others' may stand between."""
+        """Records that were accepted after those before; those of others may be in between."""
         self.runs += self.rows > 0 and part.first_lsn != self.last_lsn + 1
         self.last_lsn = part.last_lsn
         self.rows += part.rows

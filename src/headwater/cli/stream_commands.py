@@ -120,7 +120,7 @@ def describe(
 ) -> None:
     """Show the settings and columns of a stream, and the state of its partitions. Fences nothing.
 
-    Exit status: 0, or 1 if the state of a partition cannot be told.
+    Exit status: 0, or 1 if the state of a partition cannot be read.
     """
     from headwater.cli.stream_report import describe_stream
 
@@ -228,7 +228,7 @@ def delete(
     """Delete a stream and all of its records; of one that is deleted, what was left behind.
 
     The tier's events tell it, and a leader that runs stops.
-    Exit status: 0, or 1 if objects are left that could not be deleted, or events not be told.
+    Exit status: 0, or 1 if objects could not be deleted, or events could not be published.
     """
     from headwater.buffer.stream import check_deletable, delete_damaged_stream
     from headwater.cli.stream_report import describe_deleted

@@ -40,7 +40,7 @@ _BUFFER_BYTES: Final = 64 * 1024
 def open_closed_streams() -> None:
     """Give each that is closed a stream: reading from it or writing to it is an error.
 
-    Words on a closed standard error have nobody to reach, and vanish; the exit status remains.
+    What is written to a closed standard error is lost; the exit status remains.
     """
     for name, flags, mode in (
         ("stdin", os.O_WRONLY, "r"),
@@ -106,10 +106,10 @@ def output_has_gone() -> bool:
     try:
         descriptor = sys.stdout.fileno()
     except io.UnsupportedOperation:
-        return False  # what stands in for it has no descriptor, and no reader
+        return False  # a substitute has no descriptor, and no reader
     poll = select.poll()
-    poll.register(descriptor, 0)  # errors are told without being asked for
-    return any(told & (select.POLLERR | select.POLLHUP) for _, told in poll.poll(0))
+    poll.register(descriptor, 0)  # errors are always reported
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def check_input() -> None:
@@ -117,7 +117,7 @@ def check_input() -> None:
     try:
         descriptor = sys.stdin.fileno()
     except io.UnsupportedOperation:
-        return  # what stands in for it has no descriptor, and is not closed
+        return  # a substitute has no descriptor, and is not closed
     if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
         raise Refused("standard input is closed: name a file, or send something to it")
 
@@ -245,7 +245,7 @@ def run_loop(work: Coroutine[Any, Any, T]) -> T:
 def confirm(question: str, *, unasked: str) -> None:
     """Continue only if the answer is yes. Ctrl-C is no answer: it ends the command.
 
-    `unasked` is the error without a terminal, where nobody can answer.
+    `unasked` is the error without a terminal to answer at.
     """
     if not is_interactive():
         raise Refused(unasked)
@@ -268,8 +268,8 @@ def is_interactive() -> bool:
 def reporting() -> Iterator[None]:
     """Print what was done within this, after it was done.
 
-    Where nobody takes the report, standard error says so and the exit status stays that of the
-    work: whoever is told that it could not be done would do it again.
+    If the report cannot be written, standard error says so and the exit status stays that of the
+    work: a user who reads that it failed would do it again.
     """
     try:
         yield

@@ -73,7 +73,7 @@ def scrub(
     stream: str = STREAM,
     partition: int | None = PARTITION,
     repair: bool = typer.Option(
-        False, "--repair", help="Remove objects that no event names; its leader mends the rest."
+        False, "--repair", help="Remove objects that no event names; its leader repairs the rest."
     ),
     grace_hours: float = typer.Option(
         24.0, min=0, help="How old such an object is before it counts."
@@ -156,7 +156,7 @@ def compact(
 @takes_event_log
 def renew(
     url: str = URL,
-    to_prefix: str = typer.Option(help="Where in the store the new log is to stand."),
+    to_prefix: str = typer.Option(help="The prefix of the new log in the store."),
     epoch_max: int | None = typer.Option(
         None, min=0, help="Leaders' epochs above this one are taken down to it."
     ),
@@ -167,8 +167,8 @@ def renew(
     """Start a new log of the tier's events from the current state of another one.
 
     For a log that moves, and for one in which an epoch was published that no leader reaches. The
-    old one says where it goes on, and is opened no more. Stop whoever uses it first, and let them
-    go on with the new one.
+    old one says where it goes on, and is opened no more. Stop its users first, and start
+    them again with the new one.
     """
     from headwater.tier.eventlog import StoredEventLog
     from headwater.tier.eventlog import renew as renew_log
@@ -199,7 +199,7 @@ def renew(
 @tier_app.command()
 def rebuild(
     url: str = URL,
-    to_prefix: str = typer.Option(help="Where in the store the new log is to stand."),
+    to_prefix: str = typer.Option(help="The prefix of the new log in the store."),
     metadata_partitions: int | None = typer.Option(
         None,
         min=1,
@@ -211,8 +211,8 @@ def rebuild(
 ) -> None:
     """Replace a damaged log of the tier's events, from what is left of it and the segments.
 
-    The old one says where it goes on, and is opened no more. Stop whoever uses it first, and let
-    them go on with the new one.
+    The old one says where it goes on, and is opened no more. Stop its users first, and start
+    them again with the new one.
     Exit status: 0, or 1 if LSNs are missing in between, or objects could not be read.
     """
     from headwater.cli.tier_partitions import describe_rebuilt
@@ -223,7 +223,7 @@ def rebuild(
     from headwater.tier.rebuild import rebuild as rebuild_log
 
     if to_prefix == prefix:
-        raise Refused("the new log is to stand under another prefix than the old one")
+        raise Refused("the new log needs another prefix than the old one")
 
     async def run(store: Store) -> Rebuilt:
         async with AsyncExitStack() as opened:

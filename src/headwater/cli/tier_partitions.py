@@ -134,12 +134,12 @@ async def _tier_partition(
 async def delete_with_tier(
     store: Store, name: str, events: EventLogOptions, *, stream_id: str | None = None
 ) -> tuple[DeletedReport, Damaged | None]:
-    """Delete a stream; what that did, and why its tier's events could not be told, if so.
+    """Delete a stream; the second value is why its tier's events could not be published, if so.
 
     `stream_id` is that of the stream that is meant; without it, the one that has the name now.
 
     Events that cannot be reached hold up the objects: what is listed would be gone. Events that are
-    damaged do not, because nobody reads by them.
+    damaged do not: no reader can use them.
     """
     damage: Damaged | None = None
     partitions: list[TopicIdPartition] = []

@@ -106,7 +106,7 @@ def lag(
 ) -> None:
     """What is appended and not processed: batches, records, bytes, seconds. Fences nothing.
 
-    Exit status: 0, 1 if the lag of a partition cannot be told, 2 of a group that is not known.
+    Exit status: 0, 1 if the lag of a partition is unknown, 2 if the group is unknown.
     """
 
     async def run(opened: Stream) -> bool:
@@ -128,9 +128,9 @@ def lag(
 
 
 async def _lags(stream: Stream, partitions: list[int], group: str | None) -> list[Lag | str]:
-    """The lag of each partition, or why it cannot be told.
+    """The lag of each partition, or why it is unknown.
 
-    Raises where it can be told of none, and of a group that is not known in any: it has no lag.
+    Raises if that of none is known, and for a group that no partition knows: it has no lag.
     """
     from headwater.buffer.consumer import lag as lag_of
     from headwater.buffer.consumer.metrics import UnknownGroup

@@ -105,7 +105,7 @@ class Verdict(NamedTuple):
 
 
 def accepted_numbers(report: str) -> set[int]:
-    """The orders that a producer was told are accepted, in all of its lives.
+    """The accepted orders of a producer, in all of its lives.
 
     A line without its end was never finished.
     """
@@ -113,7 +113,7 @@ def accepted_numbers(report: str) -> set[int]:
     for line in report.split("\n")[:-1]:
         word, *numbers = line.split(" ")
         if word == "resumed":
-            # A successor was told that everything up to here is accepted.
+            # Everything up to here was accepted before.
             accepted.update(range(1, int(numbers[0]) + 1))
         else:
             first, last = map(int, numbers)
@@ -122,7 +122,7 @@ def accepted_numbers(report: str) -> set[int]:
 
 
 def accepted_orders(reports: dict[str, Path]) -> list[Order]:
-    """What all producers were told is accepted."""
+    """The accepted orders of all producers."""
     return [
         order_of(name, number)
         for name, report in reports.items()
@@ -191,7 +191,7 @@ async def produce(url: str, producer_id: str, orders: int, seconds: float, repor
     pace_s = seconds * each / orders
     under_way: deque[tuple[int, int, Handle]] = deque()
 
-    async def told(*, all_of_them: bool) -> None:
+    async def report_accepted(*, all_of_them: bool) -> None:
         while under_way and (all_of_them or under_way[0][2].is_done):
             first, last, handle = under_way.popleft()
             await handle
@@ -214,8 +214,8 @@ async def produce(url: str, producer_id: str, orders: int, seconds: float, repor
             under_way.append((first, last, handle))
             done = last
             await runtime.sleep(pace_s)
-            await told(all_of_them=False)
-        await told(all_of_them=True)
+            await report_accepted(all_of_them=False)
+        await report_accepted(all_of_them=True)
     os.close(descriptor)
 
 

@@ -126,7 +126,7 @@ class Demo:
                 )
         self._strike()
         self._retry_slow_start()
-        # Each is asked, also after one that is not done: a failure is told at once.
+        # All of them, also after one that is not done: a failure is reported at once.
         done = [one.is_done for one in (*self.producers.values(), self.job)]
         return all(done)
 

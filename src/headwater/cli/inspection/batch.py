@@ -1,4 +1,4 @@
-"""A batch: native or published v1, told apart by its bytes."""
+"""A batch: native or published v1, as its bytes say."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NATIVE: Final = "native batch, HWB1"
 PUBLISHED: Final = "published v1 batch"
 CALLS_SHOWN: Final = 20
 _ZSTD_FRAME: Final = bytes.fromhex("28b52ffd")
-# The id stands before checksum and magic, and has 16 bytes.
+# The id is before checksum and magic, and has 16 bytes.
 _ID_FROM_END: Final = 28
 _UNREADABLE: Final = (Corrupt, NotSupported, LimitExceeded)
 
@@ -190,10 +190,12 @@ def _failed_checks(data: bytes) -> Iterator[tuple[str, int | None, str]]:
     except _UNREADABLE:
         yield "footer", at, ""
         return
-    told = native.OVERHEAD_BYTES + footer.records_bytes + footer.calls_bytes
-    if told != size:
-        way = f"{told - size:,} are missing" if told > size else f"{size - told:,} are too many"
-        yield "sizes", at, f"The footer tells of {told:,} bytes, so {way}"
+    stated = native.OVERHEAD_BYTES + footer.records_bytes + footer.calls_bytes
+    if stated != size:
+        way = (
+            f"{stated - size:,} are missing" if stated > size else f"{size - stated:,} are too many"
+        )
+        yield "sizes", at, f"The footer tells of {stated:,} bytes, so {way}"
     stored = int.from_bytes(data[-12:-4], "little")
     computed = xxhash.xxh3_64_intdigest(data[:-12])
     if stored != computed:

@@ -73,7 +73,7 @@ def inspect_event(source: InspectedObject) -> InspectionReport:
 
 
 def inspect_logged(log_id: uuid.UUID, event: EventDelivered) -> InspectionReport:
-    """What an event says, and where in its log it stands."""
+    """What an event says, and its place in its log."""
     report = inspect_event(InspectedObject("", event.payload))
     report.facts = {
         "log_id": str(log_id),

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 async def inspect_partition(stream: Stream, partition: int, *, entries: int) -> InspectionReport:
-    """How the queue of a partition stands, with its newest chunks and its producers."""
+    """The state of a partition's queue, with its newest chunks and its producers."""
     queue_reader = stream.queue_reader(partition)
     prefix = queue_prefix(stream.config, partition)
     report = InspectionReport(f"queue of stream {stream.name}, partition {partition}")

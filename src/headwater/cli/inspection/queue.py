@@ -158,10 +158,12 @@ def _failed_chunk_checks(data: bytes) -> Iterator[tuple[str, int | None, str]]:
         return
     if data[:4] != MAGIC:
         yield "magic", 0, ""
-    told = int.from_bytes(data[4:8], "little") + OVERHEAD_BYTES
-    if told != size:
-        way = f"{told - size:,} are missing" if told > size else f"{size - told:,} are too many"
-        yield "length", 4, f"It tells of {told:,} bytes in all, so {way}"
+    stated = int.from_bytes(data[4:8], "little") + OVERHEAD_BYTES
+    if stated != size:
+        way = (
+            f"{stated - size:,} are missing" if stated > size else f"{size - stated:,} are too many"
+        )
+        yield "length", 4, f"It tells of {stated:,} bytes in all, so {way}"
     stored = int.from_bytes(data[-8:], "little")
     computed = xxhash.xxh3_64_intdigest(data[:-8])
     if stored != computed:

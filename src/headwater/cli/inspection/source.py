@@ -178,7 +178,7 @@ _BEGINNINGS: Final[dict[bytes, ObjectFormat]] = {
 
 
 def recognise(data: bytes) -> ObjectFormat | None:
-    """What these bytes look like; None if that cannot be told."""
+    """What these bytes look like; None if nothing is recognised."""
     if data.startswith(PARQUET_MAGIC) and is_sealed(data):
         return ObjectFormat("a segment of the tier", "segment")
     for beginning, kind in _BEGINNINGS.items():
