@@ -102,11 +102,15 @@ class SegmentTable:
         self._epoch[row] = metadata.epochs[0][0]
         if metadata.epochs != ((metadata.epochs[0][0], metadata.start_offset),):
             self._lineages[row] = metadata.epochs
-        self._set_event(row, metadata)
+        self.set_event(row, metadata)
         return row
 
-    def update(self, row: int, update: SegmentUpdate) -> None:
-        self._set_event(row, update)
+    def set_event(self, row: int, event: SegmentMetadata | SegmentUpdate) -> None:
+        """Set what every event of a segment has."""
+        self._broker[row] = event.broker_id
+        self._event_ms[row] = event.event_timestamp_ms
+        self._custom[row] = event.custom_metadata
+        self._state[row] = event.state
 
     def remove(self, row: int) -> None:
         self._ids.remove(self._ids.id_of(row))
@@ -146,12 +150,6 @@ class SegmentTable:
     def sort_key(self, row: int) -> tuple[int, bytes]:
         """Orders rows independently of when they were added."""
         return self.start[row], self._ids.id_of(row)
-
-    def _set_event(self, row: int, event: SegmentMetadata | SegmentUpdate) -> None:
-        self._broker[row] = event.broker_id
-        self._event_ms[row] = event.event_timestamp_ms
-        self._custom[row] = event.custom_metadata
-        self._state[row] = event.state
 
     def _append(self) -> None:
         for column in (self.start, self.end, self.max_ms, self.finished, self._event_ms):

@@ -94,7 +94,7 @@ class _CacheColumns:
         self._table = copy(cache.table)
         self._rows = cache.rows()
         self._referenced = {
-            epoch: cache.epochs[epoch].referenced() for epoch in sorted(cache.epochs)
+            epoch: cache.epochs[epoch].referenced.columns() for epoch in sorted(cache.epochs)
         }
 
     @cached_property
@@ -151,7 +151,7 @@ def restore_partition(dumped: PartitionDump) -> PartitionCache:
         for epoch, highest in dumped.highest:
             cache.epoch(epoch).highest_offset = highest
         for epoch, start, index in dumped.referenced:
-            cache.epochs[epoch].restore(start, rows[index])
+            cache.epochs[epoch].referenced.add(start, rows[index])
     except (ValueError, KeyError, IndexError) as error:
         raise Corrupt(f"the dump of {dumped.partition} contradicts itself: {error!r}") from error
     return cache
