@@ -26,10 +26,9 @@ from headwater.log.record.group import Group
 from headwater.log.wal import SealedRange, Wal
 from headwater.tier.errors import LocalLogDamaged
 from headwater.tier.events import SegmentId, SegmentMetadata, TopicIdPartition
-from headwater.tier.jobs.config import TierConfig, TierMetrics
+from headwater.tier.jobs.config import COPY_MEMORY, ByteBudget, ByteRate, TierConfig, TierMetrics
 from headwater.tier.jobs.leader_publisher import LeaderPublisher
 from headwater.tier.jobs.log_start import FORMAT, LogStart, LogStartRegister
-from headwater.tier.jobs.throttle import COPY_MEMORY, ByteBudget, ByteRate
 from headwater.tier.manager.partition import ManagedPartition
 from headwater.tier.segment_cover import END_LSN, CoverPiece, dense_end, gaps, walk_cover
 from headwater.tier.segments import log_range
