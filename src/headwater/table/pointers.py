@@ -161,7 +161,7 @@ class Pointers:
                 await self._table(name).update(change)
                 return
             except _RenameUnderWay as met:
-                await self._settle_other(name, met.pointer)
+                await self._met_rename(name, met.pointer)
             except OutcomeUnknown as unknown:
                 # Metadata files have unique names: if the pointer has this one, the move happened.
                 with staying_unknown(unknown):
@@ -275,17 +275,15 @@ class Pointers:
         with contextlib.suppress(_PointerMoved):
             await self._replace(name, pointer, settled)
 
-    async def _settle_other(self, name: str, pointer: TablePointer) -> None:
+    async def _met_rename(self, name: str, pointer: TablePointer | None) -> bool:
+        """Finish the rename of another caller; returns whether there was one."""
+        if pointer is None or pointer.is_settled:
+            return False
         try:
             await self._settle(name, pointer)
         except OutcomeUnknown as error:
             # The unknown outcome is the rename's; the caller's own change was not attempted.
             raise Unavailable(f"table {name} is being renamed: {error}") from error
-
-    async def _met_rename(self, name: str, pointer: TablePointer | None) -> bool:
-        if pointer is None or pointer.is_settled:
-            return False
-        await self._settle_other(name, pointer)
         return True
 
     async def _replace(self, name: str, before: TablePointer, after: TablePointer) -> None:
