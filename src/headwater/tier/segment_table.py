@@ -247,7 +247,7 @@ CHUNK_ROWS: Final = 128
 class StartIndex:
     """Rows by (start, row). `value_of` returns the value of a row, which never changes."""
 
-    __slots__ = ("_firsts", "_keys", "_length", "_maxima", "_rows", "_tree", "_value_of")
+    __slots__ = ("_firsts", "_keys", "_maxima", "_rows", "_tree", "_value_of")
 
     def __init__(self, value_of: Callable[[int], int]) -> None:
         self._value_of = value_of
@@ -258,10 +258,6 @@ class StartIndex:
         self._maxima: list[int] = []
         self._tree: MaxTree | None = None
         """A tree of the maxima; None after the chunks changed."""
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
 
     def __iter__(self) -> Iterator[int]:
         """All rows, in order of their starts."""
@@ -278,7 +274,6 @@ class StartIndex:
 
     def add(self, start: int, row: int) -> None:
         """Add a row, after those with the same start."""
-        self._length += 1
         if not self._keys or start >= self._keys[-1][-1]:
             self._add_last(start, row)
             return
@@ -378,7 +373,6 @@ class StartIndex:
         self._maxima[chunk] = max(map(self._value_of, self._rows[chunk]))
 
     def _take(self, chunk: int, place: int) -> None:
-        self._length -= 1
         keys, rows = self._keys[chunk], self._rows[chunk]
         value = self._value_of(rows[place])
         del keys[place], rows[place]
