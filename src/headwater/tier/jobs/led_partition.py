@@ -153,10 +153,8 @@ class LedPartition:
         """An LSN at which the local log and the tier have different records."""
         self.lost_remotely: list[range] = []
         """LSNs that a remote segment lost and the local log has: they are copied again."""
-        self.unreadable: list[range] = []
-        """LSNs that the local log could not read in the last copying."""
-        self.damage: LocalLogDamaged | None = None
-        """The first error of those."""
+        self.damages: list[LocalLogDamaged] = []
+        """Where the local log could not be read in the last copying."""
 
         # Merging and removal
         self.unmergeable: set[SegmentId] = set()

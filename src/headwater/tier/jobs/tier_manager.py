@@ -200,8 +200,8 @@ class TierManager:
                 self.led.leader.partition,
             )
         self._reported_losses = lost
-        if self.led.damage is not None:
-            raise self.led.damage
+        if self.led.damages:
+            raise self.led.damages[0]
 
     # Retries
 

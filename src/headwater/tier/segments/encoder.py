@@ -158,7 +158,13 @@ class SegmentEncoder:
         if not 0 <= group.term <= TERM_MAX:
             raise Refused(f"term {group.term}: epochs of segments have 31 bits")
         try:
-            self._add(self._widened(group))
+            group = self._widened(group)
+            if group.lost is None:
+                if self._columns is None:
+                    self._columns = SegmentColumns([group.records.schema], self._plan.declared)
+                for part in self._parts(group):
+                    self._add_rows(self._columns.rows_of(part))
+            self._add_run(group)
         except NotOneSegment as error:
             raise NotOneSegment(str(error), at_lsn=group.first_lsn) from error
         self._next_lsn = group.last_lsn + 1
@@ -168,7 +174,23 @@ class SegmentEncoder:
             raise Refused(f"LSNs {self._next_lsn} to {self._plan.last_lsn} are missing")
         if self._pending:
             self._write_row_group()
-        description = self._describe()
+        plan, partition = self._plan, self._plan.segment_id.partition
+        description = Description(
+            segment_format=FORMAT,
+            stream=partition.name,
+            stream_id=partition.topic_id,
+            partition=partition.partition,
+            segment_id=plan.segment_id.id,
+            first_lsn=plan.first_lsn,
+            last_lsn=plan.last_lsn,
+            rows=sum(group.rows for group in self._row_groups),
+            max_timestamp_ms=max((one.max_timestamp_ms for one in self._row_groups), default=0),
+            schema_version=len(plan.declared),
+            sequences=plan.sequences,
+            runs=self._runs,
+            row_groups=self._row_groups,
+            schemas=[schema_text(schema) for schema in self._schemas],
+        )
         writer = self._writer
         if writer is None:
             # All records are lost: the segment has only its description.
@@ -202,33 +224,6 @@ class SegmentEncoder:
         if merge_schemas(columns, own) != columns:
             return group
         return replace(group, records=fill_columns(group.records, columns, own_schema=own))
-
-    def _add(self, group: Group) -> None:
-        if group.lost is None:
-            if self._columns is None:
-                self._columns = SegmentColumns([group.records.schema], self._plan.declared)
-            for part in self._parts(group):
-                self._add_rows(self._columns.rows_of(part))
-        self._add_run(group)
-
-    def _describe(self) -> Description:
-        plan, partition = self._plan, self._plan.segment_id.partition
-        return Description(
-            segment_format=FORMAT,
-            stream=partition.name,
-            stream_id=partition.topic_id,
-            partition=partition.partition,
-            segment_id=plan.segment_id.id,
-            first_lsn=plan.first_lsn,
-            last_lsn=plan.last_lsn,
-            rows=sum(group.rows for group in self._row_groups),
-            max_timestamp_ms=max((one.max_timestamp_ms for one in self._row_groups), default=0),
-            schema_version=len(plan.declared),
-            sequences=plan.sequences,
-            runs=self._runs,
-            row_groups=self._row_groups,
-            schemas=[schema_text(schema) for schema in self._schemas],
-        )
 
     def _parts(self, group: Group) -> list[Group]:
         """The group, cut into parts that are not much larger than a row group."""
