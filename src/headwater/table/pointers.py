@@ -215,8 +215,7 @@ class Pointers:
             left = msgspec.structs.replace(
                 pointer, changes=pointer.changes + 1, leaving=Departure(new, _changes(target))
             )
-            with contextlib.suppress(_PointerMoved):
-                await self._replace(name, pointer, left)
+            if await self._replace(name, pointer, left):
                 return left
         raise Contended(f"table {name}: not renamed: it or {new} kept changing")
 
@@ -239,8 +238,7 @@ class Pointers:
             return True
         except _NameTaken:
             stays = TablePointer(left.metadata_location, left.changes + 1)
-            with contextlib.suppress(_PointerMoved):
-                await self._replace(name, left, stays)
+            if await self._replace(name, left, stays):
                 return False
         # Others finished or cancelled the rename; the old pointer says which.
         pointer = await self._read_pointer(name)
@@ -272,8 +270,7 @@ class Pointers:
         await self._table(arrival.name).update(free)
         # Last: while the old pointer has `leaving`, the new one must have `arrived`.
         settled = msgspec.structs.replace(pointer, changes=pointer.changes + 1, arrived=None)
-        with contextlib.suppress(_PointerMoved):
-            await self._replace(name, pointer, settled)
+        await self._replace(name, pointer, settled)
 
     async def _met_rename(self, name: str, pointer: TablePointer | None) -> bool:
         """Finish the rename of another caller; returns whether there was one."""
@@ -286,13 +283,19 @@ class Pointers:
             raise Unavailable(f"table {name} is being renamed: {error}") from error
         return True
 
-    async def _replace(self, name: str, before: TablePointer, after: TablePointer) -> None:
+    async def _replace(self, name: str, before: TablePointer, after: TablePointer) -> bool:
+        """Returns whether the pointer was still the one before."""
+
         def change(now: TablePointer | None) -> TablePointer:
             if now != before:
                 raise _PointerMoved
             return after
 
-        await self._table(name).update(change)
+        try:
+            await self._table(name).update(change)
+        except _PointerMoved:
+            return False
+        return True
 
     async def _visible_pointer(self, name: str) -> TablePointer | None:
         """The pointer as readers see it: with a rename applied, but without finishing it."""
