@@ -62,6 +62,11 @@ def wrong(name: str, found: str, cure: str) -> Finding:
     return Finding(name, "wrong", found, cure)
 
 
+def failed(name: str, error: HeadwaterError, cure: str) -> Finding:
+    """A check could not be made."""
+    return wrong(name, f"{type(error).__name__}: {error}", cure)
+
+
 OLDEST_PYTHON: Final = (3, 11)
 FREE_BYTES_MIN: Final = GIB
 """Spark spills and keeps checkpoints; less than this is soon gone."""
@@ -303,7 +308,7 @@ async def _check_reach(store: Store) -> Finding:
     try:
         await anext(store.list(PREFIX), None)
     except HeadwaterError as error:
-        return wrong("store", f"{type(error).__name__}: {error}", _reach_cure(store))
+        return failed("store", error, _reach_cure(store))
     return ok("store", f"answers at {store.url.partition('?')[0]}")
 
 
@@ -331,7 +336,7 @@ async def _check_promises(store: Store) -> Finding:
         )
     except HeadwaterError as error:
         cure = "let these credentials write and delete below this address"
-        return wrong(name, f"{type(error).__name__}: {error}", cure)
+        return failed(name, error, cure)
     if not report.safe:
         return wrong(name, report.verdict, "see it whole: headwater store check URL")
     return ok(name, f"{len(report.named('pass'))} quick checks passed")
@@ -347,7 +352,7 @@ async def _check_clock(store: Store) -> Finding:
         await store.delete(key)
     except HeadwaterError as error:
         cure = "let these credentials write and delete below this address"
-        return wrong("clock", f"{type(error).__name__}: {error}", cure)
+        return failed("clock", error, cure)
     # A store may cut its times to whole seconds.
     skew_ms = max(before_ms - 1000 - there_ms, there_ms - after_ms, 0)
     if skew_ms > SKEW_MS_MAX:
@@ -366,7 +371,7 @@ async def _check_streams(store: Store) -> AsyncIterator[Finding]:
         names = await stream_names(store)
     except HeadwaterError as error:
         cure = "look at what is there: headwater store ls URL"
-        yield wrong("streams", f"{type(error).__name__}: {error}", cure)
+        yield failed("streams", error, cure)
         return
     if not names:
         yield note("streams", "none there", "make one: headwater stream create URL NAME")
@@ -392,7 +397,7 @@ async def _check_stream(store: Store, name: str) -> Finding:
         return ok(f"stream {name}", "deleted")
     except HeadwaterError as error:
         cure = f"headwater stream describe URL {name} says more"
-        return wrong(f"stream {name}", f"{type(error).__name__}: {error}", cure)
+        return failed(f"stream {name}", error, cure)
     for partition, state in enumerate(states):
         problem = disorder(state)
         if problem is not None:

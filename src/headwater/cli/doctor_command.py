@@ -207,7 +207,7 @@ async def _check_stream(
 ) -> AsyncIterator[Finding]:
     from headwater.buffer.retained import verify_stream
     from headwater.buffer.stream import open_stream
-    from headwater.cli.doctor_checks import ok, wrong
+    from headwater.cli.doctor_checks import failed, ok, wrong
     from headwater.cli.stream_report import bad_words
 
     about = f"contents of {name}"
@@ -220,8 +220,7 @@ async def _check_stream(
     except NotFound:
         return  # deleted
     except (Damaged, Refused) as error:
-        words = f"{type(error).__name__}: {error}"
-        yield wrong(about, words, f"headwater stream describe URL {name} says more")
+        yield failed(about, error, f"headwater stream describe URL {name} says more")
         return
     contents.streams[name] = found
     for bad in found.bad:
@@ -275,13 +274,13 @@ async def _check_object(store: Store, key: str, size_bytes: int, kind: str) -> B
 
 def _inspect(kind: str, source: InspectedObject) -> InspectionReport:
     if kind == "register":
-        from headwater.cli.inspection.register import inspect_register
+        from headwater.cli.inspection.register import describe_register
 
-        return inspect_register(source, entries=1)
+        return describe_register(source, entries=1)
     if kind == "segment":
-        from headwater.cli.inspection.segment import inspect_segment
+        from headwater.cli.inspection.segment import describe_segment
 
-        return inspect_segment(source, records=0)
-    from headwater.cli.inspection.event import inspect_event
+        return describe_segment(source, records=0)
+    from headwater.cli.inspection.event import describe_event
 
-    return inspect_event(source)
+    return describe_event(source)

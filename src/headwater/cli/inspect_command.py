@@ -51,10 +51,10 @@ def batch(
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
-    from headwater.cli.inspection.batch import inspect_batch
+    from headwater.cli.inspection.batch import describe_batch
     from headwater.cli.inspection.source import read_source
 
-    _conclude(inspect_batch(read_source(source, option), records=records), as_json)
+    _conclude(describe_batch(read_source(source, option), records=records), as_json)
 
 
 @inspect_app.command()
@@ -68,10 +68,10 @@ def manifest(
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
-    from headwater.cli.inspection.queue import inspect_manifest
+    from headwater.cli.inspection.queue import describe_manifest
     from headwater.cli.inspection.source import read_source
 
-    _conclude(inspect_manifest(read_source(source, option), entries=entries), as_json)
+    _conclude(describe_manifest(read_source(source, option), entries=entries), as_json)
 
 
 @inspect_app.command()
@@ -89,16 +89,16 @@ def queue(
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
-    from headwater.cli.inspection.queue import inspect_queue_object
+    from headwater.cli.inspection.queue import describe_queue_object
     from headwater.cli.inspection.source import read_source
 
     async def run(opened: Stream) -> InspectionReport:
-        from headwater.cli.inspection.partition import inspect_partition
+        from headwater.cli.inspection.partition import describe_partition
 
-        return await inspect_partition(opened, partition, entries=entries)
+        return await describe_partition(opened, partition, entries=entries)
 
     if stream is None:
-        report = inspect_queue_object(read_source(source, option), entries=entries)
+        report = describe_queue_object(read_source(source, option), entries=entries)
     else:
         report = on_stream(_store_url(source), option, stream, run)
     _conclude(report, as_json)
@@ -115,10 +115,10 @@ def wal(
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
-    from headwater.cli.inspection.segment import inspect_wal
+    from headwater.cli.inspection.segment import describe_log_segment
     from headwater.cli.inspection.source import read_source
 
-    _conclude(inspect_wal(read_source(source, option), frames=frames), as_json)
+    _conclude(describe_log_segment(read_source(source, option), frames=frames), as_json)
 
 
 @inspect_app.command()
@@ -138,7 +138,7 @@ def event(
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
-    from headwater.cli.inspection.event import inspect_event, inspect_in_log
+    from headwater.cli.inspection.event import describe_event, describe_in_log
     from headwater.cli.inspection.source import read_source
 
     async def run(partition: int) -> InspectionReport:
@@ -148,10 +148,10 @@ def event(
                 opened = open_with_options(_store_url(source), option)
                 store = await stack.enter_async_context(opened)
             log = await stack.enter_async_context(events.opened(store))
-            return await inspect_in_log(log, partition, offset)
+            return await describe_in_log(log, partition, offset)
 
     if metadata_partition is None:
-        report = inspect_event(read_source(source, option))
+        report = describe_event(read_source(source, option))
     else:
         report = run_loop(run(metadata_partition))
     _conclude(report, as_json)
@@ -168,10 +168,10 @@ def segment(
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
-    from headwater.cli.inspection.segment import inspect_segment
+    from headwater.cli.inspection.segment import describe_segment
     from headwater.cli.inspection.source import read_source
 
-    _conclude(inspect_segment(read_source(source, option), records=records), as_json)
+    _conclude(describe_segment(read_source(source, option), records=records), as_json)
 
 
 def _store_url(source: str) -> str:

@@ -30,7 +30,7 @@ _ID_FROM_END: Final = 28
 _UNREADABLE: Final = (Corrupt, NotSupported, LimitExceeded)
 
 
-def inspect_batch(source: InspectedObject, *, records: int) -> InspectionReport:
+def describe_batch(source: InspectedObject, *, records: int) -> InspectionReport:
     """What a batch holds, with its first records."""
     data = source.data
     if not data:

@@ -47,7 +47,7 @@ _NAME: Final = re.compile(r"(?:^|/)([0-9]+)/([0-9]{20})$")
 """Of an event in a store: its metadata partition and its offset."""
 
 
-def inspect_event(source: InspectedObject) -> InspectionReport:
+def describe_event(source: InspectedObject) -> InspectionReport:
     """What an event says: by itself, as an object of a stored log, or in a snapshot."""
     data = source.data
     if not data:
@@ -55,7 +55,7 @@ def inspect_event(source: InspectedObject) -> InspectionReport:
     if data.startswith(FAMILY):
         return _inspect_object(source)
     if data.startswith(SNAPSHOT_FAMILY):
-        return inspect_event_snapshot(source)
+        return describe_snapshot(source)
     try:
         event = decode_event(data)
     except _UNREADABLE as error:
@@ -72,9 +72,9 @@ def inspect_event(source: InspectedObject) -> InspectionReport:
     return report
 
 
-def inspect_logged(log_id: uuid.UUID, event: EventDelivered) -> InspectionReport:
+def describe_logged(log_id: uuid.UUID, event: EventDelivered) -> InspectionReport:
     """What an event says, and its place in its log."""
-    report = inspect_event(InspectedObject("", event.payload))
+    report = describe_event(InspectedObject("", event.payload))
     report.facts = {
         "log_id": str(log_id),
         "log_partition": event.partition,
@@ -84,7 +84,7 @@ def inspect_logged(log_id: uuid.UUID, event: EventDelivered) -> InspectionReport
     return report
 
 
-async def inspect_in_log(log: MetadataEventLog, partition: int, offset: int) -> InspectionReport:
+async def describe_in_log(log: MetadataEventLog, partition: int, offset: int) -> InspectionReport:
     """The event at an offset of a log; `NotFound` if there is none."""
     end = (await log.high_water_marks([partition])).get(partition)
     if end is None:
@@ -100,7 +100,7 @@ async def inspect_in_log(log: MetadataEventLog, partition: int, offset: int) -> 
         report.fail(item.error, "event")
         return report
     if isinstance(item, EventDelivered) and item.offset == offset:
-        return inspect_logged(log.log_id, item)
+        return describe_logged(log.log_id, item)
     raise NotFound(
         f"metadata partition {partition} has no event at {offset:,}: it is compacted, or the "
         "marker of a transaction"
@@ -114,7 +114,7 @@ def _inspect_object(source: InspectedObject) -> InspectionReport:
         report = InspectionReport(STORED_KIND, size_bytes=len(source.data))
         report.fail(error, "checksum" if "checksum" in str(error) else "object")
         return report
-    report = inspect_logged(log_id, event)
+    report = describe_logged(log_id, event)
     report.size_bytes = len(source.data)
     report.facts["token"] = token_of(source.data).hex()
     named = _NAME.search(source.name)
@@ -191,7 +191,7 @@ ROWS_SHOWN: Final = 20
 _SNAPSHOT_NAME: Final = re.compile(r"snapshot-([0-9]{20})-[0-9a-f]{32}")
 
 
-def inspect_event_snapshot(source: InspectedObject) -> InspectionReport:
+def describe_snapshot(source: InspectedObject) -> InspectionReport:
     """What a snapshot holds, by partition of a stream."""
     report = InspectionReport(SNAPSHOT, size_bytes=len(source.data))
     try:

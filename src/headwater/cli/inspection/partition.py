@@ -20,7 +20,7 @@ from headwater.buffer.queue.v1.manifest_format import decode_manifest
 from headwater.buffer.queue.v1.side_object import V1Names
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import queue_prefix
-from headwater.cli.inspection.queue import describe_manifest
+from headwater.cli.inspection.queue import add_manifest
 from headwater.cli.inspection.register import mark_rows
 from headwater.cli.report import InspectionReport
 from headwater.cli.stream_report import disorder
@@ -30,7 +30,7 @@ CHUNKS_LISTED: Final = 100_000
 T = TypeVar("T")
 
 
-async def inspect_partition(stream: Stream, partition: int, *, entries: int) -> InspectionReport:
+async def describe_partition(stream: Stream, partition: int, *, entries: int) -> InspectionReport:
     """The state of a partition's queue, with its newest chunks and its producers."""
     queue_reader = stream.queue_reader(partition)
     prefix = queue_prefix(stream.config, partition)
@@ -189,7 +189,7 @@ async def _published(report: InspectionReport, stream: Stream, prefix: str, show
             report.fail(error, "manifest")
         return
     inner = InspectionReport("manifest")
-    describe_manifest(inner, manifest, shown)
+    add_manifest(inner, manifest, shown)
     report.facts |= {"entries": inner.facts["entries"], "manifest_size_bytes": len(data)}
     report.tables += inner.tables
     report.notes += inner.notes

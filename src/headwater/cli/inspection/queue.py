@@ -13,7 +13,7 @@ from headwater.buffer.queue.native.chunk import MAGIC, OVERHEAD_BYTES, decode_ch
 from headwater.buffer.queue.v1 import acked, manifest_format
 from headwater.buffer.queue.v1.manifest_format import Manifest
 from headwater.buffer.queue.v1.side_object import V1Names
-from headwater.cli.inspection.register import inspect_register
+from headwater.cli.inspection.register import describe_register
 from headwater.cli.inspection.source import InspectedObject, empty_object, fail_as_other, recognise
 from headwater.cli.report import InspectionReport
 from headwater.core.errors import Corrupt, HeadwaterError, NotSupported
@@ -21,19 +21,19 @@ from headwater.core.errors import Corrupt, HeadwaterError, NotSupported
 ACKED_SEGMENT: Final = "segment of acknowledged entries, HWA1"
 
 
-def inspect_queue_object(source: InspectedObject, *, entries: int) -> InspectionReport:
+def describe_queue_object(source: InspectedObject, *, entries: int) -> InspectionReport:
     """What an object of a queue holds."""
     data = source.data
     if not data:
         return empty_object("part of a queue", "no part of a queue, but an empty object")
     if data[:3] == b"HWC":
-        return inspect_chunk(source, entries=entries)
+        return describe_chunk(source, entries=entries)
     if data[:3] == acked.MAGIC[:3]:
         return _acked_segment(source, entries)
     if data[:1] == b"{" or source.key.endswith(".json"):
-        return inspect_register(source, entries=entries)
+        return describe_register(source, entries=entries)
     if source.key.isdigit() and not recognise(data):
-        return inspect_chunk(source, entries=entries)
+        return describe_chunk(source, entries=entries)
     report = InspectionReport("no part of a queue that is known", size_bytes=len(data))
     problem = Corrupt(
         f"these {len(data):,} bytes are no part of a queue: neither a chunk (HWC2), nor a "
@@ -84,7 +84,7 @@ _CHUNK_NUMBER: Final = re.compile(r"[0-9]{20}")
 _QUEUE_ID: Final = re.compile(r"/ingest/([0-9a-f-]{36})/chunks/[0-9]{20}$")
 
 
-def inspect_chunk(source: InspectedObject, *, entries: int) -> InspectionReport:
+def describe_chunk(source: InspectedObject, *, entries: int) -> InspectionReport:
     """What a chunk holds, with its first entries."""
     data = source.data
     report = InspectionReport(CHUNK, size_bytes=len(data))
@@ -188,7 +188,7 @@ _MANIFEST_CHECKS: Final = (
 )
 
 
-def inspect_manifest(source: InspectedObject, *, entries: int) -> InspectionReport:
+def describe_manifest(source: InspectedObject, *, entries: int) -> InspectionReport:
     """What a manifest holds, with its first entries and their metadata."""
     report = InspectionReport(MANIFEST, size_bytes=len(source.data))
     if not source.data:
@@ -201,11 +201,11 @@ def inspect_manifest(source: InspectedObject, *, entries: int) -> InspectionRepo
         if report.problems[0].check in ("kind", "version"):
             report.title = "no manifest that is known"
         return report
-    describe_manifest(report, manifest, entries)
+    add_manifest(report, manifest, entries)
     return report
 
 
-def describe_manifest(report: InspectionReport, manifest: Manifest, shown: int) -> None:
+def add_manifest(report: InspectionReport, manifest: Manifest, shown: int) -> None:
     """Add what a manifest holds to a report."""
     pending = manifest.entries
     report.facts |= {

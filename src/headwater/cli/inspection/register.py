@@ -41,7 +41,7 @@ _WRITERS: Final = {
 }
 
 
-def describe_record(report: InspectionReport, record: ApplicationRecord, entries: int) -> None:
+def _application(report: InspectionReport, record: ApplicationRecord, entries: int) -> None:
     """What an application committed last, and whether all of it is in the queues."""
     whose, numbered = _WRITERS.get(record.kind, ("{}", "{}"))
     report.facts |= {
@@ -84,7 +84,7 @@ def _describe_shares(report: InspectionReport, record: ApplicationRecord, entrie
     )
 
 
-def describe_holds(report: InspectionReport, holds: Holds, entries: int) -> None:
+def _holds(report: InspectionReport, holds: Holds, entries: int) -> None:
     """What open transactions keep from the collector."""
     report.facts |= {
         "open_transactions": len(holds.holds),
@@ -117,7 +117,7 @@ class RegisterKind(NamedTuple):
     describe: Callable[[InspectionReport, Any, int], None]
 
 
-def inspect_register(source: InspectedObject, *, entries: int) -> InspectionReport:
+def describe_register(source: InspectedObject, *, entries: int) -> InspectionReport:
     """What a register holds."""
     report = InspectionReport("register", size_bytes=len(source.data))
     name = source.key or "the register"
@@ -340,14 +340,12 @@ _BY_NAME: Final = {
     "slots.json": RegisterKind("slots.json: what the log is kept for", SlotTable, _slots),
     "stream.json": RegisterKind("stream.json: what a stream is", StreamConfig, _stream),
     "holds.json": RegisterKind(
-        "holds.json: what open transactions keep from the collector", Holds, describe_holds
+        "holds.json: what open transactions keep from the collector", Holds, _holds
     ),
 }
 _KINDS: Final = (
     *_BY_NAME.values(),
-    RegisterKind(
-        "transactions: what one writer committed last", ApplicationRecord, describe_record
-    ),
+    RegisterKind("transactions: what one writer committed last", ApplicationRecord, _application),
     RegisterKind("producers: the marks of some of them", ProducerShard, _shard),
     RegisterKind("group: the position of one that follows", GroupPosition, _position),
 )

@@ -40,7 +40,7 @@ _TIER_CHECKS: Final = (
 )
 
 
-def inspect_segment(source: InspectedObject, *, records: int) -> InspectionReport:
+def describe_segment(source: InspectedObject, *, records: int) -> InspectionReport:
     """What a segment holds, with its first records."""
     data = memoryview(source.data)
     if not data:
@@ -179,7 +179,7 @@ class _Bytes:
         return bytes(self._data[offset : offset + length])
 
 
-def inspect_wal(source: InspectedObject, *, frames: int) -> InspectionReport:
+def describe_log_segment(source: InspectedObject, *, frames: int) -> InspectionReport:
     """What a segment holds, with its last frames: its end is what one comes for."""
     data = source.data
     named = SEGMENT.fullmatch(source.key)
