@@ -77,6 +77,7 @@ def test_a_row_that_does_not_fit_is_shown_with_its_names() -> None:
 
 
 def test_a_long_fact_is_wrapped_below_itself() -> None:
+    assert text(Report(facts={"why": " "}), 30) == ["  why"]
     assert text(Report(facts={"why": "one two three four five six"}), 30) == [
         "  why  one two three four five",
         "       six",

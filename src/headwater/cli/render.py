@@ -102,7 +102,7 @@ def _fact_lines(rows: Sequence[tuple[str, str]], width: int | None) -> Iterator[
         before = " " * (names - cell_width(name))
         left = INDENT + name + before + GAP
         room = None if width is None else max(20, width - cell_width(left))
-        first, *more = textwrap.wrap(words, room) if room and words else [words]
+        first, *more = (room and textwrap.wrap(words, room)) or [words]
         yield (INDENT + _styled(name, "dim") + before + GAP + first).rstrip()
         for line in more:
             yield " " * cell_width(left) + line
