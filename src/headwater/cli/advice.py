@@ -227,13 +227,13 @@ def _with_url(ctx: Any, command: Any, arguments: list[str], url: str | None) -> 
     if names[:1] != ["url"] or not {"-h", "--help"}.isdisjoint(arguments):
         return arguments
     with command.context_class(command, parent=ctx, resilient_parsing=True) as probe:
-        given, _, _ = command.make_parser(probe).parse_args(list(arguments))
-    first = given.get("url")
+        parsed, _, _ = command.make_parser(probe).parse_args(list(arguments))
+    first = parsed.get("url")
     is_address = isinstance(first, str) and "://" in first
     if is_address or url is not None:
         return arguments if is_address or url is None else [url, *arguments]
     required = [param.name for param in command.params if _is_required_argument(param)]
-    if first is not None and any(given.get(name) is None for name in required):
+    if first is not None and any(parsed.get(name) is None for name in required):
         probe.fail(
             f"Missing argument 'URL': {first!r} is no address of a store. Give that first, or set "
             f"{URL_VARIABLE}."

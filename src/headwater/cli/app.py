@@ -42,8 +42,8 @@ for command in (produce, read, lag, gc, doctor):
     app.command()(command)
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
         from importlib import metadata
 
         typer.echo(f"headwater {metadata.version('headwater')}")

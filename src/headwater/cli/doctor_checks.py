@@ -277,11 +277,11 @@ def check_credentials(scheme: str, environment: Mapping[str, str]) -> Finding:
 
 def _check_aws(name: str, environment: Mapping[str, str]) -> Finding:
     keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-    given = [key for key in keys if environment.get(key)]
-    if len(given) == 1:
-        missing = next(key for key in keys if key not in given)
-        return wrong(name, f"{given[0]} is set and {missing} is not", f"set {missing} as well")
-    if given:
+    present = [key for key in keys if environment.get(key)]
+    if len(present) == 1:
+        missing = next(key for key in keys if key not in present)
+        return wrong(name, f"{present[0]} is set and {missing} is not", f"set {missing} as well")
+    if present:
         return ok(name, f"{' and '.join(keys)} of the environment")
     if environment.get("AWS_PROFILE"):
         return ok(name, f"profile {environment['AWS_PROFILE']} (AWS_PROFILE)")

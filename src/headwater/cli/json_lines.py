@@ -187,32 +187,32 @@ def _count_keys(value: Any) -> int:
     return sum(map(_count_keys, value)) if isinstance(value, list) else 0
 
 
-def _bytes(given: Any) -> Any:
-    return read_back(given.encode() if isinstance(given, str) else given, None)
+def _bytes(raw: Any) -> Any:
+    return read_back(raw.encode() if isinstance(raw, str) else raw, None)
 
 
-def _headers(given: Any) -> Any:
-    if isinstance(given, dict):
-        return {name: _bytes(value) for name, value in given.items()}
-    if not isinstance(given, list):
-        return given
+def _headers(raw: Any) -> Any:
+    if isinstance(raw, dict):
+        return {name: _bytes(value) for name, value in raw.items()}
+    if not isinstance(raw, list):
+        return raw
     pairs = []
-    for pair in given:
+    for pair in raw:
         if isinstance(pair, dict) and pair.keys() == {"key", "value"}:
             pair = [pair["key"], pair["value"]]
         pairs.append([pair[0], _bytes(pair[1])] if isinstance(pair, list) and len(pair) == 2 else 0)
     return pairs
 
 
-def _time(given: Any) -> Any:
-    if not isinstance(given, str):
-        return given
-    if is_finer_than_us(given):
-        raise Refused(f"{TIMESTAMP}: {given!r} has more than microseconds: round it first")
+def _time(raw: Any) -> Any:
+    if not isinstance(raw, str):
+        return raw
+    if is_finer_than_us(raw):
+        raise Refused(f"{TIMESTAMP}: {raw!r} has more than microseconds: round it first")
     try:
-        return datetime.fromisoformat(given)
+        return datetime.fromisoformat(raw)
     except ValueError:
-        raise Refused(f"{TIMESTAMP}: {given!r} is no time such as 2026-01-31T08:00:00Z") from None
+        raise Refused(f"{TIMESTAMP}: {raw!r} is no time such as 2026-01-31T08:00:00Z") from None
 
 
 _READ_BACK: Final[dict[str, Callable[[Any], Any]]] = {
@@ -220,9 +220,7 @@ _READ_BACK: Final[dict[str, Callable[[Any], Any]]] = {
     VALUE: _bytes,
     HEADERS: _headers,
     TIMESTAMP: _time,
-    "_refresh_records": lambda given: (
-        [_bytes(one) for one in given] if isinstance(given, list) else given
-    ),
+    "_refresh_records": lambda raw: [_bytes(one) for one in raw] if isinstance(raw, list) else raw,
 }
 
 
@@ -299,10 +297,10 @@ class JsonColumns:
                 return None
         return columns
 
-    def _is_float(self, given: pa.ChunkedArray, found: pa.Array) -> bool:
+    def _is_float(self, raw: pa.ChunkedArray, found: pa.Array) -> bool:
         if self._may_round:
             return not pc.any(pc.is_inf(found)).as_py()
-        return bool(pc.all(pc.equal(given, found.cast(given.type))).as_py())
+        return bool(pc.all(pc.equal(raw, found.cast(raw.type))).as_py())
 
     def _is_plain(self, data: bytes) -> bool:
         """Whether each line is a whole object in UTF-8, without NaN and infinities."""

@@ -91,14 +91,14 @@ def _copy(path: str, *, damaged: str) -> SpoolSource:
 
     path = os.path.abspath(path)
     files = SavedStateFile(OsDisk(), path)
-    kept = files.read()
-    if kept is not None:
-        if kept.diverged_lsn is not None:
+    saved = files.read()
+    if saved is not None:
+        if saved.diverged_lsn is not None:
             raise Refused(
                 f"the replica in {path} holds other records than its log from LSN "
-                f"{kept.diverged_lsn} on: name another copy"
+                f"{saved.diverged_lsn} on: name another copy"
             )
-        path = files.copy_path(kept.copy)
+        path = files.copy_path(saved.copy)
     if os.path.realpath(path) == os.path.realpath(damaged):
         raise Refused(f"{path} is the damaged log itself: name another copy of it")
     return SpoolSource(path)

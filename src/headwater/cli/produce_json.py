@@ -139,9 +139,9 @@ class JsonRows:
         try:
             columns = self._columns(rows)
         except Refused:
-            given = rows
+            source = rows
             count, error = first_refused(
-                len(given), lambda start, end: self._error_of(given[start:end])
+                len(source), lambda start, end: self._error_of(source[start:end])
             )
             rows, wrong = (
                 rows[:count],
@@ -153,13 +153,13 @@ class JsonRows:
             columns = self._columns(rows)
         # All columns that are known, so that batches do not differ by what their lines leave out.
         # One that is null throughout has no type yet, and is null without being there.
-        kept = {name: pa.nulls(len(rows), kind) for name, kind in self._types.items() if rows}
-        kept |= {name: one for name, one in columns.items() if not pa.types.is_null(one.type)}
-        self._left_out |= columns.keys() - kept.keys()
+        typed = {name: pa.nulls(len(rows), kind) for name, kind in self._types.items() if rows}
+        typed |= {name: one for name, one in columns.items() if not pa.types.is_null(one.type)}
+        self._left_out |= columns.keys() - typed.keys()
         self._columns_reader = None
-        if rows and not kept:
+        if rows and not typed:
             raise Refused(f"{name}, line {block.first_line:,}: nothing but nulls is no row")
-        return DecodedRows(pa.table(kept), wrong)
+        return DecodedRows(pa.table(typed), wrong)
 
     def _error_of(self, rows: list[dict[str, Any]]) -> Refused | None:
         """Why these rows make no columns; trying them decides nothing."""
@@ -198,8 +198,8 @@ class JsonRows:
 
     def _check(self, columns: dict[str, Any]) -> None:
         """Refuse what the producer would: there, no line is known any more."""
-        kept = {name: one for name, one in columns.items() if not pa.types.is_null(one.type)}
-        for batch in from_arrow(pa.table(kept)) if kept else ():
+        typed = {name: one for name, one in columns.items() if not pa.types.is_null(one.type)}
+        for batch in from_arrow(pa.table(typed)) if typed else ():
             self._stream.check(batch)
 
     def _column(self, name: str, values: list[Any]) -> pa.Array:
@@ -293,8 +293,8 @@ def _may_become(found: pa.DataType, kind: pa.DataType) -> bool:
             pa.types.is_temporal(kind) or pa.types.is_decimal(kind) or pa.types.is_binary(kind)
         )
     if pa.types.is_list(found) and pa.types.is_list(kind):
-        given, wanted = found.value_type, kind.value_type
-        return given == wanted or pa.types.is_null(given) or _may_become(given, wanted)
+        source, wanted = found.value_type, kind.value_type
+        return source == wanted or pa.types.is_null(source) or _may_become(source, wanted)
     if pa.types.is_nested(found):
         return bool(pa.types.is_nested(kind))
     return _is_number(found) and _is_number(kind)

@@ -112,9 +112,9 @@ class Resumption:
             lists = {KEY: piece.keys, VALUE: piece.values}
             columns = pa.record_batch(
                 {
-                    name: pa.array(given, pa.binary())
-                    for name, given in lists.items()
-                    if given is not None
+                    name: pa.array(column, pa.binary())
+                    for name, column in lists.items()
+                    if column is not None
                 }
             )
         return self._producer.fit(columns)

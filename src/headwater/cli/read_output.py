@@ -153,26 +153,26 @@ class LinesOutput(Output):
             )
 
     def _with_text(
-        self, batch: pa.RecordBatch, given: list[bytes | None], what: str
+        self, batch: pa.RecordBatch, values: list[bytes | None], what: str
     ) -> list[bytes]:
         """With the text for null, where one was given."""
-        if self._null is None and None in given:
+        if self._null is None and None in values:
             raise Refused(
-                f"{_place_of(batch, given.index(None))} has null for its {what}, which no line "
+                f"{_place_of(batch, values.index(None))} has null for its {what}, which no line "
                 "tells from an empty one: give it a text (--null TEXT, also ''), or take "
                 "another --format"
             )
-        self._refuse_null_text(batch, given, what)
+        self._refuse_null_text(batch, values, what)
         null = self._null or b""
-        return [null if one is None else one for one in given]
+        return [null if one is None else one for one in values]
 
     def _refuse_null_text(
-        self, batch: pa.RecordBatch, given: Sequence[bytes | None], what: str
+        self, batch: pa.RecordBatch, values: Sequence[bytes | None], what: str
     ) -> None:
         """Refuse a value that reads as null. With --null '' empty values are meant to."""
-        if self._null and not self._on_screen and self._null in given:
+        if self._null and not self._on_screen and self._null in values:
             raise Refused(
-                f"{_place_of(batch, given.index(self._null))} has the text of --null for its "
+                f"{_place_of(batch, values.index(self._null))} has the text of --null for its "
                 f"{what}: give another --null, or take another --format"
             )
 

@@ -42,10 +42,10 @@ def cost_words(stream: Stream) -> str:
     """What requests cost in a month; where they are free, what they would on S3."""
     scheme = stream.store.stats.scheme
     here = estimate_cost(linger_ms=stream.linger_ms, format=stream.config.format, scheme=scheme)
-    asked = stream.config.linger_ms
+    configured = stream.config.linger_ms
     cost = here
     if not here.producer_usd:
-        linger_ms = LINGER_MS if asked is None else asked
+        linger_ms = LINGER_MS if configured is None else configured
         cost = estimate_cost(linger_ms=linger_ms, format=stream.config.format)
     small = ""
     if cost.small_producer_usd < cost.producer_usd:

@@ -192,24 +192,24 @@ def describe_collected(
     return report
 
 
-def _collected_rows(one: Collected, kept: str) -> list[dict[str, Any]]:
+def _collected_rows(one: Collected, retention: str) -> list[dict[str, Any]]:
     why_left = (
-        f"batches: acknowledged and past their {kept}, but named by other software, which may use "
-        "them elsewhere. Nobody deletes them later: do it by hand"
+        f"batches: acknowledged and past their {retention}, but named by other software, which "
+        "may use them elsewhere. Nobody deletes them later: do it by hand"
     )
     expired, orphaned = size_words(one.bytes_expired), size_words(one.bytes_orphaned)
     rows = [
         (
             "deleted",
             one.batches_expired,
-            f"batches, {expired}: acknowledged, and past their {kept}",
+            f"batches, {expired}: acknowledged, and past their {retention}",
         ),
         ("", one.batches_orphaned, f"batches, {orphaned}: uploaded and never appended"),
         ("", one.chunks_expired, "pieces of the queue that only told of such batches"),
         ("forgotten", one.producers_forgotten, "producers: closed for good, or silent for 7 days"),
         *([("left", one.batches_left, why_left)] if one.batches_left else []),
         ("kept", one.kept_pending, "batches: not acknowledged"),
-        ("", one.kept_retained, f"batches: acknowledged, and kept for {kept}"),
+        ("", one.kept_retained, f"batches: acknowledged, and kept for {retention}"),
         (
             "oldest now",
             one.floor_sequence,

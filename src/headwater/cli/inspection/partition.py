@@ -130,9 +130,9 @@ def _check_numbers(
     below = sum(number < queue.chunk_floor for number in numbers)
     if below:
         report.remark(f"{below:,} chunks below the floor wait for the collector")
-    kept = [number for number in numbers if number >= queue.chunk_floor]
-    expected = range(queue.chunk_floor, kept[-1] + 1 if kept else queue.chunk_floor + 1)
-    missing = sorted(set(expected) - set(kept))
+    retained = [number for number in numbers if number >= queue.chunk_floor]
+    expected = range(queue.chunk_floor, retained[-1] + 1 if retained else queue.chunk_floor + 1)
+    missing = sorted(set(expected) - set(retained))
     if missing:
         problem = RolledBack(
             f"{chunks.key(missing[0])} is missing, and {len(missing) - 1:,} others: chunks from "
