@@ -30,7 +30,7 @@ from headwater.core.retry import Budget
 from headwater.store.backend import IfAbsent
 from headwater.store.objects import Buffer, Object, Version
 
-WRITES: Final = frozenset({"put", "put_if_absent", "put_if_unchanged", "put_stream", "list"})
+WRITES: Final = frozenset({"put", "put_if_absent", "put_if_unchanged", "list"})
 READS: Final = frozenset({"get", "head"})
 
 # scheme -> US dollars per 1,000 (writes and lists, reads)

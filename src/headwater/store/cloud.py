@@ -20,7 +20,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, Final, NoReturn
 
 import obstore
@@ -133,24 +133,14 @@ class CloudBackend(Backend):
 
     async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
         self._check_reach()
+        view = memoryview(data).cast("B")
         with translated(key, self._place, write=True):
             result = await obstore.put_async(
                 self._store,
                 self._prefix + key,
-                memoryview(data).cast("B"),
+                view,
                 mode=_mode(condition),
-                use_multipart=False,
-            )
-        return Version(result["e_tag"], result["version"])
-
-    async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:
-        self._check_reach()
-        with translated(key, self._place, write=True):
-            result = await obstore.put_async(
-                self._store,
-                self._prefix + key,
-                _regrouped(chunks),
-                use_multipart=True,
+                use_multipart=condition is None and len(view) > limits.MULTIPART_ABOVE_BYTES,
                 chunk_size=limits.MULTIPART_PART_BYTES,
             )
         return Version(result["e_tag"], result["version"])
@@ -267,12 +257,6 @@ def _mode(condition: Condition) -> Any:
     # Without unknown fields: obstore does not accept None for "any".
     mode = {"e_tag": condition.e_tag, "version": condition.generation}
     return {name: value for name, value in mode.items() if value is not None}
-
-
-async def _regrouped(chunks: AsyncIterable[Buffer]) -> AsyncIterator[bytes]:
-    """obstore accepts only `bytes` from an iterator."""
-    async for chunk in chunks:
-        yield bytes(chunk)
 
 
 _STATUS: Final = re.compile(r"non-2xx status code: (\d{3})")

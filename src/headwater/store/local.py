@@ -28,9 +28,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import zlib
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final
 
 from headwater.core import runtime
@@ -98,15 +97,6 @@ class LocalBackend(Backend):
     async def put_parts(self, key: str, parts: Parts) -> Version:
         return await runtime.run_blocking(self._put, key, parts, None)
 
-    async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:
-        stream = _Stream(self, key)
-        try:
-            async for chunk in chunks:
-                await runtime.run_blocking(stream.append, chunk)
-            return await runtime.run_blocking(stream.finish)
-        finally:
-            await runtime.run_blocking(stream.discard)
-
     async def delete(self, key: str) -> None:
         await runtime.run_blocking(self._delete, key)
 
@@ -139,7 +129,9 @@ class LocalBackend(Backend):
 
     def _put(self, key: str, data: Buffer | Parts, condition: Condition) -> Version:
         with self._begin_again_if_gone():
-            path, file = self._stage()
+            self._prepare()
+            path = f"{self._tmp}/{runtime.new_ulid()}"
+            file = self._disk.create(path)
             try:
                 for part in data if isinstance(data, Parts) else (data,):
                     file.append(part)
@@ -147,6 +139,13 @@ class LocalBackend(Backend):
                 return self._finish(key, path, file, condition)
             finally:
                 self._discard(path, file)
+
+    def _discard(self, path: str, file: DiskFile) -> None:
+        # The write is decided already. A later sweep removes files that stay behind.
+        with contextlib.suppress(HeadwaterError):
+            file.close()
+        with contextlib.suppress(HeadwaterError):
+            self._disk.unlink(path)
 
     def clock_ms(self) -> int:
         # Not an object's time: a replacement never has an earlier time than the replaced object.
@@ -162,18 +161,6 @@ class LocalBackend(Backend):
                     # Without a folder there is no object; Headwater removes no folders.
                     with contextlib.suppress(NotFound):
                         self._sync_folder(os.path.dirname(path))
-
-    def _stage(self) -> tuple[str, DiskFile]:
-        self._prepare()
-        path = f"{self._tmp}/{runtime.new_ulid()}"
-        return path, self._disk.create(path)
-
-    def _discard(self, path: str, file: DiskFile) -> None:
-        # The write is decided already. A later sweep removes files that stay behind.
-        with contextlib.suppress(HeadwaterError):
-            file.close()
-        with contextlib.suppress(HeadwaterError):
-            self._disk.unlink(path)
 
     def _finish(self, key: str, staged: str, file: DiskFile, condition: Condition) -> Version:
         """Sync a staged file and give it its name, if the condition holds."""
@@ -359,39 +346,6 @@ class LocalBackend(Backend):
                 "locks nor syncs are reliable. Use a local disk (under WSL: a path inside the "
                 "Linux file system, not /mnt/c), or an object store: s3://, gs://, az://."
             )
-
-
-class _Stream:
-    """A file that grows by chunks. Its steps run one at a time: a cancelled caller discards the
-    file while a thread may still write to it."""
-
-    def __init__(self, backend: LocalBackend, key: str) -> None:
-        self._backend = backend
-        self._key = key
-        self._mutex = threading.Lock()
-        self._staged: tuple[str, DiskFile] | None = None
-        self._is_discarded = False
-
-    def append(self, chunk: Buffer) -> None:
-        with self._mutex, self._backend._begin_again_if_gone():
-            self._open()[1].append(chunk)
-
-    def finish(self) -> Version:
-        with self._mutex, self._backend._begin_again_if_gone():
-            return self._backend._finish(self._key, *self._open(), None)
-
-    def discard(self) -> None:
-        with self._mutex:
-            self._is_discarded = True
-            if self._staged is not None:
-                self._backend._discard(*self._staged)
-
-    def _open(self) -> tuple[str, DiskFile]:
-        if self._is_discarded:
-            raise Unavailable(f"{self._key}: the write was abandoned")
-        if self._staged is None:
-            self._staged = self._backend._stage()
-        return self._staged
 
 
 def _allows(condition: Condition, present: FileStat | None) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from headwater.core import limits, runtime
@@ -133,13 +133,6 @@ class Store:
         self.stats.of("get").bytes_received += len(answer.data)
         return answer
 
-    async def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> Sequence[Object]:
-        """Several parts of one object at once; `Conflict` if the object was replaced meanwhile."""
-        parts = await asyncio.gather(*(self.get(key, part) for part in ranges))
-        if len({part.version for part in parts}) > 1:
-            raise Conflict(f"{key} was replaced while parts of it were read; read it again")
-        return parts
-
     async def get_stream(
         self, key: str, *, chunk_bytes: int = limits.STREAM_CHUNK_BYTES
     ) -> AsyncIterator[bytes | memoryview]:
@@ -220,36 +213,7 @@ class Store:
                 return await self._put(key, len(parts), lambda: self._backend.put_parts(key, parts))
             data = await runtime.run_blocking(parts.together)
         content = immutable_content(key, data)
-        if len(content) > limits.MULTIPART_ABOVE_BYTES and not self.is_local:
-            return await self._put_in_parts(key, content)
         return await self._put(key, len(content), lambda: self._backend.put(key, content))
-
-    async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:
-        """Write an object of any size from parts, without retries: the caller repeats it."""
-        check_key(key)
-        stats = self.stats.of("put_stream")
-        total = 0
-
-        async def counted() -> AsyncIterator[Buffer]:
-            nonlocal total
-            async for chunk in chunks:
-                total += len(chunk)
-                if total > limits.OBJECT_MAX_BYTES:
-                    raise too_large(key, total)
-                yield chunk
-
-        started_s = runtime.monotonic_s()
-        try:
-            return await self._backend.put_stream(key, counted())
-        except HeadwaterError:
-            stats.failures += 1
-            raise
-        finally:
-            # On a cloud store: begin, each part, end.
-            parts = math.ceil(total / limits.MULTIPART_PART_BYTES)
-            stats.requests += 1 if self.is_local else 2 + parts
-            stats.bytes_sent += total
-            stats.latency_s.observe(runtime.monotonic_s() - started_s)
 
     async def put_if_absent(self, key: str, data: Buffer, *, token: bytes | None) -> Version:
         """Create an object, or raise `AlreadyExists` with the present content.
@@ -293,6 +257,10 @@ class Store:
         budget = self._policy.start(size_bytes=size_bytes)
 
         async def attempt() -> T:
+            if size_bytes > limits.MULTIPART_ABOVE_BYTES and not self.is_local:
+                # Begin, each part, end: `_once` counts one of these requests.
+                parts = math.ceil(size_bytes / limits.MULTIPART_PART_BYTES)
+                self.stats.of("put").requests += 1 + parts
             return await self._once("put", budget, send, sent=size_bytes)
 
         return await self._repeat("put", key, budget, attempt, write=True)
@@ -355,18 +323,6 @@ class Store:
         return True
 
     _conflict_with = staticmethod(conflict_with)
-
-    async def _put_in_parts(self, key: str, data: Bytes) -> Version:
-        part = limits.MULTIPART_PART_BYTES
-
-        async def parts() -> AsyncIterator[Buffer]:
-            for offset in range(0, len(data), part):
-                yield data[offset : offset + part]
-
-        budget = self._policy.start(size_bytes=len(data))
-        return await self._repeat(
-            "put_stream", key, budget, lambda: self.put_stream(key, parts()), write=True
-        )
 
     async def _repeat(
         self,
