@@ -149,7 +149,7 @@ class _StalledDisk(OsDisk):
 
 
 def _listed(backend: LocalBackend) -> list[str]:
-    return [meta.key for meta in backend._listing.walk("f/", "")]
+    return [meta.key for meta in backend._walk("f/", "")]
 
 
 READS: dict[str, Callable[[LocalBackend], object]] = {

@@ -28,8 +28,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import islice
+from pathlib import PurePath
 from typing import Final
 
 from headwater.core import runtime
@@ -42,8 +45,8 @@ from headwater.core.errors import (
     NotSupported,
     Unavailable,
 )
+from headwater.core.limits import LIST_PAGE_KEYS
 from headwater.store.backend import Backend, Condition, IfAbsent, PreconditionFailed
-from headwater.store.local_listing import ChangesUnderWay, LocalListing, next_page
 from headwater.store.objects import (
     RESERVED_SEGMENT,
     Buffer,
@@ -54,6 +57,7 @@ from headwater.store.objects import (
     Page,
     Parts,
     Version,
+    is_key,
 )
 
 LOCK_STRIPES: Final = 256
@@ -65,6 +69,52 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
     "9p afpfs afs beegfs ceph cifs coda davfs drvfs fhgfs glusterfs gpfs lustre ncpfs nfs nfs4 "
     "ocfs2 orangefs prl_fs smb3 smbfs vboxsf virtiofs vmhgfs webdav".split()
 )
+
+
+class ChangesUnderWay:
+    """The name changes of this process that are not synced yet, each from before it is visible. A
+    reader that reads a file and then finds no change under way has read only synced data. A path
+    has at most one change, because its writer holds the key's lock."""
+
+    def __init__(self) -> None:
+        self._over: dict[str, tuple[int, threading.Event]] = {}
+        """By path: the process that changes it, and whether the change is over."""
+
+    @contextlib.contextmanager
+    def noted(self, path: str) -> Iterator[None]:
+        """Change a name and sync its folder inside. `DiskFailed` says that it may have changed and
+        is not safe, which it then never becomes; any other error, that nothing was changed."""
+        over = threading.Event()
+        self._over[path] = os.getpid(), over
+        try:
+            yield
+            del self._over[path]
+        except HeadwaterError as error:
+            if not isinstance(error, DiskFailed):
+                del self._over[path]
+            raise
+        finally:
+            over.set()
+
+    def wait(self, path: str) -> None:
+        """Return once what was read at `path` is safe; `DiskFailed` if it never will be."""
+        change = self._over.get(path)
+        if change is None:
+            return
+        process, over = change
+        # What was under way when this process was forked is another process's change.
+        if process == os.getpid():
+            over.wait()
+        if over.is_set() and self._over.get(path) is change:
+            raise DiskFailed(
+                f"{path}: its last change could not be synced; whether it is safe is unknown"
+            )
+
+    def wait_in(self, folder: str) -> None:
+        """The same for all names in a folder."""
+        for path in tuple(self._over):
+            if os.path.dirname(path) == folder:
+                self.wait(path)
 
 
 class LocalBackend(Backend):
@@ -82,7 +132,6 @@ class LocalBackend(Backend):
         self._ready = False
         self._failed: DiskFailed | None = None
         self._changes = ChangesUnderWay()
-        self._listing = LocalListing(self._root, self._disk, self._changes, self._head)
         self._refuse_network_file_system()
 
     async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
@@ -101,12 +150,12 @@ class LocalBackend(Backend):
         await runtime.run_blocking(self._delete, key)
 
     async def list(self, prefix: str, start_after: str) -> AsyncIterator[Page]:
-        walk = self._listing.walk(prefix, start_after)
-        while page := await runtime.run_blocking(next_page, walk):
+        walk, page = self._walk(prefix, start_after), Page()
+        while page := await runtime.run_blocking(list, islice(walk, LIST_PAGE_KEYS)):
             yield page
 
     async def folders(self, prefix: str) -> Names:
-        return await runtime.run_blocking(self._listing.folders, prefix)
+        return await runtime.run_blocking(self._folders, prefix)
 
     # The methods below block; the runtime runs them on threads.
 
@@ -127,6 +176,36 @@ class LocalBackend(Backend):
         finally:
             self._changes.wait(path)
 
+    def _walk(self, folder: str, start_after: str) -> Iterator[ObjectMeta]:
+        """Objects below `folder` ("" or "a/b/") in the order of their keys."""
+        for key in sorted(self._keys_in(folder)):
+            if key.endswith("/"):
+                if key > start_after or start_after.startswith(key):
+                    yield from self._walk(key, start_after)
+            elif key > start_after:
+                # It may have been deleted since the folder was read.
+                with contextlib.suppress(NotFound):
+                    yield self._head(key)
+
+    def _folders(self, folder: str) -> Names:
+        below = (key for key in self._keys_in(folder) if key.endswith("/"))
+        return [key[len(folder) : -1] for key in below if self._holds_object(key)]
+
+    def _holds_object(self, folder: str) -> bool:
+        keys = self._keys_in(folder)
+        # A file here answers the question without reading the folders, which may be very large.
+        has_file = not all(key.endswith("/") for key in keys)
+        return has_file or any(self._holds_object(key) for key in keys)
+
+    def _keys_in(self, folder: str) -> Names:
+        """The keys directly in a folder, without names that no request could read. "a/b" sorts
+        after "a-b": a folder is ordered with the slash that follows it."""
+        here = f"{self._root}/{folder.removesuffix('/')}"
+        entries = self._disk.list_dir(here)
+        self._changes.wait_in(here)
+        keys = ((f"{folder}{name}", is_dir) for name, is_dir in entries)
+        return [f"{key}/" if is_dir else key for key, is_dir in keys if is_key(key)]
+
     def _put(self, key: str, data: Buffer | Parts, condition: Condition) -> Version:
         with self._begin_again_if_gone():
             self._prepare()
@@ -141,7 +220,7 @@ class LocalBackend(Backend):
                 self._discard(path, file)
 
     def _discard(self, path: str, file: DiskFile) -> None:
-        # The write is decided already. A later sweep removes files that stay behind.
+        # The write is decided already. Files that stay behind are removed later.
         with contextlib.suppress(HeadwaterError):
             file.close()
         with contextlib.suppress(HeadwaterError):
@@ -273,21 +352,19 @@ class LocalBackend(Backend):
             self._refuse_nested_root()
             self._make_folder(self._tmp)
             self._make_folder(self._locks)
-            self._sweep()
+            self._remove_abandoned_files()
             self._ready = True
 
     def _refuse_nested_root(self) -> None:
         """Locks belong to a root: writers of one file through two roots would not exclude each
         other."""
-        above = os.path.dirname(self._root)
-        while above != os.path.dirname(above):
+        for above in [*PurePath(self._root).parents][:-1]:
             if self._is_folder(f"{above}/{RESERVED_SEGMENT}/locks"):
                 raise NotSupported(
-                    f"{self._root} is inside the local store {above}. Open that one and use "
-                    f"keys that begin with {self._root.removeprefix(above + '/')!r}, or use "
+                    f"{self._root} is inside the local store {above}. Open that one and use keys "
+                    f"that begin with {str(PurePath(self._root).relative_to(above))!r}, or use "
                     "another directory."
                 )
-            above = os.path.dirname(above)
 
     def _make_folder(self, path: str, key: str | None = None) -> None:
         """Create a folder and its parents, and sync each name in its parent."""
@@ -300,12 +377,16 @@ class LocalBackend(Backend):
                 self._make_folder(above, key)
                 made = self._disk.make_dir(path)
                 if not made and not self._is_folder(path):
-                    raise _not_a_folder(path, self._root, key)
-            self._sync_folder_name(path, made=made, missing=missing)
+                    if key is not None:
+                        raise _both(path.removeprefix(self._root + "/"), key)
+                    raise NotSupported(
+                        f"{path} is not a directory, so {self._root} cannot hold a store"
+                    )
+            self._sync_folder_name(path, above, made=made, missing=missing)
         self._safe_folders.add(path)
 
-    def _sync_folder_name(self, path: str, *, made: bool, missing: bool) -> None:
-        above, below_root = os.path.dirname(path), path.startswith(self._root + "/")
+    def _sync_folder_name(self, path: str, above: str, *, made: bool, missing: bool) -> None:
+        below_root = path.startswith(self._root + "/")
         if made and not below_root:
             # A second attempt would take the folder for the user's own, which needs no sync.
             self._sync_change(above)
@@ -324,16 +405,13 @@ class LocalBackend(Backend):
         except NotFound:
             return False
 
-    def _sweep(self) -> None:
-        """Remove unfinished files of processes that were killed long ago."""
+    def _remove_abandoned_files(self) -> None:
         oldest_ns = (runtime.wall_ms() - ABANDONED_AFTER_MS) * 1_000_000
         for name, _ in self._disk.list_dir(self._tmp):
             path = f"{self._tmp}/{name}"
-            try:
+            with contextlib.suppress(NotFound):  # finished or swept by another process
                 if self._disk.stat(path).mtime_ns < oldest_ns:
                     self._disk.unlink(path)
-            except NotFound:
-                continue  # finished or swept by another process meanwhile
 
     def _refuse_network_file_system(self) -> None:
         existing = self._root
@@ -354,12 +432,6 @@ def _allows(condition: Condition, present: FileStat | None) -> bool:
     if isinstance(condition, IfAbsent):
         return present is None
     return present is not None and _version(present) == condition
-
-
-def _not_a_folder(path: str, root: str, key: str | None) -> NotSupported:
-    if key is None:
-        return NotSupported(f"{path} is not a directory, so {root} cannot hold a store")
-    return _both(path.removeprefix(root + "/"), key)
 
 
 def _both(object_key: str, key: str) -> NotSupported:

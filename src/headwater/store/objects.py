@@ -119,6 +119,14 @@ def check_key(key: str, *, foreign: bool = False) -> str:
     return key
 
 
+def is_key(key: str) -> bool:
+    try:
+        check_key(key)
+    except BadKey:
+        return False
+    return True
+
+
 def check_prefix(prefix: str) -> str:
     """Check a folder to list: "" for everything, else a key, with or without a closing `/`."""
     stripped = prefix.removesuffix("/")
