@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
@@ -122,9 +122,13 @@ class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow)
         self, start: dict[str, Any] | None = None, limit: object = None
     ) -> dict[str, Any]:
         """The end of the next micro-batch. Spark 4.1 does not pass its start."""
+        batches, options = self._batches(), self._options
         if start is None:
-            return portal.shared().call(self._batches().latest_without_start()).to_json()
-        return self._latest(Offset.from_json(start), limit).to_json()
+            return portal.shared().call(batches.latest_without_start()).to_json()
+        limits = Limits(options.max_offsets_per_trigger, options.max_bytes_per_trigger)
+        if versions.is_unlimited(limit):
+            limits = Limits()
+        return portal.shared().call(batches.latest(Offset.from_json(start), limits)).to_json()
 
     @plain_errors
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -153,13 +157,6 @@ class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow)
             self._live = MicroBatches(shared_store(self._options.url), self._options)
         return self._live
 
-    def _latest(self, start: Offset, limit: object) -> Offset:
-        options = self._options
-        limits = Limits(options.max_offsets_per_trigger, options.max_bytes_per_trigger)
-        if versions.is_unlimited(limit):
-            limits = Limits()
-        return portal.shared().call(self._batches().latest(start, limits))
-
 
 class RefusedReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow):  # type: ignore[misc]
     """The source of a query that cannot run."""
@@ -167,24 +164,13 @@ class RefusedReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow
     def __init__(self, error: HeadwaterError) -> None:
         self._error = error
 
-    def initialOffset(self) -> dict[str, Any]:
-        self._refuse()
-
-    def getDefaultReadLimit(self) -> Any:
-        self._refuse()
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        self._refuse()
-
-    def latestOffset(self, start: object = None, limit: object = None) -> dict[str, Any]:
-        self._refuse()
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        self._refuse()
-
-    def read(self, partition: InputPartition) -> Any:
-        self._refuse()
-
     @plain_errors
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *_: Any, **__: Any) -> Any:
         raise self._error
+
+    initialOffset = _refuse
+    getDefaultReadLimit = _refuse
+    prepareForTriggerAvailableNow = _refuse
+    latestOffset = _refuse
+    partitions = _refuse
+    read = _refuse
