@@ -17,6 +17,7 @@ from headwater.core.errors import (
     Conflict,
     HeadwaterError,
     NotFound,
+    NotSupported,
     OutcomeUnknown,
     Refused,
     Throttled,
@@ -31,8 +32,6 @@ from headwater.store.attempts import (
     attempts_exhausted,
     conflict_with,
     immutable_content,
-    listing_out_of_order,
-    still_unknown,
     too_large,
 )
 from headwater.store.backend import (
@@ -174,7 +173,10 @@ class Store:
                         if meta.key <= requested:
                             continue  # some stores ignore the start
                         if meta.key <= after:
-                            raise listing_out_of_order(meta.key, after)
+                            raise NotSupported(
+                                f"this store lists {meta.key} after {after}; Headwater needs "
+                                "listings in the order of keys"
+                            )
                         after = meta.key
                         yield meta
                     budget = self._policy.start()
@@ -348,7 +350,9 @@ class Store:
                     raise attempts_exhausted(key, budget, error, maybe_landed) from error
             except Refused as error:
                 if maybe_landed:
-                    raise still_unknown(key, error) from error
+                    raise OutcomeUnknown(
+                        f"{key}: the change may or may not be made; a later attempt failed: {error}"
+                    ) from error
                 raise
 
     async def _once(
