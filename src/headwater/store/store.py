@@ -66,7 +66,7 @@ class Store:
         *,
         url: str = "",
         policy: RetryPolicy | None = None,
-        reopen: Callable[[], tuple[Any, ...]] | None = None,
+        reopen: Callable[[], Store] | None = None,
     ) -> None:
         self._backend = backend
         self._policy = policy or RetryPolicy()
@@ -86,7 +86,7 @@ class Store:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._reopen is None:
             raise TypeError(f"{self!r} lives in this process alone and cannot be sent elsewhere")
-        return self._reopen()
+        return self._reopen, ()
 
     async def __aenter__(self) -> Store:
         return self
