@@ -73,7 +73,7 @@ def test_segments_alone_and_what_they_cannot_say(invoke: Invoke, url: str, tmp_p
 
 def test_the_old_log_is_never_written_over(invoke: Invoke, url: str) -> None:
     over = invoke("tier", "rebuild", url, "--to-prefix", "metadata")
-    assert (over.exit_code, "under another prefix" in over.stderr) == (2, True)
+    assert (over.exit_code, "needs another prefix" in over.stderr) == (2, True)
     done = invoke("tier", "rebuild", url, "--to-prefix", "metadata-2")
     assert (done.exit_code, "nothing was missing" in done.stdout) == (0, True)
     again = invoke("tier", "rebuild", url, "--to-prefix", "metadata-3")
