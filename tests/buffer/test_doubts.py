@@ -8,8 +8,7 @@ import pytest
 
 from headwater.buffer.queue.contract import NewBatch
 from headwater.buffer.queue.v1.acked import AckedSegments
-from headwater.buffer.queue.v1.manifest_object import ManifestObject
-from headwater.buffer.queue.v1.side_object import V1Names
+from headwater.buffer.queue.v1.manifest_object import ManifestObject, V1Names
 from headwater.buffer.stream import create_stream
 from headwater.core.errors import (
     Bug,

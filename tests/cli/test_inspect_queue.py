@@ -13,8 +13,7 @@ import pytest
 
 from headwater.buffer.consumer import Consumer, Follower
 from headwater.buffer.producer import Producer
-from headwater.buffer.queue.native.chunk_log import ChunkLog
-from headwater.buffer.queue.native.registers import QueueFloors
+from headwater.buffer.queue.native.chunk_log import ChunkLog, QueueFloors
 from headwater.buffer.queue.v1.batch_format import encode_batch
 from headwater.buffer.queue.v1.manifest_format import Manifest, encode_manifest
 from headwater.buffer.stream import create_stream

@@ -24,19 +24,16 @@ from headwater.buffer.queue.native.chunk import (
     encode_chunk,
     first_chunk,
 )
-from headwater.buffer.queue.native.registers import (
+from headwater.buffer.queue.native.chunk_log import (
     CollectorRecord,
     ConsumerRecord,
-    Mark,
-    ProducerRecord,
-    ProducerShard,
     QueueEnd,
     QueueFloors,
 )
-from headwater.buffer.queue.v1.acked import decode_segment, encode_segment
-from headwater.buffer.queue.v1.ledger import NumberedEntry
+from headwater.buffer.queue.native.producers import Mark, ProducerRecord, ProducerShard
+from headwater.buffer.queue.v1.acked import NumberedEntry, decode_segment, encode_segment
 from headwater.buffer.queue.v1.manifest_format import ManifestEntry, MetadataItem
-from headwater.buffer.queue.v1.side_object import V1Names
+from headwater.buffer.queue.v1.manifest_object import V1Names
 from headwater.buffer.records import HEADERS, KEY, from_arrow
 from headwater.core import runtime
 from headwater.core.errors import NotSupported

@@ -8,14 +8,14 @@ import pytest
 
 from headwater.buffer.queue.v1.acked import (
     HEADER_BYTES,
+    NumberedEntry,
     cover,
     decode_segment,
     encode_segment,
     read_header,
 )
-from headwater.buffer.queue.v1.ledger import NumberedEntry
 from headwater.buffer.queue.v1.manifest_format import ManifestEntry, MetadataItem
-from headwater.buffer.queue.v1.side_object import SegmentName, V1Names
+from headwater.buffer.queue.v1.manifest_object import SegmentName, V1Names
 from headwater.core.errors import Corrupt, NotSupported
 
 NAMES = V1Names("ingest", "orders-0")

@@ -311,7 +311,7 @@ async def test_what_a_crashed_consumer_wrote_of_entries_that_another_took_counts
         found = await crashing._fenced_read()
         crashing._reader.ledger.follow(side)
         await crashing._reader.ledger.extend(found, 2)
-        await crashing._reader.acked.write(found, crashing._reader.ledger, range(1, 2), 0)
+        await crashing._reader.acked.write(found, 1, [crashing._reader.ledger[1]], 0)
     manifest = await queue.manifest()
     # Under the very epoch of the one that crashed.
     await queue.store.put(MANIFEST, encode_manifest(manifest.dequeued(1)))

@@ -12,18 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.buffer.consumer import collection
+from headwater.buffer.consumer import ownership
 from headwater.buffer.queue import Retention
 from headwater.buffer.stream import Stream
-from headwater.buffer.transaction import (
-    CommitResult,
-    TaskUploads,
-    TransactionCommitter,
-    Uploader,
-)
-from headwater.buffer.transaction import (
-    holds as holds_module,
-)
+from headwater.buffer.transaction import CommitResult, TaskUploads, TransactionCommitter, Uploader
+from headwater.buffer.transaction import holds as holds_module
 from headwater.buffer.transaction.holds import Hold, Holds
 from headwater.buffer.transaction.record import (
     ApplicationRecord,
@@ -148,7 +141,7 @@ PLANTED = {
         (Uploader, "finish", holds_in_the_end),
         (TransactionCommitter, "_check_held", looks_at_the_token_alone),
     ),
-    "collector-ignores-holds": _replacing((collection, "retention_of", ignores_holds)),
+    "collector-ignores-holds": _replacing((ownership, "retention_of", ignores_holds)),
     "abort-without-asking": _replacing((TransactionCommitter, "abort", aborts_without_asking)),
     "hold-dropped-at-once": _replacing((holds_module, "_end_holds", drops_at_once)),
     "commit-without-a-hold": _replacing((TransactionCommitter, "_check_held", trusts_its_hold)),

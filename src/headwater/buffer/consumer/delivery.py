@@ -15,7 +15,7 @@ from headwater.buffer.consumer.dead_letter import (
     write_dead_letter,
 )
 from headwater.buffer.consumer.fetcher import FetchHandle
-from headwater.buffer.consumer.metrics import ConsumerMetrics
+from headwater.buffer.consumer.progress import ConsumerMetrics
 from headwater.buffer.queue.contract import Descriptor, Uncounted, batch_trimmed
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import deletion_error

@@ -19,7 +19,7 @@ from headwater.buffer.batch import FOOTER_BYTES, Calls, decode_batch, read_foote
 from headwater.buffer.batch import SCHEMA as CALLS_SCHEMA
 from headwater.buffer.consumer.consumed_batch import ConsumedBatch, RecordedSchema, calls_of
 from headwater.buffer.consumer.dead_letter import UnreadableBatch, unreadable
-from headwater.buffer.consumer.metrics import ConsumerMetrics
+from headwater.buffer.consumer.progress import ConsumerMetrics
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.queue.native.chunk import decode_chunk
 from headwater.buffer.queue.v1 import batch_format

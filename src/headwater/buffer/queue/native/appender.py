@@ -34,9 +34,13 @@ from headwater.buffer.queue.contract import (
     ProducerState,
 )
 from headwater.buffer.queue.native.chunk import Chunk, check_producer_sequences, entry_bytes
-from headwater.buffer.queue.native.chunk_log import ChunkLog, StoredChunk
-from headwater.buffer.queue.native.producers import ProducerRegistration
-from headwater.buffer.queue.native.registers import Mark, consumer_register, read_consumer
+from headwater.buffer.queue.native.chunk_log import (
+    ChunkLog,
+    StoredChunk,
+    consumer_register,
+    read_consumer,
+)
+from headwater.buffer.queue.native.producers import Mark, ProducerRegistration
 from headwater.buffer.queue.native.tail import DeadNumber, LostRace, QueueTail, write_note
 from headwater.core import limits, runtime
 from headwater.core.errors import (

@@ -1,4 +1,9 @@
-"""The chunks of a native queue, a numbered log, and `end.json`, which says how far it has come.
+"""The chunks of a native queue, which are a numbered log, and the registers of the queue.
+
+    <prefix>/queue.json      the floors, which only rise
+    <prefix>/end.json        how far the queue has come at least
+    <prefix>/consumer.json   the owner, and what is acknowledged
+    <prefix>/gc.json         how far the collector has looked
 
 Always holds: the last chunk is never deleted. A chunk is deleted only once collectors have seen
 FLOOR_SETTLE_S pass since the floor passed it, which is why a floor that was read less than
@@ -17,25 +22,113 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+import msgspec
+
 from headwater.buffer.queue.contract import Counters, QueuePosition, batch_trimmed
-from headwater.buffer.queue.native.chunk import Chunk, decode_chunk, encode_chunk, first_chunk
-from headwater.buffer.queue.native.registers import (
-    ConsumerRecord,
-    QueueEnd,
-    QueueFloors,
-    consumer_register,
-    missing_queue,
+from headwater.buffer.queue.native.chunk import (
+    NO_BATCH_FLOOR,
+    Chunk,
+    decode_chunk,
+    encode_chunk,
+    first_chunk,
 )
 from headwater.core import limits, runtime
-from headwater.core.errors import (
-    Corrupt,
-    HeadwaterError,
-    NotFound,
-    NotSupported,
-    RolledBack,
-)
-from headwater.core.lease import Lease
+from headwater.core.errors import Corrupt, HeadwaterError, NotFound, NotSupported, RolledBack
+from headwater.core.lease import FloorAge, Lease
 from headwater.store import LeasedFloor, LogFloor, NumberedLog, Object, Register, Store, Version
+
+
+class QueueFloors(msgspec.Struct, frozen=True):
+    """What is dead in a queue."""
+
+    id: str
+    chunk_floor: int = 0
+    """Chunks below it may be deleted, and nothing at those numbers counts."""
+    floor_sequence: int = 0
+    """The first batch that is kept. It may be within the first chunk that is."""
+    floor_lsn: int = 1
+    batch_floor: str = NO_BATCH_FLOOR
+    """Batches at or below it are not appended any more."""
+    floor_ms: int = 0
+    """By the store's clock: nothing in the first chunk that is kept was appended before."""
+
+    @property
+    def floor(self) -> QueuePosition:
+        """Where the first batch that is kept begins."""
+        return QueuePosition(self.floor_sequence, self.floor_lsn)
+
+
+class QueueEnd(msgspec.Struct, frozen=True):
+    """A chunk that was there: the queue has come so far at least."""
+
+    chunk: int = 0
+    first_sequence: int = 0
+    """Of its first entry, or of the next to come."""
+    first_lsn: int = 1
+
+
+class ConsumerRecord(msgspec.Struct, frozen=True):
+    """Who owns the consumer, and how far it came."""
+
+    epoch: int = 0
+    group: str = ""
+    sequence: int = 0
+    """The first one that is not acknowledged."""
+    lsn: int = 1
+    bytes: int = 0
+    """Of all batches acknowledged so far."""
+    chunk: int = 0
+    """The chunk of the last acknowledged batch."""
+    opened_ms: int = 0
+    truncated: int = 0
+    """Where the last truncation put the position: equal to `sequence` until something after that
+    is acknowledged. What is before it, the group may never have read."""
+
+
+class CollectorRecord(msgspec.Struct, frozen=True):
+    """How far the collector has searched for uploads that were never appended."""
+
+    batch_floor: str = NO_BATCH_FLOOR
+    """Up to this id, uploads without an entry were deleted."""
+    chunk: int = 0
+    """Chunks below it were read."""
+    referenced: tuple[str, ...] = ()
+    """Ids above `batch_floor` in the chunks that were read."""
+    full_ms: int = 0
+    """When it last looked at everything."""
+    shard: str = ""
+    """The last shard of producers it looked at."""
+    passes: int = 0
+    """Counts passes that read the store's time."""
+    settled_chunk: int = 0
+    """The floor of the chunks has been here for FLOOR_SETTLE_S: what is below may be deleted."""
+    settling: FloorAge = FloorAge()
+    """The floor of the chunks that is waited for next."""
+
+
+def consumer_register(store: Store, prefix: str) -> Register[ConsumerRecord]:
+    """The register of the owner and of what is acknowledged."""
+    return Register(store, f"{prefix}/consumer.json", ConsumerRecord)
+
+
+async def read_consumer(register: Register[ConsumerRecord]) -> ConsumerRecord:
+    """The consumer's record, which exists from the queue's creation on."""
+    try:
+        return (await register.read()).value
+    except NotFound as error:
+        raise RolledBack(
+            f"{register.key} is gone: what was acknowledged is not known. Restore it from a backup."
+        ) from error
+
+
+def missing_queue(prefix: str) -> RolledBack:
+    """The error for a queue that does not exist: it is created before its stream is announced."""
+    return RolledBack(
+        f"there is no queue at {prefix}, though its stream has one: it was deleted or moved. "
+        "Restore the folder from a backup; if that cannot be, make another stream, for in an empty "
+        "queue sequences and LSNs begin again."
+    )
+
 
 # How many chunks are requested at once.
 READ_AHEAD: Final = 16

@@ -7,6 +7,7 @@ later are refused by every appender; only a full pass finds them.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,15 +15,18 @@ import msgspec
 import xxhash
 
 from headwater.buffer.queue.contract import Collected, Counters, Retention
-from headwater.buffer.queue.native.chunk_log import ChunkLog
-from headwater.buffer.queue.native.registers import CollectorRecord, QueueFloors, missing_queue
-from headwater.buffer.queue.native.retention import delete_all
+from headwater.buffer.queue.native.chunk_log import (
+    ChunkLog,
+    CollectorRecord,
+    QueueFloors,
+    missing_queue,
+)
 from headwater.buffer.queue.native.tail import QueueTail, write_note
 from headwater.core import limits, runtime
-from headwater.core.errors import NotFound, Refused
+from headwater.core.errors import HeadwaterError, NotFound, Refused
 from headwater.core.retry import RetryPolicy
 from headwater.core.runtime import decode_ulid, encode_ulid
-from headwater.store import Register
+from headwater.store import Register, Store
 
 
 @dataclass
@@ -254,3 +258,20 @@ class ReferencedIds:
         size = 8 * len(self._filter)
         places = [(digest >> shift & 0xFFFFFFFF) % size for shift in (0, 32, 64, 96)]
         return [(place // 8, 1 << place % 8) for place in places]
+
+
+async def delete_all(store: Store, keys: list[str], report: Collected) -> int:
+    """Delete objects, some at a time; how many went. The next pass repeats what failed."""
+    gone = 0
+    for first in range(0, len(keys), limits.GC_PARALLEL):
+        group = keys[first : first + limits.GC_PARALLEL]
+        for outcome in await asyncio.gather(
+            *(store.delete(key) for key in group), return_exceptions=True
+        ):
+            if isinstance(outcome, HeadwaterError):
+                report.failed += 1
+            elif outcome is not None:
+                raise outcome
+            else:
+                gone += 1
+    return gone

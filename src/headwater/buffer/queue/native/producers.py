@@ -1,5 +1,9 @@
 """The record of a producer id: its latest incarnation, its last accepted batch, and its end.
 
+Records are in 4,096 shards (`<prefix>/producers/<3 hex>.json`) and not in an object each: they are
+dropped one day, and an object whose key may be created again must not be deleted, because a slow
+delete would remove the later one.
+
 Always holds: a mark only rises. Only the incarnation that the record names may renew it, and the
 collector, which folds into it what it is about to delete.
 
@@ -20,27 +24,77 @@ had happened, and its successor does not learn of it.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from typing import Final, NamedTuple
 
 import msgspec
 
 from headwater.buffer.queue.contract import Collected, Counters
 from headwater.buffer.queue.native.chunk import Chunk, ProducerIncarnation
-from headwater.buffer.queue.native.chunk_log import READ_AHEAD, ChunkLog
-from headwater.buffer.queue.native.registers import (
+from headwater.buffer.queue.native.chunk_log import (
+    READ_AHEAD,
+    ChunkLog,
     CollectorRecord,
-    Mark,
-    ProducerRecord,
-    ProducerShard,
     QueueFloors,
-    check_producer_id,
-    shard_name,
 )
 from headwater.buffer.queue.native.tail import QueueTail, write_note
 from headwater.core import limits, runtime
-from headwater.core.errors import Fenced, NotFound
+from headwater.core.errors import Fenced, NotFound, Refused
 from headwater.core.retry import RetryPolicy
 from headwater.store import Register, Store
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """A producer's last accepted batch, as far as its record knows."""
+
+    producer_sequence: int
+    sequence: int
+    first_lsn: int
+    chunk: int
+    metadata: bytes | None = None
+
+
+class ProducerRecord(msgspec.Struct, frozen=True):
+    """One producer id."""
+
+    incarnation: str
+    """Whose life it is: the last one that opened."""
+    anchor: int
+    """A chunk before which `mark` covers all batches of this producer."""
+    anchor_ms: int
+    mark: Mark | None = None
+    closed: int | None = None
+    """No incarnation so far has anything after this chunk, nor ever will: a collector has written
+    there that they must stop, or the only one was closed for good."""
+    silent_looks: int = 0
+    """How often collectors have found nothing kept and nothing changed, each time a seventh of
+    PRODUCER_EXPIRY_MS after the time before."""
+    silent_looked_ms: int = 0
+    """When that was last counted, by the store's clock; 0 if none has looked since the last
+    change."""
+
+
+class ProducerShard(msgspec.Struct, frozen=True):
+    """Some of the producers."""
+
+    producers: dict[str, ProducerRecord] = {}
+    dropped: int = 0
+    """How many were forgotten."""
+
+
+def shard_name(producer: str) -> str:
+    """The shard of a producer id."""
+    return hashlib.blake2s(producer.encode(), digest_size=2).hexdigest()[:3]
+
+
+def check_producer_id(producer: str) -> str:
+    """The id itself; `Refused` says what an id may be."""
+    if not producer or len(producer.encode()) > limits.PRODUCER_ID_MAX_BYTES:
+        raise Refused(
+            f"{producer!r} is no producer id: it has 1 to {limits.PRODUCER_ID_MAX_BYTES} bytes"
+        )
+    return producer
+
 
 CLOSED: Final = "closed-"
 """The prefix of incarnations under which nothing is appended: the collector gives them to producers

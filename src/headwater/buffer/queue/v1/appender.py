@@ -40,14 +40,18 @@ from headwater.buffer.queue.contract import (
 )
 from headwater.buffer.queue.v1.acked import AckedSegments
 from headwater.buffer.queue.v1.batch_format import BatchCount, BatchCounts, encode_batch
-from headwater.buffer.queue.v1.ledger import Ledger
 from headwater.buffer.queue.v1.manifest_format import unpack_metadata
-from headwater.buffer.queue.v1.manifest_object import ManifestObject, ManifestRetry, StoredManifest
+from headwater.buffer.queue.v1.manifest_object import (
+    ManifestObject,
+    ManifestRetry,
+    StoredManifest,
+    V1Names,
+)
+from headwater.buffer.queue.v1.reader import Ledger
 from headwater.buffer.queue.v1.side_object import (
     ConsumedElsewhere,
     SideObject,
     SideState,
-    V1Names,
     location_digest,
     read_view,
 )

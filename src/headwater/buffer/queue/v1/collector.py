@@ -23,8 +23,8 @@ import msgspec
 
 from headwater.buffer.queue.contract import Collected, Collector, Descriptor, Retention
 from headwater.buffer.queue.v1.acked import AckedSegments
-from headwater.buffer.queue.v1.manifest_object import ManifestObject, StoredManifest
-from headwater.buffer.queue.v1.side_object import SideObject, SideState, V1Names, read_view
+from headwater.buffer.queue.v1.manifest_object import ManifestObject, StoredManifest, V1Names
+from headwater.buffer.queue.v1.side_object import SideObject, SideState, read_view
 from headwater.core import limits
 from headwater.core.errors import BadKey, NotFound, OutcomeUnknown, Refused, Unavailable
 from headwater.store import Register, Store

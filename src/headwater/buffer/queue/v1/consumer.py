@@ -25,6 +25,7 @@ from headwater.buffer.queue.v1.manifest_object import (
     ManifestObject,
     ManifestRetry,
     StoredManifest,
+    V1Names,
     raise_epoch,
 )
 from headwater.buffer.queue.v1.reader import EntryReader
@@ -32,7 +33,6 @@ from headwater.buffer.queue.v1.side_object import (
     QueueView,
     SideObject,
     SideState,
-    V1Names,
     check_front,
     check_not_back,
     read_view,
@@ -254,7 +254,9 @@ class V1Consumer(QueueConsumer):
                 await self._fenced_read()
                 raise
             counted = [ledger[sequence] for sequence in sequences]
-            newest_ms = await self._reader.acked.write(found, ledger, sequences, before.newest_ms)
+            newest_ms = await self._reader.acked.write(
+                found, before.sequence, counted, before.newest_ms
+            )
         lsn = counted[-1].first_lsn + counted[-1].rows
         acked_bytes = before.acked_bytes + sum(one.size_bytes for one in counted)
         recent = remember_locations(before.recent, (found.entry(s).location for s in sequences))
