@@ -88,7 +88,7 @@ class LowAppender(NativeAppender):
         return
 
 
-async def says_nothing(tail: QueueTail, make: Any, budget: Any) -> Chunk:
+async def says_nothing(tail: QueueTail, **_: Any) -> Chunk:
     """An opening that is in the record and not in the queue."""
     return await tail.find()
 

@@ -65,7 +65,7 @@ async def _manifest_first(self: V1Consumer, sequence: int) -> None:
         return
     shorter = found.manifest.dequeued(sequence)
     try:
-        await self._manifest.replace(found, shorter, sole_writer=True)
+        await self._queue.manifest.replace(found, shorter, sole_writer=True)
     except (Conflict, OutcomeUnknown):
         return
     await self._acknowledge(found, sequence + 1)
@@ -94,7 +94,7 @@ async def _side_first(manifest: ManifestObject, side: SideObject) -> QueueView:
 
 
 async def _not_fenced(self: V1Consumer) -> StoredManifest:
-    return await self._manifest.read()
+    return await self._queue.manifest.read()
 
 
 @pytest.mark.parametrize(

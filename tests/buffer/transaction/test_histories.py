@@ -17,13 +17,9 @@ from headwater.buffer.queue import Retention
 from headwater.buffer.stream import Stream
 from headwater.buffer.transaction import CommitResult, TaskUploads, TransactionCommitter, Uploader
 from headwater.buffer.transaction import holds as holds_module
+from headwater.buffer.transaction.commit import in_order
 from headwater.buffer.transaction.holds import Hold, Holds
-from headwater.buffer.transaction.record import (
-    ApplicationRecord,
-    CommitAppender,
-    PartitionBatches,
-    in_order,
-)
+from headwater.buffer.transaction.record import ApplicationRecord, CommitAppender, PartitionBatches
 from headwater.core import runtime
 from tests.planted import NOTICED, expect_noticed
 from tests.torture.buffer_world import Parts
@@ -39,7 +35,7 @@ async def appends_without_a_record(
     self: TransactionCommitter, tasks: Sequence[TaskUploads]
 ) -> CommitResult:
     """Every attempt appends what it uploaded."""
-    uploads = in_order([(one.task, one.uploads) for one in tasks])
+    uploads = in_order(tasks)
     first = await self._appending.next_sequences(uploads)
     for partition, batches in uploads.items():
         share = PartitionBatches(partition, first[partition], tuple(batches))
@@ -82,7 +78,7 @@ async def ignores_holds(stream: Stream) -> Retention:
 
 async def aborts_without_asking(self: TransactionCommitter, tasks: Sequence[TaskUploads]) -> bool:
     """Whoever aborts has failed, hasn't it?"""
-    await self._discard(in_order([(one.task, one.uploads) for one in tasks]))
+    await self._discard(in_order(tasks))
     await self._release(for_good=True)
     return True
 

@@ -317,7 +317,6 @@ class ReaderColumns:
 
 
 def _listed(chosen: Any) -> list[str]:
-    """The names of columns, from a list or a single name."""
     if isinstance(chosen, str):
         return [chosen]
     names: list[Any] = list(chosen) if isinstance(chosen, Iterable) else [chosen]

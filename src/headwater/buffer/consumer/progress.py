@@ -385,7 +385,6 @@ class GroupRegister:
         return (await self._register.update(counted)).value
 
     def _counted(self, now: GroupPosition | None, query: str, step: QueryStep) -> GroupPosition:
-        """The position with the count of the query that claimed it."""
         if now is None:
             raise RolledBack(
                 f"{self._key} is gone, and with it the group's position. Restore it, or give the "

@@ -31,7 +31,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from headwater.buffer import layout
-from headwater.buffer.queue.native.chunk import NO_BATCH_FLOOR
+from headwater.buffer.queue.native.chunk import NO_BATCH_FLOOR, last_batch_id
 from headwater.buffer.stream import Stream
 from headwater.buffer.transaction.record import (
     ApplicationRecord,
@@ -41,13 +41,7 @@ from headwater.buffer.transaction.record import (
     producer_id,
 )
 from headwater.core import limits, runtime
-from headwater.core.errors import (
-    LimitExceeded,
-    NotFound,
-    OutcomeUnknown,
-    Refused,
-    Unavailable,
-)
+from headwater.core.errors import LimitExceeded, NotFound, OutcomeUnknown, Refused, Unavailable
 from headwater.core.runtime import ULID_MAX, decode_ulid, encode_ulid
 from headwater.store import Register
 
@@ -256,7 +250,7 @@ async def active_holds(stream: Stream, grace_ms: int) -> ActiveHolds:
         ending = {name: hold for name, hold in holds.holds.items() if hold.is_ending}
         if ending:
             holds = await _end_holds(stream, register, ending)
-    if holds.floor < min(_ulid_at(runtime.wall_ms() - grace_ms), _lowest(holds)):
+    if holds.floor < min(last_batch_id(runtime.wall_ms() - grace_ms), _lowest(holds)):
         holds = await _raise_floor(stream, register, grace_ms)
     return ActiveHolds(
         encode_ulid(decode_ulid(holds.floor) + 1),
@@ -276,7 +270,7 @@ async def _raise_floor(stream: Stream, register: Register[Holds], grace_ms: int)
     year an id beyond it, and uploads that are never appended would not be collected before then.
     """
     _, at_ms = await _count_pass(stream, register)
-    wanted, most = _ulid_at(at_ms - grace_ms), _ulid_at(at_ms)
+    wanted, most = last_batch_id(at_ms - grace_ms), last_batch_id(at_ms)
 
     def rise(now: Holds | None) -> Holds:
         now = now or Holds()
@@ -303,7 +297,6 @@ async def _count_pass(stream: Stream, register: Register[Holds]) -> tuple[Holds,
 
 
 async def _mark_ending(stream: Stream, register: Register[Holds]) -> Holds:
-    """Note which holds were renewed since the last pass, and mark those that timed out."""
     before, at_ms = await _count_pass(stream, register)
 
     def note(now: Holds | None) -> Holds:
@@ -347,8 +340,3 @@ async def _end_holds(stream: Stream, register: Register[Holds], ending: dict[str
 
 def _revoked(now: ApplicationRecord | None) -> ApplicationRecord:
     return (now or ApplicationRecord()).revoked()
-
-
-def _ulid_at(time_ms: int) -> str:
-    """The highest ULID of this time."""
-    return encode_ulid(max(0, time_ms) << 80 | (1 << 80) - 1)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from headwater.buffer.queue.native.collector import NativeCollector
     from headwater.buffer.queue.native.consumer import NativeConsumer
     from headwater.buffer.queue.native.reader import NativeReader
-    from headwater.buffer.queue.native.tail import QueueTail, raise_schema_floor
+    from headwater.buffer.queue.native.tail import raise_schema_floor
 
 __all__ = [
     "ChunkLog",
@@ -47,7 +47,6 @@ __all__ = [
     "NativeCollector",
     "NativeConsumer",
     "NativeReader",
-    "QueueTail",
     "create_native_queue",
     "raise_schema_floor",
 ]
@@ -60,6 +59,6 @@ __getattr__, __dir__ = exports(
         "collector": "NativeCollector",
         "consumer": "NativeConsumer",
         "reader": "NativeReader",
-        "tail": "QueueTail raise_schema_floor",
+        "tail": "raise_schema_floor",
     },
 )

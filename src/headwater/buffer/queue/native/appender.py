@@ -87,7 +87,6 @@ class NativeAppender(Appender):
         self._tail = QueueTail(self._chunks, self.counters, producer_id)
         self._marks = ProducerRegistration(store, prefix, producer_id)
         self._pace_s = pace_s
-        self._policy = RetryPolicy()
         self._landed = 0
         self._places: dict[int, AppendedBatch] = {}
         self._unsettled: UnknownAttempt | None = None
@@ -137,11 +136,7 @@ class NativeAppender(Appender):
             await self._check_unused(self._tail.chunk)
             self._openings = end.openings
             return ProducerState(0, None, is_known=False)
-        opening = await write_note(
-            self._tail,
-            lambda last: last.written(runtime.new_token(), opened=[self._marks.owner]),
-            self._policy.start(attempts=limits.APPEND_ATTEMPTS),
-        )
+        opening = await write_note(self._tail, opened=[self._marks.owner])
         self._openings = opening.openings
         mark = await self._marks.last_accepted(self._chunks, before, opening.number)
         if mark is not None and mark.sequence >= opening.next_sequence:
@@ -198,7 +193,7 @@ class NativeAppender(Appender):
             if batch.producer_sequence not in self._places:
                 raise Bug(f"producer sequence {batch.producer_sequence} was answered long ago")
         self._forget_before(batches[0].producer_sequence if batches else 0)
-        budget = self._policy.start(attempts=limits.APPEND_ATTEMPTS)
+        budget = RetryPolicy().start(attempts=limits.APPEND_ATTEMPTS)
         look_first = not self._tail.is_alone
         while todo := [batch for batch in batches if batch.producer_sequence > self._landed]:
             if self._unsettled is not None and await self._settle(self._unsettled, todo):
@@ -239,7 +234,6 @@ class NativeAppender(Appender):
         self._is_open = False
 
     async def _write(self, todo: list[NewBatch]) -> None:
-        """Append as much as one write takes."""
         last = self._tail.chunk
         if self._last is not None and last.next_sequence <= self._last.sequence:
             if not await self._tail.is_dead(last.number):
@@ -307,7 +301,6 @@ class NativeAppender(Appender):
         return True
 
     async def _check_fence(self, last: Chunk) -> None:
-        """Raise `Fenced` if another producer opened under this id, as the last chunk shows."""
         count = last.openings - self._openings
         if count <= 0:
             return
@@ -346,7 +339,6 @@ class NativeAppender(Appender):
         return fits
 
     def _note(self, chunk: Chunk) -> None:
-        """Take in this producer's entries of a chunk."""
         self._written_s = runtime.monotonic_s()
         if self._marks.owner not in chunk.owners:
             return

@@ -90,6 +90,11 @@ class ChunkEntry(msgspec.Struct, frozen=True, array_like=True):
         return entry_bytes(self.metadata, self.inline)
 
 
+def last_batch_id(time_ms: int) -> str:
+    """The highest id that a batch of this time can have."""
+    return encode_ulid(max(0, time_ms) << 80 | (1 << 80) - 1)
+
+
 def entry_bytes(metadata: bytes | None, inline: bytes | None) -> int:
     """About how many bytes of a chunk such an entry takes."""
     return 64 + len(metadata or b"") + len(inline or b"")

@@ -94,7 +94,8 @@ class NativeCollector(Collector):
         await self._sweep(scanned.settled_chunk, report)
         if scanned.settled_chunk < queue.chunk_floor:
             if full:
-                await self._settle(queue.chunk_floor)
+                await runtime.sleep(limits.FLOOR_SETTLE_S)
+                await self._note_standing(queue.chunk_floor, settled=queue.chunk_floor)
                 await self._sweep(queue.chunk_floor, report)
             else:
                 await self._note_standing(queue.chunk_floor)
@@ -160,15 +161,18 @@ class NativeCollector(Collector):
         self._standing.see(scanned.settling)
         return scanned, await self._store.now_ms(self._scanned.key)
 
-    async def _note_standing(self, chunk_floor: int) -> None:
+    async def _note_standing(self, chunk_floor: int, *, settled: int = 0) -> None:
         """Add the time that the pass took, or begin to wait for the floor that it raised.
 
         The process may end here; the next collector goes on from what is written.
         """
-        scanned = await self._scanned.update(
-            lambda now: self._settled(now or CollectorRecord(), chunk_floor)
-        )
-        self._standing.see(scanned.value.settling)
+
+        def change(now: CollectorRecord | None) -> CollectorRecord:
+            now = now or CollectorRecord()
+            now = msgspec.structs.replace(now, settled_chunk=max(now.settled_chunk, settled))
+            return self._settled(now, chunk_floor)
+
+        self._standing.see((await self._scanned.update(change)).value.settling)
 
     def _settled(self, now: CollectorRecord, chunk_floor: int) -> CollectorRecord:
         """With the time that was seen to pass, under a floor that was read or raised before."""
@@ -177,17 +181,6 @@ class NativeCollector(Collector):
             settled = max(settled, settling.floor)
         settling = next_standing(settling, LogFloor(chunk_floor, settled))
         return msgspec.structs.replace(now, settled_chunk=settled, settling=settling)
-
-    async def _settle(self, chunk_floor: int) -> None:
-        """Stay until this floor, which was read or raised before, has settled."""
-        await runtime.sleep(limits.FLOOR_SETTLE_S)
-
-        def change(now: CollectorRecord | None) -> CollectorRecord:
-            now = now or CollectorRecord()
-            settled = max(now.settled_chunk, chunk_floor)
-            return self._settled(msgspec.structs.replace(now, settled_chunk=settled), chunk_floor)
-
-        await self._scanned.update(change)
 
 
 class ExpiredRange(NamedTuple):
@@ -240,7 +233,6 @@ class RetentionPass:
         return raised
 
     async def _walk(self, queue: QueueFloors) -> ExpiredRange:
-        """Read from the floor on, until something is kept."""
         whole: list[Chunk] = []
         since_ms, last = queue.floor_ms, self._last.chunk.number
         while len(whole) < limits.GC_CHUNKS:
@@ -251,7 +243,9 @@ class RetentionPass:
             run = await self._chunks.run(number, min(limits.GC_PARALLEL, last - number))
             for held in run:
                 passed = self._passed(held, since_ms, queue)
-                if passed < len(held.chunk.entries) or not self._is_acked(held.chunk):
+                chunk = held.chunk
+                is_acked = chunk.closed and chunk.next_sequence <= self._consumer.sequence
+                if passed < len(held.chunk.entries) or not is_acked:
                     return ExpiredRange(whole, held.chunk, passed, since_ms)
                 whole.append(held.chunk)
                 since_ms = held.modified_ms
@@ -275,9 +269,6 @@ class RetentionPass:
             ):
                 return passed
         return len(chunk.entries)
-
-    def _is_acked(self, chunk: Chunk) -> bool:
-        return chunk.closed and chunk.next_sequence <= self._consumer.sequence
 
     def _is_past(self, appended_ms: int) -> bool:
         retention_ms = self._retention.retention_ms
@@ -373,7 +364,6 @@ def _floor_position(queue: QueueFloors) -> tuple[int, int]:
 
 
 def _floors_above(queue: QueueFloors, walked: ExpiredRange) -> QueueFloors:
-    """The floors above what the walk passed."""
     if walked.within is None:
         if not walked.whole:
             return queue

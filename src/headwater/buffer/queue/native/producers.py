@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -40,7 +41,6 @@ from headwater.buffer.queue.native.chunk_log import (
 from headwater.buffer.queue.native.tail import QueueTail, write_note
 from headwater.core import limits, runtime
 from headwater.core.errors import Fenced, NotFound, Refused
-from headwater.core.retry import RetryPolicy
 from headwater.store import Register, Store
 
 
@@ -130,20 +130,15 @@ class ProducerRegistration:
         """
         before = PreviousIncarnation(True, anchor)
 
-        def change(shard: ProducerShard | None) -> ProducerShard:
+        def change(shard: ProducerShard) -> ProducerRecord:
             nonlocal before
-            shard = shard or ProducerShard()
-            known = shard.producers.get(self.producer)
-            before = (
-                PreviousIncarnation(True, anchor)
-                if known is None
-                else PreviousIncarnation(False, known.anchor)
-            )
-            mark = None if known is None else known.mark
-            record = ProducerRecord(self.owner.incarnation, before.anchor, runtime.wall_ms(), mark)
-            return with_record(shard, self.producer, record)
+            known, mark = shard.producers.get(self.producer), None
+            before = PreviousIncarnation(True, anchor)
+            if known is not None:
+                before, mark = PreviousIncarnation(False, known.anchor), known.mark
+            return ProducerRecord(self.owner.incarnation, before.anchor, runtime.wall_ms(), mark)
 
-        await self._register.update(change)
+        await self._update(change)
         return before
 
     async def read(self) -> Mark | None:
@@ -157,19 +152,13 @@ class ProducerRegistration:
     async def renew(self, mark: Mark | None) -> None:
         """Move the mark forward, or confirm it where it is."""
 
-        def change(shard: ProducerShard | None) -> ProducerShard:
-            shard = shard or ProducerShard()
-            known = self._checked(shard)
-            at_ms = runtime.wall_ms()
-            if mark is None or (
-                known.mark is not None and known.mark.producer_sequence > mark.producer_sequence
-            ):
-                record = reset_silence(msgspec.structs.replace(known, anchor_ms=at_ms))
-            else:
-                record = ProducerRecord(self.owner.incarnation, mark.chunk, at_ms, mark)
-            return with_record(shard, self.producer, record)
+        def change(shard: ProducerShard) -> ProducerRecord:
+            known, at_ms = self._checked(shard), runtime.wall_ms()
+            if mark is None or _later(mark, known.mark) is not mark:
+                return reset_silence(msgspec.structs.replace(known, anchor_ms=at_ms))
+            return ProducerRecord(self.owner.incarnation, mark.chunk, at_ms, mark)
 
-        await self._register.update(change)
+        await self._update(change)
 
     async def retire(self, mark: Mark | None, last_chunk: int) -> None:
         """Declare that this id appends nothing more, and has nothing after `last_chunk`.
@@ -178,18 +167,23 @@ class ProducerRegistration:
         note: there is no other incarnation that a note would have to stop.
         """
 
-        def change(shard: ProducerShard | None) -> ProducerShard:
-            shard = shard or ProducerShard()
+        def change(shard: ProducerShard) -> ProducerRecord:
             known = self._checked(shard)
-            record = msgspec.structs.replace(
+            return msgspec.structs.replace(
                 known,
                 incarnation=CLOSED + runtime.new_token().hex(),
                 mark=_later(known.mark, mark),
                 closed=last_chunk,
             )
-            return with_record(shard, self.producer, record)
 
-        await self._register.update(change)
+        await self._update(change)
+
+    async def _update(self, change: Callable[[ProducerShard], ProducerRecord]) -> None:
+        def changed(shard: ProducerShard | None) -> ProducerShard:
+            shard = shard or ProducerShard()
+            return with_record(shard, self.producer, change(shard))
+
+        await self._register.update(changed)
 
     async def last_accepted(
         self, chunks: ChunkLog, before: PreviousIncarnation, opening: int
@@ -213,21 +207,15 @@ class ProducerRegistration:
         # What was not found may have been deleted, and folded, while it was looked for.
         return _later(await self.read(), mark)
 
-    def fenced(self, by: str = "") -> Fenced:
-        """The error for an earlier incarnation."""
-        if by.startswith(CLOSED):
-            return Fenced(FORGOTTEN.format(producer=self.producer))
-        return Fenced(
-            f"another producer opened under the id {self.producer!r} and goes on in its place"
-        )
-
     def _checked(self, shard: ProducerShard) -> ProducerRecord:
         known = shard.producers.get(self.producer)
-        if known is None:
+        if known is not None and known.incarnation == self.owner.incarnation:
+            return known
+        if known is None or known.incarnation.startswith(CLOSED):
             raise Fenced(FORGOTTEN.format(producer=self.producer))
-        if known.incarnation != self.owner.incarnation:
-            raise self.fenced(known.incarnation)
-        return known
+        raise Fenced(
+            f"another producer opened under the id {self.producer!r} and goes on in its place"
+        )
 
 
 def shard_register(store: Store, prefix: str, name: str) -> Register[ProducerShard]:
@@ -328,7 +316,6 @@ class SilencePass:
         return one.closed is not None and one.closed < self._floor
 
     def _looked_at(self, shard: ProducerShard | None) -> ProducerShard:
-        """Without those that are over, and with the time in those that may be silent."""
         shard = shard or ProducerShard()
         kept = {name: one for name, one in shard.producers.items() if not self._is_over(one)}
         for name, one in kept.items():
@@ -369,11 +356,7 @@ class SilencePass:
             return
         tail = QueueTail(self._chunks, Counters())
         await tail.find()
-        note = await write_note(
-            tail,
-            lambda last: last.written(runtime.new_token(), opened=closed),
-            RetryPolicy().start(attempts=limits.APPEND_ATTEMPTS),
-        )
+        note = await write_note(tail, opened=closed)
 
         def close(shard: ProducerShard | None) -> ProducerShard:
             shard = shard or ProducerShard()

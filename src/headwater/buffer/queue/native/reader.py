@@ -194,7 +194,6 @@ class ChunkReader:
         )
 
     def _chunk_from(self, sequence: int, number: int) -> int:
-        """The chunk to ask for when reading on from `sequence`."""
         for chunk in self._recent.values():
             if chunk.first_sequence <= sequence < chunk.next_sequence:
                 return chunk.number

@@ -20,13 +20,18 @@ courtesy: they decide how often writers meet, and nothing else depends on them.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 from headwater.buffer.queue.contract import Counters
-from headwater.buffer.queue.native.chunk import Chunk, encode_chunk
+from headwater.buffer.queue.native.chunk import (
+    NO_BATCH_FLOOR,
+    Chunk,
+    ProducerIncarnation,
+    encode_chunk,
+)
 from headwater.buffer.queue.native.chunk_log import ChunkLog, StoredChunk
-from headwater.core import runtime
+from headwater.core import limits, runtime
 from headwater.core.errors import (
     Bug,
     Conflict,
@@ -38,7 +43,7 @@ from headwater.core.errors import (
     staying_unknown,
 )
 from headwater.core.lease import Lease
-from headwater.core.retry import Budget
+from headwater.core.retry import RetryPolicy
 
 # A writer that saw another one's write within this time reads the chunk before it writes.
 COMPANY_S: Final = 10.0
@@ -170,7 +175,6 @@ class QueueTail:
             ) from error
 
     async def _adopt_current(self, number: int, conflict: Conflict) -> None:
-        """Take what is there instead; look for the end if nothing is."""
         if conflict.current is not None:
             await self.go_on(self.chunks.decode(number, conflict.current))
             return
@@ -184,16 +188,33 @@ class QueueTail:
         await self.go_on(last)
 
 
-async def write_note(tail: QueueTail, make: Callable[[Chunk], Chunk], budget: Budget) -> Chunk:
-    """Write something that is no entry, made from the last chunk; returns the chunk it is in.
+async def write_note(
+    tail: QueueTail,
+    *,
+    opened: Sequence[ProducerIncarnation] = (),
+    batch_floor: str = NO_BATCH_FLOOR,
+    schema_floor: int = 0,
+    check: Callable[[int], Awaitable[None]] | None = None,
+) -> Chunk:
+    """Write something that is not an entry on top of the last chunk; returns the chunk it is in.
 
-    An unknown outcome is met by another try: what is no entry may be said twice.
+    After an unknown outcome it is written again: a note means the same if it is there twice.
+    `check` gets the sequence after the last batch, and raises if one before it must not be there.
+    It is called until nothing was appended between a check and the write that follows it: that
+    write is made on top of the content that was checked.
     """
+    budget = RetryPolicy().start(attempts=limits.APPEND_ATTEMPTS)
     unknown: OutcomeUnknown | None = None
     while True:
+        if check is not None:
+            with staying_unknown(unknown):
+                await check(tail.chunk.next_sequence)
+        note = tail.chunk.written(
+            runtime.new_token(), opened=opened, batch_floor=batch_floor, schema_floor=schema_floor
+        )
         try:
             with staying_unknown(unknown):
-                await tail.write(make(tail.chunk))
+                await tail.write(note)
             return tail.chunk
         except (LostRace, DeadNumber):
             pass
@@ -207,32 +228,12 @@ async def write_note(tail: QueueTail, make: Callable[[Chunk], Chunk], budget: Bu
 
 
 async def raise_schema_floor(
-    tail: QueueTail, floor: int, check: Callable[[int], Awaitable[None]], budget: Budget
+    chunks: ChunkLog, floor: int, check: Callable[[int], Awaitable[None]]
 ) -> None:
-    """Let nothing be appended any more that was fitted to a schema older than `floor`.
-
-    `check` is given the sequence after the last batch, and raises if one before it must not be
-    there. It is called until nothing was appended between a check and the write that follows it:
-    that write is made on top of the content that was checked.
-    """
-    unknown: OutcomeUnknown | None = None
-    while True:
-        with staying_unknown(unknown):
-            last = await tail.find()
-            await check(last.next_sequence)
-            if last.schema_floor >= floor:
-                return
-        try:
-            with staying_unknown(unknown):
-                await tail.write(last.written(runtime.new_token(), schema_floor=floor))
-            return
-        except (LostRace, DeadNumber):
-            pass
-        except OutcomeUnknown as error:
-            # Said twice, it means the same; and what was appended on top of it has been checked.
-            unknown = error
-        if not await budget.pause():
-            raise unknown or Contended(f"{tail.chunks.prefix}: others kept winning")
+    """Refuse batches that were fitted to an older schema than `floor`, once `check` accepts."""
+    tail = QueueTail(chunks, Counters())
+    await tail.find()
+    await write_note(tail, schema_floor=floor, check=check)
 
 
 SLOT_LEAST_S: Final = 0.0005

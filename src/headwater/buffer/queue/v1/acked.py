@@ -233,7 +233,6 @@ class AckedSegments:
                 raise
 
     async def _cover(self, sequences: range) -> list[SegmentRange]:
-        """The segment to use for each of these sequences."""
         if not sequences:
             return []
         found: list[SegmentName] = []
@@ -275,7 +274,6 @@ class AckedSegments:
 
 
 def _parts(found: StoredManifest, sequences: range) -> Sequence[range]:
-    """Split sequences into ranges that fit into one segment each."""
     parts, start, size_bytes = [], sequences.start, 0
     for sequence in sequences:
         # Locations and frames are small beside the items, and bounded.

@@ -17,6 +17,7 @@ import contextlib
 
 from headwater.buffer.queue.contract import (
     BatchTrimmed,
+    Counters,
     Descriptor,
     QueuePosition,
     QueueReader,
@@ -44,6 +45,7 @@ from headwater.buffer.queue.v1.side_object import (
 )
 from headwater.core import limits
 from headwater.core.errors import BadKey, Bug, Damaged, NotFound, NotSupported, Refused, RolledBack
+from headwater.core.retry import RetryPolicy
 from headwater.store import Store
 
 
@@ -51,16 +53,13 @@ class V1Reader(QueueReader):
     """Reads without opening. The first call counts every pending batch; later ones continue."""
 
     def __init__(self, store: Store, prefix: str, queue_id: str, *, lenient: bool = False) -> None:
-        names = V1Names(prefix, queue_id)
-        self._names = names
-        self._side = SideObject(store, names, queue_id)
-        self._manifest = ManifestObject(store, names.manifest, lenient=lenient)
-        self._reader = EntryReader(store, names, self._side)
+        self._queue = V1Queue(store, prefix, queue_id, lenient=lenient)
 
     async def state(self) -> QueueState:
-        async with self._reader.lock:
-            (found, side), uncounted = await self._counted(await self._view())
-            ledger = self._reader.ledger
+        queue = self._queue
+        async with queue.lock:
+            (found, side), uncounted = await queue.count(await queue.view())
+            ledger = queue.ledger
             waiting = (ledger[s] for s in range(side.sequence, ledger.end))
             oldest = next((one.min_ms for one in waiting if one.rows), None)
             if oldest is None and uncounted is not None:
@@ -81,26 +80,27 @@ class V1Reader(QueueReader):
             )
 
     async def floor(self) -> QueuePosition:
-        return (await self._side.read()).floor
+        return (await self._queue.side.read()).floor
 
     async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
-        view = await self._view()
+        view = await self._queue.view()
         while True:
             start = view.side.floor_sequence if sequence is None else sequence + 1
             try:
-                return await self._reader.after(view, start, limit)
+                return await self._queue.read(view, start, limit)
             except Uncounted as error:
-                view = await self._later(error)
+                view = await self._queue.later_view(error)
 
     async def sequence_at_lsn(self, lsn: int) -> int | None:
         if lsn < 1:
             raise Refused(f"LSN {lsn}: they begin with 1")
-        async with self._reader.lock:
-            view, uncounted = await self._view(), None
+        queue = self._queue
+        async with queue.lock:
+            view, uncounted = await queue.view(), None
             lsn = view.side.used_from(lsn)
             if lsn >= view.side.lsn:
-                view, uncounted = await self._counted(view)
-            side, ledger = view.side, self._reader.ledger
+                view, uncounted = await queue.count(view)
+            side, ledger = view.side, queue.ledger
             self._check_lsn_retained(side, lsn)
             if side.lsn <= lsn < ledger.next_lsn:
                 return ledger.sequence_at_lsn(lsn)
@@ -108,14 +108,14 @@ class V1Reader(QueueReader):
                 if uncounted is not None and lsn > ledger.next_lsn:
                     raise uncounted
                 return None if uncounted is None else uncounted.descriptor.sequence
-            held = await self._reader.acked.search(
+            held = await queue.acked.search(
                 range(side.floor_sequence, side.sequence),
                 lambda header: header.next_lsn > lsn,
                 lambda batch: batch.first_lsn <= lsn <= batch.last_lsn,
             )
             if held is None:
-                self._check_lsn_retained(await self._side.read(), lsn)
-                raise RolledBack(f"{self._names.acked}: what had LSN {lsn:,} is gone. Restore it.")
+                self._check_lsn_retained(await queue.side.read(), lsn)
+                raise RolledBack(f"{queue.names.acked}: what had LSN {lsn:,} is gone. Restore it.")
             return held
 
     async def batch_at_time(self, time_us: int, by: TimeBy) -> Descriptor | None:
@@ -129,17 +129,18 @@ class V1Reader(QueueReader):
         return None
 
     async def _sequence_at_time(self, time_ms: int) -> int | None:
-        async with self._reader.lock:
-            (_, side), uncounted = await self._counted(await self._view())
+        queue = self._queue
+        async with queue.lock:
+            (_, side), uncounted = await queue.count(await queue.view())
             if side.newest_ms >= time_ms:
-                held = await self._reader.acked.search(
+                held = await queue.acked.search(
                     range(side.floor_sequence, side.sequence),
                     lambda header: header.newest_ms >= time_ms,
                     lambda batch: batch.rows > 0 and batch.max_ms >= time_ms,
                 )
                 if held is not None:
                     return held
-            ledger = self._reader.ledger
+            ledger = queue.ledger
             for sequence in range(side.sequence, ledger.end):
                 if ledger[sequence].rows and ledger[sequence].max_ms >= time_ms:
                     return sequence
@@ -147,55 +148,70 @@ class V1Reader(QueueReader):
                 raise uncounted
             return None
 
-    async def _view(self) -> QueueView:
-        return await read_view(self._manifest, self._side)
-
-    async def _counted(self, view: QueueView) -> tuple[QueueView, Uncounted | None]:
-        """Count the pending batches, under the lock, up to one that cannot be counted.
-
-        Returns the view that was counted, and the error that ended the count.
-        """
-        while True:
-            self._reader.ledger.follow(view.side)
-            try:
-                await self._reader.ledger.extend(view.found, view.found.next_sequence)
-                return view, None
-            except Uncounted as error:
-                try:
-                    view = await self._later(error)
-                except Uncounted:
-                    return view, error
-
-    async def _later(self, error: Uncounted) -> QueueView:
-        """A newer view, if the batch was acknowledged and collected while it was read."""
-        view = await self._view()
-        if view.side.sequence <= error.descriptor.sequence:
-            raise error
-        return view
-
     def _check_lsn_retained(self, side: SideState, lsn: int) -> None:
         if lsn < side.floor_lsn:
-            raise batch_trimmed(f"{self._names.manifest}: LSN {lsn}", side.floor)
+            raise batch_trimmed(f"{self._queue.names.manifest}: LSN {lsn}", side.floor)
 
 
-class EntryReader:
-    """Reads a queue from its floor to its end: segments first, then the manifest."""
+class V1Queue:
+    """The objects of one queue, and what this process counted of its entries."""
 
-    def __init__(self, store: Store, names: V1Names, side: SideObject) -> None:
-        self._names = names
-        self._side = side
-        self.counts = BatchCounts(store)
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        queue_id: str,
+        *,
+        policy: RetryPolicy | None = None,
+        lenient: bool = False,
+    ) -> None:
+        names = self.names = V1Names(prefix, queue_id)
+        self.counters = Counters()
+        self.manifest = ManifestObject(store, names.manifest, self.counters, lenient=lenient)
+        self.side = SideObject(store, names, queue_id, policy)
         self.acked = AckedSegments(store, names)
+        self.counts = BatchCounts(store)
         self.ledger = Ledger(names, self.counts)
         self.lock = asyncio.Lock()
         """Held while counting: two tasks must not count the same entries."""
 
-    async def after(self, view: QueueView, start: int, limit: int) -> list[Descriptor]:
-        """Up to `limit` batches from `start` on."""
+    async def view(self) -> QueueView:
+        """A consistent view of manifest and side object."""
+        return await read_view(self.manifest, self.side)
+
+    async def later_view(self, error: Uncounted) -> QueueView:
+        """A newer view, if the batch was acknowledged and collected while it was read."""
+        view = await self.view()
+        if view.side.sequence <= error.descriptor.sequence:
+            raise error
+        return view
+
+    async def count(
+        self, view: QueueView, end: int | None = None
+    ) -> tuple[QueueView, Uncounted | None]:
+        """Count the pending batches up to `end`, under the lock, or up to one that cannot be.
+
+        Returns the view that was counted, and the error that ended the count.
+        """
+        while True:
+            self.ledger.follow(view.side)
+            try:
+                await self.ledger.extend(
+                    view.found, view.found.next_sequence if end is None else end
+                )
+                return view, None
+            except Uncounted as error:
+                try:
+                    view = await self.later_view(error)
+                except Uncounted:
+                    return view, error
+
+    async def read(self, view: QueueView, start: int, limit: int) -> list[Descriptor]:
+        """Up to `limit` batches from `start` on: from segments first, then from the manifest."""
         found, side = view
         if start > found.next_sequence:
             raise Refused(
-                f"{self._names.manifest}: nothing can be read after sequence {start - 1:,}: the "
+                f"{self.names.manifest}: nothing can be read after sequence {start - 1:,}: the "
                 f"next one is {found.next_sequence:,}"
             )
         self.check_retained(side, start)
@@ -219,7 +235,7 @@ class EntryReader:
     def check_retained(self, side: SideState, start: int) -> None:
         """`BatchTrimmed` if the batch at `start` is not there any more."""
         if start < side.floor_sequence:
-            raise batch_trimmed(f"{self._names.manifest}: batch {start}", side.floor)
+            raise batch_trimmed(f"{self.names.manifest}: batch {start}", side.floor)
 
     async def _retained(self, sequences: range) -> list[Descriptor]:
         if not sequences:
@@ -228,10 +244,10 @@ class EntryReader:
         if len(batches) < len(sequences):
             # They were deleted while they were read, or are lost.
             missing = sequences.start + len(batches)
-            side = await self._side.read()
+            side = await self.side.read()
             self.check_retained(side, missing)
             raise RolledBack(
-                f"{self._names.acked}: what was acknowledged at sequence {missing:,} is gone, and "
+                f"{self.names.acked}: what was acknowledged at sequence {missing:,} is gone, and "
                 f"the floor is {side.floor_sequence:,}. Restore the folder."
             )
         return batches
