@@ -79,7 +79,7 @@ async def passes_over(self: Delivery, error: HeadwaterError) -> ConsumedBatch:
     """Delivers nothing in the place of a batch that cannot be read."""
     assert isinstance(error, UnreadableBatch)
     name, partition = self._stream.name, self._partition
-    return ConsumedBatch.empty(error.descriptor, stream=name, partition=partition)
+    return ConsumedBatch(error.descriptor, stream=name, partition=partition)
 
 
 async def commits_first(self: Follower) -> ConsumedBatch | None:

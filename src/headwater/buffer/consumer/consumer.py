@@ -113,7 +113,6 @@ class Consumer:
             delivery = Delivery(
                 stream,
                 partition,
-                position=None,
                 on_bad_batch=on_bad_batch,
                 read_ahead_bytes=read_ahead_bytes,
                 read_ahead_batches=read_ahead_batches,

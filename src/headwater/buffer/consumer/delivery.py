@@ -36,7 +36,6 @@ class Delivery:
         stream: Stream,
         partition: int,
         *,
-        position: int | None,
         on_bad_batch: OnBadBatch,
         read_ahead_bytes: int,
         read_ahead_batches: int,
@@ -52,7 +51,7 @@ class Delivery:
         self._ahead = ReadAhead(
             self.handle.fetch, max_bytes=read_ahead_bytes, max_batches=read_ahead_batches
         )
-        self.cursor = position
+        self.cursor: int | None = None
         """The last batch that was delivered; None before the first."""
 
     async def read_more(self, after: After, check: Check | None) -> None:
@@ -112,7 +111,7 @@ class Delivery:
         if not self.dead_letters:
             raise error
         letter = await self.dead_letter(error.descriptor, error.cause)
-        return ConsumedBatch.empty(
+        return ConsumedBatch(
             error.descriptor,
             stream=self._stream.name,
             partition=self._partition,

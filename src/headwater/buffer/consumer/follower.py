@@ -99,7 +99,6 @@ class Follower:
             delivery = Delivery(
                 stream,
                 partition,
-                position=None,
                 on_bad_batch=on_bad_batch,
                 read_ahead_bytes=read_ahead_bytes,
                 read_ahead_batches=read_ahead_batches,

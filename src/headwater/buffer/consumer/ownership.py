@@ -202,7 +202,9 @@ class Frontier:
     def note_delivered(self, descriptors: Iterable[Descriptor]) -> None:
         """Note that these batches were delivered."""
         for descriptor in descriptors:
-            self._unacked.append(_without_bytes(descriptor))
+            # Without bytes: it may wait long for its acknowledgement.
+            waiting = msgspec.structs.replace(descriptor, inline=None, metadata=None, calls=b"")
+            self._unacked.append(waiting)
             self.last_handed_out = descriptor.sequence
 
     def check_next(self, sequence: int) -> None:
@@ -240,19 +242,6 @@ class Frontier:
                 f"{verb} of sequence {sequence}, beyond what was handed out ({last}): only what "
                 "was delivered can be acknowledged"
             )
-
-
-def _without_bytes(descriptor: Descriptor) -> Descriptor:
-    """The descriptor without inline bytes: it may wait long for its acknowledgement."""
-    return Descriptor(
-        sequence=descriptor.sequence,
-        location=descriptor.location,
-        first_lsn=descriptor.first_lsn,
-        rows=descriptor.rows,
-        size_bytes=descriptor.size_bytes,
-        min_ms=descriptor.min_ms,
-        max_ms=descriptor.max_ms,
-    )
 
 
 class ProcessGuard:

@@ -298,17 +298,12 @@ class GroupRegister:
 
     def __init__(self, stream: Stream, partition: int, group: str) -> None:
         self._key = group_key(stream.name, partition, stream.id, group)
-        self._register = Register(stream.store, self._key, GroupPosition)
-
-    @property
-    def register(self) -> Register[GroupPosition]:
-        """The register with the position."""
-        return self._register
+        self.register = Register(stream.store, self._key, GroupPosition)
 
     async def read(self) -> GroupPosition | None:
         """The position; None if the group never began."""
         try:
-            return (await self._register.read()).value
+            return (await self.register.read()).value
         except NotFound:
             return None
 
@@ -322,7 +317,7 @@ class GroupRegister:
         """
         others = {key: tuple(found) for key, found in (together or {}).items()}
         first = msgspec.structs.replace(_position(place), together=others)
-        return (await self._register.update(lambda now: first if now is None else now)).value
+        return (await self.register.update(lambda now: first if now is None else now)).value
 
     async def advance(
         self,
@@ -350,7 +345,7 @@ class GroupRegister:
                 return msgspec.structs.replace(now, behind=behind)
             return now
 
-        return (await self._register.update(forward)).value
+        return (await self.register.update(forward)).value
 
     async def claim(self, place: QueuePosition, query: str) -> GroupPosition:
         """Claim the position for a query: from now on other queries of the group are refused.
@@ -367,7 +362,7 @@ class GroupRegister:
                 raise OtherQuery(self._key, query, now)
             return msgspec.structs.replace(now, query=query, step=0, closed=False)
 
-        return (await self._register.update(claimed)).value
+        return (await self.register.update(claimed)).value
 
     async def count(self, query: str, step: QueryStep) -> GroupPosition:
         """Record how many micro-batches the query has planned.
@@ -382,7 +377,7 @@ class GroupRegister:
                 raise OtherQuery(self._key, query, now)
             return found
 
-        return (await self._register.update(counted)).value
+        return (await self.register.update(counted)).value
 
     def _counted(self, now: GroupPosition | None, query: str, step: QueryStep) -> GroupPosition:
         if now is None:
@@ -407,7 +402,7 @@ class GroupRegister:
                 return _with_claim(last, now)
             return now
 
-        return (await self._register.update(leave)).value
+        return (await self.register.update(leave)).value
 
     async def owns_from(self, acked: QueuePosition) -> None:
         """Record that the group is about to take over a queue that is acknowledged this far.
@@ -419,7 +414,7 @@ class GroupRegister:
         def enter(now: GroupPosition | None) -> GroupPosition:
             return msgspec.structs.replace(_position(acked) if now is None else now, behind=True)
 
-        await self._register.update(enter)
+        await self.register.update(enter)
 
 
 def _position(place: QueuePosition, *, behind: bool = False) -> GroupPosition:

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from headwater.buffer.queue.contract import Counters, QueuePosition, batch_trimmed
+from headwater.buffer.queue.contract import BatchTrimmed, Counters, QueuePosition, batch_trimmed
 from headwater.buffer.queue.native.chunk import (
     NO_BATCH_FLOOR,
     Chunk,
@@ -237,10 +237,19 @@ class ChunkLog(NumberedLog):
         held = await self.load(number)
         if held is not None:
             return held
-        queue = await self.floors()
-        if number < queue.chunk_floor:
-            raise batch_trimmed(f"{self.prefix}: chunk {number}", queue.floor)
+        if number < (await self.floors()).chunk_floor:
+            raise self.trimmed(number)
         raise self.missing(number)
+
+    def trimmed(self, number: int) -> BatchTrimmed:
+        """The error for a chunk below the floor."""
+        return batch_trimmed(f"{self.prefix}: chunk {number}", self.floor)
+
+    async def check_alive(self, number: int) -> None:
+        """`BatchTrimmed` if what was just read at this number does not count."""
+        if await self.is_dead(number):
+            await self.floors()
+            raise self.trimmed(number)
 
     async def run(self, first: int, count: int) -> list[StoredChunk]:
         """Chunks from `first` on, until one is missing or open, at most `count`.

@@ -174,10 +174,9 @@ class ChunkReader:
             return
         if number in self._recent:
             await self._chunks.require(number)
-        if self._idle % FLOOR_POLLS == FLOOR_POLLS - 1:
-            queue = await self._chunks.floors()
-            if number < queue.chunk_floor:
-                raise batch_trimmed(f"{self._chunks.prefix}: chunk {number}", queue.floor)
+        is_floor_due = self._idle % FLOOR_POLLS == FLOOR_POLLS - 1
+        if is_floor_due and number < (await self._chunks.floors()).chunk_floor:
+            raise self._chunks.trimmed(number)
         if number > 0 and self._idle % LAST_POLLS == LAST_POLLS - 1:
             await self._chunks.require(number - 1)
             if await self._chunks.exists(number + 1):
@@ -185,9 +184,7 @@ class ChunkReader:
 
     async def _raise_hole(self, sequence: int) -> NoReturn:
         """What was read does not go on where it should: it is dead, or the queue is damaged."""
-        if await self._chunks.is_dead(self.lowest_chunk):
-            queue = await self._chunks.floors()
-            raise batch_trimmed(f"{self._chunks.prefix}: chunk {self.lowest_chunk}", queue.floor)
+        await self._chunks.check_alive(self.lowest_chunk)
         raise RolledBack(
             f"{self._chunks.prefix} does not go on with batch {sequence}, which was there: the "
             "queue went back"
@@ -318,7 +315,7 @@ class NativeReader(QueueReader):
                     lambda chunk: chunk.first_sequence <= consumer.sequence,
                 )
                 chunk = held.chunk
-            await self._check_floor(chunk.number)
+            await self._chunks.check_alive(chunk.number)
             if not chunk.first_sequence <= consumer.sequence < chunk.next_sequence:
                 raise self._chunks.missing(chunk.number)
             oldest_ms = chunk.entries[consumer.sequence - chunk.first_sequence].min_ms
@@ -350,7 +347,7 @@ class NativeReader(QueueReader):
                 start = sequence + 1
             try:
                 found = await self._reading.after(start, limit)
-                await self._check_floor(self._reading.lowest_chunk)
+                await self._chunks.check_alive(self._reading.lowest_chunk)
                 return found
             except BatchTrimmed as trimmed:
                 self._reading.reset()
@@ -373,7 +370,7 @@ class NativeReader(QueueReader):
         held = await self._chunks.search(
             queue.chunk_floor, last.number, lambda chunk: chunk.first_lsn <= lsn
         )
-        await self._check_floor(held.chunk.number)
+        await self._chunks.check_alive(held.chunk.number)
         places = held.chunk.places()
         return [place.sequence for place in places if place.first_lsn <= lsn][-1]
 
@@ -389,10 +386,5 @@ class NativeReader(QueueReader):
         search = TimeSearch(self._chunks, queue, time_us, by)
         found = await search.up_to(last)
         if found is not None:
-            await self._check_floor(search.chunk)
+            await self._chunks.check_alive(search.chunk)
         return found
-
-    async def _check_floor(self, number: int) -> None:
-        if await self._chunks.is_dead(number):
-            queue = await self._chunks.floors()
-            raise batch_trimmed(f"{self._prefix}: chunk {number}", queue.floor)
