@@ -123,15 +123,6 @@ def test_within_an_epoch_what_was_written_after_a_discard_counts() -> None:
     assert covered([before, after], range(10)) == [(after, range(10))]
 
 
-def test_a_name_that_tells_its_end_alone_counts_where_no_other_does() -> None:
-    plain = SEGMENT_NAMES.segment_name(f"{SEGMENT_NAMES.acked}/{9:020d}")
-    assert plain is not None
-    assert covered([plain, named(0, 4)], range(10)) == [
-        (named(0, 4), range(5)),
-        (plain, range(5, 10)),
-    ]
-
-
 def test_what_no_segment_holds_is_left_out() -> None:
     one, two = named(2, 3), named(6, 7)
     assert covered([one, two], range(9)) == [(one, range(2, 4)), (two, range(6, 8))]

@@ -121,12 +121,8 @@ class NativeAppender(Appender):
         consumer = await read_consumer(consumer_register(self._chunks.store, self._chunks.prefix))
         if consumer.sequence > (await self._tail.find()).next_sequence:
             # Unless what was found is dead, and not the end.
-            last = (await self._chunks.last_alive(self._tail.chunk.number)).chunk
-            if consumer.sequence > last.next_sequence:
-                raise RolledBack(
-                    f"{self._chunks.prefix}: {consumer.sequence} batches are acknowledged and "
-                    f"there are only {last.next_sequence}: the queue went back"
-                )
+            last = await self._chunks.last_alive(self._tail.chunk.number)
+            self._chunks.check_end(consumer, last.chunk)
         if end.number > (await self._chunks.ends.read()).chunk:
             # The process that created it ended before it noted that.
             self._chunks.ends.note_created(end, self.counters)

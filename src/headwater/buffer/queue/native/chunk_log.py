@@ -199,6 +199,23 @@ class ChunkLog(NumberedLog):
         floor = (await self.floors()).chunk_floor
         return LogFloor(floor, floor)
 
+    def check_floor(self, consumer: ConsumerRecord, queue: QueueFloors) -> None:
+        """`RolledBack` if the floor is above what the consumer acknowledged."""
+        if consumer.sequence < queue.floor_sequence:
+            raise RolledBack(
+                f"{self.prefix}: batches up to {queue.floor_sequence} were acknowledged and "
+                f"deleted, and the consumer's record knows only of {consumer.sequence}: it went "
+                "back"
+            )
+
+    def check_end(self, consumer: ConsumerRecord, last: Chunk) -> None:
+        """`RolledBack` if the queue ends before what the consumer acknowledged."""
+        if last.next_sequence < consumer.sequence:
+            raise RolledBack(
+                f"{self.prefix}: {consumer.sequence} batches are acknowledged and there are only "
+                f"{last.next_sequence}: the queue went back"
+            )
+
     def _check_id(self, queue: QueueFloors) -> None:
         if queue.id != self.queue_id:
             raise Corrupt(f"{self.prefix} holds queue {queue.id}, not {self.queue_id}")

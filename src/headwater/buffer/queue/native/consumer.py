@@ -142,18 +142,10 @@ class NativeConsumer(QueueConsumer):
     async def _find_position(self, last_acked: int | None) -> ChunkPosition | None:
         queue = await self._chunks.floors()
         known = await read_consumer(self._register)
-        if known.sequence < queue.floor_sequence:
-            raise RolledBack(
-                f"{self._prefix}: batches up to {queue.floor_sequence} were acknowledged and "
-                f"deleted, and the consumer's record knows only of {known.sequence}: it went back"
-            )
+        self._chunks.check_floor(known, queue)
         last = (await self._chunks.last_alive(known.chunk)).chunk
         self._reading.end_sequence = last.next_sequence
-        if last.next_sequence < known.sequence:
-            raise RolledBack(
-                f"{self._prefix}: {known.sequence} batches are acknowledged and there are only "
-                f"{last.next_sequence}: the queue went back"
-            )
+        self._chunks.check_end(known, last)
         if last_acked is None:
             return None
         if last_acked >= last.next_sequence:

@@ -298,11 +298,7 @@ class NativeReader(QueueReader):
         # In this order none is behind the one before: all three only go forward.
         queue = await self._chunks.floors()
         consumer = await read_consumer(self._register)
-        if consumer.sequence < queue.floor_sequence:
-            raise RolledBack(
-                f"{self._prefix}: batches up to {queue.floor_sequence} were acknowledged and "
-                f"deleted, and the consumer's record knows only of {consumer.sequence}"
-            )
+        self._chunks.check_floor(consumer, queue)
         last = (await self._chunks.last_alive(consumer.chunk)).chunk
         oldest_ms = None
         if consumer.sequence < last.next_sequence:

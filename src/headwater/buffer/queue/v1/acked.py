@@ -191,9 +191,10 @@ class AckedSegments:
         best: str | None = None
         while low < high:
             middle = (low + high) // 2
-            key = await self._at(middle)
-            if key is None:
+            ranges = await self._cover(range(middle, middle + limits.V1_SEGMENT_ENTRIES))
+            if not ranges:
                 return None
+            key = ranges[0].key
             try:
                 found = await self._store.get(key, ByteRange(0, HEADER_BYTES))
             except NotFound:
@@ -242,12 +243,6 @@ class AckedSegments:
                     break  # too long for a segment to reach back to these
                 found.append(name)
         return cover(found, sequences)
-
-    async def _at(self, sequence: int) -> str | None:
-        """The key of the segment with this sequence, or of the next one."""
-        for key, _ in await self._cover(range(sequence, sequence + limits.V1_SEGMENT_ENTRIES)):
-            return key
-        return None
 
     async def _list(self, sequence: int) -> AsyncGenerator[SegmentName, None]:
         """The segments that end at this sequence or later, ordered by their ends."""
@@ -428,6 +423,4 @@ def _unwrapped(segments: list[SegmentName]) -> list[SegmentName]:
     part = RANKS // 4
     if not any(one.rank >= RANKS - part for one in segments):
         return segments
-    return [
-        one._replace(rank=one.rank + RANKS) if 0 <= one.rank < part else one for one in segments
-    ]
+    return [one._replace(rank=one.rank + RANKS) if one.rank < part else one for one in segments]

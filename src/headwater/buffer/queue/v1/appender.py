@@ -48,6 +48,10 @@ from headwater.core.errors import Conflict, Corrupt, OutcomeUnknown, Refused, Un
 from headwater.core.retry import RetryPolicy
 from headwater.store import Store, Version
 
+UNKNOWN_LSN: Final = 0
+"""The first LSN of an appended batch if it is unknown: another implementation consumes the queue,
+or a batch before it cannot be counted."""
+
 
 class UnsettledAttempt(NamedTuple):
     """An attempt that may have appended a batch."""
@@ -81,7 +85,8 @@ class V1Appender(Appender):
         self._policy = policy or RetryPolicy()
         self._queue = V1Queue(store, prefix, queue_id, policy=self._policy, lenient=lenient)
         self.counters = self._queue.counters
-        self._numbering = Numbering(self._queue)
+        self._counted_epoch: int | None = None
+        """The manifest's epoch when the side object was read last."""
         self._base: StoredManifest | None = None
         self._in_company = False
         """Whether another writer won a race lately: then it is better to read before writing."""
@@ -119,7 +124,7 @@ class V1Appender(Appender):
         for at, batch in wanted.items():
             # A batch of this producer need not be read to be counted.
             self._queue.counts.add(at, BatchCount(batch.rows, batch.size_bytes, batch.max_ms))
-        return await self._numbering.place(self._base, [self._placed[at] for at in wanted])
+        return await self._positions(self._base, [self._placed[at] for at in wanted])
 
     async def close(self, *, for_good: bool = False) -> None:
         """Nothing to do: v1 does not record producers."""
@@ -242,28 +247,14 @@ class V1Appender(Appender):
             batch_ids=frozenset(map(self._queue.names.batch_id, places)),
         )
 
-
-UNKNOWN_LSN: Final = 0
-"""The first LSN of an appended batch if it is unknown: another implementation consumes the queue,
-or a batch before it cannot be counted."""
-
-
-class Numbering:
-    """Counts the LSNs of appended batches, from append to append."""
-
-    def __init__(self, queue: V1Queue) -> None:
-        self._queue = queue
-        self._epoch: int | None = None
-        """The manifest's epoch when the side object was read last."""
-
-    async def place(
+    async def _positions(
         self, found: StoredManifest | None, sequences: Sequence[int]
     ) -> list[AppendedBatch]:
         """The positions of appended batches; `found` is a manifest that was read after that."""
         if not sequences:
             return []
         try:
-            return await self._place(found or await self._queue.manifest.read(), sequences)
+            return await self._count(found or await self._queue.manifest.read(), sequences)
         except ConsumedElsewhere:
             return [AppendedBatch(sequence, UNKNOWN_LSN) for sequence in sequences]
         except Unavailable as error:
@@ -273,11 +264,11 @@ class Numbering:
                 f"reads. {error}"
             ) from error
 
-    async def _place(self, found: StoredManifest, sequences: Sequence[int]) -> list[AppendedBatch]:
+    async def _count(self, found: StoredManifest, sequences: Sequence[int]) -> list[AppendedBatch]:
         ledger = self._queue.ledger
         end = max(sequences) + 1
         # Adopting the queue raises the epoch, and continues with other LSNs.
-        is_renumbered = found.epoch != self._epoch
+        is_renumbered = found.epoch != self._counted_epoch
         if is_renumbered or min(sequences) < ledger.start or ledger.end < found.front:
             found = await self._follow()
         while ledger.end < end:
@@ -297,7 +288,7 @@ class Numbering:
     async def _follow(self) -> StoredManifest:
         found, side = await self._queue.view()
         self._queue.ledger.follow(side)
-        self._epoch = found.epoch
+        self._counted_epoch = found.epoch
         return found
 
     async def _first_lsn(self, sequence: int) -> int:

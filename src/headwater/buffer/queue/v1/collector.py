@@ -134,16 +134,17 @@ class V1Collector(Collector):
         """
         swept = side.swept_sequence
         end = max(swept, min(side.floor_sequence, found.front))
-        async for batches in self._queue.acked.each(range(swept, end)):
-            failed_before = done.failed
-            for first in range(0, len(batches), limits.V1_SEGMENTS_AT_ONCE):
-                group = batches[first : first + limits.V1_SEGMENTS_AT_ONCE]
-                await asyncio.gather(*(self._delete(batch, pending, done) for batch in group))
-            if done.failed > failed_before:
-                break
-            swept = max([swept, *(batch.sequence + 1 for batch in batches)])
-        else:
-            swept = end
+        async with contextlib.aclosing(self._queue.acked.each(range(swept, end))) as segments:
+            async for batches in segments:
+                failed_before = done.failed
+                for first in range(0, len(batches), limits.V1_SEGMENTS_AT_ONCE):
+                    group = batches[first : first + limits.V1_SEGMENTS_AT_ONCE]
+                    await asyncio.gather(*(self._delete(batch, pending, done) for batch in group))
+                if done.failed > failed_before:
+                    break
+                swept = max([swept, *(batch.sequence + 1 for batch in batches)])
+            else:
+                swept = end
         await self._sweep_segments(swept, done)
         return await self._queue.side.update(
             lambda now: msgspec.structs.replace(now, swept_sequence=max(now.swept_sequence, swept))

@@ -154,14 +154,13 @@ class V1Consumer(QueueConsumer):
         self._side = await self._queue.side.update(lambda now: self._without(now, sequence, rows))
 
     def _without(self, now: SideState, sequence: int, rows: int) -> SideState:
-        given_up = sorted({*_owned(now, self._claim).given_up, sequence})
+        given_up = sorted((dict(_owned(now, self._claim).given_up) | {sequence: rows}).items())
         if len(given_up) > limits.V1_GIVEN_UP_MAX:
             raise LimitExceeded(
                 f"{self._key}: {len(given_up):,} pending batches are given up; "
                 f"V1_GIVEN_UP_MAX is {limits.V1_GIVEN_UP_MAX:,}. Acknowledge some first."
             )
-        given_up_rows = [*now.given_up_rows, (sequence, rows)] if rows else now.given_up_rows
-        return msgspec.structs.replace(now, given_up=given_up, given_up_rows=given_up_rows)
+        return msgspec.structs.replace(now, given_up=given_up)
 
     async def _present(self) -> QueueView:
         if await self._queue.side.find() is None:
@@ -241,8 +240,7 @@ class V1Consumer(QueueConsumer):
                 acked_bytes=acked_bytes,
                 newest_ms=newest_ms,
                 recent=recent,
-                given_up=[s for s in now.given_up if s >= end],
-                given_up_rows=[(s, rows) for s, rows in now.given_up_rows if s >= end],
+                given_up=[one for one in now.given_up if one[0] >= end],
             )
 
         self._side = await self._queue.side.update(acknowledged)

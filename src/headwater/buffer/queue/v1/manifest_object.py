@@ -47,10 +47,9 @@ from headwater.store import Object, Store, Version
 from headwater.store.objects import check_key
 
 _SUFFIX: Final = ".batch"
-_SEGMENT: Final = re.compile(r"([0-9]{20})(?:-([0-9]{20})-([0-9a-f]{24}))?(?:-[0-9a-f]{32})?")
+_SEGMENT: Final = re.compile(r"([0-9]{20})-([0-9]{20})-([0-9a-f]{24})-[0-9a-f]{32}")
 _ORDINAL: Final = re.compile(r"[0-9a-f]{16}")
 """How the Go producer numbers the batches of a run, in a folder that has the run's ULID."""
-_NO_RANK: Final = -1
 RANKS: Final = 1 << 96
 """An epoch of 64 bits, and 32 bits for what one consumer gave up."""
 
@@ -60,7 +59,6 @@ class SegmentName(NamedTuple):
 
     key: str
     first: int
-    """The first sequence that it may have; 0 if the name does not say."""
     last: int
     rank: int
     """Of two segments with the same entry, the one with the higher rank counts."""
@@ -121,8 +119,6 @@ class V1Names:
         if found is None:
             return None
         last, first, rank = found.groups()
-        if first is None:
-            return SegmentName(key, 0, int(last), _NO_RANK)
         return SegmentName(key, int(first), int(last), int(rank, 16))
 
 
@@ -212,17 +208,20 @@ class ManifestObject:
             raise self._gone()
         return found
 
-    async def create(self) -> None:
-        """Create an empty manifest, unless there is one."""
-        try:
-            await self._store.put_if_absent(self.key, encode_manifest(Manifest()), token=None)
-        except AlreadyExists:
-            return
-        except OutcomeUnknown as unknown:
-            with staying_unknown(unknown):
-                found = await self.find()
-            if found is None:
-                raise
+    async def find_or_create(self) -> StoredManifest:
+        """The manifest; a new and empty one if there is none."""
+        found = await self.find()
+        if found is None:
+            try:
+                await self._store.put_if_absent(self.key, encode_manifest(Manifest()), token=None)
+            except AlreadyExists:
+                pass
+            except OutcomeUnknown as unknown:
+                with staying_unknown(unknown):
+                    found = await self.find()
+                if found is None:
+                    raise
+        return found or await self.read()
 
     async def replace(
         self,
@@ -351,7 +350,7 @@ class ManifestRetry:
 async def raise_epoch(
     manifest: ManifestObject,
     policy: RetryPolicy,
-    prepared: Callable[[StoredManifest], Awaitable[Manifest]],
+    prepared: Callable[[StoredManifest], Awaitable[Manifest]] | None = None,
 ) -> StoredManifest:
     """Raise the manifest's epoch to a new one, and return the manifest as written.
 
@@ -362,7 +361,8 @@ async def raise_epoch(
     race = ManifestRetry(policy, manifest)
     found = await manifest.read()
     while True:
-        raised = (await prepared(found)).with_epoch(next_epoch(found.epoch))
+        other = found.manifest if prepared is None else await prepared(found)
+        raised = other.with_epoch(next_epoch(found.epoch))
         try:
             return await manifest.replace(found, raised)
         except (Conflict, OutcomeUnknown) as error:

@@ -280,7 +280,7 @@ class Ledger:
 
     def follow(self, side: SideState) -> None:
         """Begin at the acknowledged position: continue the count if possible, else restart it."""
-        given_up = dict.fromkeys(side.given_up, 0) | dict(side.given_up_rows)
+        given_up = dict(side.given_up)
         lost_since = any(s in self._counted for s in given_up.keys() - self._given_up.keys())
         if lost_since or self._lsn_at(side.sequence) != side.lsn:
             # The count is behind or ahead, or includes a batch that was given up later.

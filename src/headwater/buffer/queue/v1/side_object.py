@@ -40,7 +40,6 @@ import msgspec
 
 from headwater.buffer.queue.contract import QueuePosition
 from headwater.buffer.queue.v1.acked import AckedSegments
-from headwater.buffer.queue.v1.manifest_format import Manifest
 from headwater.buffer.queue.v1.manifest_object import (
     ManifestObject,
     StoredManifest,
@@ -87,10 +86,9 @@ class SideState(msgspec.Struct, frozen=True):
     """The latest ingestion time acknowledged."""
     recent: bytes = b""
     """Digests of the last acknowledged locations, oldest first."""
-    given_up: list[int] = []
-    """Pending batches that cannot be counted, and that the consumer gave up."""
-    given_up_rows: list[tuple[int, int]] = []
-    """The number of LSNs of those that had been counted before they were lost."""
+    given_up: list[tuple[int, int]] = []
+    """Pending batches that cannot be counted and that the consumer gave up, each with the number of
+    its LSNs: 0, unless it had been counted before it was lost."""
     floor_sequence: int = 0
     floor_lsn: int = 1
     floor_bytes: int = 0
@@ -299,9 +297,7 @@ async def adopt_v1_queue(
     manifest = ManifestObject(store, names.manifest, lenient=lenient)
     side = SideObject(store, names, queue_id)
     before = await side.find()
-    if await manifest.find() is None:
-        await manifest.create()
-    found = await manifest.read()
+    found = await manifest.find_or_create()
     if before is not None:
         check_not_back(names.manifest, found, before)
     if found.front <= (0 if before is None else before.sequence):
@@ -316,7 +312,7 @@ async def adopt_v1_queue(
         if front <= before.sequence:
             return Adopted(before.sequence, before.lsn)
     try:
-        found = await raise_epoch(manifest, RetryPolicy(), _unchanged)
+        found = await raise_epoch(manifest, RetryPolicy())
         if before is None:
             return await _adopt_new(side, queue_id, found)
         return await _adopt_known(AckedSegments(store, names), side, before, found)
@@ -324,10 +320,6 @@ async def adopt_v1_queue(
         raise OutcomeUnknown(
             f"{names.manifest}: adopted only in part: adopt it again. {error}"
         ) from error
-
-
-async def _unchanged(found: StoredManifest) -> Manifest:
-    return found.manifest
 
 
 async def _adopt_new(side: SideObject, queue_id: str, found: StoredManifest) -> Adopted:
@@ -389,10 +381,7 @@ def _past(now: SideState, front: int, lsn: int, *, keeps: bool) -> SideState:
         sequence=front,
         lsn=lsn,
         passed_over=[*(one for one in now.passed_over if one[1] > now.floor_lsn), (now.lsn, lsn)],
-        given_up=[sequence for sequence in now.given_up if sequence >= front],
-        given_up_rows=[
-            (sequence, rows) for sequence, rows in now.given_up_rows if sequence >= front
-        ],
+        given_up=[one for one in now.given_up if one[0] >= front],
     )
     if keeps:
         again = min(front - now.sequence, limits.V1_REMEMBERED)
@@ -422,9 +411,7 @@ async def create_v1_queue(
     side = SideObject(store, names, queue_id)
     there = await side.find()
     if there is None:
-        if await manifest.find() is None:
-            await manifest.create()
-        found = await manifest.read()
+        found = await manifest.find_or_create()
         there = await side.find()  # after the manifest: see `read_view`
         check_front(names.manifest, found, there)
         there = await side.create(SideState(queue_id))
