@@ -73,7 +73,7 @@ class UnknownAttempt(NamedTuple):
 
 
 class NativeAppender(Appender):
-    """One life of one producer id on one partition."""
+    """One incarnation of a producer id on one partition."""
 
     inline_max_bytes = limits.INLINE_MAX_BYTES
     takes_deferred = True
@@ -148,7 +148,7 @@ class NativeAppender(Appender):
         return ProducerState(mark.producer_sequence, mark.metadata, mark.sequence)
 
     async def _check_unused(self, last: Chunk) -> None:
-        """`RolledBack` if there is no record of this producer, and yet batches of it are kept.
+        """`RolledBack` if this producer has no record, although the queue retains batches of it.
 
         A producer that was forgotten has nothing at or above the floor. Only the end of the queue
         is checked: to search all of it would cost every new producer too much.
@@ -347,7 +347,7 @@ class NativeAppender(Appender):
                 self._since_refresh += 1
 
     def _note_mark(self, mark: Mark | None, todo: list[NewBatch]) -> None:
-        """The same from the mark, once the chunk is gone: one write appends contiguous batches."""
+        """The same from the mark, once the chunk is deleted: a write appends adjacent batches."""
         if mark is None or mark.producer_sequence <= self._landed:
             return
         sequence, lsn = mark.sequence, mark.first_lsn

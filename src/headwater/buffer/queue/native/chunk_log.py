@@ -45,21 +45,21 @@ class QueueFloors(msgspec.Struct, frozen=True):
     chunk_floor: int = 0
     """Chunks below it may be deleted, and nothing at those numbers counts."""
     floor_sequence: int = 0
-    """The first batch that is kept. It may be within the first chunk that is."""
+    """The oldest retained batch. It may be inside the oldest retained chunk."""
     floor_lsn: int = 1
     batch_floor: str = NO_BATCH_FLOOR
     """Batches at or below it are not appended any more."""
     floor_ms: int = 0
-    """By the store's clock: nothing in the first chunk that is kept was appended before."""
+    """By the store's clock: nothing in the oldest retained chunk was appended before this."""
 
     @property
     def floor(self) -> QueuePosition:
-        """Where the first batch that is kept begins."""
+        """Where the oldest retained batch begins."""
         return QueuePosition(self.floor_sequence, self.floor_lsn)
 
 
 class QueueEnd(msgspec.Struct, frozen=True):
-    """A chunk that was there: the queue has come so far at least."""
+    """A chunk that existed: the queue ends there or beyond."""
 
     chunk: int = 0
     first_sequence: int = 0
@@ -95,9 +95,9 @@ class CollectorRecord(msgspec.Struct, frozen=True):
     referenced: tuple[str, ...] = ()
     """Ids above `batch_floor` in the chunks that were read."""
     full_ms: int = 0
-    """When it last looked at everything."""
+    """When the last full pass ran."""
     shard: str = ""
-    """The last shard of producers it looked at."""
+    """The last shard of producers that was read."""
     passes: int = 0
     """Counts passes that read the store's time."""
     settled_chunk: int = 0
@@ -155,7 +155,7 @@ class ChunkLog(NumberedLog):
         self.register = Register(store, f"{prefix}/queue.json", QueueFloors)
         self.ends = EndRecorder(store, prefix)
         self.floor = QueuePosition(0, 1)
-        """No batch below it is kept, as of the last read."""
+        """No batch below it is retained, as of the last read."""
 
     @property
     def chunk_floor(self) -> int:
@@ -287,7 +287,7 @@ class ChunkLog(NumberedLog):
         return chunks
 
     async def last(self, known: int = 0) -> StoredChunk:
-        """The last chunk. `known` is one that was there once: the search begins at it.
+        """The last chunk. The search begins at `known`, a chunk that existed once.
 
         `end.json` is read first: the queue ends there or beyond.
         """
@@ -344,7 +344,7 @@ class ChunkLog(NumberedLog):
 
 
 async def create_native_queue(store: Store, prefix: str, queue_id: str) -> None:
-    """Create a queue if there is none. `queue.json` comes last: where it is, all of it is."""
+    """Create a queue if there is none. `queue.json` is written last: it shows that all is there."""
     chunks = ChunkLog(store, prefix, queue_id)
     if await chunks.is_made():
         return
@@ -368,7 +368,7 @@ class EndRecorder:
         self._written_s = -END_WRITES_APART_S
 
     async def read(self) -> QueueEnd:
-        """How far the queue has come at least; requested once. `NotFound` if that is gone."""
+        """Where the queue ends, or beyond; requested once. `NotFound` if the object is gone."""
         if self.latest is None:
             self.latest = (await self.register.read()).value
         return self.latest

@@ -58,7 +58,7 @@ class ProducerRecord(msgspec.Struct, frozen=True):
     """One producer id."""
 
     incarnation: str
-    """Whose life it is: the last one that opened."""
+    """The incarnation that opened last."""
     anchor: int
     """A chunk before which `mark` covers all batches of this producer."""
     anchor_ms: int
@@ -67,7 +67,7 @@ class ProducerRecord(msgspec.Struct, frozen=True):
     """No incarnation so far has anything after this chunk, nor ever will: a collector has written
     there that they must stop, or the only one was closed for good."""
     silent_looks: int = 0
-    """How often collectors have found nothing kept and nothing changed, each time a seventh of
+    """How often collectors found nothing retained and nothing changed, each time a seventh of
     PRODUCER_EXPIRY_MS after the time before."""
     silent_looked_ms: int = 0
     """When that was last counted, by the store's clock; 0 if none has looked since the last
@@ -142,7 +142,7 @@ class ProducerRegistration:
         return before
 
     async def read(self) -> Mark | None:
-        """The mark, if this life is still the one; `Fenced` if it is not."""
+        """The mark; `Fenced` unless this incarnation is still the latest."""
         try:
             shard = (await self._register.read()).value
         except NotFound:
@@ -300,7 +300,7 @@ class SilencePass:
                 await self._close(register, silent[: limits.CHUNK_OPENINGS])
 
     def _is_silent(self, one: ProducerRecord) -> bool:
-        """Whether nothing was kept and nothing changed for long.
+        """Whether nothing is retained and nothing changed for long.
 
         No producer's clock is used: one that is a week late would have its producer closed while
         it appends.
@@ -308,7 +308,7 @@ class SilencePass:
         return self._is_passed(one) and one.silent_looks >= SILENT_LOOKS
 
     def _is_passed(self, one: ProducerRecord) -> bool:
-        """Whether nothing of it is kept that its record knows of."""
+        """Whether the floor has passed everything that the record names."""
         stands_at = max(one.anchor, one.mark.chunk if one.mark else 0)
         return stands_at < self._floor and one.closed is None
 
@@ -324,7 +324,7 @@ class SilencePass:
         return ProducerShard(kept, shard.dropped + len(shard.producers) - len(kept))
 
     def _looked_at_one(self, one: ProducerRecord) -> ProducerRecord:
-        """With one look more if it is time for one; from here on if the clock was set back."""
+        """Count a look if it is time for one; begin again if the clock was set back."""
         now_ms, before_ms = self._now_ms, one.silent_looked_ms
         looks = one.silent_looks
         if before_ms and now_ms >= before_ms:
@@ -334,7 +334,7 @@ class SilencePass:
         return msgspec.structs.replace(one, silent_looks=looks, silent_looked_ms=now_ms)
 
     async def _close(self, register: Register[ProducerShard], silent: list[str]) -> None:
-        """Take their place in the record, then in the queue, then note in which chunk that is."""
+        """Fence them in the record, then in the queue, then record the chunk of that note."""
         incarnation = CLOSED + runtime.new_token().hex()
 
         def take(shard: ProducerShard | None) -> ProducerShard:

@@ -65,11 +65,11 @@ class ChunkReader:
         self._idle = 0
         self._recent: dict[int, Chunk] = {}
         self.lowest_chunk = 0
-        """The lowest chunk that the last call looked at."""
+        """The lowest chunk that the last call read."""
         self.end_sequence = 0
         """The sequence after the last batch seen."""
         self._least_end = 0
-        """The same as it was when the end was last looked for, and not what a dead chunk says."""
+        """The same when the end was last searched for: never from a dead chunk."""
 
     async def after(self, sequence: int, limit: int) -> list[Descriptor]:
         """Up to `limit` batches from `sequence` on; `BatchTrimmed` if that one is gone."""
@@ -151,7 +151,7 @@ class ChunkReader:
         return held.chunk
 
     async def position_after(self, sequence: int) -> ChunkPosition:
-        """The place right after this batch, which must be there."""
+        """The position after this batch; `Refused` if it was not appended yet."""
         chunk = await self.locate(sequence)
         if not chunk.first_sequence <= sequence < chunk.next_sequence:
             raise Refused(

@@ -93,7 +93,7 @@ class QueueTail:
         return since is None or runtime.monotonic_s() - since > COMPANY_S
 
     async def find(self) -> Chunk:
-        """Look for the end: the chunk that was last, and if it is closed, beyond it."""
+        """Search for the end: begin at the last known chunk, and continue if it is closed."""
         known = 0 if self._held is None else self.chunk.number
         if self._held is not None and not self.chunk.closed and known >= self.chunks.chunk_floor:
             held = await self.chunks.load(known)
@@ -104,7 +104,7 @@ class QueueTail:
         return self.chunk
 
     async def go_on(self, held: StoredChunk) -> None:
-        """Go on from what was found, if that is not behind what was there before."""
+        """Continue from this chunk; `RolledBack` if it is behind the last known one."""
         before = 0 if self._held is None else self.chunk.next_sequence
         behind = held.chunk.next_sequence < before
         # Below the floor it is what a stalled writer left, with batches that are in no queue;
@@ -118,7 +118,7 @@ class QueueTail:
         self.adopt(held)
 
     def adopt(self, held: StoredChunk) -> None:
-        """Go on from this chunk."""
+        """Make this the last known chunk."""
         if self._held is None or held.version != self._held.version:
             self.changed_s = runtime.monotonic_s()
             if self._held is not None:
@@ -279,13 +279,13 @@ class AppendTurns:
         self._appended_s = runtime.monotonic_s()
 
     def see(self, chunk: Chunk) -> None:
-        """Take in who appended."""
+        """Note which writers appended."""
         now_s, now_ms = runtime.monotonic_s(), runtime.wall_ms()
         for offset, entry in enumerate(chunk.entries):
             producer = chunk.owners[entry.owner].producer
             sequence, seen = chunk.first_sequence + offset, self._seen.get(producer)
             if seen is None or sequence > seen.sequence:
-                # What is there at the first look may be from long ago, and its writer gone.
+                # Entries of the first chunk that is read may be old, and their writers closed.
                 age_s = 0.0 if self._has_looked else max(0.0, (now_ms - entry.max_ms) / 1000)
                 again = seen is not None and (sequence > seen.sequence + 1 or seen.again)
                 self._seen[producer] = LastAppend(sequence, now_s - age_s, again)
@@ -294,13 +294,13 @@ class AppendTurns:
         self._seen = {name: one for name, one in self._seen.items() if one.sequence >= oldest}
 
     def took(self, seconds: float) -> None:
-        """Take in that an append of this writer landed, and how long its write took."""
+        """Note that an append of this writer landed, and how long its write took."""
         slot_s = min(SLOT_MOST_S, max(SLOT_LEAST_S, seconds))
         self._slot_s += (slot_s - self._slot_s) / 4
         self._appended_s = runtime.monotonic_s()
 
     def wait_s(self, lost: int) -> float:
-        """How long to let others pass: not at all while there is room for all.
+        """How long to let other writers append first; 0 while there is time for all.
 
         Each writer has one turn in a round, and keeps its place in the round from append to
         append. Writers that met move apart at random.
