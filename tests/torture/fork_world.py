@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.log import Group, KeyedState, LogCopy, Target
-from headwater.log.primary.service import Acknowledgement, AcknowledgeResponse
+from headwater.log.primary.registry import Acknowledgement
+from headwater.log.primary.service import AcknowledgeResponse
 from headwater.log.wal import Pruned
 from headwater.testing import Simulation
 from tests.log.given import read_now

@@ -30,8 +30,8 @@ from headwater.log import (
     range_hash,
     record_hashes,
 )
+from headwater.log.primary.registry import Acknowledgement
 from headwater.log.primary.service import (
-    Acknowledgement,
     AcknowledgeResponse,
     BootstrapResponse,
     PullResponse,

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
         Regions,
         parse_policy,
     )
-    from headwater.log.primary.config import ReplicationConfig
-    from headwater.log.primary.replication import PrimaryReplication
+    from headwater.log.primary.replication import PrimaryReplication, ReplicationConfig
     from headwater.log.primary.service import PrimaryService, ReplicationSource
     from headwater.log.primary.slot import RetentionLimits
     from headwater.log.primary.slot_register import SlotRegister
@@ -100,8 +99,7 @@ __getattr__, __dir__ = exports(
     __name__,
     {
         "primary.commits": "AckN CommitUnknown Local Quorum Regions parse_policy",
-        "primary.config": "ReplicationConfig",
-        "primary.replication": "PrimaryReplication",
+        "primary.replication": "PrimaryReplication ReplicationConfig",
         "primary.service": "PrimaryService ReplicationSource",
         "primary.slot": "RetentionLimits",
         "primary.slot_register": "SlotRegister",

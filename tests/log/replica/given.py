@@ -22,8 +22,8 @@ from headwater.log import (
     Targets,
     range_hash,
 )
+from headwater.log.primary.registry import Acknowledgement
 from headwater.log.primary.service import (
-    Acknowledgement,
     AcknowledgeResponse,
     BootstrapResponse,
     PullResponse,

@@ -30,7 +30,8 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
-from headwater.log.primary.service import Acknowledgement, PullResponse
+from headwater.log.primary.registry import Acknowledgement
+from headwater.log.primary.service import PullResponse
 from headwater.log.primary.slot import FullRebootstrap
 from headwater.log.record.group import Group
 from headwater.log.replica.contract import (
@@ -237,12 +238,11 @@ class BootstrapStart(NamedTuple):
     """What a bootstrap begins from; the log after it is kept."""
 
     kind: Literal["own", "image", "log"]
-    after_lsn: int
     current_lsn: int
     """Where the log ended then."""
     image: Image | None = None
     compared_after_lsn: int = 0
-    """From here to `after_lsn` the log has what the image was made of, to be compared."""
+    """From here to the end of the image the log has what it was made of, to be compared."""
 
 
 class Bootstrapper:
@@ -308,18 +308,18 @@ class Bootstrapper:
         registration = self._link.registration
         own_lsn = -1 if own is None else await _durable_lsn(own)
         if own_lsn > 0 and self._link.reaches(own_lsn):
-            plan = (await self._link.begin_bootstrap(own_lsn)).plan
-            return BootstrapStart("own", own_lsn, plan.current_lsn)
+            plan = await self._link.begin_bootstrap(own_lsn)
+            return BootstrapStart("own", plan.current_lsn)
         image = await self._targets.newest_image(below_lsn=registration.current_lsn + 1)
         if image is None and registration.oldest_lsn > 1:
             await self._refuse_image_beyond(registration.current_lsn)
         offered_lsn = 0 if image is None else self._compared_after_lsn(image)
-        plan = (await self._link.begin_bootstrap(offered_lsn or None)).plan
+        plan = await self._link.begin_bootstrap(offered_lsn or None)
         if plan.after_lsn != offered_lsn:
             raise Bug(f"a copy was to begin after {offered_lsn}, and not after {plan.after_lsn}")
         if image is not None:
-            return BootstrapStart("image", image.lsn, plan.current_lsn, image, offered_lsn)
-        return BootstrapStart("log" if own_lsn else "own", 0, plan.current_lsn)
+            return BootstrapStart("image", plan.current_lsn, image, offered_lsn)
+        return BootstrapStart("log" if own_lsn else "own", plan.current_lsn)
 
     async def _replace_copy(self, start: BootstrapStart) -> None:
         async def begin(path: str) -> Target:

@@ -36,8 +36,8 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.metrics import Histogram, Metrics
+from headwater.log.primary.registry import Acknowledgement
 from headwater.log.primary.service import (
-    Acknowledgement,
     AcknowledgeResponse,
     BootstrapResponse,
     PullResponse,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,18 +20,12 @@ import pyarrow as pa
 
 from headwater.core import runtime
 from headwater.core.disk import DiskFile
-from headwater.core.errors import Corrupt, NoSpace, NotFound
+from headwater.core.errors import Corrupt, NoSpace
 from headwater.log.spool.codec import decode_group
-from headwater.log.spool.folder import (
-    Folder,
-    SparseIndex,
-    SpoolListing,
-    SpoolWatermarks,
-    decode_index,
-)
-from headwater.log.spool.frame import FrameHead, SpoolCorrupt, Window, frames_after, move_frame
+from headwater.log.spool.folder import Folder, SparseIndex, SpoolListing, SpoolWatermarks
+from headwater.log.spool.frame import SpoolCorrupt, Window, frames_after, move_frame
 from headwater.log.spool.scan import FileEnd, SegmentScan, adopt, is_foreign, scan
-from headwater.log.spool.state import SpoolSegment
+from headwater.log.spool.state import SpoolSegment, frame_heads, load_index
 
 _log = logging.getLogger(__name__)
 
@@ -316,38 +309,5 @@ def _remember(recovered: Recovered, window: Window, result: SegmentScan) -> None
 
 def _last_term(folder: Folder, segment: SpoolSegment) -> int:
     offset = load_index(folder, segment).offset_for(segment.last_lsn)
-    terms = [peeked.header.term for peeked in _heads(folder, segment, offset)]
+    terms = [peeked.header.term for peeked in frame_heads(folder, segment, offset)]
     return next((term for term in reversed(terms) if term), 0)
-
-
-def load_index(folder: Folder, segment: SpoolSegment) -> SparseIndex:
-    """The index of a sealed segment: from its file, or rebuilt from the heads of its frames."""
-    index = _stored_index(folder, segment)
-    if index is None:
-        index = SparseIndex(segment.first_lsn)
-        for peeked in _heads(folder, segment, 0):
-            index.note(peeked.first_lsn, peeked.offset)
-    return index
-
-
-def _heads(folder: Folder, segment: SpoolSegment, offset: int) -> Iterator[FrameHead]:
-    path = folder.segment(segment.first_lsn)
-    with folder.disk.open(path) as file:
-        window = Window(file, path, end=segment.size_bytes)
-        while offset < window.end and (peeked := window.peek(offset)) is not None:
-            yield peeked
-            offset = peeked.end
-
-
-def _stored_index(folder: Folder, segment: SpoolSegment) -> SparseIndex | None:
-    path = folder.index(segment.first_lsn)
-    try:
-        with folder.disk.open(path) as file:
-            data = file.read_at(0, file.stat().size_bytes)
-    except NotFound:
-        return None
-    stored = decode_index(data, first_lsn=segment.first_lsn, segment_bytes=segment.size_bytes)
-    if stored is None or stored[1] != segment.last_lsn:
-        _log.warning("%s is not the index of its segment; it is rebuilt", path)
-        return None
-    return stored[0]

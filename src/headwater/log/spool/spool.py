@@ -34,9 +34,14 @@ from headwater.log.record.group import Group, GroupRing
 from headwater.log.spool.codec import PreparedAppend, prepare_append
 from headwater.log.spool.commit import Appended, CallOrder, GroupCommit, PendingAppend
 from headwater.log.spool.folder import Folder, SpoolLock, SpoolWatermarks
-from headwater.log.spool.reader import SpoolReader
 from headwater.log.spool.recovery import Recovered, recover
-from headwater.log.spool.state import SpoolConfig, SpoolMetrics, SpoolSegment, SpoolState
+from headwater.log.spool.state import (
+    SpoolConfig,
+    SpoolMetrics,
+    SpoolReader,
+    SpoolSegment,
+    SpoolState,
+)
 from headwater.log.spool.writer import SegmentWriter
 from headwater.log.wal import Pruned, SealedRange
 
