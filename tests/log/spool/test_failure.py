@@ -18,9 +18,8 @@ from headwater.log.spool import codec, frame, recovery, scan
 from headwater.log.spool import commit as run_module
 from headwater.log.spool import spool as spool_module
 from headwater.log.spool.commit import Appended, PendingAppend, WriteBatch
-from headwater.log.spool.folder import Folder, SparseIndex, SpoolWatermarks
+from headwater.log.spool.folder import Folder, SpoolWatermarks
 from headwater.log.spool.recovery import Recovered
-from headwater.log.spool.state import SpoolSegment
 from headwater.log.spool.writer import SegmentWriter
 from headwater.testing import Simulation, simulate
 from headwater.testing.disk import CrashKind, FaultyDisk, FaultyFile
@@ -213,9 +212,8 @@ def _store_unsynced(self: Spool, *, floor_lsn: int | None = None) -> None:
     self._watermarks = watermarks
 
 
-def _create_unsynced(self: SegmentWriter, first_lsn: int) -> tuple[SpoolSegment, DiskFile]:
-    file = self._folder.disk.create(self._folder.segment(first_lsn))
-    return SpoolSegment(first_lsn, first_lsn - 1, 0, SparseIndex(first_lsn)), file
+def _create_unsynced(self: SegmentWriter, first_lsn: int) -> DiskFile:
+    return self._folder.disk.create(self._folder.segment(first_lsn))
 
 
 def _sync_without_a_disk(self: SegmentWriter, *, through_lsn: int | None = None) -> None:

@@ -54,7 +54,7 @@ class TornTail:
 def cut_torn_end(
     file: DiskFile, path: str, result: SegmentScan, *, floor_lsn: int = 0
 ) -> TornTail | None:
-    """Cut off a torn end; refuse a corrupt one. What was pruned cannot be corrupt."""
+    """Cut off a torn end; refuse a corrupt one, unless it was pruned."""
     if result.ending is FileEnd.CLEAN:
         return None
     if result.gave_up and result.why is None:
@@ -123,7 +123,7 @@ def rewrite_unsynced(
 def _copy_unsynced(
     folder: Folder, window: Window, active: SpoolSegment, proven_lsn: int
 ) -> tuple[SpoolSegment, int]:
-    """A segment of the frames above `proven_lsn`, and where they begin in the old one."""
+    """A new segment of the frames above `proven_lsn`, and where they begin in the old one."""
     first_lsn = proven_lsn + 1
     index = SparseIndex(first_lsn)
     segment = SpoolSegment(first_lsn, active.last_lsn, 0, index)
@@ -164,7 +164,7 @@ class Recovered:
 
 
 def recover(folder: Folder, *, first_lsn: int | None) -> Recovered:
-    """Open what is there, or begin at `first_lsn`."""
+    """Open what the folder holds, or begin at `first_lsn`."""
     listing = folder.listing()
     for name in listing.temporary:
         folder.disk.unlink(folder.file(name))
@@ -204,7 +204,6 @@ def _begin(folder: Folder, listing: SpoolListing, first_lsn: int) -> Recovered:
 
 
 def _begin_segment(folder: Folder, watermarks: SpoolWatermarks) -> Recovered:
-    """Begin with an empty segment above the floor."""
     first_lsn = watermarks.floor_lsn + 1
     file = folder.disk.create(folder.segment(first_lsn))
     folder.disk.sync_dir(folder.path)
@@ -275,7 +274,7 @@ def _open_active(folder: Folder, listing: SpoolListing, watermarks: SpoolWaterma
         file.sync()
         active = SpoolSegment(firsts[-1], result.last_lsn, result.valid_bytes, result.index)
         recovered = Recovered([*sealed, active], watermarks, file, watermarks.term, torn=torn)
-        _remember(recovered, window, result)
+        _set_from_frames(recovered, window, result)
         if result.last is None and sealed:
             recovered.term = max(recovered.term, _last_term(folder, sealed[-1]))
         proven_lsn = result.last_lsn if foreign else result.synced_lsn
@@ -290,8 +289,8 @@ def _open_active(folder: Folder, listing: SpoolListing, watermarks: SpoolWaterma
     return recovered
 
 
-def _remember(recovered: Recovered, window: Window, result: SegmentScan) -> None:
-    """Set term, schema and age of the active segment from its frames."""
+def _set_from_frames(recovered: Recovered, window: Window, result: SegmentScan) -> None:
+    """Set term, schema and age of the active segment."""
     if result.last is not None:
         recovered.term = max(recovered.term, result.last.header.term or 0)
         recovered.age_s = max(0.0, (runtime.wall_ms() - result.first_timestamp_ms) / 1000)

@@ -48,7 +48,7 @@ class RepairSource(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in a report."""
+        """In reports."""
 
     def read(self, first_lsn: int, last_lsn: int) -> Sequence[Group]:
         """The groups it has of these LSNs, in order; empty only if it has none of them.
@@ -135,7 +135,7 @@ class RepairedRange:
 
 @dataclass(slots=True)
 class RepairReport:
-    """What a repair found and did."""
+    """The result of a repair."""
 
     segments: int = 0
     repaired: list[RepairedRange] = field(default_factory=list)
@@ -230,7 +230,7 @@ class _Repair:
                 self._report.missing.append(part.missing)
 
     def _parts(self, gap: MissingRange) -> Iterator[_RepairPart]:
-        """A gap, part by part, each from the first source that has the next LSN."""
+        """Split a gap into parts, each from the first source that has the next LSN."""
         lsn = gap.first_lsn
         while lsn <= gap.last_lsn:
             part = self._next_part(lsn, gap.last_lsn)
@@ -272,7 +272,7 @@ class _Repair:
         return _RepairPart(missing, cause, [Group(self._term, *missing, NO_RECORDS, 0, cause)])
 
     def _set_aside(self, path: str) -> None:
-        """Give the damaged file a second name that no earlier repair has taken."""
+        """Give the damaged file a second name."""
         for number in itertools.count(1):
             aside = path + DAMAGED_SUFFIX + (f"-{number}" if number > 1 else "")
             if self._folder.disk.link(path, aside):
@@ -343,7 +343,7 @@ class _CopyCheck:
         """By source, of the sample and of the rest: comparing makes the source scan segments."""
 
     def compare_gaps_of(self, survey: Survey) -> None:
-        """From now on also compare the frames next to the gaps of this segment."""
+        """Also compare the frames next to the gaps of this segment."""
         ends = {one.first_lsn - 1 for one in survey.missing}
         begins = {one.last_lsn + 1 for one in survey.missing}
         frames = [p for p in survey.frames if p.header.lsn in ends or p.first_lsn in begins]
