@@ -116,7 +116,6 @@ class LogRetention:
         return max(self.wal.oldest_lsn(), self._pruning_lsn + 1)
 
     def register(self, name: str, position_lsn: int | None) -> Slot:
-        """The slot of a replica that registers with this position, created if needed."""
         self.slot_writer.check()
         slot = self.slots.find(name)
         if slot is None:
@@ -178,7 +177,6 @@ class LogRetention:
         return mode.cause if isinstance(mode, FullRebootstrap) else None
 
     def plan_resume(self, name: str, position_lsn: int | None) -> ResumeMode:
-        """How a replica resumes; counted in the metrics."""
         mode = self._plan(name, position_lsn)
         if isinstance(mode, FullRebootstrap):
             self._metrics.full_rebootstraps[mode.cause.value] += 1
@@ -238,7 +236,6 @@ class LogRetention:
         return FullRebootstrap(InvalidationCause.WAL_REMOVED)
 
     def view(self, slot: Slot, *, is_active: bool) -> SlotView:
-        """The view of a slot: what its replica lacks, and what is kept for it alone."""
         lag, kept = self._lag(slot), self._kept(slot)
         copied_lsns = slot.restart_lsn - slot.confirmed_lsn if slot.bootstrapping else 0
         status = slot_status(

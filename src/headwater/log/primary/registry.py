@@ -151,7 +151,6 @@ class ReplicaRegistry:
         return self._hear(state)
 
     def unregister(self, name: str) -> bool:
-        """Forget a replica; whether it was there."""
         if self._replicas.pop(name, None) is None:
             return False
         del self._heard_s[name]
@@ -172,7 +171,6 @@ class ReplicaRegistry:
         )
 
     def note_pull(self, name: str, last_sent_lsn: int) -> None:
-        """The replica was sent records through this one."""
         before = self.get(name)
         sent = max(before.last_sent_lsn, last_sent_lsn)
         self._hear(msgspec.structs.replace(before, last_sent_lsn=sent))

@@ -182,7 +182,6 @@ class PrimaryReplication:
 
     @property
     def term(self) -> int:
-        """The leader's epoch."""
         return self.slots.leader_epoch
 
     def check_leading(self) -> None:
@@ -196,7 +195,7 @@ class PrimaryReplication:
     # Replicas
 
     def progress(self) -> ReplicationProgress | None:
-        """The progress of all replicas together; None if there are none."""
+        """Of all replicas together; None if there are none."""
         return ReplicationProgress.from_replicas(self.registry.replicas())
 
     def register_replica(
@@ -235,7 +234,7 @@ class PrimaryReplication:
         return True
 
     def unregister_replica(self, name: str) -> bool:
-        """Remove a replica until it registers again; its slot stays, and keeps the log."""
+        """Remove a replica; its slot stays, and keeps the log."""
         is_removed = self.registry.unregister(name)
         self.evaluate()
         return is_removed
@@ -247,7 +246,6 @@ class PrimaryReplication:
         return is_registered
 
     def note_replica_pull(self, name: str, last_sent_lsn: int) -> None:
-        """A replica was sent records through this one."""
         self.registry.note_pull(name, last_sent_lsn)
         if self.slots.find(name) is not None:
             self.slots.touch(name)

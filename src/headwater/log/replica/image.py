@@ -109,9 +109,8 @@ def _encoded(
         for table in collections[collection]:
             stored = _parquet_table(table)
             columns = [names.of(field) for field in stored.schema]
-            parts.append(
-                _ImagePart(collection, table.num_rows, columns, _schema_text(table.schema))
-            )
+            schema = b64encode(table.schema.serialize().to_pybytes()).decode()
+            parts.append(_ImagePart(collection, table.num_rows, columns, schema))
             tables.append(stored.rename_columns(columns))
     rows = sum(part.rows for part in parts)
     head = _ImageHead(IMAGE_FORMAT, lsn, rows, sorted(collections), parts, list(last_hashes))
@@ -169,10 +168,6 @@ def _parquet_table(table: pa.Table) -> pa.Table:
         chunks = [to_parquet_column(one, stored) for one in column.chunks]
         columns[field.name] = pa.chunked_array(chunks, stored)
     return pa.table(columns)
-
-
-def _schema_text(schema: pa.Schema) -> str:
-    return b64encode(schema.serialize().to_pybytes()).decode()
 
 
 def _is_same(
@@ -237,14 +232,12 @@ class ImageStore:
         self._distrusted: set[str] = set()
 
     def check_filtered(self) -> None:
-        """Refuse a filtered replica under the name for all records."""
         if self._of == ALL_RECORDS:
             raise Refused(
                 "a filtered replica keeps its images under a name of its own: give ImageStore(of=…)"
             )
 
     async def newest(self, *, below_lsn: int | None = None) -> Image | None:
-        """The newest image that is not skipped."""
         unusable = self._skipped | self._distrusted
         images = [
             image

@@ -82,7 +82,7 @@ class KeyedState:
         return None
 
     def get(self, key: Identity, collection: str = "") -> dict[str, Any] | None:
-        """The latest record of a key, with its `_lsn`; None if there is none, or it was deleted."""
+        """The latest record of a key, with its `_lsn`; None if it has none."""
         if not isinstance(key, bytes | int):
             raise Refused(f"keys are bytes, and row ids numbers: {key!r} is neither")
         with self._mutex:

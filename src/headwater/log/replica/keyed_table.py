@@ -166,7 +166,7 @@ class KeyedTable:
 
 
 def identities(records: pa.RecordBatch) -> list[Identity]:
-    """What each record is known by; each must be known by something."""
+    """The key of each record, or its row id; each must have one of them."""
     keys = _column(records, KEY, pa.binary())
     if not keys.null_count:
         return keys.to_pylist()  # type: ignore[no-any-return]
@@ -178,13 +178,12 @@ def identities(records: pa.RecordBatch) -> list[Identity]:
 
 
 def with_identity(records: pa.RecordBatch) -> pa.RecordBatch:
-    """Those that are known by something; where all are, they are not copied."""
+    """The records with a key or a row id; if all have one, they are not copied."""
     is_identified = has_identity(records)
     return records if pc.all(is_identified).as_py() is not False else records.filter(is_identified)
 
 
 def has_identity(records: pa.RecordBatch) -> pa.BooleanArray:
-    """Whether each record has a key, or a row id."""
     keyed = _column(records, KEY, pa.binary()).is_valid()
     rids = pc.fill_null(_column(records, RID, pa.int64()), 0)
     return pc.or_(keyed, pc.greater(rids, 0))
