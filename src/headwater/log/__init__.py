@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         Target,
         Targets,
     )
-    from headwater.log.replica.image import ImageStore
     from headwater.log.replica.keyed_state import KeyedState, KeyedStates
     from headwater.log.replica.log_copy import LogCopies, LogCopy
     from headwater.log.replica.replica import Replica
@@ -59,7 +58,6 @@ __all__ = [
     "GROUP_SCHEMA",
     "GoElsewhere",
     "Group",
-    "ImageStore",
     "KeyedState",
     "KeyedStates",
     "Local",
@@ -108,7 +106,6 @@ __getattr__, __dir__ = exports(
         "record.hashes": "range_hash record_hashes",
         "replica.contract": "Bookmark Diverged GoElsewhere LogArchive LogGap ReplicaConfig Target "
         "Targets",
-        "replica.image": "ImageStore",
         "replica.keyed_state": "KeyedState KeyedStates",
         "replica.log_copy": "LogCopies LogCopy",
         "replica.replica": "Replica",

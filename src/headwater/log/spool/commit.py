@@ -301,10 +301,10 @@ class WriteBatch:
     def schema_with(self, append: PendingAppend) -> pa.Schema | None:
         """The segment's schema with this append in it; None if it needs another segment."""
         own = append.own_schema
-        if own is None:
+        if own is None or append.frame_schema == self.schema:
             return self.schema
-        if self.schema is None or append.frame_schema == self.schema:
-            return self.schema or own
+        if self.schema is None:
+            return own
         nbytes = sum(frame.records.nbytes for frame in append.frames)
         return join_schemas(self.schema, own, rows=append.lsn_count, nbytes=nbytes)
 
