@@ -162,8 +162,8 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
         for channel in self._channels:
             if channel.name == name:
                 return channel
-        known = ", ".join(repr(one.name) for one in self._channels)
-        raise Refused(f"no channel {name!r}; there are {known}")
+        names = ", ".join(repr(one.name) for one in self._channels)
+        raise Refused(f"no channel {name!r}; there are {names}")
 
     async def _run(self) -> None:
         """Both loops, until a stop has emptied them or one of them fails."""

@@ -3,8 +3,7 @@
 Enters: groups of records, in order, from one writer. Leaves: the same groups by LSN, to any
 number of readers, here and on replicas.
 
-    record   change records, groups of them, their hashes
-    wal      the interface of a log that is replicated
+    record   change records, groups of them and their hashes, the interface of a log
     spool    the log on a local disk
     primary  the leader's side of replication, and the slots that the log is kept for
     replica  copies of the log, record for record or the latest record of each key
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from headwater.log.primary.slot import RetentionLimits
     from headwater.log.primary.slot_register import SlotRegister
     from headwater.log.record.change import ChangeRecord, changes_of, group_of
-    from headwater.log.record.group import GROUP_SCHEMA, Group, consumed_records
+    from headwater.log.record.group import GROUP_SCHEMA, Group, Wal, consumed_records
     from headwater.log.record.hashes import range_hash, record_hashes
     from headwater.log.replica.contract import (
         Bookmark,
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from headwater.log.spool.frame import SpoolCorrupt
     from headwater.log.spool.spool import Spool
     from headwater.log.spool.state import SpoolConfig
-    from headwater.log.wal import Pruned, Wal
 
 __all__ = [
     "AckN",
@@ -68,7 +66,6 @@ __all__ = [
     "PreparedAppend",
     "PrimaryReplication",
     "PrimaryService",
-    "Pruned",
     "Quorum",
     "Regions",
     "Replica",
@@ -102,7 +99,7 @@ __getattr__, __dir__ = exports(
         "primary.slot": "RetentionLimits",
         "primary.slot_register": "SlotRegister",
         "record.change": "ChangeRecord changes_of group_of",
-        "record.group": "GROUP_SCHEMA Group consumed_records",
+        "record.group": "GROUP_SCHEMA Group Wal consumed_records",
         "record.hashes": "range_hash record_hashes",
         "replica.contract": "Bookmark Diverged GoElsewhere LogArchive LogGap ReplicaConfig Target "
         "Targets",
@@ -113,6 +110,5 @@ __getattr__, __dir__ = exports(
         "spool.frame": "SpoolCorrupt",
         "spool.spool": "Spool",
         "spool.state": "SpoolConfig",
-        "wal": "Pruned Wal",
     },
 )

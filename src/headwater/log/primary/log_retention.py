@@ -34,7 +34,7 @@ from headwater.log.primary.slot import (
     slot_status,
 )
 from headwater.log.primary.slot_writer import SlotWriter
-from headwater.log.wal import Wal
+from headwater.log.record.group import Wal
 
 
 class SlotView(msgspec.Struct, frozen=True):
@@ -146,13 +146,13 @@ class LogRetention:
     def enforce_limits(self) -> list[tuple[str, InvalidationCause]]:
         """Give up slots that are beyond a limit; returns their names and causes."""
         self._lag_clock.note(runtime.monotonic_s(), self.wal.current_lsn())
-        given_up = []
+        invalidated = []
         for slot in self.slots.all():
             cause = exceeded_limit(self._kept(slot), self._bounds) if slot.is_valid else None
             if cause is not None:
                 self._invalidate(slot.name, cause)
-                given_up.append((slot.name, cause))
-        return given_up
+                invalidated.append((slot.name, cause))
+        return invalidated
 
     async def prune_through(self, archived_lsn: int) -> int:
         """Prune what is archived elsewhere and no slot needs; the LSN through which it went."""

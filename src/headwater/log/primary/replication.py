@@ -44,7 +44,7 @@ from headwater.log.primary.registry import (
 from headwater.log.primary.slot import RetentionLimits, Slot
 from headwater.log.primary.slot_register import SlotRegister
 from headwater.log.primary.slot_writer import SlotWriter
-from headwater.log.wal import Wal
+from headwater.log.record.group import Wal
 
 _log: Final = logging.getLogger("headwater")
 

@@ -131,8 +131,8 @@ class LagClock:
     is never too high, and too low by one spacing at most.
     """
 
-    def __init__(self, *, spacing_s: float = 1.0) -> None:
-        self._spacing_s = spacing_s
+    def __init__(self) -> None:
+        self._spacing_s = 1.0
         self._times_s: list[float] = []
         self._lsns: list[int] = []
 

@@ -79,8 +79,8 @@ def _hashed_columns(records: pa.RecordBatch) -> dict[str, pa.Array]:
     columns = dict(zip(records.schema.names, records.columns, strict=True))
     ingested = columns.get(COMMIT_TIMESTAMP)
     if ingested is not None:
-        given = columns.get(TIMESTAMP)
-        columns[TIMESTAMP] = ingested if given is None else pc.coalesce(given, ingested)
+        timestamps = columns.get(TIMESTAMP)
+        columns[TIMESTAMP] = ingested if timestamps is None else pc.coalesce(timestamps, ingested)
     for name, default in _DEFAULTS.items():
         if name in columns:
             columns[name] = _without(columns[name], pc.equal(columns[name], default))

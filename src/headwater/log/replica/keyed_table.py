@@ -58,8 +58,8 @@ class KeyedTable:
         if row is None:
             return None
         place = bisect.bisect_right(self._starts, row) - 1
-        [found] = python_rows(self._chunks[place].slice(row - self._starts[place], 1))
-        return None if found.get(OPERATION) == Operation.DELETE else found
+        [record] = python_rows(self._chunks[place].slice(row - self._starts[place], 1))
+        return None if record.get(OPERATION) == Operation.DELETE else record
 
     def scan(self) -> pa.Table:
         """The latest record of every key that was not deleted, in the order of the log."""
@@ -70,13 +70,13 @@ class KeyedTable:
             return parts[0]
         try:
             _check_texts(parts)
-            found = pa.concat_tables(parts, promote_options="permissive")
+            table = pa.concat_tables(parts, promote_options="permissive")
         except pa.ArrowException as error:
             raise NotSupported(
                 f"{_two_types(parts)}: no table holds both. Read scan_parts(), which gives one "
                 "for each schema"
             ) from error
-        return found.take(pc.sort_indices(found, sort_keys=[(LSN_COLUMN, "ascending")]))
+        return table.take(pc.sort_indices(table, sort_keys=[(LSN_COLUMN, "ascending")]))
 
     def parts(self) -> list[pa.Table]:
         """As `scan`, a table for each schema that the records came in."""

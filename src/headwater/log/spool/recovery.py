@@ -52,7 +52,7 @@ class TornTail:
 
 
 def cut_torn_end(
-    file: DiskFile, path: str, result: SegmentScan, *, floor_lsn: int = 0
+    file: DiskFile, path: str, result: SegmentScan, *, floor_lsn: int
 ) -> TornTail | None:
     """Cut off a torn end; refuse a corrupt one, unless it was pruned."""
     if result.ending is FileEnd.CLEAN:

@@ -30,7 +30,7 @@ from headwater.core.limits import (
     TERM_MAX,
 )
 from headwater.core.settings import whole_number
-from headwater.log.record.group import Group, GroupRing
+from headwater.log.record.group import Group, GroupRing, SealedRange
 from headwater.log.spool.codec import PreparedAppend, prepare_append
 from headwater.log.spool.commit import Appended, CallOrder, GroupCommit, PendingAppend
 from headwater.log.spool.folder import Folder, SpoolLock, SpoolWatermarks
@@ -43,7 +43,6 @@ from headwater.log.spool.state import (
     SpoolState,
 )
 from headwater.log.spool.writer import SegmentWriter
-from headwater.log.wal import Pruned, SealedRange
 
 T = TypeVar("T")
 _log: Final = logging.getLogger(__name__)
@@ -237,7 +236,7 @@ class Spool:
             raise Refused("timeout_s is not a number: give seconds, or None to wait without end")
         return await self._state.wait_for_lsn_after(lsn, timeout_s)
 
-    async def prune_through(self, lsn: int) -> Pruned:
+    async def prune_through(self, lsn: int) -> int:
         return await _on_thread(self._prune_through, whole_number("lsn", lsn))
 
     async def sync(self) -> None:
@@ -275,14 +274,19 @@ class Spool:
         if not self._lock.is_forked:
             await _on_thread(self._close)
 
-    def _prune_through(self, lsn: int) -> Pruned:
+    def _prune_through(self, lsn: int) -> int:
         with self._names_locked():
             lsn = min(lsn, self._state.current_lsn - self.keeps_last)
             if lsn > self._state.floor_lsn:
                 self._store_watermarks(floor_lsn=lsn)
-            removed = self._state.raise_floor(lsn)
+            segments = self._state.raise_floor(lsn)
             self._tail.prune_through(lsn)
-            return self._remove(removed)
+            for segment in segments:
+                self._folder.disk.unlink(self._folder.index(segment.first_lsn))
+                self._folder.disk.unlink(self._folder.segment(segment.first_lsn))
+            self.metrics.segments_pruned += len(segments)
+            self.metrics.bytes_pruned += sum(segment.size_bytes for segment in segments)
+            return self._state.floor_lsn
 
     def _tend(self) -> None:
         self._writer.tend()
@@ -334,15 +338,6 @@ class Spool:
         except DiskFailed as error:
             self._state.fail(error)
             raise
-
-    def _remove(self, segments: list[SpoolSegment]) -> Pruned:
-        for segment in segments:
-            self._folder.disk.unlink(self._folder.index(segment.first_lsn))
-            self._folder.disk.unlink(self._folder.segment(segment.first_lsn))
-        size_bytes = sum(segment.size_bytes for segment in segments)
-        self.metrics.segments_pruned += len(segments)
-        self.metrics.bytes_pruned += size_bytes
-        return Pruned(self._state.floor_lsn, len(segments), size_bytes)
 
 
 async def _on_thread(function: Callable[..., T], *args: Any) -> T:

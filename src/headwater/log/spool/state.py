@@ -53,9 +53,9 @@ class SpoolConfig:
 
     def __post_init__(self) -> None:
         # True would be an interval of one second.
-        given: object = self.sync
-        known = given in ("always", "none")
-        if isinstance(given, bool) or (isinstance(given, str) and not known):
+        sync: object = self.sync
+        is_word = sync in ("always", "none")
+        if isinstance(sync, bool) or (isinstance(sync, str) and not is_word):
             raise Refused(f"sync is {self.sync!r}: always, none, or a number of seconds")
         if not isinstance(self.sync, str) and not self.sync > 0:
             raise Refused(f"sync is {self.sync}: an interval is above 0")
@@ -193,9 +193,9 @@ class SpoolState:
         with self.mutex:
             self.floor_lsn = max(self.floor_lsn, lsn)
             sealed = self._segments[:-1]
-            gone = [one for one in sealed if one.last_lsn <= self.floor_lsn]
-            del self._segments[: len(gone)]
-            return gone
+            pruned = [one for one in sealed if one.last_lsn <= self.floor_lsn]
+            del self._segments[: len(pruned)]
+            return pruned
 
     def fail(self, error: HeadwaterError) -> None:
         """Nothing more is written."""

@@ -19,9 +19,8 @@ from headwater.buffer.records import TIMESTAMP
 from headwater.core import limits, runtime
 from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import TERM_MAX
-from headwater.log.record.group import COMMIT_TIMESTAMP, Group
+from headwater.log.record.group import COMMIT_TIMESTAMP, Group, Wal
 from headwater.log.spool.codec import fill_columns, merge_schemas
-from headwater.log.wal import Wal
 from headwater.tier.errors import NotOneSegment
 from headwater.tier.events import SegmentMetadata
 from headwater.tier.segments.columns import LSN, SegmentColumns
