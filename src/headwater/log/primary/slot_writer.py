@@ -130,10 +130,8 @@ class LeaderSlots:
             self._slots[name] = seen
         return seen
 
-    def invalidate(self, name: str, cause: InvalidationCause) -> Slot:
-        slot = self.get(name).invalidated(cause, runtime.wall_ms())
-        self._put(slot)
-        return slot
+    def invalidate(self, name: str, cause: InvalidationCause) -> None:
+        self._put(self.get(name).invalidated(cause, runtime.wall_ms()))
 
     def complete_bootstrap(self, name: str, lsn: int) -> Slot:
         self._put(self.get(name).bootstrapped(lsn))

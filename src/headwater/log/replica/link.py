@@ -65,13 +65,13 @@ def split_pull(
     pulled: PullResponse,
     applied_lsn: int,
     *,
-    filtered: bool = False,
-    compared_lsn: int | None = None,
+    filtered: bool,
+    compared_lsn: int,
 ) -> SplitPull:
-    """Split an answer; `LogGap` if it does not follow `applied_lsn` without a gap.
+    """Split an answer; `LogGap` if it does not follow `compared_lsn` without a gap.
 
-    `compared_lsn` is how much of the copy was found in the log, if that is less: the answer has to
-    follow that without a gap, so that nothing new is applied before everything was compared.
+    `compared_lsn` is how much of the copy was found in the log: nothing new is applied before
+    everything was compared.
 
     The end counts, too: `through_lsn` beyond the last group is a gap. With `filtered` the source
     skips records on purpose, and neither is a gap. An empty copy is at LSN 0, and gets LSN 1 first.
@@ -88,7 +88,7 @@ def split_pull(
     if pulled.through_lsn < last_lsn:
         raise LogGap(f"LSN {last_lsn} was sent in an answer through {pulled.through_lsn}")
     if not filtered:
-        _check_dense(pulled, applied_lsn if compared_lsn is None else compared_lsn)
+        _check_dense(pulled, compared_lsn)
     repeated = [part for group in groups if (part := group.between(1, applied_lsn)) is not None]
     new = [part for group in groups if (part := group.after(applied_lsn)) is not None]
     return SplitPull(repeated, new, max(applied_lsn, pulled.through_lsn))

@@ -91,7 +91,7 @@ def cut_torn_end(
 
 
 def rewrite_unsynced(
-    folder: Folder, window: Window, active: SpoolSegment, *, synced_lsn: int, seal: bool = False
+    folder: Folder, window: Window, active: SpoolSegment, *, synced_lsn: int, seal: bool
 ) -> tuple[DiskFile, SpoolSegment] | None:
     """Move the unproven end of the active segment into a new one, and cut it off there.
 
