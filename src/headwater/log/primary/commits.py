@@ -122,7 +122,8 @@ class Regions:
     needed: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
-        if not self.needed or any(whole_number(name, count) < 1 for name, count in self.needed):
+        is_valid = all(whole_number(name, count) >= 1 and name for name, count in self.needed)
+        if not self.needed or not is_valid:
             raise Refused("regions: name each region with one replica or more, as in eu=1,us=2")
         names = [region for region, _ in self.needed]
         if len(set(names)) != len(names):
