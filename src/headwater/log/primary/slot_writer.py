@@ -157,7 +157,7 @@ class LeaderSlots:
         self._maybe_stored_floor = _lowest(self._maybe_stored_floor, retention_floor(sent.slots))
 
     def stored(self, sent: SlotTable, result: SlotTable) -> list[str]:
-        """`sent` was written, and the result is `found`; returns names that others had dropped.
+        """`sent` was written, and `result` is stored; returns names that others had dropped.
 
         Earlier writes that had not landed by then never will: each names the version that it
         replaces.
