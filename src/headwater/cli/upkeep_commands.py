@@ -133,7 +133,7 @@ async def _lags(stream: Stream, partitions: list[int], group: str | None) -> lis
     Raises if that of none is known, and for a group that no partition knows: it has no lag.
     """
     from headwater.buffer.consumer import lag as lag_of
-    from headwater.buffer.consumer.metrics import UnknownGroup
+    from headwater.buffer.consumer.progress import UnknownGroup
 
     async def one(partition: int) -> Lag | HeadwaterError:
         try:
@@ -304,7 +304,7 @@ async def collect_all(
 
 async def collect_partition(stream: Stream, partition: int, *, full: bool) -> Collected:
     """Bounded passes until one finds nothing more; what they did together."""
-    from headwater.buffer.consumer.collection import retention_of
+    from headwater.buffer.consumer.ownership import retention_of
 
     collector, retention = stream.collector(partition), await retention_of(stream)
     total = await collector.collect(retention, full=full)
