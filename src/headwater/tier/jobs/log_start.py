@@ -121,7 +121,7 @@ class LogStartRegister:
     async def check_stream(self) -> None:
         """Raise `StreamGone` if the stream was deleted. One request.
 
-        After a deletion, a leader would copy under an id that nobody reads, and drop its local log.
+        After a deletion, a leader would copy under an id without readers, and drop its local log.
         The register of a stream is never removed, only marked as deleted. A store without that
         register never had the stream: its tier is used without streams.
         """
@@ -138,7 +138,7 @@ class LogStartRegister:
         else:
             # No advice to delete by name: that would delete the other stream.
             how = f"is now another stream ({now.id})"
-            rest = f"is in folders of that id, which nobody reads: {topic_id}"
+            rest = f"is in folders of that id, which no reader uses: {topic_id}"
         raise StreamGone(
             f"stream {name!r} ({topic_id}) {how}: nothing more of partition "
             f"{self._partition.partition} is copied. Stop its leader; what that copied in the "

@@ -171,7 +171,7 @@ async def _check_cover(
     """
     pieces = [piece async for piece in walk_cover(metadata.state, first_lsn or 0, END_LSN)]
     if metadata.state().delete_state is not None:
-        return []  # everything is being deleted, and nobody reads it
+        return []  # everything is being deleted, and has no readers
     if first_lsn is None:
         first_lsn = pieces[0].lsns.start if pieces else 0
     missing = gaps(pieces, first_lsn, pieces[-1].lsns.stop) if pieces else []

@@ -56,7 +56,7 @@ class ObjectCache:
         if task is None:
             self.misses += 1
             task = runtime.spawn(self._load(key, load, size_of), name=f"load {key}")
-            # If all callers were cancelled, nobody else retrieves its error.
+            # If all callers were cancelled, nothing else retrieves its error.
             task.add_done_callback(_retrieve_error)
             self._loading[key] = task
         else:
