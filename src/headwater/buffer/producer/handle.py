@@ -80,7 +80,7 @@ class Acceptance(tuple[Accepted, ...]):
     def _only(self) -> Accepted:
         if len(self) != 1:
             raise Refused(
-                f"this call has {len(self)} parts: go through them, each has numbers of its own"
+                f"this call has {len(self)} parts: iterate over them, each has its own numbers"
             )
         return self[0]
 
