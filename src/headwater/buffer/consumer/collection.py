@@ -76,7 +76,7 @@ class Sweeper:
             done = await self._collector.collect(await self._retention())
         except Exception as error:
             # The next pass repeats the work, so an error must not end the consumer or the sweeper.
-            # It is in the metrics, and logged because few watch a Spark query's metrics.
+            # It is in the metrics, and logged because nobody watches the metrics of a Spark query.
             self._metrics.gc_passes_failed += 1
             self._metrics.gc_last_error = f"{type(error).__name__}: {error}"
             if not self._is_failing:

@@ -111,7 +111,7 @@ KEY_FALSE_POSITIVES: Final = 0.01
 SAMPLE_ROWS: Final = 8192
 BY_DIFFERENCES: Final = "DELTA_BINARY_PACKED"
 OPAQUE: Final = frozenset({VALUE, HEADERS, METADATA, REFRESH_RECORDS})
-"""No statistics for these: queries do not filter by their range, and their bounds may be long."""
+"""No statistics for these: nobody filters by their range, and their bounds may be long."""
 
 
 def open_writer(
