@@ -108,7 +108,7 @@ class V1Consumer(QueueConsumer):
             )
         except Unavailable as error:
             raise OutcomeUnknown(
-                f"{self._names.manifest}: opened only in part: open it again. {error}"
+                f"{self._names.manifest}: opened by half: open it again. {error}"
             ) from error
         self._claim, self.epoch = claim, found.epoch
         self._count_pending(found)
