@@ -203,7 +203,7 @@ def test_advice_does_not_repeat_options_of_a_store() -> None:
     ("error", "says"),
     [
         (Unreachable("x"), "Check the network"),
-        (errors.Throttled("x"), "ask for less"),
+        (errors.Throttled("x"), "request less"),
         (errors.RolledBack("x"), "keep a copy"),
         (errors.Corrupt("x"), "backup"),
         (errors.OutcomeUnknown("x"), "look before you repeat"),

@@ -330,7 +330,7 @@ def test_the_command_ends_with_1_and_the_cure(
     result = invoke("doctor")
     assert result.exit_code == 1
     assert "→ Headwater needs Python 9.9 or newer: install one" in result.stdout
-    assert "1 to mend" in result.stdout
+    assert "1 to repair" in result.stdout
 
 
 def test_the_command_as_json_prints_json_alone(

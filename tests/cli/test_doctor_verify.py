@@ -189,7 +189,7 @@ def test_the_command_says_what_it_read_and_ends_with_1_if_something_is_damaged(
     result = invoke("doctor", filled, "--verify")
     assert result.exit_code == 1
     assert batch.name in result.stdout
-    assert "1 to mend" in result.stdout
+    assert "1 to repair" in result.stdout
     assert f"read {filled} orders --skip-unreadable" in result.stdout
     assert invoke("doctor", filled).exit_code == 0  # which reads no batches
     report = json.loads(invoke("doctor", filled, "--verify", "--json").stdout)

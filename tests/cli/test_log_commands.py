@@ -108,7 +108,7 @@ def test_repair_mends_from_a_copy_and_says_so(folder: Path, tmp_path: Path) -> N
     damage(folder / SEGMENT, 100)
     result = CliRunner().invoke(app, ["log", "repair", str(folder), "--from", str(copy)])
     assert result.exit_code == 0
-    assert f"mended   LSN 1 to 1 from {copy}" in result.stdout
+    assert f"repaired LSN 1 to 1 from {copy}" in result.stdout
     assert f"kept     {folder / SEGMENT}.damaged" in result.stdout
     again = CliRunner().invoke(app, ["log", "repair", str(folder)])
     assert "nothing is damaged" in again.stdout
@@ -125,11 +125,11 @@ def test_repair_says_what_no_copy_has(folder: Path) -> None:
     assert found["repaired"][0]["source"] == "given up in a repair"
 
 
-def test_what_was_given_up_is_not_called_mended(folder: Path) -> None:
+def test_what_was_given_up_is_not_called_repaired(folder: Path) -> None:
     damage(folder / SEGMENT, 100)
     result = CliRunner().invoke(app, ["log", "repair", str(folder), "--give-up"])
-    assert "given up LSN 1 to 1: readers are told that it is lost" in result.stdout
-    assert "mended" not in result.stdout
+    assert "given up LSN 1 to 1: readers get it as lost" in result.stdout
+    assert "repaired" not in result.stdout
 
 
 def test_repair_mends_from_the_buffer(folder: Path, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_repair_mends_from_the_buffer(folder: Path, tmp_path: Path) -> None:
     assert CliRunner().invoke(app, asked).exit_code == 2
     result = CliRunner().invoke(app, [*asked, "--stream", "orders"])
     assert result.exit_code == 0
-    assert "mended   LSN 1 to 1 from the buffer of orders, partition 0" in result.stdout
+    assert "repaired LSN 1 to 1 from the buffer of orders, partition 0" in result.stdout
     (group, *_) = wait(Spool.open(str(folder)).read_since(0))
     assert group.records.column("_value").to_pylist() == [b"record 1"]
 
@@ -174,7 +174,7 @@ def test_a_replicas_folder_is_a_copy(folder: Path, tmp_path: Path) -> None:
     damage(folder / SEGMENT, 100)
     result = CliRunner().invoke(app, ["log", "repair", str(folder), "--from", str(replica)])
     assert result.exit_code == 0
-    assert f"mended   LSN 1 to 1 from {replica}/copy-2" in result.stdout
+    assert f"repaired LSN 1 to 1 from {replica}/copy-2" in result.stdout
     damage(folder / SEGMENT, 100)
     (replica / "replica.json").write_bytes(encode_state(SavedState(term=2, copy=2, diverged_lsn=1)))
     result = CliRunner().invoke(app, ["log", "repair", str(folder), "--from", str(replica)])

@@ -46,7 +46,7 @@ def test_a_log_is_mended_from_the_tier(url: str, tmp_path: Path, invoke: Invoke)
     folder = grown(tmp_path / "log")
     result = invoke("log", "repair", str(folder), "--tier", url, "--stream", "orders")
     assert result.exit_code == 0, result.output
-    assert "mended   LSN 1 to 10 from the tier of orders, partition 0" in result.stdout
+    assert "repaired LSN 1 to 10 from the tier of orders, partition 0" in result.stdout
     with closing(Spool.open(str(folder))) as spool:
         found = pa.Table.from_batches([one.records for one in wait(spool.read_since(0))])
     assert found.column("_value").to_pylist() == [b"%d" % lsn for lsn in range(1, 101)]

@@ -242,7 +242,7 @@ def test_a_check_that_is_told_to_end_removes_what_it_wrote(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("output", "why"), [("closed", b"it is closed"), ("gone", b"whoever read it has gone")]
+    ("output", "why"), [("closed", b"it is closed"), ("gone", b"its reader has gone")]
 )
 def test_records_that_are_accepted_are_though_nobody_can_be_told(
     invoke: Invoke, tmp_path: Path, output: str, why: bytes

@@ -123,7 +123,7 @@ def test_damaged_events_are_told_and_keep_nothing_from_being_deleted(
 
     result = invoke("stream", "delete", url, "orders", "--yes", COLUMNS="300")
     assert (result.exit_code, objects(tmp_path)) == (1, [])
-    assert "mend them, and delete it once more" in result.stdout
+    assert "repair them, and delete it once more" in result.stdout
     last.write_bytes(whole)
     assert listed(url, place) == (2, None)
 

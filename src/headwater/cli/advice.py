@@ -29,14 +29,14 @@ MARKUP: Final = None
 """Help is plain text. Rich would double the time that it takes, and read `[kafka]` as a style."""
 
 ADVICE: Final[dict[type[errors.HeadwaterError], str]] = {
-    errors.Throttled: "Nothing was changed. Wait a little, and ask for less at once.",
+    errors.Throttled: "Nothing was changed. Wait a little, and request less at once.",
     errors.Contended: "Nothing of yours landed. Try again.",
     errors.InUse: "Nothing was changed. Close it there, or end that process, then try again.",
     errors.Unavailable: "Nothing was changed. Check the network and the endpoint, then try again.",
     errors.OutcomeUnknown: "The write may have landed: look before you repeat it.",
     errors.AlreadyExists: "Read what is there, then decide again.",
     errors.Conflict: "Read what is there, then decide again.",
-    errors.Fenced: "Whoever took over goes on. Start again here only if that was a mistake.",
+    errors.Fenced: "The successor continues. Start again here only if that was a mistake.",
     errors.Trimmed: "It was deleted on purpose; start at the oldest record that is left.",
     errors.EntriesTrimmed: "It was deleted on purpose; start at the first offset that is left.",
     errors.NotFound: "See what is there: {command} store ls {address}",
@@ -256,7 +256,7 @@ def output_failed(error: OSError) -> int:
 def output_problem(error: OSError) -> str:
     """Why the output cannot be written; an error that says nothing of it is raised again."""
     if isinstance(error, BrokenPipeError):
-        return "whoever read it has gone"
+        return "its reader has gone"
     if error.errno not in _OUTPUT_FAILED:
         raise error
     return "it is closed" if error.errno == errno.EBADF else str(error)

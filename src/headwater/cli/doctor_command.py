@@ -62,7 +62,7 @@ def doctor(
         if not as_json:
             show(finding.describe())
     wrong = sum(finding.status == "wrong" for finding in findings)
-    report = Report(f"{wrong} to mend" if wrong else "nothing is wrong")
+    report = Report(f"{wrong} to repair" if wrong else "nothing is wrong")
     report.record = {"well": not wrong, "findings": findings}
     if contents is not None:
         report.record["verified"] = contents
@@ -199,7 +199,7 @@ async def check_contents(
             yield finding
     except HeadwaterError as error:
         words = f"{type(error).__name__}: {error}"
-        yield wrong("contents", f"not read to the end: {words}", "mend that, and verify again")
+        yield wrong("contents", f"not read to the end: {words}", "repair that, and verify again")
 
 
 async def _check_stream(

@@ -160,7 +160,7 @@ async def _table(stream: Stream, partition: int) -> SlotsOrError:
     except Damaged as error:
         return (
             f"{error}. Nothing of its log is deleted meanwhile. Restore the object from a backup, "
-            f"or begin anew: headwater group reset URL {stream.name} --partition {partition}"
+            f"or start over: headwater group reset URL {stream.name} --partition {partition}"
         )
     except HeadwaterError as error:
         return str(error)
@@ -169,7 +169,7 @@ async def _table(stream: Stream, partition: int) -> SlotsOrError:
 def _ask(what: str) -> None:
     confirm(
         f"Drop {what}?",
-        unasked=f"nobody is here to confirm that this is to go: {what}. Say --yes",
+        unasked=f"no terminal to confirm that this is to go: {what}. Say --yes",
     )
 
 

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 log_app = HeadwaterTyper(
-    help="Mend a log on this machine.",
+    help="Repair a log on this machine.",
 )
 
 
 @log_app.callback()
 def log() -> None:
-    """Mend a log on this machine."""
+    """Repair a log on this machine."""
 
 
 @log_app.command()
@@ -62,7 +62,7 @@ def repair(
 ) -> None:
     """Check every frame of a log, and repair what a source has.
 
-    Nobody may have the log open. What was damaged is kept, under a name ending in .damaged.
+    No process may have the log open. What was damaged is kept, under a name ending in .damaged.
     Exit status: 0 if the log is whole now, 1 if something is still missing.
     """
     from headwater.log.spool.repair import repair
@@ -180,9 +180,9 @@ def describe_repair(repaired: RepairReport) -> Report:
     for one in repaired.repaired:
         lsns = f"LSN {one.first_lsn} to {one.last_lsn}"
         if one.source == LOST_CAUSE:
-            report.say(f"given up {lsns}: readers are told that it is lost")
+            report.say(f"given up {lsns}: readers get it as lost")
         else:
-            report.say(f"mended   {lsns} from {one.source}")
+            report.say(f"repaired {lsns} from {one.source}")
     for name in repaired.uncompared:
         report.say(f"unproven nothing is left here by which to tell that {name} is a copy of it")
     for path in repaired.set_aside:

@@ -247,7 +247,7 @@ def json_value(value: Any) -> Any:
 def duration_words(ms: int) -> str:
     """A time span as one says it; below zero, without an end."""
     if ms < 0:
-        return "for ever"
+        return "forever"
     for unit, unit_ms in _UNITS_MS:
         if ms >= unit_ms and ms % unit_ms == 0:
             return f"{ms // unit_ms:,} {unit}{'' if ms == unit_ms else 's'}"

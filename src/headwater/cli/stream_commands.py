@@ -244,7 +244,7 @@ def delete(
             return await act(store, name)
         except Corrupt as error:
             raise Corrupt(
-                f"{error}. Which objects are its own cannot be told; to delete everything "
+                f"{error}. Which objects are its own is unknown; to delete everything "
                 f"below streams/{name}: headwater stream delete URL {name} --damaged"
             ) from error
 
@@ -257,7 +257,7 @@ def delete(
         what = everything if damaged else f"stream {name} and all of its records"
         confirm(
             f"Delete {what}, for good?",
-            unasked=f"nobody is here to confirm that stream {name!r} is to go: say --yes",
+            unasked=f"no terminal to confirm that stream {name!r} is to go: say --yes",
         )
     deleted, untold = on_store(url, option, partial(run, delete_it))
     with reporting():

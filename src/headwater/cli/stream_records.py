@@ -170,7 +170,7 @@ def _ask(name: str, plans: list[TruncationPlan]) -> None:
             )
     confirm(
         f"Give up {what}, for good?",
-        unasked=f"nobody is here to confirm that these are to go: {what}. Say --yes",
+        unasked=f"no terminal to confirm that these are to go: {what}. Say --yes",
     )
 
 

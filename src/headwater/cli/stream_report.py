@@ -160,7 +160,7 @@ def describe_deleted(deleted: DeletedReport, untold: HeadwaterError | None) -> R
         left = f"{deleted.failed:,} objects may still be there: delete it once more"
         report.say(f"{left} ({deleted.cause})", "yellow")
     if untold is not None:
-        still = "the tier's events still list what is gone: mend them, and delete it once more"
+        still = "the tier's events still list what is gone: repair them, and delete it once more"
         report.say(f"{still} ({untold})", "yellow")
     return report
 
@@ -255,7 +255,7 @@ def _partitions(states: list[QueueState | str]) -> ReportTable:
             "retained": state.next_sequence - state.floor_sequence,
             "next LSN": state.next_lsn,
             "epoch": state.epoch,
-            "owner": state.group or Note("nobody yet", "dim"),
+            "owner": state.group or Note("none yet", "dim"),
         }
         for partition, state in enumerate(states)
     ]

@@ -191,7 +191,7 @@ class Interrupt:
 
         def look(_: int, __: FrameType | None) -> None:
             if self._waiting and has_gone():
-                raise BrokenPipeError(errno.EPIPE, "nobody reads the output any more")
+                raise BrokenPipeError(errno.EPIPE, "the reader of the output is gone")
 
         before = signal.signal(signal.SIGALRM, look)
         signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)

@@ -164,7 +164,7 @@ def renew(
     *,
     events: EventLogOptions,
 ) -> None:
-    """Start a new log of the tier's events from the current state of another one.
+    """Start a new event log from the current state of another one.
 
     For a log that moves, and for one in which an epoch was published that no leader reaches. The
     old one says where it goes on, and is opened no more. Stop its users first, and start
@@ -209,7 +209,7 @@ def rebuild(
     option: list[str] = OPTION,
     prefix: Annotated[str, PREFIX] = EventLogOptions.prefix,
 ) -> None:
-    """Replace a damaged log of the tier's events, from what is left of it and the segments.
+    """Replace a damaged event log, from what is left of it and the segments.
 
     The old one says where it goes on, and is opened no more. Stop its users first, and start
     them again with the new one.

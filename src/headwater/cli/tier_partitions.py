@@ -347,7 +347,7 @@ def describe_rebuilt(rebuilt: Rebuilt, prefix: str) -> Report:
             report.say(where + what, mark="✗")
     if not rebuilt.missing:
         report.say("nothing was missing: the new log comes to what the old one does")
-    report.say(f"{prefix} begins with this; the old log refuses whoever opens it")
+    report.say(f"{prefix} begins with this; the old log can no longer be opened")
     return report
 
 

@@ -178,7 +178,7 @@ def describe_collected(
     if open_transactions:
         report.say(
             f"{open_transactions:,} open transactions: what they uploaded stays until they commit "
-            "or abort, or nobody has renewed them for their sinkTimeout",
+            "or abort, or until they were not renewed for their sinkTimeout",
             "dim",
         )
     report.record = {
@@ -195,7 +195,7 @@ def describe_collected(
 def _collected_rows(one: Collected, retention: str) -> list[dict[str, Any]]:
     why_left = (
         f"batches: acknowledged and past their {retention}, but named by other software, which "
-        "may use them elsewhere. Nobody deletes them later: do it by hand"
+        "may use them elsewhere. Nothing deletes them later: do it by hand"
     )
     expired, orphaned = size_words(one.bytes_expired), size_words(one.bytes_orphaned)
     rows = [
@@ -205,7 +205,7 @@ def _collected_rows(one: Collected, retention: str) -> list[dict[str, Any]]:
             f"batches, {expired}: acknowledged, and past their {retention}",
         ),
         ("", one.batches_orphaned, f"batches, {orphaned}: uploaded and never appended"),
-        ("", one.chunks_expired, "pieces of the queue that only told of such batches"),
+        ("", one.chunks_expired, "chunks of the queue that had only such batches"),
         ("forgotten", one.producers_forgotten, "producers: closed for good, or silent for 7 days"),
         *([("left", one.batches_left, why_left)] if one.batches_left else []),
         ("kept", one.kept_pending, "batches: not acknowledged"),

@@ -28,7 +28,7 @@ def test_alter_says_what_it_changed_and_what_more_partitions_mean(
     arguments = ("--partitions", "2", "--retention", "forever", "--schema", str(schema_file))
     out = done(invoke("stream", "alter", url, "orders", *arguments))
     assert "partitions: 1 → 2" in out
-    assert "retention_ms: 7 days → for ever" in out
+    assert "retention_ms: 7 days → forever" in out
     assert "schema: version 2, 3 columns" in out
     assert "may land on another partition" in out
     assert opened(url).schema_version == 2

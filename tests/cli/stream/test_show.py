@@ -43,7 +43,7 @@ def test_tables_are_readable_on_a_narrow_screen(invoke: Invoke, url: str, column
     text = " ".join(described.split())
     for heading in ("partition", "pending", "records", "bytes", "retained", "next LSN", "epoch"):
         assert heading in text
-    assert "nobody yet" in text
+    assert "none yet" in text
 
 
 def test_lines_in_a_pipe_end_where_their_words_end(invoke: Invoke, url: str) -> None:
@@ -105,7 +105,7 @@ def test_describe_says_what_a_stream_is_and_how_it_stands(
     out = done(invoke("stream", "describe", url, "orders"))
     rows = [line.split() for line in out.splitlines()]
     assert ["id", "int64", "not", "null", "declared", "version", "1"] in rows
-    assert ["0", "0", "0", "0", "B", "0", "1", "0", "nobody", "yet"] in rows
+    assert ["0", "0", "0", "0", "B", "0", "1", "0", "none", "yet"] in rows
     assert ["1", "0", "0", "0", "B", "0", "1", "1", "reports"] in rows
     found = json.loads(done(invoke("stream", "describe", url, "orders", "--json")))
     assert found["schemas"][0]["columns"][0] == {"name": "id", "type": "int64", "nullable": False}

@@ -113,7 +113,7 @@ class Demo:
                 self.accepted[name] = max(self.accepted[name], int(numbers[-1]))
                 if word == b"resumed" and int(numbers[0]):
                     self._say(
-                        f"{name} is told that {self.accepted[name]:,} of its orders are accepted, "
+                        f"{name} learns that {self.accepted[name]:,} of its orders are accepted, "
                         "and goes on from there"
                     )
         for line in self._stored_tail.lines():
@@ -313,7 +313,7 @@ class DemoProcess:
 def describe_verdict(verdict: Verdict) -> Report:
     """Counts and fingerprints, and the answer."""
     meant = {
-        "accepted": "what producers were told",
+        "accepted": "what producers learned",
         "read": "what the stream holds",
         "stored": "what the Iceberg table holds",
     }

@@ -154,7 +154,7 @@ def _judge_native(report: InspectionReport, source: InspectedObject, error: Head
     advice = None
     if check == "contents" and _is_of_another_name(source):
         check, offset = "name", len(source.data) - _ID_FROM_END
-        detail = "Its bytes are whole, and it stands under another batch's name"
+        detail = "Its bytes are whole, but it is stored under another batch's name"
         advice = "Find out who copied or renamed it, and restore the batch that belongs there."
     report.fail(error, check, offset=offset, detail=detail, advice=advice)
 
@@ -180,7 +180,7 @@ def _failed_checks(data: bytes) -> Iterator[tuple[str, int | None, str]]:
         yield (
             "magic at the end",
             size - 4,
-            f"The end of a batch stands at offset {last:,}, and {after:,} bytes follow it"
+            f"The end of a batch is at offset {last:,}, and {after:,} bytes follow it"
             if last > 0
             else "Its beginning is that of a batch: it was cut off, or its end is damaged",
         )

@@ -70,7 +70,7 @@ def _state_facts(state: QueueState, *, is_ordered: bool) -> dict[str, Any]:
         "pending_size_bytes": state.pending_bytes,
     }
     return {
-        "owner": state.group or "nobody yet",
+        "owner": state.group or "none yet",
         "epoch": state.epoch,
         "floor_sequence": state.floor_sequence,
         "floor_lsn": state.floor_lsn,

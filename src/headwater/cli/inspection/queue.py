@@ -168,7 +168,7 @@ def _failed_chunk_checks(data: bytes) -> Iterator[tuple[str, int | None, str]]:
     computed = xxhash.xxh3_64_intdigest(data[:-8])
     if stored != computed:
         yield "checksum", size - 8, f"It is {stored:016x}, and that of the bytes is {computed:016x}"
-    yield "contents", None, "The checksum matches: it was written so, or stands in another's place"
+    yield "contents", None, "The checksum matches: it was written so, or is another's"
 
 
 MANIFEST: Final = "published v1 manifest"

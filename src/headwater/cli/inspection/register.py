@@ -44,7 +44,7 @@ def _application(report: InspectionReport, record: ApplicationRecord, entries: i
     """What an application committed last, and whether all of it is in the queues."""
     whose, numbered = _WRITERS.get(record.kind, ("{}", "{}"))
     report.facts |= {
-        "written_by": whose.format(record.name) if record.kind else "nobody who has committed yet",
+        "written_by": whose.format(record.name) if record.kind else "no writer yet",
         "last_committed": "nothing yet"
         if record.version == NO_VERSION
         else numbered.format(record.version),
@@ -59,9 +59,7 @@ def _application(report: InspectionReport, record: ApplicationRecord, entries: i
         report.facts["jobs_remembered_before_it"] = sum(map(bool, record.recent))
     if record.is_appending:
         _describe_shares(report, record, entries)
-    report.remark(
-        "a version at or below the last committed one is not written again, whoever repeats it"
-    )
+    report.remark("a version at or below the last committed one is not written again")
 
 
 def _describe_shares(report: InspectionReport, record: ApplicationRecord, entries: int) -> None:
@@ -79,7 +77,7 @@ def _describe_shares(report: InspectionReport, record: ApplicationRecord, entrie
     report.table("to_append", rows[:entries], len(rows))
     report.remark(
         "some of it may be appended already: the writer's next run finishes it, or the collector "
-        "once nobody has renewed its hold"
+        "once its hold is no longer renewed"
     )
 
 
@@ -221,7 +219,7 @@ def _end(report: InspectionReport, end: QueueEnd, _: int) -> None:
 
 def _consumer(report: InspectionReport, consumer: ConsumerRecord, _: int) -> None:
     report.facts |= {
-        "owner": consumer.group or "nobody yet",
+        "owner": consumer.group or "none yet",
         "epoch": consumer.epoch,
         "opened_ms": consumer.opened_ms or None,
         "acknowledged_below_sequence": consumer.sequence,
@@ -251,7 +249,7 @@ def _scanned(report: InspectionReport, scanned: CollectorRecord, _: int) -> None
 def _side(report: InspectionReport, side: SideState, _: int) -> None:
     report.facts |= {
         "queue_id": side.queue_id,
-        "owner": side.group or "nobody yet",
+        "owner": side.group or "none yet",
         "epoch": side.epoch,
         "acknowledged_below_sequence": side.sequence,
         "acknowledged_below_lsn": side.lsn,

@@ -275,7 +275,7 @@ def _judge_end(report: InspectionReport, found: Survey) -> None:
     left = scan.size_bytes - scan.valid_bytes
     said = f"; its head tells of LSN {scan.said_lsn}" if scan.said_lsn is not None else ""
     if not found.frames and scan.said_lsn is None and scan.size_bytes >= len(MAGIC):
-        error = Corrupt("no frame of a log begins here, and none stands in it")
+        error = Corrupt("no frame of a log begins here, and the file has none")
         report.fail(error, "frames", offset=0, advice="Name a segment of a log.")
         return
     if scan.ending is FileEnd.TORN:
@@ -296,7 +296,7 @@ def _judge_end(report: InspectionReport, found: Survey) -> None:
         )
     )
     advice = (
-        f"Mend it with: {command()} log repair FOLDER --from COPY (or --tier URL --stream STREAM, "
+        f"Repair with: {command()} log repair FOLDER --from COPY (or --tier URL --stream STREAM, "
         "or --buffer URL --stream STREAM)"
     )
     report.fail(Corrupt(message), "frames", offset=scan.valid_bytes, advice=advice)
@@ -308,6 +308,6 @@ def _judge_frames(report: InspectionReport, window: Window, found: Survey) -> No
         contents = _frame_contents(window, peeked)
         if contents.startswith(_UNREADABLE_FRAME):
             message = f"LSN {peeked.first_lsn} to {peeked.header.lsn}: {contents}"
-            advice = "Read the log before it and after it, and write those records anew."
+            advice = "Read the log before it and after it, and write those records again."
             report.fail(Corrupt(message), "frames", offset=peeked.offset, advice=advice)
             return
