@@ -236,6 +236,7 @@ def test_no_history_breaks_a_promise(scenario: Any) -> None:
     scenario.run_sample()
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_caught(bug: str) -> None:
     first = FIRST_SEEDS.get(bug, 0)
@@ -247,6 +248,7 @@ def test_a_planted_bug_is_caught(bug: str) -> None:
     )
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", CLOCKS)
 def test_a_bug_that_a_set_clock_shows_is_caught(bug: str) -> None:
     expect_noticed(
@@ -257,6 +259,7 @@ def test_a_bug_that_a_set_clock_shows_is_caught(bug: str) -> None:
     )
 
 
+@pytest.mark.planted
 def test_a_look_that_hides_the_unknown_is_caught() -> None:
     expect_noticed(
         lambda seed: queue_outages_history(seed, Parts(appender=BluntAppender)),

@@ -151,18 +151,21 @@ def test_no_history_breaks_a_promise(scenario: Any) -> None:
     scenario.run_sample()
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_caught(bug: str) -> None:
     with replaced(PLANTED[bug]):
         expect_noticed(eventlog_history, within=HISTORIES_TO_CATCH_A_BUG, by=(AssertionError,))
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", CLOCKS)
 def test_a_bug_that_a_set_clock_shows_is_caught(bug: str) -> None:
     with replaced(CLOCKS[bug]):
         expect_noticed(clocks_history, within=HISTORIES_TO_CATCH_A_BUG, by=(AssertionError,))
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", OUTAGES)
 def test_a_bug_that_an_outage_shows_is_caught(bug: str) -> None:
     with replaced(OUTAGES[bug]):
