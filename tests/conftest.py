@@ -90,8 +90,13 @@ def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     planted: defaultdict[Path, Iterator[int]] = defaultdict(itertools.count)
     for item in items:
-        if item.get_closest_marker("planted") and next(planted[item.path]) % PLANTED_EVERY:
-            item.add_marker("torture")
+        if "spark" in getattr(item, "fixturenames", ()):
+            # One process has the session. xdist begins with the largest group.
+            item.add_marker(pytest.mark.xdist_group("spark"))
+        if item.get_closest_marker("planted"):
+            item.add_marker("no_cover")
+            if next(planted[item.path]) % PLANTED_EVERY:
+                item.add_marker("torture")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
