@@ -10,9 +10,8 @@ BIN := .venv/bin
 VENV := sh scripts/venv.sh
 TREES := $(wildcard src tests scripts bench)
 COVERAGE := --cov --cov-report=term:skip-covered
-# Two processes share the tests, one at a time, so that both end together; those of Spark stay with
-# the process that has the session.
-SHARED := --numprocesses 2 --dist loadgroup
+# Two processes share the tests; tests/conftest.py says how.
+SHARED := --numprocesses 2
 # A test that hangs is shown with the stacks of all its threads, and ends the run.
 HANGS := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 PYTEST = $(BIN)/python -m pytest $(HANGS) -m "not interop and not torture"

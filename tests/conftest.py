@@ -5,14 +5,17 @@ The stores are memory, a directory, and a real S3-protocol server, started once.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 from headwater.store import Store, open_store
 from tests.interop.servers import GOOD, Server
@@ -53,6 +56,8 @@ PACKAGES = {
 PLANTED_EVERY = 3
 """Of the bugs that a file plants, `make test` takes every third; `make torture` takes all."""
 
+REPOSITORY = Path(__file__).parents[1]
+
 _spent_s: defaultdict[str, float] = defaultdict(float)
 _numbers = itertools.count(1)
 
@@ -86,13 +91,30 @@ def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return open_store(make_url())
 
 
+class Sharing(LoadScopeScheduling):  # type: ignore[misc]
+    """Hands out single tests, so that the processes end together, and those of Spark as one.
+
+    The process that has them has the only session. They are handed out first, as the largest part.
+    xdist's own groups of tests do nothing with pytest 9.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "spark" if _takes_the_session(nodeid.split("::")[0]) else nodeid
+
+
+@functools.cache
+def _takes_the_session(path: str) -> bool:
+    return "spark: SparkSession" in (REPOSITORY / path).read_text(encoding="utf-8")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Sharing:
+    return Sharing(config, log)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     planted: defaultdict[Path, Iterator[int]] = defaultdict(itertools.count)
     for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            # One process has the session. xdist begins with the largest group.
-            item.add_marker(pytest.mark.xdist_group("spark"))
         if item.get_closest_marker("planted"):
             item.add_marker("no_cover")
             if next(planted[item.path]) % PLANTED_EVERY:

@@ -39,8 +39,8 @@ from tests.torture.buffer_world import Parts
 
 HISTORIES_TO_CATCH_A_BUG = 300
 FIRST_SEEDS = {
-    "lease-by-the-monotonic-clock": 60,
-    "lease-by-the-wall-clock": 60,
+    "lease-by-the-monotonic-clock": 209,
+    "lease-by-the-wall-clock": 68,
     "floor-not-read-after-a-write": 46,
     "read-past-an-open-chunk": 130,
     "retention-by-its-own-clock": 613,

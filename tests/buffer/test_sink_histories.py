@@ -25,7 +25,7 @@ from tests.torture.surroundings import Replacement
 
 HISTORIES_TO_CATCH_A_BUG = 100
 CAUGHT = (*NOTICED, LookupError)
-RARE = {"hold-dropped-at-once": 360}
+RARE = {"hold-dropped-at-once": 366, "version-committed-again": 8}
 """Bugs that few histories notice, and a seed from which on one does so soon."""
 
 

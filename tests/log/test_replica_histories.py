@@ -25,7 +25,7 @@ from tests.planted import expect_noticed
 from tests.torture.replica_scenarios import SCENARIOS, replica_history
 
 HISTORIES_TO_CATCH_A_BUG = 60
-BEGIN_AT = {"empty-copy-begins-anywhere": 26}
+BEGIN_AT = {"empty-copy-begins-anywhere": 26, "gap-is-applied": 4}
 """Where a bug shows only in few histories, one of them."""
 
 

@@ -22,7 +22,7 @@ from tests.planted import expect_noticed
 from tests.torture.queue_v1_scenarios import SCENARIOS, Bug, foreign_history, history
 
 HISTORIES_TO_CATCH_A_BUG = 400
-LIKELY = {"dequeued-unseen": 42}
+LIKELY = {"dequeued-unseen": 42, "duplicates-delivered": 25}
 """Seeds to begin with, where most histories are blind to a bug: only to be done sooner."""
 CAUGHT = (AssertionError, ConsumedElsewhere, Damaged, UnhandledFailure)
 

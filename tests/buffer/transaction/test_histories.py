@@ -37,7 +37,7 @@ from tests.torture.buffer_world import Parts
 from tests.torture.transaction_scenarios import SCENARIOS, transaction_history
 
 HISTORIES_TO_CATCH_A_BUG = 200
-FIRST_SEEDS = {"hold-dropped-at-once": 30}
+FIRST_SEEDS = {"abort-without-asking": 41, "commit-without-a-hold": 7, "hold-dropped-at-once": 30}
 """Where not to begin at 0: what takes a driver to stand still at one moment is seldom seen."""
 CAUGHT = (*NOTICED, LookupError)
 
