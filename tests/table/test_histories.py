@@ -17,7 +17,7 @@ from pyiceberg.table import Table
 from headwater.core import portal
 from headwater.core.errors import Conflict, NotFound
 from headwater.table import commit as commits
-from headwater.table import orphans, pointers, sweep
+from headwater.table import orphans, pointers
 from headwater.table.catalog import RegisterCatalog
 from headwater.table.data_files import FLOOR
 from headwater.table.file_io import StoreFileIO
@@ -104,11 +104,11 @@ def sweeps_by_the_writers_clock(table: Table, before: Any, *, grace_ms: int = 0)
     """As it once was: lists after the commit, and compares its own clock with the store's."""
     files = table.io
     assert isinstance(files, StoreFileIO)
-    needed = sweep._referenced(table)
+    needed = commits._referenced(table)
     oldest_ms = table.metadata.last_updated_ms - grace_ms
     now = [
         meta
-        for meta in sweep.list_metadata_files(table)
+        for meta in commits.list_metadata_files(table)
         if meta.modified_ms < oldest_ms and files.root.location(meta.key) not in needed
     ]
 

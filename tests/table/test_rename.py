@@ -267,7 +267,7 @@ def test_what_is_renamed_is_told_by_name_though_it_cannot_be_read(
         raise Unavailable("no route to host")
 
     with monkeypatch.context() as patch:
-        patch.setattr(RegisterCatalog, "_metadata", away)
+        patch.setattr(RegisterCatalog, "_table", away)
         with pytest.raises(OutcomeUnknown, match=r"shop\.sales has this name now"):
             catalog.rename_table(ORDERS, "shop.sales")
     with pytest.raises(NoSuchTableError):

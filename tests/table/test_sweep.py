@@ -10,9 +10,8 @@ import pytest
 from headwater.core import portal, runtime
 from headwater.core.errors import Unavailable
 from headwater.table import commit as commits
-from headwater.table import sweep as sweeps
 from headwater.table.catalog import RegisterCatalog
-from headwater.table.sweep import list_metadata_files, sweep
+from headwater.table.commit import list_metadata_files, sweep
 from tests.table.warehouse import ORDERS, Warehouse, append, made, stored
 
 
@@ -20,7 +19,7 @@ def metadata_files(warehouse: Warehouse) -> set[str]:
     return {key for key in warehouse.objects._objects if key.startswith("shop/orders/metadata/")}
 
 
-def swept(catalog: RegisterCatalog, *, grace_ms: int = sweeps.GRACE_MS) -> int:
+def swept(catalog: RegisterCatalog, *, grace_ms: int = commits.GRACE_MS) -> int:
     """What a commit that makes no new snapshot sweeps."""
     table = catalog.load_table(ORDERS)
     before = list_metadata_files(table)
@@ -85,7 +84,7 @@ def test_a_commit_sweeps_what_was_there_before_it(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing that others commit between this commit and its sweep."""
-    monkeypatch.setattr(sweeps, "SWEEP_EVERY", 3)
+    monkeypatch.setattr(commits, "SWEEP_EVERY", 3)
     monkeypatch.setattr(commits, "sweep", partial(sweep, grace_ms=-1_000_000))
     catalog = warehouse.catalog()
     made(catalog)
@@ -107,7 +106,7 @@ def test_the_clock_of_the_sweeper_removes_nothing(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, ahead_h: int
 ) -> None:
     """How old a file is, the store's clock says, and not that which is in the sweeper's commit."""
-    monkeypatch.setattr(sweeps, "SWEEP_EVERY", 2)
+    monkeypatch.setattr(commits, "SWEEP_EVERY", 2)
     catalog = warehouse.catalog()
     made(catalog)
     stamp_ms = runtime.wall_ms() + ahead_h * 3_600_000
@@ -141,7 +140,7 @@ def test_a_table_that_was_renamed_is_safe_from_the_next_of_its_name(warehouse: W
 
 def test_every_so_many_commits_sweep(warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     swept_at: list[int] = []
-    monkeypatch.setattr(sweeps, "SWEEP_EVERY", 5)
+    monkeypatch.setattr(commits, "SWEEP_EVERY", 5)
     monkeypatch.setattr(
         commits, "sweep", lambda table, before: swept_at.append(len(table.metadata.snapshots))
     )
@@ -208,7 +207,7 @@ def test_what_is_swept_under_whoever_stands_still_is_looked_for_again(
                 transaction.set_properties({"write.metadata.previous-versions-max": "1"})
         swept(other, grace_ms=-1)
 
-    steps = [RegisterCatalog._metadata, commits._append]
+    steps = [RegisterCatalog._table, commits._append]
 
     def once(place: int) -> Any:
         def step(*asked: Any) -> Any:
@@ -219,7 +218,7 @@ def test_what_is_swept_under_whoever_stands_still_is_looked_for_again(
         return step
 
     fresh = warehouse.catalog()
-    monkeypatch.setattr(RegisterCatalog, "_metadata", once(0))
+    monkeypatch.setattr(RegisterCatalog, "_table", once(0))
     assert fresh.load_table(ORDERS).metadata.snapshots
     monkeypatch.setattr(commits, "_append", once(1))
     append(warehouse.catalog(), [99], "query", 1, keep=1)

@@ -35,7 +35,6 @@ from headwater.spark import table_columns, table_io
 from headwater.spark.table_io import TableOptions
 from headwater.store.locations import FileRoot
 from headwater.table import commit as commits
-from headwater.table import sweep
 from headwater.table.orphans import remove_orphan_files
 from headwater.table.reference import TableReference
 from headwater.testing import Process, Scenario, Simulation, simulate
@@ -246,7 +245,7 @@ def table_history(seed: int, *bug: Replacement) -> str:
         with replaced(
             (commits, "sweep", _stalling(swept)),
             (commits, "to_data_files", _stalling(vars(commits)["to_data_files"])),
-            (sweep, "SWEEP_EVERY", world.random.choice((1, 2, 50))),
+            (commits, "SWEEP_EVERY", world.random.choice((1, 2, 50))),
         ):
             await _run(world, threads)
 

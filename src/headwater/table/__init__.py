@@ -7,8 +7,8 @@ an application commits.
     file_io             how pyiceberg reads and writes files
     reference           which table is meant, and in which catalog
     data_files          Parquet files as a snapshot names them
-    commit              one snapshot for each version, and no second one
-    sweep, orphans      removes metadata that is obsolete, and data files that no snapshot names
+    commit              one snapshot for each version, and no second one; sweeps obsolete metadata
+    orphans             removes data files that no snapshot names
 
 Always holds:
 

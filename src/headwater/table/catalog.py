@@ -36,7 +36,7 @@ from pyiceberg.exceptions import (
 from pyiceberg.io import PY_IO_IMPL, WAREHOUSE, FileIO
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.serializers import FromInputFile
-from pyiceberg.table import CommitTableResponse, StagedTable, Table
+from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from pyiceberg.table.update import TableRequirement, TableUpdate
@@ -108,7 +108,8 @@ class RegisterCatalog(MetastoreCatalog):
                 if location is not None:
                     raise
                 continue  # the name was used after the folder was chosen: choose another folder
-            return self._table(staged.name(), staged.metadata_location, staged.metadata)
+            self._cached = (staged.metadata_location, staged.metadata)
+            return self._table(staged.name(), staged.metadata_location)
         raise CommitFailedException(f"{identifier}: not created: other tables keep taking the name")
 
     def register_table(
@@ -128,7 +129,7 @@ class RegisterCatalog(MetastoreCatalog):
         while True:
             location = self._metadata_location(name)
             try:
-                return self._table(name, location, self._metadata(location))
+                return self._table(name, location)
             except FileNotFoundError:
                 # Others may have committed and swept this file since the pointer was read.
                 if self._metadata_location(name) == location:
@@ -191,10 +192,13 @@ class RegisterCatalog(MetastoreCatalog):
         if current is not None and staged.metadata == current.metadata:
             return _response(current.metadata, current.metadata_location)
         self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
-        if current is None:
-            self._commit_new(name, staged)
-        else:
+        if current is not None:
             self._move_pointer(name, current.metadata_location, staged.metadata_location)
+        else:
+            try:
+                self._create_pointer(name, staged.metadata_location, staged.metadata)
+            except NameWasUsed as error:
+                raise CommitFailedException(f"{error}: create it again") from error
         self._cached = (staged.metadata_location, staged.metadata)
         return _response(staged.metadata, staged.metadata_location)
 
@@ -209,12 +213,6 @@ class RegisterCatalog(MetastoreCatalog):
         # Others may have committed on top of it: metadata names the files before it.
         earlier = {entry.metadata_file for entry in table.metadata.metadata_log}
         return location == table.metadata_location or location in earlier
-
-    def _commit_new(self, name: tuple[str, str], staged: StagedTable) -> None:
-        try:
-            self._create_pointer(name, staged.metadata_location, staged.metadata)
-        except NameWasUsed as error:
-            raise CommitFailedException(f"{error}: create it again") from error
 
     def _create_pointer(
         self, name: Identifier, location: str, metadata: TableMetadata | None = None
@@ -252,28 +250,25 @@ class RegisterCatalog(MetastoreCatalog):
         except NotFound as error:
             raise NoSuchTableError(str(error)) from error
 
-    def _metadata(self, location: str) -> TableMetadata:
+    def _table(self, name: Identifier, location: str) -> Table:
         # A metadata file never changes, so the last one read or written is cached. The attribute is
         # read once: queries share a catalog, and another thread may replace it.
-        cached = self._cached
+        files, cached = self._load_file_io(location=location), self._cached
         if cached is None or cached[0] != location:
-            file = self._load_file_io(location=location).new_input(location)
-            cached = self._cached = (location, FromInputFile.table_metadata(file))
-        return cached[1]
-
-    def _table(self, name: Identifier, location: str, metadata: TableMetadata) -> Table:
+            metadata = FromInputFile.table_metadata(files.new_input(location))
+            cached = self._cached = (location, metadata)
         return Table(
             identifier=name,
-            metadata=metadata,
+            metadata=cached[1],
             metadata_location=location,
-            io=self._load_file_io(location=location),
+            io=files,
             catalog=self,
         )
 
     def _reload(self, name: Identifier, location: str) -> Table:
         """Load a table whose pointer was changed; a failed read does not undo the change."""
         try:
-            return self._table(name, location, self._metadata(location))
+            return self._table(name, location)
         except (HeadwaterError, OSError) as error:
             raise OutcomeUnknown(
                 f"table {'.'.join(name)} has this name now, but could not be read: {error}"

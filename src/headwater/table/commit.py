@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
 
@@ -41,8 +42,14 @@ from headwater.core import portal, runtime
 from headwater.core.errors import Contended, OutcomeUnknown, Refused, Unavailable
 from headwater.core.retry import RetryPolicy
 from headwater.store import ObjectMeta
-from headwater.table.data_files import FLOOR, WrittenFile, check_files_belong, to_data_files
-from headwater.table.sweep import is_sweep_due, list_metadata_files, sweep
+from headwater.table.data_files import (
+    FLOOR,
+    WrittenFile,
+    check_files_belong,
+    manifests_of,
+    to_data_files,
+)
+from headwater.table.file_io import StoreFileIO
 
 APP: Final = "headwater.query-id"
 VERSION: Final = "headwater.batch-id"
@@ -85,7 +92,7 @@ def find_commit(metadata: TableMetadata, token: CommitToken) -> CommittedVersion
     and the micro-batch of that number may have other rows than those in the table.
     """
     stored = metadata.properties.get(f"{LAST}{token.app}")
-    last = None if stored is None else _parse_version(stored)
+    last = None if stored is None else _LastVersion.parse(stored)
     if token.is_query and last is not None and token.version < last.version:
         raise Refused(
             f"micro-batch {token.version} of query {token.app}: the table has its micro-batch "
@@ -108,10 +115,10 @@ class _LastVersion(NamedTuple):
     committed_ms: int
     writer: str
 
-
-def _parse_version(text: str) -> _LastVersion:
-    version, committed_ms, writer = text.split(" ", 2)
-    return _LastVersion(int(version), int(committed_ms), writer)
+    @classmethod
+    def parse(cls, text: str) -> _LastVersion:
+        version, committed_ms, writer = text.split(" ", 2)
+        return cls(int(version), int(committed_ms), writer)
 
 
 def remember_version(
@@ -122,7 +129,7 @@ def remember_version(
         return {}, set()
     name = f"{LAST}{token.app}"
     others = {
-        key: _parse_version(value).committed_ms
+        key: _LastVersion.parse(value).committed_ms
         for key, value in metadata.properties.items()
         if key.startswith(LAST) and key != name
     }
@@ -177,12 +184,8 @@ def commit(
             table = catalog.load_table(name)
             existing = find_commit(table.metadata, token)
             if existing is not None and existing.is_ours:
-                return Commit(
-                    existing.snapshot_id,
-                    _count_rows(table, files),
-                    len(files),
-                    already_committed=False,
-                )
+                rows = sum(file.record_count for file in to_data_files(table, files))
+                return Commit(existing.snapshot_id, rows, len(files), already_committed=False)
             if existing is not None:
                 return existing
             if not token.is_repeatable and doubted is not None:
@@ -340,5 +343,77 @@ def _expired_snapshots(metadata: TableMetadata, keep_snapshots: int) -> list[int
     return [one.snapshot_id for one in surplus if one.snapshot_id not in referenced]
 
 
-def _count_rows(table: Table, files: list[WrittenFile]) -> int:
-    return sum(file.record_count for file in to_data_files(table, files))
+SWEEP_EVERY: Final = 50
+"""Commits between sweeps of a table."""
+GRACE_MS: Final = 3_600_000
+SWEPT_MAX: Final = 1_000
+"""The most files that one sweep removes; the next one continues."""
+_OURS: Final = re.compile(r"snap-[^/]+\.avro|[^/]+-m\d+\.avro|\d+-[^/]+\.metadata\.json")
+
+
+def is_sweep_due(table: Table) -> bool:
+    """Whether the next commit sweeps. A table of format 1 has no sequence numbers."""
+    number = table.metadata.next_sequence_number()
+    return number > 0 and number % SWEEP_EVERY == 0
+
+
+def list_metadata_files(table: Table) -> list[ObjectMeta]:
+    """List the metadata files, for a sweep after the next commit."""
+    files = table.io
+    if not isinstance(files, StoreFileIO):
+        return []  # the owner of another catalog maintains its tables
+    folder = files.root.key(f"{table.location()}/metadata")
+
+    async def list_files() -> list[ObjectMeta]:
+        return [
+            meta
+            async for meta in files.store.list(folder)
+            if _OURS.fullmatch(meta.key[len(folder) + 1 :])
+        ]
+
+    return portal.shared().call(list_files())
+
+
+def sweep(table: Table, before: list[ObjectMeta], *, grace_ms: int = GRACE_MS) -> int:
+    """Remove obsolete metadata files; returns how many.
+
+    Every commit makes a metadata file, a manifest list and a manifest obsolete. They stay for a
+    grace period, because a reader that has just loaded the table may still need them.
+
+    `table` is the result of the sweeper's own commit, `before` was listed before that commit. Only
+    listed files that are not needed after the commit are removed: a later commit is based on the
+    sweeper's, so its files are not in the list. The obvious alternative, to list after the commit
+    and go by the age of files, is wrong: a sweeper that stalls in between, or a store whose clock
+    is set back, would remove files that others committed meanwhile.
+
+    The grace period is measured by the store's clock alone: the time of a file is compared with
+    that of the sweeper's own metadata file. Data files are not swept, because a long job writes
+    them early (see `orphans.py`).
+    """
+    files = table.io
+    assert isinstance(files, StoreFileIO)
+    needed = _referenced(table)
+
+    async def remove() -> int:
+        own = await files.store.head(files.root.key(table.metadata_location))
+        obsolete = [
+            meta.key
+            for meta in before
+            if meta.modified_ms < own.modified_ms - grace_ms
+            and files.root.location(meta.key) not in needed
+        ][:SWEPT_MAX]
+        for key in obsolete:
+            await files.store.delete(key)
+        return len(obsolete)
+
+    return portal.shared().call(remove())
+
+
+def _referenced(table: Table) -> set[str]:
+    metadata = table.metadata
+    return {
+        table.metadata_location,
+        *(entry.metadata_file for entry in metadata.metadata_log),
+        *(snapshot.manifest_list for snapshot in metadata.snapshots),
+        *(manifest.manifest_path for manifest in manifests_of(table)),
+    }

@@ -152,21 +152,17 @@ async def _delete(root: FileRoot, orphans: list[ObjectMeta]) -> None:
 
 def _unreferenced(files: list[ObjectMeta], table: Table) -> list[ObjectMeta]:
     try:
-        named = _referenced_names(table) if files else set()
+        named = {
+            _file_name(entry.data_file.file_path)
+            for manifest in (manifests_of(table) if files else ())
+            for entry in manifest.fetch_manifest_entry(table.io)
+        }
     except FileNotFoundError as error:
         # Others committed and swept obsolete metadata after the table was loaded.
         raise Unavailable(
             f"nothing was removed: the table has changed meanwhile: {error}"
         ) from error
     return [meta for meta in files if _file_name(meta.key) not in named]
-
-
-def _referenced_names(table: Table) -> set[str]:
-    return {
-        _file_name(entry.data_file.file_path)
-        for manifest in manifests_of(table)
-        for entry in manifest.fetch_manifest_entry(table.io)
-    }
 
 
 def _file_name(path: str) -> str:

@@ -161,7 +161,7 @@ class Pointers:
                 await self._table(name).update(change)
                 return
             except _RenameUnderWay as met:
-                await self._settle_other(name, met.pointer)
+                await self._met_rename(name, met.pointer)
             except OutcomeUnknown as unknown:
                 # Metadata files have unique names: if the pointer has this one, the move happened.
                 with staying_unknown(unknown):
@@ -215,8 +215,7 @@ class Pointers:
             left = msgspec.structs.replace(
                 pointer, changes=pointer.changes + 1, leaving=Departure(new, _changes(target))
             )
-            with contextlib.suppress(_PointerMoved):
-                await self._replace(name, pointer, left)
+            if await self._replace(name, pointer, left):
                 return left
         raise Contended(f"table {name}: not renamed: it or {new} kept changing")
 
@@ -239,8 +238,7 @@ class Pointers:
             return True
         except _NameTaken:
             stays = TablePointer(left.metadata_location, left.changes + 1)
-            with contextlib.suppress(_PointerMoved):
-                await self._replace(name, left, stays)
+            if await self._replace(name, left, stays):
                 return False
         # Others finished or cancelled the rename; the old pointer says which.
         pointer = await self._read_pointer(name)
@@ -272,29 +270,32 @@ class Pointers:
         await self._table(arrival.name).update(free)
         # Last: while the old pointer has `leaving`, the new one must have `arrived`.
         settled = msgspec.structs.replace(pointer, changes=pointer.changes + 1, arrived=None)
-        with contextlib.suppress(_PointerMoved):
-            await self._replace(name, pointer, settled)
+        await self._replace(name, pointer, settled)
 
-    async def _settle_other(self, name: str, pointer: TablePointer) -> None:
+    async def _met_rename(self, name: str, pointer: TablePointer | None) -> bool:
+        """Finish the rename of another caller; returns whether there was one."""
+        if pointer is None or pointer.is_settled:
+            return False
         try:
             await self._settle(name, pointer)
         except OutcomeUnknown as error:
             # The unknown outcome is the rename's; the caller's own change was not attempted.
             raise Unavailable(f"table {name} is being renamed: {error}") from error
-
-    async def _met_rename(self, name: str, pointer: TablePointer | None) -> bool:
-        if pointer is None or pointer.is_settled:
-            return False
-        await self._settle_other(name, pointer)
         return True
 
-    async def _replace(self, name: str, before: TablePointer, after: TablePointer) -> None:
+    async def _replace(self, name: str, before: TablePointer, after: TablePointer) -> bool:
+        """Returns whether the pointer was still the one before."""
+
         def change(now: TablePointer | None) -> TablePointer:
             if now != before:
                 raise _PointerMoved
             return after
 
-        await self._table(name).update(change)
+        try:
+            await self._table(name).update(change)
+        except _PointerMoved:
+            return False
+        return True
 
     async def _visible_pointer(self, name: str) -> TablePointer | None:
         """The pointer as readers see it: with a rename applied, but without finishing it."""

@@ -14,8 +14,7 @@ of a cover.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 
 from headwater.tier.errors import EventRejected
@@ -48,27 +47,19 @@ class EventOutcome(StrEnum):
 
 
 class EpochIndex:
-    """The rows of one epoch: those that look-ups return, and those that are only listed.
+    """The segments that look-ups of one epoch return. A segment that finished later wins: one whose
+    offsets of this epoch it covers completely is no longer returned, only listed."""
 
-    A segment that finished later wins: a segment whose offsets of this epoch it covers completely
-    is unreferenced. Look-ups by offset do not return it, but it is listed until it is deleted.
-    """
-
-    __slots__ = ("_referenced", "_unreferenced", "highest_offset")
+    __slots__ = ("highest_offset", "referenced")
 
     def __init__(self, table: SegmentTable) -> None:
-        self._referenced = StartIndex(table.max_ms.__getitem__)
-        self._unreferenced: set[int] = set()
+        self.referenced = StartIndex(table.max_ms.__getitem__)
         self.highest_offset: int | None = None
         """The last offset of this epoch that ever finished: it never goes down."""
 
-    def add_listed(self, row: int) -> None:
-        """Add a segment whose copy started: look-ups do not return it yet."""
-        self._unreferenced.add(row)
-
     def reference(self, start: int, end: int, row: int) -> None:
         """A copy finished that has this epoch from `start` through `end`."""
-        referenced, highest = self._referenced, self.highest_offset
+        referenced, highest = self.referenced, self.highest_offset
         if highest is not None and highest <= end:
             while (last := referenced.last()) is not None and last[0] >= start:
                 self.unreference(*last)
@@ -76,39 +67,11 @@ class EpochIndex:
         if same is not None and same[0] == start:
             self.unreference(*same)
         referenced.add(start, row)
-        self._unreferenced.discard(row)
         self.highest_offset = end if highest is None else max(highest, end)
 
     def unreference(self, start: int, row: int) -> None:
-        """Keep a segment only listed: it is being deleted, and the deletion may be retried."""
-        self._referenced.remove(start, row)
-        self._unreferenced.add(row)
-
-    def remove(self, row: int) -> None:
-        """Remove a deleted segment."""
-        self._unreferenced.discard(row)
-
-    def floor(self, offset: int) -> tuple[int, int] | None:
-        """Start and row of the last referenced segment that starts at or before the offset."""
-        return self._referenced.floor(offset)
-
-    def rows_with_time(self, timestamp_ms: int, first_offset: int) -> Iterator[int]:
-        """Rows that start at the offset or later and have a record of this time or later."""
-        return self._referenced.rows_from(timestamp_ms, first=first_offset)
-
-    def referenced(self) -> tuple[array[int], array[int]]:
-        """A copy of the starts and rows of referenced segments, in order."""
-        return self._referenced.columns()
-
-    def listed(self) -> Iterator[int]:
-        """All rows of this epoch, unordered."""
-        yield from self._referenced
-        yield from self._unreferenced
-
-    def restore(self, start: int, row: int) -> None:
-        """Reference a row again, as it is in a dump."""
-        self._referenced.add(start, row)
-        self._unreferenced.discard(row)
+        """Let look-ups no longer return a segment, which stays listed until it is deleted."""
+        self.referenced.remove(start, row)
 
 
 class PartitionCache:
@@ -148,7 +111,7 @@ class PartitionCache:
     def segment_at(self, epoch: int, offset: int) -> SegmentMetadata | None:
         """The finished segment that holds an offset under an epoch."""
         index = self.epochs.get(epoch)
-        start_and_row = index.floor(offset) if index is not None else None
+        start_and_row = index.referenced.floor(offset) if index is not None else None
         if start_and_row is None or offset > self.table.last_offset_of(start_and_row[1], epoch):
             return None
         return self.table.metadata(start_and_row[1])
@@ -161,10 +124,10 @@ class PartitionCache:
         if index is None:
             return None
         # The segment that holds the first offset starts before it.
-        around = index.floor(first_offset)
+        around = index.referenced.floor(first_offset)
         if around is not None and first_offset <= self.table.last_offset_of(around[1], epoch):
             first_offset = around[0]
-        row = next(index.rows_with_time(timestamp_ms, first_offset), None)
+        row = next(index.referenced.rows_from(timestamp_ms, first=first_offset), None)
         return None if row is None else self.table.metadata(row)
 
     def highest_offset(self, epoch: int) -> int | None:
@@ -205,9 +168,7 @@ class PartitionCache:
 
     def segments_of(self, epoch: int) -> list[SegmentMetadata]:
         """The segments with offsets of an epoch, in any state, in the order of `segments`."""
-        index = self.epochs.get(epoch)
-        rows = sorted(index.listed(), key=self.table.sort_key) if index else []
-        return list(map(self.table.metadata, rows))
+        return [one for one in self.segments() if epoch in dict(one.epochs)]
 
     def segments_in(self, first_lsn: int, end_lsn: int) -> list[SegmentMetadata]:
         """The segments with LSNs of [first_lsn, end_lsn), in any state, by their start offsets."""
@@ -256,7 +217,7 @@ class PartitionCache:
             self._unfinished.add(row)
         self._listed.add(segment.start_offset, row)
         for epoch, _ in segment.epochs:
-            self.epoch(epoch).add_listed(row)
+            self.epoch(epoch)
         return row
 
     def _add(self, event: SegmentMetadata) -> EventOutcome:
@@ -287,15 +248,22 @@ class PartitionCache:
         self._check_transition(now, event)
         if now is event.state:
             return EventOutcome.REPEATED
-        self.table.update(row, event)
+        self.table.set_event(row, event)
         if event.state is SegmentState.COPY_FINISHED:
-            self._finish(row)
+            self._unfinished.discard(row)
+            self.finishes += 1
+            self.table.finished[row] = self.finishes
+            for epoch, start in self.table.epochs(row):
+                end = self.table.last_offset_of(row, epoch)
+                self.epochs[epoch].reference(start, end, row)
         elif event.state is SegmentState.DELETE_STARTED:
             self._unfinished.add(row)
             for epoch, start in self.table.epochs(row):
                 self.epochs[epoch].unreference(start, row)
         else:
-            self._remove(row)
+            self._unfinished.discard(row)
+            self._listed.remove(self.table.start[row], row)
+            self.table.remove(row)
         return EventOutcome.CHANGED
 
     def _delete(self, event: PartitionDelete) -> EventOutcome:
@@ -324,21 +292,6 @@ class PartitionCache:
                 current=now,
             )
 
-    def _finish(self, row: int) -> None:
-        self._unfinished.discard(row)
-        self.finishes += 1
-        self.table.finished[row] = self.finishes
-        for epoch, start in self.table.epochs(row):
-            end = self.table.last_offset_of(row, epoch)
-            self.epochs[epoch].reference(start, end, row)
-
-    def _remove(self, row: int) -> None:
-        self._unfinished.discard(row)
-        for epoch, _ in self.table.epochs(row):
-            self.epochs[epoch].remove(row)
-        self._listed.remove(self.table.start[row], row)
-        self.table.remove(row)
-
 
 class TierCache:
     """The state of many partitions. Not thread-safe."""
@@ -357,17 +310,15 @@ class TierCache:
         """
         partition = partition_of(event)
         epoch = publisher_epoch_of(event, publisher_epoch)
-        existing = self._partitions.get(partition)
-        cache = self.partition(partition) if existing is None else existing
+        cache = self.partition(partition)
+        newest = cache.publisher_epoch
+        if epoch is not None and newest is not None and epoch < newest:
+            return EventOutcome.STALE
+        outcome = cache.apply(event)
         if epoch is not None:
-            if cache.publisher_epoch is not None and epoch < cache.publisher_epoch:
-                return EventOutcome.STALE
-            outcome = cache.apply(event)
             cache.publisher_epoch = epoch
-        else:
-            outcome = cache.apply(event)
         # An event about a segment never makes a known partition an empty one.
-        if existing is None or isinstance(event, PartitionDelete):
+        if partition not in self._partitions or isinstance(event, PartitionDelete):
             self._store(cache)
         return outcome
 

@@ -19,7 +19,6 @@ or a version of a newer writer, `LimitExceeded` for an event above its limit, an
 
 from __future__ import annotations
 
-import functools
 import uuid
 from functools import lru_cache
 from struct import Struct
@@ -28,7 +27,6 @@ from typing import Any, Final
 from headwater.buffer.murmur2 import partition_for_key
 from headwater.core.errors import Corrupt, LimitExceeded, NotSupported, Refused
 from headwater.tier.events import (
-    Epochs,
     MetadataEvent,
     PartitionDelete,
     PartitionDeleteState,
@@ -195,12 +193,18 @@ def _decode_id(fields: FieldReader) -> SegmentId:
 def _decode_segment(fields: FieldReader) -> SegmentMetadata:
     segment_id = _decode_id(fields)
     start, end, broker_id, max_timestamp_ms, event_timestamp_ms = fields.fixed(_RANGE)
-    epochs = _decode_epochs(fields)
+    epochs = []
+    for _ in range(fields.count(_EPOCH_LEAST_BYTES)):
+        epochs.append(fields.fixed(_EPOCH))
+        fields.tags()
     (size_bytes,) = fields.fixed(_SIZE)
     if size_bytes < 0:
         raise fields.corrupt(f"a segment of {size_bytes} bytes", fields.at - _SIZE.size)
     custom_metadata = fields.compact()
     state = _decode_segment_state(fields)
+    empty = fields.tags().get(_TXN_INDEX_EMPTY)
+    if empty is not None and len(empty) != 1:
+        raise fields.corrupt(f"tag 0 has {len(empty)} bytes and not one")
     return SegmentMetadata(
         segment_id=segment_id,
         start_offset=start,
@@ -208,27 +212,12 @@ def _decode_segment(fields: FieldReader) -> SegmentMetadata:
         broker_id=broker_id,
         max_timestamp_ms=max_timestamp_ms,
         event_timestamp_ms=event_timestamp_ms,
-        epochs=epochs,
+        epochs=tuple(epochs),
         size_bytes=size_bytes,
         state=state,
         custom_metadata=custom_metadata,
-        txn_index_empty=_decode_txn_index_empty(fields),
+        txn_index_empty=empty is not None and empty != b"\0",
     )
-
-
-def _decode_epochs(fields: FieldReader) -> Epochs:
-    epochs = []
-    for _ in range(fields.count(_EPOCH_LEAST_BYTES)):
-        epochs.append(fields.fixed(_EPOCH))
-        fields.tags()
-    return tuple(epochs)
-
-
-def _decode_txn_index_empty(fields: FieldReader) -> bool:
-    tag = fields.tags().get(_TXN_INDEX_EMPTY)
-    if tag is not None and len(tag) != 1:
-        raise fields.corrupt(f"tag 0 has {len(tag)} bytes and not one")
-    return tag is not None and tag != b"\0"
 
 
 def _decode_update(fields: FieldReader) -> SegmentUpdate:
@@ -372,7 +361,7 @@ _U64: Final = 0xFFFFFFFFFFFFFFFF
 
 
 # Called for every event and every query, nearly always for the same few partitions.
-@functools.lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)
 def metadata_partition_for(partition: TopicIdPartition, partitions: int) -> int:
     """The metadata partition of a partition: murmur2 of Java's hash of topic id and partition."""
     number = partition.topic_id.int

@@ -33,7 +33,8 @@ from headwater.tier.event_replay import (
     segment_id_of,
     segment_metadata_of,
 )
-from headwater.tier.eventlog.stored_log import StoredEventLog, begin_partition, check_empty
+from headwater.tier.eventlog.renewal import begin_partition, check_empty
+from headwater.tier.eventlog.stored_log import StoredEventLog
 from headwater.tier.events import (
     NO_BROKER,
     SegmentId,
@@ -68,7 +69,7 @@ async def rebuild(
 
     Without `source`, with the segments alone. `on_step` is called after each read with the number
     of metadata partitions that are done. No leader or follower may run meanwhile, and none may use
-    the old log afterwards: `StoredEventLog.mark_renewed` makes it refuse them.
+    the old log afterwards: `mark_renewed` makes it refuse them.
     """
     await check_empty(target)
     count = target.partition_count

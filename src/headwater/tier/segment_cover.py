@@ -168,18 +168,16 @@ async def walk_cover(
     while at < end_lsn:
         pieces, at = state().cover_part(at, end_lsn, SEGMENTS_AT_ONCE)
         for piece in pieces:
-            if pending is not None and _continues(pending, piece):
-                piece = CoverPiece(piece.segment, range(pending.lsns.start, piece.lsns.stop))
-            elif pending is not None:
+            if pending is None:
+                pending = piece
+                continue
+            same = pending.segment.segment_id == piece.segment.segment_id
+            if same and pending.lsns.stop == piece.lsns.start:  # it was cut between two parts
+                pending = CoverPiece(piece.segment, range(pending.lsns.start, piece.lsns.stop))
+            else:
                 yield pending
-            pending = piece
+                pending = piece
         if at < end_lsn:
             await runtime.sleep(0)
     if pending is not None:
         yield pending
-
-
-def _continues(before: CoverPiece, after: CoverPiece) -> bool:
-    """Whether two pieces are one piece that was cut between two parts."""
-    same = before.segment.segment_id == after.segment.segment_id
-    return same and before.lsns.stop == after.lsns.start

@@ -102,11 +102,15 @@ class SegmentTable:
         self._epoch[row] = metadata.epochs[0][0]
         if metadata.epochs != ((metadata.epochs[0][0], metadata.start_offset),):
             self._lineages[row] = metadata.epochs
-        self._set_event(row, metadata)
+        self.set_event(row, metadata)
         return row
 
-    def update(self, row: int, update: SegmentUpdate) -> None:
-        self._set_event(row, update)
+    def set_event(self, row: int, event: SegmentMetadata | SegmentUpdate) -> None:
+        """Set what every event of a segment has."""
+        self._broker[row] = event.broker_id
+        self._event_ms[row] = event.event_timestamp_ms
+        self._custom[row] = event.custom_metadata
+        self._state[row] = event.state
 
     def remove(self, row: int) -> None:
         self._ids.remove(self._ids.id_of(row))
@@ -146,12 +150,6 @@ class SegmentTable:
     def sort_key(self, row: int) -> tuple[int, bytes]:
         """Orders rows independently of when they were added."""
         return self.start[row], self._ids.id_of(row)
-
-    def _set_event(self, row: int, event: SegmentMetadata | SegmentUpdate) -> None:
-        self._broker[row] = event.broker_id
-        self._event_ms[row] = event.event_timestamp_ms
-        self._custom[row] = event.custom_metadata
-        self._state[row] = event.state
 
     def _append(self) -> None:
         for column in (self.start, self.end, self.max_ms, self.finished, self._event_ms):
@@ -249,7 +247,7 @@ CHUNK_ROWS: Final = 128
 class StartIndex:
     """Rows by (start, row). `value_of` returns the value of a row, which never changes."""
 
-    __slots__ = ("_firsts", "_keys", "_length", "_maxima", "_rows", "_tree", "_value_of")
+    __slots__ = ("_firsts", "_keys", "_maxima", "_rows", "_tree", "_value_of")
 
     def __init__(self, value_of: Callable[[int], int]) -> None:
         self._value_of = value_of
@@ -260,10 +258,6 @@ class StartIndex:
         self._maxima: list[int] = []
         self._tree: MaxTree | None = None
         """A tree of the maxima; None after the chunks changed."""
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
 
     def __iter__(self) -> Iterator[int]:
         """All rows, in order of their starts."""
@@ -280,7 +274,6 @@ class StartIndex:
 
     def add(self, start: int, row: int) -> None:
         """Add a row, after those with the same start."""
-        self._length += 1
         if not self._keys or start >= self._keys[-1][-1]:
             self._add_last(start, row)
             return
@@ -380,7 +373,6 @@ class StartIndex:
         self._maxima[chunk] = max(map(self._value_of, self._rows[chunk]))
 
     def _take(self, chunk: int, place: int) -> None:
-        self._length -= 1
         keys, rows = self._keys[chunk], self._rows[chunk]
         value = self._value_of(rows[place])
         del keys[place], rows[place]

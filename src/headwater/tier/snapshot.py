@@ -16,13 +16,13 @@ which takes seconds and may happen on a thread while the cache changes.
 
 from __future__ import annotations
 
+import functools
 import struct
 import uuid
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from copy import copy
-from functools import cached_property
-from typing import Final, TypeVar, overload
+from typing import Final, TypeVar
 
 import msgspec
 import xxhash
@@ -48,92 +48,63 @@ class PartitionDump(msgspec.Struct, frozen=True):
     publisher_epoch: int | None
     delete_state: PartitionDeleteState | None
     finishes: int
-    segments: Sequence[SegmentMetadata]
+    segments: Collection[SegmentMetadata]
     """All listed segments, by start offset and id."""
-    finished: Sequence[int]
+    finished: Collection[int]
     """For each segment, its position in the order of finishing; 0 if unfinished."""
-    referenced: Sequence[tuple[int, int, int]]
+    referenced: Collection[tuple[int, int, int]]
     """Epoch, start offset and index in `segments` of each referenced segment."""
     highest: tuple[tuple[int, int | None], ...]
     """Every epoch that ever had a segment, with its highest offset."""
 
 
-class _LazySequence(Sequence[T]):
+class _Lazy(Collection[T]):
     """Items that are created in each iteration."""
 
-    def __init__(self, length: int, made: Callable[[], Iterator[T]]) -> None:
+    def __init__(self, length: int, created: Callable[[], Iterator[T]]) -> None:
         self._length = length
-        self._made = made
+        self._created = created
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[T]:
-        return self._made()
+        return self._created()
 
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[T]: ...
-
-    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
-        return tuple(self)[index]
+    def __contains__(self, item: object) -> bool:
+        return item in tuple(self)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and tuple(self) == tuple(other)
-
-    def __repr__(self) -> str:
-        return repr(tuple(self))
-
-
-class _CacheColumns:
-    """A copy of a cache's columns."""
-
-    def __init__(self, cache: PartitionCache) -> None:
-        self._table = copy(cache.table)
-        self._rows = cache.rows()
-        self._referenced = {
-            epoch: cache.epochs[epoch].referenced() for epoch in sorted(cache.epochs)
-        }
-
-    @cached_property
-    def _order(self) -> array[int]:
-        return array("i", sorted(self._rows, key=self._table.sort_key))
-
-    @property
-    def referenced_count(self) -> int:
-        return sum(len(rows) for _, rows in self._referenced.values())
-
-    def segments(self) -> Iterator[SegmentMetadata]:
-        return map(self._table.metadata, self._order)
-
-    def finished(self) -> Iterator[int]:
-        return map(self._table.finished.__getitem__, self._order)
-
-    def referenced(self) -> Iterator[tuple[int, int, int]]:
-        indexes = array("i", bytes(4 * len(self._table.start)))
-        for index, row in enumerate(self._order):
-            indexes[row] = index
-        for epoch, (starts, rows) in self._referenced.items():
-            for start, row in zip(starts, rows, strict=True):
-                yield epoch, start, indexes[row]
+        return isinstance(other, Collection) and tuple(self) == tuple(other)
 
 
 def dump_partition(cache: PartitionCache) -> PartitionDump:
     """The value of a partition's state."""
-    columns, count = _CacheColumns(cache), cache.segment_count
+    table, rows = copy(cache.table), cache.rows()
+    epochs = [(epoch, cache.epochs[epoch]) for epoch in sorted(cache.epochs)]
+    referenced = [(epoch, *index.referenced.columns()) for epoch, index in epochs]
+
+    @functools.cache
+    def order() -> array[int]:
+        return array("i", sorted(rows, key=table.sort_key))
+
+    def references() -> Iterator[tuple[int, int, int]]:
+        indexes = array("i", bytes(4 * len(table.start)))
+        for index, row in enumerate(order()):
+            indexes[row] = index
+        for epoch, starts, referenced_rows in referenced:
+            for start, row in zip(starts, referenced_rows, strict=True):
+                yield epoch, start, indexes[row]
+
     return PartitionDump(
         partition=cache.partition,
         publisher_epoch=cache.publisher_epoch,
         delete_state=cache.delete_state,
         finishes=cache.finishes,
-        segments=_LazySequence(count, columns.segments),
-        finished=_LazySequence(count, columns.finished),
-        referenced=_LazySequence(columns.referenced_count, columns.referenced),
-        highest=tuple(
-            (epoch, cache.epochs[epoch].highest_offset) for epoch in sorted(cache.epochs)
-        ),
+        segments=_Lazy(len(rows), lambda: map(table.metadata, order())),
+        finished=_Lazy(len(rows), lambda: map(table.finished.__getitem__, order())),
+        referenced=_Lazy(sum(len(starts) for _, starts, _ in referenced), references),
+        highest=tuple((epoch, index.highest_offset) for epoch, index in epochs),
     )
 
 
@@ -151,7 +122,7 @@ def restore_partition(dumped: PartitionDump) -> PartitionCache:
         for epoch, highest in dumped.highest:
             cache.epoch(epoch).highest_offset = highest
         for epoch, start, index in dumped.referenced:
-            cache.epochs[epoch].restore(start, rows[index])
+            cache.epochs[epoch].referenced.add(start, rows[index])
     except (ValueError, KeyError, IndexError) as error:
         raise Corrupt(f"the dump of {dumped.partition} contradicts itself: {error!r}") from error
     return cache

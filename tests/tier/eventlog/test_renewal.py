@@ -8,7 +8,7 @@ from headwater.core.errors import NotSupported, Refused
 from headwater.tier import encode_event
 from headwater.tier.cache import EventOutcome
 from headwater.tier.eventlog import Compactor, InProcessEventLog, StoredEventLog, renew
-from headwater.tier.eventlog.stored_log import RenewedLog
+from headwater.tier.eventlog.renewal import RenewedLog
 from tests.store.scripted import Scripted, virtual
 from tests.tier.event_histories import apply_said
 from tests.tier.eventlog.stored_given import followed, opened, publish_events, replayed

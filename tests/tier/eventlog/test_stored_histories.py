@@ -22,7 +22,7 @@ from headwater.tier import TierCache
 from headwater.tier.eventlog import compactor
 from headwater.tier.eventlog.stored_events import StoredEvents, store_snapshot, token_of
 from headwater.tier.eventlog.stored_floor import FloorRegister, PartitionFloor, SnapshotName
-from headwater.tier.eventlog.stored_subscription import PartitionFollower
+from headwater.tier.eventlog.stored_log import PartitionFollower
 from headwater.tier.snapshot import Snapshot, dump_all, encode_snapshot
 from tests.planted import expect_noticed
 from tests.torture.eventlog_scenarios import (

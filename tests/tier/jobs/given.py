@@ -11,7 +11,7 @@ from headwater.testing import simulate
 from headwater.tier import SegmentState, TopicIdPartition
 from headwater.tier.eventlog import InProcessEventLog
 from headwater.tier.jobs import Leader, LedPartition, LogStartRegister, TierConfig, TierManager
-from headwater.tier.jobs.throttle import COPY_MEMORY, ByteBudget
+from headwater.tier.jobs.config import COPY_MEMORY, ByteBudget
 from tests.tier.jobs.followed import FollowedPartition
 from tests.tier.jobs.plain_storage import PlainStorage, plain_key
 from tests.tier.jobs.sealed_wal import SealedWal

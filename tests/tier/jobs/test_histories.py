@@ -205,7 +205,7 @@ async def lists_last(metadata: Any, storage: Any, log_start: Any, **how: Any) ->
 def finds_beyond_the_lineage(self: PartitionCache, epoch: int, offset: int) -> Any:
     """Does not bound what it finds by where the next epoch begins."""
     index = self.epochs.get(epoch)
-    found = index.floor(offset) if index is not None else None
+    found = index.referenced.floor(offset) if index is not None else None
     if found is None or offset > self.table.end[found[1]]:
         return None
     return self.table.metadata(found[1])
@@ -214,7 +214,7 @@ def finds_beyond_the_lineage(self: PartitionCache, epoch: int, offset: int) -> A
 def forgets_the_highest(self: EpochIndex, start: int, row: int) -> None:
     """Lets the highest offset of an epoch fall with what is deleted."""
     _deleting(self, start, row)
-    last = self._referenced.last()
+    last = self.referenced.last()
     self.highest_offset = None if last is None else last[0]
 
 

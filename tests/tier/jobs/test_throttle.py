@@ -6,7 +6,7 @@ import asyncio
 import threading
 from typing import Any
 
-from headwater.tier.jobs.throttle import ByteBudget
+from headwater.tier.jobs.config import ByteBudget
 from tests.tier.jobs.given import Place, in_time
 
 

@@ -11,7 +11,7 @@ from headwater.core.errors import HeadwaterError
 from headwater.testing import FaultyDisk, Simulation, simulate
 from headwater.tier import TopicIdPartition, metadata_partition_for
 from headwater.tier.eventlog import InProcessEventLog, LogItem, MetadataEventLog, Subscription
-from headwater.tier.eventlog.in_process import InProcessSubscription
+from headwater.tier.eventlog.contract import InProcessSubscription
 from headwater.tier.manager import ManagerConfig, TopicMetadataManager
 from headwater.tier.manager.status import PartitionStatus
 from tests.tier.given import ORDERS, finished, started

@@ -21,7 +21,7 @@ from headwater.tier import (
 )
 from headwater.tier.cache import PartitionCache
 from headwater.tier.eventlog import EventDelivered, LogItem
-from headwater.tier.eventlog.in_process import InProcessSubscription
+from headwater.tier.eventlog.contract import InProcessSubscription
 from headwater.tier.manager import TopicMetadataManager
 from headwater.tier.manager.following import EventPump, FollowedPartition
 from headwater.tier.manager.snapshots import SnapshotFolder, SnapshotSaver

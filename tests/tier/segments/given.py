@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 import pyarrow as pa
@@ -36,11 +37,15 @@ def orders(
         "_key": pa.array([b"key %d" % lsn for lsn in lsns]),
         "_commit_timestamp": pa.array([EPOCH_US + lsn * 1000 for lsn in lsns], TIMES),
         "price": pa.array([lsn / 4 for lsn in lsns]),
-        "note": pa.array([f"{lsn}".ljust(size, ".") for lsn in lsns]),
+        "note": pa.array([f"{lsn}" + _incompressible(lsn, size) for lsn in lsns]),
     }
     if headers:
         columns["_headers"] = pa.array([[{"key": "a", "value": b"b"}]] * count, HEADERS_TYPE)
     return Group(term, first_lsn, lsns[-1], pa.record_batch(columns))
+
+
+def _incompressible(seed: int, size: int) -> str:
+    return random.Random(seed).randbytes(size // 2).hex()
 
 
 def lost(first_lsn: int, last_lsn: int, *, term: int = 1, cause: str = "burnt") -> Group:

@@ -38,7 +38,7 @@ from tests.tier.given import ORDERS, segment_id
 from tests.tier.segments.given import by_lsn, decoded, encoded, lost, lsns, orders, storage, told
 
 LARGE = [orders(first, 100, size=2000) for first in range(1, 1001, 100)]
-LARGE_CONFIG = SegmentConfig(row_group_rows=100, compression="none")
+LARGE_CONFIG = SegmentConfig(row_group_rows=100)
 ONE_TRY = RetryPolicy(attempts=1)
 
 

@@ -1,15 +1,14 @@
 """Logs of metadata events: publishers append events, and every subscriber gets them in order.
 
-    contract             what every log promises, and what the implementations share
-    in_process           a log within one process
-    stored_log           a log in object storage, the default; replacing a log by a new one
-    stored_events        its events, and the snapshots of older ones
-    stored_floor         its keys, and the register of a partition's floor
-    stored_subscription  subscriptions to it
-    compactor            replaces its old events by snapshots
-    kafka_log            a log in a Kafka topic, and the settings of Kafka's clients
-    kafka_topic          the topic, sending to it, and Kafka's errors
-    kafka_subscription   subscriptions to it
+    contract            what every log promises, what they share, and a log within one process
+    stored_log          a log in object storage, the default, and subscriptions to it
+    stored_events       its events, and the snapshots of older ones
+    stored_floor        its keys, and the register of a partition's floor
+    compactor           replaces its old events by snapshots
+    renewal             starts a new log with the state of another one
+    kafka_log           a log in a Kafka topic, and the settings of Kafka's clients
+    kafka_topic         the topic, sending to it, and Kafka's errors
+    kafka_subscription  subscriptions to it
 
 Always holds: an offset is delivered once to a subscription, after all lower ones of its partition;
 an event that cannot be delivered is reported, never skipped.
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from headwater.tier.eventlog.contract import (
         EventDelivered,
         EventUnreadable,
+        InProcessEventLog,
         LogItem,
         MetadataEventLog,
         PartitionFailed,
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
         SnapshotDelivered,
         Subscription,
     )
-    from headwater.tier.eventlog.in_process import InProcessEventLog
     from headwater.tier.eventlog.kafka_log import KafkaEventLog
-    from headwater.tier.eventlog.stored_log import StoredEventLog, renew
+    from headwater.tier.eventlog.renewal import renew
+    from headwater.tier.eventlog.stored_log import StoredEventLog
 
 __all__ = [
     "Compaction",
@@ -56,10 +56,10 @@ __getattr__, __dir__ = exports(
     __name__,
     {
         "compactor": "Compaction Compactor",
-        "contract": "EventDelivered EventUnreadable LogItem MetadataEventLog "
+        "contract": "EventDelivered EventUnreadable InProcessEventLog LogItem MetadataEventLog "
         "PartitionFailed PositionReached SnapshotDelivered Subscription",
-        "in_process": "InProcessEventLog",
         "kafka_log": "KafkaEventLog",
-        "stored_log": "StoredEventLog renew",
+        "renewal": "renew",
+        "stored_log": "StoredEventLog",
     },
 )

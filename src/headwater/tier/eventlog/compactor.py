@@ -18,9 +18,10 @@ reach it as well.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Final
 
 from headwater.core import limits, runtime
 from headwater.core.errors import (
@@ -43,8 +44,9 @@ from headwater.tier.eventlog.stored_events import (
 )
 from headwater.tier.eventlog.stored_floor import PartitionFloor
 from headwater.tier.eventlog.stored_log import StoredEventLog
+from headwater.tier.in_order import in_order
 
-DELETES_AT_ONCE = 16
+DELETES_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,8 @@ class Compactor:
         if await events.end() - floor.floor >= least:
             raised, compacted, stopped_by = await self._raise_floor(events, floor)
             done = Compaction(partition, raised, compacted, deleted, stopped_by)
-        if events.floors.is_settling:
+        leased = events.floors.leased.floor
+        if leased.trimmed < leased.floor:
             # The process may end here: the next one continues from the time that it observed.
             clock.see((await events.floors.add_observed_time(clock)).settling)
         return done
@@ -184,19 +187,13 @@ class Compactor:
         if not raised and events.partition in self._swept:
             return floor, 0
         self._swept.discard(events.partition)
-        deleted = await self._sweep(events, floor)
+        # The events below `trimmed`, and the snapshots that end there.
+        keys = _obsolete_keys(events, floor)
+        deletes = in_order(keys, events.store.delete, parallel=DELETES_AT_ONCE, name="compaction")
+        async with aclosing(deletes) as deleted:
+            count = sum([1 async for _ in deleted])
         self._swept.add(events.partition)
-        return floor, deleted
-
-    async def _sweep(self, events: StoredEvents, floor: PartitionFloor) -> int:
-        """Delete the events below `trimmed`, and the snapshots that end there."""
-        deleted, batch = 0, []
-        async for key in _obsolete_keys(events, floor):
-            batch.append(key)
-            if len(batch) == DELETES_AT_ONCE:
-                deleted += await _delete_all(events, batch)
-                batch = []
-        return deleted + await _delete_all(events, batch)
+        return floor, count
 
 
 async def _obsolete_keys(events: StoredEvents, floor: PartitionFloor) -> AsyncIterator[str]:
@@ -210,11 +207,6 @@ async def _obsolete_keys(events: StoredEvents, floor: PartitionFloor) -> AsyncIt
         through = keys.snapshot_offset(meta.key)
         if through is not None and through < floor.trimmed and meta.key != current:
             yield meta.key
-
-
-async def _delete_all(events: StoredEvents, keys: list[str]) -> int:
-    await asyncio.gather(*(events.store.delete(key) for key in keys))
-    return len(keys)
 
 
 def _apply(

@@ -1,4 +1,4 @@
-"""What every log of metadata events promises, and what the implementations share.
+"""What every log of metadata events promises, what the implementations share, and a log in memory.
 
 The contract suite (`tests/tier/eventlog/test_contract.py`) checks each implementation.
 """
@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Self, TypeAlias, TypeVar
 
-from headwater.core.errors import HeadwaterError, Refused
+from headwater.core import runtime
+from headwater.core.errors import HeadwaterError, Refused, RolledBack
 from headwater.tier.cache import TierCache
 
 
@@ -305,3 +306,70 @@ class RoundRobinSubscription(Subscription, Generic[F]):
     @abstractmethod
     def _next_of(self, partition: int, followed: F) -> LogItem | None:
         """The next item of a partition, if there is one."""
+
+
+class InProcessEventLog(MetadataEventLog):
+    """Events in memory, for managers within one process. For one event loop."""
+
+    def __init__(self, partition_count: int) -> None:
+        super().__init__(uuid.UUID(bytes=runtime.new_token()), partition_count)
+        self._events: list[list[EventDelivered]] = [[] for _ in range(partition_count)]
+
+    async def publish(
+        self, partition: int, payload: bytes, *, publisher_epoch: int | None = None
+    ) -> int:
+        self.check_open()
+        self.check_partition(partition)
+        events = self._events[partition]
+        offset = len(events)
+        events.append(EventDelivered(partition, offset, payload, publisher_epoch))
+        for subscription in self._subscriptions:
+            subscription.notify(partition)
+        return offset
+
+    async def high_water_marks(self, partitions: Iterable[int] | None = None) -> dict[int, int]:
+        return {
+            partition: len(self._events[partition]) for partition in self._requested(partitions)
+        }
+
+    def events_of(self, partition: int) -> list[EventDelivered]:
+        """All events of a partition."""
+        return self._events[partition]
+
+    async def _new_subscription(self) -> Subscription:
+        return InProcessSubscription(self)
+
+
+@dataclass(slots=True)
+class _Position:
+    next_offset: int
+
+
+class InProcessSubscription(RoundRobinSubscription[_Position]):
+    """Offsets into an in-process log, which it reads itself: it keeps no copies, so nothing can
+    overflow, and existing and new events need no hand-over."""
+
+    def __init__(self, log: InProcessEventLog) -> None:
+        super().__init__(log)
+        self._events_of = log.events_of
+
+    def notify(self, partition: int) -> None:
+        self.wake()
+
+    def _follow(self, partition: int, start_offset: int) -> _Position:
+        return _Position(start_offset)
+
+    def _next_of(self, partition: int, followed: _Position) -> LogItem | None:
+        offset, events = followed.next_offset, self._events_of(partition)
+        if offset == len(events):
+            return None
+        if offset > len(events):
+            return PartitionFailed(
+                partition,
+                RolledBack(
+                    f"metadata partition {partition} ends at {len(events)}, below the requested "
+                    f"offset {offset}: this is not the log that was followed before"
+                ),
+            )
+        followed.next_offset = offset + 1
+        return events[offset]

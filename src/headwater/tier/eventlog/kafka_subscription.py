@@ -244,18 +244,15 @@ class KafkaSubscription(Subscription):
     async def __anext__(self) -> TopicItem:
         while self._closing is None:
             if self._ready:
-                return self._take()
+                item = self._ready.popleft()
+                if isinstance(item, PartitionFailed):
+                    del self._followed[item.partition]
+                return item
             if self._round is None:
                 self._round = runtime.spawn(self._read(), name="kafka subscription")
             # The round goes on for the next caller if this one stops waiting.
             await asyncio.shield(self._round)
         raise StopAsyncIteration
-
-    def _take(self) -> TopicItem:
-        item = self._ready.popleft()
-        if isinstance(item, PartitionFailed):
-            del self._followed[item.partition]
-        return item
 
     async def _read(self) -> None:
         """Run one round of the reader with the changes of the assignment, and keep its items."""

@@ -140,15 +140,6 @@ class NewTopicSettings:
     partition_count: int
     replication_factor: int
 
-    def config(self) -> dict[str, str]:
-        """Unlimited retention, uncompacted, as brokers create it; two replicas acknowledge."""
-        return {
-            "cleanup.policy": "delete",
-            "retention.ms": "-1",
-            "retention.bytes": "-1",
-            "min.insync.replicas": str(min(2, self.replication_factor)),
-        }
-
 
 class KafkaTopic:
     """One topic, and an admin client to query it."""
@@ -186,7 +177,13 @@ class KafkaTopic:
             self.name,
             num_partitions=settings.partition_count,
             replication_factor=settings.replication_factor,
-            config=settings.config(),
+            # As brokers create it: unlimited retention, uncompacted; two replicas acknowledge.
+            config={
+                "cleanup.policy": "delete",
+                "retention.ms": "-1",
+                "retention.bytes": "-1",
+                "min.insync.replicas": str(min(2, settings.replication_factor)),
+            },
         )
         requests = self._admin.create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)
         try:

@@ -158,11 +158,6 @@ class FloorRegister:
 
         await self._register.update(change)
 
-    @property
-    def is_settling(self) -> bool:
-        """Whether there are compacted events that may not be deleted yet, by the last read."""
-        return self.leased.floor.trimmed < self.leased.floor.floor
-
     async def _update(self, change: Callable[[PartitionFloor], PartitionFloor]) -> PartitionFloor:
         def checked(now: PartitionFloor | None) -> PartitionFloor:
             if now is None:

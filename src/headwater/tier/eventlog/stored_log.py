@@ -1,51 +1,62 @@
-"""A log of metadata events in object storage, and how a log is replaced by a new one.
+"""A log of metadata events in object storage, and subscriptions to it.
 
-Each event is an object, numbered within its partition. Followers request the next number: soon
-after an event, at growing intervals while there is none, and at once after a publish through their
-own handle.
+Each event is an object, numbered within its partition. A task follows each partition of a
+subscription: it requests the next number soon after an event, at growing intervals while there is
+none, and at once after a publish through its own handle. Below the floor a snapshot is delivered
+first, and then the later events. A follower that falls behind deleted events gets the snapshot as
+well: it has everything that was missed.
 
 `log.json` has the log's id and its number of partitions; neither ever changes. A log is created in
 three steps, and a client that finds them unfinished continues: `log.json` with its id, the floors
 of all partitions, `log.json` saying that the floors exist. So a floor that is missing later is
 known to be lost, and is not mistaken for an empty partition.
-
-`renew` starts a new log with the state of another one: the way out for a log with an event that
-cannot be taken back, such as an epoch that no leader ever reaches, and the way to move a log from
-Kafka or to another prefix. All leaders and followers of the old log must be stopped, and continue
-with the new one. Then the old log names its successor and refuses every client: one that still
-used it would merge, remove and scrub by it, and the new log lists the same objects.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
+import math
 import uuid
-from collections.abc import Iterable, Mapping
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
 
 from headwater.core import limits, runtime
-from headwater.core.errors import Damaged, NotSupported, OutcomeUnknown, Refused, Unavailable
+from headwater.core.errors import (
+    Damaged,
+    EntriesTrimmed,
+    HeadwaterError,
+    NotSupported,
+    OutcomeUnknown,
+    Refused,
+    RolledBack,
+    Unavailable,
+)
 from headwater.store import Register, Store
-from headwater.tier.cache import TierCache
 from headwater.tier.errors import LogRenewed
-from headwater.tier.event_codec import METADATA_PARTITIONS, decode_event
+from headwater.tier.event_codec import METADATA_PARTITIONS
 from headwater.tier.eventlog.contract import (
-    EventUnreadable,
+    LogItem,
     MetadataEventLog,
     PartitionFailed,
-    PositionReached,
+    RoundRobinSubscription,
     SnapshotDelivered,
     Subscription,
 )
-from headwater.tier.eventlog.stored_events import StoredEvents, store_snapshot
-from headwater.tier.eventlog.stored_floor import PREFIX, FloorRegister, PartitionKeys, log_key
-from headwater.tier.eventlog.stored_subscription import StoredSubscription
-from headwater.tier.events import TopicIdPartition
-from headwater.tier.snapshot import dump_all, restore_all
+from headwater.tier.eventlog.stored_events import StoredEvents, load_snapshot
+from headwater.tier.eventlog.stored_floor import (
+    PREFIX,
+    FloorRegister,
+    PartitionFloor,
+    PartitionKeys,
+    log_key,
+)
 
 LOG_FORMAT: Final = 1
 _log: Final = logging.getLogger("headwater")
@@ -72,7 +83,7 @@ class StoredEventLog(MetadataEventLog):
 
     def __init__(self, store: Store, prefix: str, record: LogRecord) -> None:
         super().__init__(record.log_id, record.partition_count)
-        self._store = store
+        self.store = store
         self.prefix = prefix
         """The prefix of its keys in the store."""
         self._events = [
@@ -125,10 +136,6 @@ class StoredEventLog(MetadataEventLog):
         marks = zip(requested, await asyncio.gather(*map(mark, requested)), strict=True)
         return {partition: mark for partition, mark in marks if mark is not None}
 
-    async def mark_renewed(self, target: StoredEventLog) -> None:
-        """Let another log replace this one: clients of this one get its prefix in `LogRenewed`."""
-        await mark_renewed(self._store, self.prefix, target.prefix)
-
     def events_of(self, partition: int) -> StoredEvents:
         """The events of a partition, which subscriptions and compactors read."""
         self.check_open()
@@ -136,7 +143,7 @@ class StoredEventLog(MetadataEventLog):
         return self._events[partition]
 
     async def _new_subscription(self) -> Subscription:
-        return StoredSubscription(self, self.events_of)
+        return StoredSubscription(self, self._events)
 
 
 async def _open_record(
@@ -190,9 +197,6 @@ async def _create_floors(store: Store, prefix: str, record: LogRecord) -> None:
         await asyncio.gather(*(floor.create() for floor in floors))
 
 
-# Renewing
-
-
 async def mark_renewed(store: Store, prefix: str, renewed_to: str) -> None:
     """Let no client open or follow the log under a prefix: another log replaces it."""
     register = Register(store, log_key(prefix), LogRecord)
@@ -208,101 +212,165 @@ async def mark_renewed(store: Store, prefix: str, renewed_to: str) -> None:
     await register.update(lambda now: msgspec.structs.replace(now or record, renewed_to=renewed_to))
 
 
-class RenewedLog(msgspec.Struct, frozen=True):
-    """The state with which a new log begins."""
+class PartitionFollower:
+    """Fetches the items of one partition from an offset on, in order, some of them ahead."""
 
-    events: tuple[int, ...]
-    """How many events the old log had, by metadata partition."""
-    partitions: tuple[TopicIdPartition, ...]
-    """The partitions of streams that have a state."""
+    def __init__(
+        self, events: StoredEvents, start_offset: int, on_items: Callable[[], None]
+    ) -> None:
+        self._events = events
+        self._next = start_offset
+        self._on_items = on_items
+        self._items: deque[LogItem] = deque()
+        self._woken: asyncio.Future[None] | None = None
+        self._end_checked_s = -math.inf
+        self.crash: BaseException | None = None
+        """The error that ended it and that no item contains: a bug."""
+        name = f"follow metadata partition {events.partition}"
+        self.task = runtime.spawn(self._run(), name=name)
+
+    def take(self) -> LogItem | None:
+        if not self._items:
+            return None
+        if len(self._items) == limits.EVENTS_READY:
+            self.wake()  # there is room again
+        return self._items.popleft()
+
+    def wake(self) -> None:
+        """Check the log again without waiting any longer."""
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    def cancel(self) -> None:
+        """Stop fetching. From any thread."""
+        runtime.call_on(self.task.get_loop(), self.task.cancel)
+
+    async def _run(self) -> None:
+        try:
+            await self._begin()
+            await self._follow()
+        except HeadwaterError as error:
+            self._add(PartitionFailed(self._events.partition, error))
+        except Exception as error:
+            self.crash = error
+            self._on_items()
+
+    async def _begin(self) -> None:
+        """Begin with the snapshot below the floor; `RolledBack` above the end."""
+        events, start = self._events, self._next
+        while True:
+            floor, is_reached = await asyncio.gather(events.floors.read(), events.reaches(start))
+            if start < floor.floor:
+                await self._deliver_snapshot(floor)
+                return
+            if start == floor.floor or is_reached:
+                return
+            if events.leased_floor.covers(start - 1):
+                raise RolledBack(
+                    f"metadata partition {events.partition} ends below the requested offset "
+                    f"{start}: this is not the log that was followed before"
+                )
+
+    async def _follow(self) -> None:
+        at_once, idle_s = 1, limits.FOLLOW_POLL_BASE_S
+        while True:
+            while len(self._items) >= limits.EVENTS_READY:
+                await self._wait(None)
+            ahead = self._events.next_number - self._next
+            at_once = max(at_once, min(ahead, limits.EVENT_READS_AT_ONCE))
+            try:
+                events = await self._events.read_events(self._next, at_once)
+            except EntriesTrimmed:
+                await self._deliver_snapshot(await self._events.floors.read())
+                continue
+            self._next += len(events)
+            self._add(*events)
+            if len(events) == at_once:
+                at_once = min(2 * at_once, limits.EVENT_READS_AT_ONCE)
+                continue
+            idle_s = limits.FOLLOW_POLL_BASE_S if events else idle_s
+            at_once = 1
+            # Checked again after the listing: a publish meanwhile finds no waiter to wake.
+            if self._is_caught_up and await self._is_end() and self._is_caught_up:
+                await self._wait(idle_s)
+            idle_s = min(2 * idle_s, limits.FOLLOW_POLL_CAP_S)
+
+    @property
+    def _is_caught_up(self) -> bool:
+        """Whether all events were fetched that this handle knows of."""
+        return self._events.next_number <= self._next
+
+    async def _is_end(self) -> bool:
+        """Whether there are no more events. From time to time a listing verifies that."""
+        if runtime.monotonic_s() - self._end_checked_s < limits.EVENT_END_CHECK_S:
+            return True
+        is_end = await self._events.is_end(self._next)
+        self._end_checked_s = runtime.monotonic_s()
+        return is_end
+
+    async def _deliver_snapshot(self, floor: PartitionFloor) -> None:
+        floor, cache = await load_snapshot(self._events, floor)
+        self._next = floor.floor
+        self._add(SnapshotDelivered(self._events.partition, floor.floor - 1, cache))
+
+    def _add(self, *items: LogItem) -> None:
+        if items:
+            self._items.extend(items)
+            self._on_items()
+
+    async def _wait(self, seconds: float | None) -> None:
+        """Wait until it is woken, at most so long."""
+        self._woken = asyncio.get_running_loop().create_future()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._woken
+        self._woken = None
 
 
-async def renew(
-    source: MetadataEventLog, target: StoredEventLog, *, epoch_max: int | None = None
-) -> RenewedLog:
-    """Start an empty log with the state after all events of another one.
+class StoredSubscription(RoundRobinSubscription[PartitionFollower]):
+    """A follower for each assigned partition.
 
-    Publisher epochs above `epoch_max` are lowered to it. Then events of later leaders count again,
-    once the log starts of their partitions are lowered as well (`LogStartRegister.lower`).
+    Their tasks reference the subscription weakly: one that is dropped without being closed leaves
+    no task.
     """
-    if source.partition_count != target.partition_count:
-        raise Refused(
-            f"a log of {source.partition_count} metadata partitions cannot be renewed to one of "
-            f"{target.partition_count}: events of streams would be in other partitions"
-        )
-    ends = await _ends(source)
-    await check_empty(target)
-    partitions: list[TopicIdPartition] = []
-    for partition in range(target.partition_count):
-        if ends[partition]:
-            cache = await _state_of(source, partition, ends[partition])
-            partitions += cache.partitions()
-            await begin_partition(target, partition, ends[partition], _lowered(cache, epoch_max))
-    if await _ends(source) != ends:
-        raise Refused(
-            "events were published to the old log meanwhile: stop all its clients, and begin the "
-            "new one under another prefix"
-        )
-    if isinstance(source, StoredEventLog):
-        await source.mark_renewed(target)
-    return RenewedLog(
-        tuple(ends[partition] for partition in range(target.partition_count)), tuple(partitions)
-    )
+
+    def __init__(self, log: StoredEventLog, events: Sequence[StoredEvents]) -> None:
+        super().__init__(log)
+        self._events = events
+        wake = weakref.WeakMethod(self.wake)
+
+        def wake_if_alive() -> None:
+            alive = wake()
+            if alive is not None:
+                alive()
+
+        self._on_items = wake_if_alive
+        weakref.finalize(self, _cancel_all, self._followed).atexit = False
+
+    async def close(self) -> None:
+        followed = list(self._followed.values())
+        await super().close()
+        tasks = (follower.task for follower in followed)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def notify(self, partition: int) -> None:
+        follower = self._followed.get(partition)
+        if follower is not None:
+            follower.wake()
+
+    def _follow(self, partition: int, start_offset: int) -> PartitionFollower:
+        return PartitionFollower(self._events[partition], start_offset, self._on_items)
+
+    def _stop(self, followed: PartitionFollower) -> None:
+        followed.cancel()
+
+    def _next_of(self, partition: int, followed: PartitionFollower) -> LogItem | None:
+        item = followed.take()
+        if item is None and followed.crash is not None:
+            raise followed.crash
+        return item
 
 
-async def check_empty(target: StoredEventLog) -> None:
-    """Raise `Refused` if a new log has events."""
-    for partition, end in (await _ends(target)).items():
-        if end:
-            raise Refused(
-                f"the new log has {end:,} events in metadata partition {partition} already: choose "
-                "an unused prefix"
-            )
-
-
-async def begin_partition(
-    target: StoredEventLog, partition: int, end: int, cache: TierCache
-) -> None:
-    """Start a metadata partition with the state of a cache, as if after `end` events."""
-    events = target.events_of(partition)
-    name = await store_snapshot(events, cache, end - 1)
-    if (await events.floors.move(end, name)).snapshot != name:
-        raise Damaged(f"{events.floors.key} was moved by another client meanwhile: start again")
-
-
-async def _ends(log: MetadataEventLog) -> Mapping[int, int]:
-    ends = await log.high_water_marks()
-    if len(ends) < log.partition_count:
-        raise Unavailable("a log does not say how far all of its metadata partitions go")
-    return ends
-
-
-async def _state_of(source: MetadataEventLog, partition: int, end: int) -> TierCache:
-    cache, position = TierCache(), 0
-    subscription = await source.subscribe({partition: 0})
-    try:
-        while position < end:
-            item = await anext(subscription)
-            if isinstance(item, PartitionFailed | EventUnreadable):
-                raise item.error
-            if isinstance(item, SnapshotDelivered):
-                cache, position = item.cache, item.through_offset + 1
-            elif isinstance(item, PositionReached):
-                position = item.next_offset
-            else:
-                cache.follow(decode_event(item.payload), item.publisher_epoch)
-                position = item.offset + 1
-    finally:
-        await subscription.close()
-    return cache
-
-
-def _lowered(cache: TierCache, epoch_max: int | None) -> TierCache:
-    if epoch_max is None:
-        return cache
-    return restore_all(
-        msgspec.structs.replace(dumped, publisher_epoch=min(dumped.publisher_epoch, epoch_max))
-        if dumped.publisher_epoch is not None
-        else dumped
-        for dumped in dump_all(cache)
-    )
+def _cancel_all(followed: dict[int, PartitionFollower]) -> None:
+    for follower in followed.values():
+        follower.cancel()

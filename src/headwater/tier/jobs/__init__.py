@@ -8,7 +8,7 @@
     retention        expires and removes segments, deletes a partition
     scrub, repairing checks the tier, and repairs it
     log_start        the oldest LSN that can be read
-    config, throttle settings and metrics; limits of bytes per second and in memory
+    config           settings and metrics; limits of bytes per second and in memory
 
 Each job takes the `LedPartition`, does a bounded part of its work and returns; an error of one job
 does not affect the others.

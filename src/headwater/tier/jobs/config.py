@@ -1,13 +1,17 @@
-"""Settings and metrics of the tier's jobs."""
+"""Settings and metrics of the tier's jobs, and their limits: bytes per second, bytes in memory."""
 
 from __future__ import annotations
 
-from collections import Counter
+import asyncio
+import threading
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from headwater.core import limits
+from headwater.core import limits, runtime
 from headwater.core.errors import Refused
 from headwater.core.retry import retry_pause_s
 from headwater.core.settings import did_you_mean, seconds, whole_number
@@ -129,3 +133,104 @@ def _tiering(word: object) -> Tiering:
         f"{Tiering.KEEP.value!r}, which deletes nothing, or {Tiering.DELETE.value!r}, which "
         "deletes what is remote"
     )
+
+
+class ByteRate:
+    """Limits the average number of bytes per second; -1 means no limit."""
+
+    def __init__(self, bytes_per_s: int) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_at_s = 0.0
+
+    def change(self, bytes_per_s: int) -> None:
+        """Set another limit, also for a job that is running."""
+        self._bytes_per_s = bytes_per_s
+        self._free_at_s = min(self._free_at_s, runtime.monotonic_s())
+
+    async def take(self, size_bytes: int) -> None:
+        """Wait for the bytes before these. An object larger than a second's worth delays the next
+        one, not itself."""
+        wait_s = self._free_at_s - runtime.monotonic_s()
+        self.spend(size_bytes)
+        if wait_s > 0:
+            await runtime.sleep(wait_s)
+
+    def spend(self, size_bytes: int) -> None:
+        """Count bytes without waiting: the next `take` waits for them."""
+        if self._bytes_per_s > 0:
+            begins_s = max(runtime.monotonic_s(), self._free_at_s)
+            self._free_at_s = begins_s + size_bytes / self._bytes_per_s
+
+
+NO_RATE: Final = ByteRate(-1)
+
+
+@dataclass(slots=True, eq=False)
+class ByteReservation:
+    """One waiter for a share of a budget, on its own event loop."""
+
+    size_bytes: int
+    loop: asyncio.AbstractEventLoop
+    granted: asyncio.Future[None]
+    is_granted: bool = False
+
+    def grant(self) -> None:
+        """Wake the waiter, unless its event loop was closed."""
+        try:
+            if self.loop is asyncio.get_running_loop():
+                self._wake()
+            else:
+                self.loop.call_soon_threadsafe(self._wake)
+            self.is_granted = True
+        except RuntimeError:
+            return  # its loop was closed
+
+    def _wake(self) -> None:
+        if not self.granted.done():
+            self.granted.set_result(None)
+
+
+class ByteBudget:
+    """Limits the bytes that are held at once. Waiters are served in order.
+
+    Works over any number of event loops: a process may have one in each of several threads.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._held_bytes = 0
+        self._waiting: deque[ByteReservation] = deque()
+        self._lock = threading.Lock()
+        """Held briefly, and never during a wait."""
+
+    @asynccontextmanager
+    async def hold(self, size_bytes: int) -> AsyncIterator[None]:
+        """Hold so many bytes; a request above the budget gets all of it, alone."""
+        loop = asyncio.get_running_loop()
+        share_bytes = min(size_bytes, self._size_bytes)
+        reservation = ByteReservation(share_bytes, loop, loop.create_future())
+        with self._lock:
+            self._waiting.append(reservation)
+            self._serve()
+        try:
+            await reservation.granted
+            yield
+        finally:
+            # After use, or after a cancellation: before or just when it was granted.
+            with self._lock:
+                if reservation.is_granted:
+                    self._held_bytes -= reservation.size_bytes
+                else:
+                    self._waiting.remove(reservation)
+                self._serve()
+
+    def _serve(self) -> None:
+        while self._waiting and self._held_bytes + self._waiting[0].size_bytes <= self._size_bytes:
+            reservation = self._waiting.popleft()
+            reservation.grant()
+            if reservation.is_granted:
+                self._held_bytes += reservation.size_bytes
+
+
+COPY_MEMORY: Final = ByteBudget(limits.TIER_COPY_BYTES)
+"""For all copies of this process."""

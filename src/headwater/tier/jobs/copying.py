@@ -207,7 +207,7 @@ async def copy_sealed(led: LedPartition) -> None:
     while led.lost_remotely:
         await copy_local(led, led.lost_remotely[-1])
         led.lost_remotely.pop()
-    led.unreadable, led.damage = [], None
+    led.damages = []
     for _ in range(COPIES_A_ROUND):
         if (due := _next_due(led)) is None:
             return
@@ -215,8 +215,7 @@ async def copy_sealed(led: LedPartition) -> None:
             await copy_local(led, due)
         except LocalLogDamaged as error:
             # What comes before and after it is copied. The next round retries all of it.
-            led.unreadable.append(error.lsns)
-            led.damage = led.damage or error
+            led.damages.append(error)
     led.has_more_work = led.has_more_work or _next_due(led) is not None
 
 
@@ -292,10 +291,11 @@ async def missing_ranges(led: LedPartition) -> list[range]:
 def _next_due(led: LedPartition) -> range | None:
     tiered_lsn, committed_lsn = led.tiered_lsn(), led.leader.committed_lsn()
     # After lost or unreadable LSNs, what follows is copied all the same, and only once.
-    has_gap = bool(led.unreadable) or led.has_missing()
+    unreadable = [damage.lsns for damage in led.damages]
+    has_gap = bool(unreadable) or led.has_missing()
     from_lsn = max(led.local.oldest_lsn(), tiered_lsn + 1)
     beyond = led.metadata.state().cover(from_lsn, committed_lsn + 1) if has_gap else ()
-    skipped = sorted([*(piece.lsns for piece in beyond), *led.unreadable], key=lambda r: r.start)
+    skipped = sorted([*(piece.lsns for piece in beyond), *unreadable], key=lambda r: r.start)
     for sealed in led.local.sealed():
         if sealed.last_lsn > committed_lsn:
             break
@@ -303,7 +303,7 @@ def _next_due(led: LedPartition) -> range | None:
         for lsns in skipped:
             if lsns.start <= due.start < lsns.stop:
                 due = range(lsns.stop, due.stop)
-            elif due.start < lsns.start < due.stop and lsns in led.unreadable:
+            elif due.start < lsns.start < due.stop and lsns in unreadable:
                 due = range(due.start, lsns.start)
         if due:
             return due

@@ -64,7 +64,7 @@ class LeaderPublisher:
         existed, so it changes nothing else, for Kafka's readers either.
         """
         no_segment = SegmentId(self.partition, uuid.UUID(bytes=runtime.new_token()))
-        await self._publish(self._update(no_segment, SegmentState.DELETE_FINISHED, b""))
+        await self._publish_state(no_segment, SegmentState.DELETE_FINISHED)
 
     async def settle(self) -> None:
         """Learn the outcome of an event whose outcome is unknown, by publishing it again."""
@@ -94,30 +94,30 @@ class LeaderPublisher:
 
     async def copy_finished(self, prepared: PreparedSegment) -> None:
         segment = prepared.metadata
-        await self._publish(
-            self._update(segment.segment_id, SegmentState.COPY_FINISHED, _payload(segment))
-        )
+        await self._publish_state(segment.segment_id, SegmentState.COPY_FINISHED, _payload(segment))
 
     async def unlist(self, segment: SegmentMetadata) -> None:
         """Publish that a segment is no longer read; its object still exists."""
-        await self._publish(
-            self._update(segment.segment_id, SegmentState.DELETE_STARTED, _payload(segment))
+        await self._publish_state(
+            segment.segment_id, SegmentState.DELETE_STARTED, _payload(segment)
         )
 
     async def unlist_copy(self, segment_id: SegmentId) -> None:
         """Publish that a copy was not completed."""
-        await self._publish(self._update(segment_id, SegmentState.DELETE_STARTED, b""))
+        await self._publish_state(segment_id, SegmentState.DELETE_STARTED)
 
     async def object_removed(self, segment_id: SegmentId) -> None:
-        await self._publish(self._update(segment_id, SegmentState.DELETE_FINISHED, b""))
+        await self._publish_state(segment_id, SegmentState.DELETE_FINISHED)
 
     async def partition_deletion(self, state: PartitionDeleteState) -> None:
         now_ms = runtime.wall_ms()
         await self._publish(PartitionDelete(self.partition, self._broker_id, now_ms, state))
 
-    def _update(self, segment_id: SegmentId, state: SegmentState, payload: bytes) -> SegmentUpdate:
-        custom = stamp(self.epoch, payload)
-        return SegmentUpdate(segment_id, self._broker_id, runtime.wall_ms(), state, custom)
+    async def _publish_state(
+        self, segment_id: SegmentId, state: SegmentState, payload: bytes = b""
+    ) -> None:
+        custom, now_ms = stamp(self.epoch, payload), runtime.wall_ms()
+        await self._publish(SegmentUpdate(segment_id, self._broker_id, now_ms, state, custom))
 
     async def _publish(self, event: MetadataEvent) -> None:
         await self.settle()

@@ -26,10 +26,9 @@ from headwater.log.record.group import Group
 from headwater.log.wal import SealedRange, Wal
 from headwater.tier.errors import LocalLogDamaged
 from headwater.tier.events import SegmentId, SegmentMetadata, TopicIdPartition
-from headwater.tier.jobs.config import TierConfig, TierMetrics
+from headwater.tier.jobs.config import COPY_MEMORY, ByteBudget, ByteRate, TierConfig, TierMetrics
 from headwater.tier.jobs.leader_publisher import LeaderPublisher
 from headwater.tier.jobs.log_start import FORMAT, LogStart, LogStartRegister
-from headwater.tier.jobs.throttle import COPY_MEMORY, ByteBudget, ByteRate
 from headwater.tier.manager.partition import ManagedPartition
 from headwater.tier.segment_cover import END_LSN, CoverPiece, dense_end, gaps, walk_cover
 from headwater.tier.segments import log_range
@@ -154,10 +153,8 @@ class LedPartition:
         """An LSN at which the local log and the tier have different records."""
         self.lost_remotely: list[range] = []
         """LSNs that a remote segment lost and the local log has: they are copied again."""
-        self.unreadable: list[range] = []
-        """LSNs that the local log could not read in the last copying."""
-        self.damage: LocalLogDamaged | None = None
-        """The first error of those."""
+        self.damages: list[LocalLogDamaged] = []
+        """Where the local log could not be read in the last copying."""
 
         # Merging and removal
         self.unmergeable: set[SegmentId] = set()

@@ -90,8 +90,7 @@ class LogStartRegister:
         """
 
         def change(stored: LogStart | None) -> LogStart:
-            if stored is None:
-                raise RolledBack(f"{self.key} is missing: nothing says where the log begins")
+            stored = self._required(stored)
             self._refuse_newer(stored, epoch)
             wanted = first_lsn if at_most is None else min(first_lsn, at_most())
             return msgspec.structs.replace(stored, first_lsn=max(stored.first_lsn, wanted))
@@ -109,9 +108,8 @@ class LogStartRegister:
             return False
 
         def change(stored: LogStart | None) -> LogStart:
-            if stored is None:
-                raise RolledBack(f"{self.key} is missing: nothing says where the log begins")
-            leaders = tuple(one for one in _checked(stored).leaders if one[0] <= epoch_max)
+            stored = _checked(self._required(stored))
+            leaders = tuple(one for one in stored.leaders if one[0] <= epoch_max)
             epoch = min(stored.leader_epoch, epoch_max)
             return msgspec.structs.replace(stored, leader_epoch=epoch, leaders=leaders)
 
@@ -121,7 +119,7 @@ class LogStartRegister:
     async def check_stream(self) -> None:
         """Raise `StreamGone` if the stream was deleted. One request.
 
-        After a deletion, a leader would copy under an id that nobody reads, and drop its local log.
+        After a deletion, a leader would copy under an id without readers, and drop its local log.
         The register of a stream is never removed, only marked as deleted. A store without that
         register never had the stream: its tier is used without streams.
         """
@@ -138,12 +136,17 @@ class LogStartRegister:
         else:
             # No advice to delete by name: that would delete the other stream.
             how = f"is now another stream ({now.id})"
-            rest = f"is in folders of that id, which nobody reads: {topic_id}"
+            rest = f"is in folders of that id, which has no readers: {topic_id}"
         raise StreamGone(
             f"stream {name!r} ({topic_id}) {how}: nothing more of partition "
             f"{self._partition.partition} is copied. Stop its leader; what that copied in the "
             f"meantime {rest}"
         )
+
+    def _required(self, stored: LogStart | None) -> LogStart:
+        if stored is None:
+            raise RolledBack(f"{self.key} is missing: nothing says where the log begins")
+        return stored
 
     def _refuse_newer(self, stored: LogStart, epoch: int) -> None:
         _checked(stored)

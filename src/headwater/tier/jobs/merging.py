@@ -50,7 +50,10 @@ async def merge_small(led: LedPartition) -> None:
             except HeadwaterError as error:
                 retry_lsn = min(retry_lsn, run[0].lsns.start - 1)
                 failures.add(error)
-                skipped |= _failed_segments(error, run)
+                if isinstance(error, SourceUnreadable):
+                    skipped.add(error.segment_id)
+                else:
+                    skipped.update(piece.segment.segment_id for piece in run)
         else:
             led.has_more_work = True
     finally:
@@ -80,12 +83,6 @@ async def merge(led: LedPartition, run: MergeRun) -> None:
         return
     led.metrics.merged_segments += 1
     led.metrics.merged_bytes += merged_bytes
-
-
-def _failed_segments(error: HeadwaterError, run: MergeRun) -> set[SegmentId]:
-    if isinstance(error, SourceUnreadable):
-        return {error.segment_id}
-    return {piece.segment.segment_id for piece in run}
 
 
 async def unlist_replaced(led: LedPartition) -> None:

@@ -8,14 +8,14 @@ orphan.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Sequence, Set
+from collections.abc import Awaitable, Callable, Set
 from itertools import pairwise
 from typing import Final
 
 import msgspec
 
 from headwater.core.errors import Bug, Corrupt, Fenced, HeadwaterError, NotFound
-from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState, TopicIdPartition
+from headwater.tier.events import SegmentId, SegmentState, TopicIdPartition
 from headwater.tier.jobs.copying import compare_all, copy_local, copy_range
 from headwater.tier.jobs.led_partition import ItemFailures, LedPartition
 from headwater.tier.jobs.scrub import Flaw, ScrubFinding, ScrubResult
@@ -51,7 +51,11 @@ async def repair_findings(led: LedPartition, result: ScrubResult) -> ScrubResult
             return finding.repaired
         failures = ItemFailures()
         with failures.collected():
-            await _copy_local_parts(led, _lacking(led, finding.lsns, damaged))
+            for lsns in _lacking(led, finding.lsns, damaged):
+                for part in _local_parts(led, lsns):
+                    # Copied only if the log has the same records as the rest of the tier.
+                    await compare_all(led)
+                    await copy_local(led, part)
         for lsns in _lacking(led, finding.lsns, damaged):
             await _copy_unlisted(led, lsns, damaged)
         if _lacking(led, finding.lsns, damaged):
@@ -82,14 +86,6 @@ async def _for_each(
     return msgspec.structs.replace(result, findings=tuple(findings))
 
 
-async def _copy_local_parts(led: LedPartition, lacking: Sequence[range]) -> None:
-    """Copy what the local log has, if it has the same records as the rest of the tier."""
-    for lsns in lacking:
-        for part in _local_parts(led, lsns):
-            await compare_all(led)
-            await copy_local(led, part)
-
-
 async def _copy_unlisted(led: LedPartition, lsns: range, damaged: Set[SegmentId]) -> None:
     """Copy from segments that were unlisted and are not removed yet."""
     for segment in led.metadata.state().segments_in(lsns.start, lsns.stop):
@@ -97,7 +93,11 @@ async def _copy_unlisted(led: LedPartition, lsns: range, damaged: Set[SegmentId]
             continue
         part = range(max(lsns.start, segment.start_offset), min(lsns.stop, segment.end_offset + 1))
         wanted = _lacking(led, part, damaged)
-        if not wanted or not await _is_readable(led, segment):
+        if not wanted:
+            continue
+        try:
+            await led.storage.verify(segment)
+        except (Corrupt, NotFound):
             continue
         for gap in wanted:
             await copy_range(
@@ -107,14 +107,6 @@ async def _copy_unlisted(led: LedPartition, lsns: range, damaged: Set[SegmentId]
                 about_bytes=segment.size_bytes,
                 merged_from=[segment],
             )
-
-
-async def _is_readable(led: LedPartition, segment: SegmentMetadata) -> bool:
-    try:
-        await led.storage.verify(segment)
-    except (Corrupt, NotFound):
-        return False
-    return True
 
 
 def _lacking(led: LedPartition, lsns: range, damaged: Set[SegmentId]) -> list[range]:

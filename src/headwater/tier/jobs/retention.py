@@ -138,7 +138,7 @@ async def delete_partition(led: LedPartition) -> None:
 
 
 async def abandon_copy(led: LedPartition, segment_id: SegmentId) -> None:
-    """Unlist and remove a copy that did not finish: it was never in a cover, so nobody reads it."""
+    """Unlist and remove a copy that did not finish: it was never in a cover, so it is not read."""
     await led.publisher.unlist_copy(segment_id)
     await remove_object(led, segment_id)
 

@@ -19,8 +19,8 @@ from headwater.store import ObjectMeta
 from headwater.tier.errors import NotReady
 from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState
 from headwater.tier.in_order import in_order
+from headwater.tier.jobs.config import NO_RATE, ByteRate
 from headwater.tier.jobs.log_start import LogStartRegister
-from headwater.tier.jobs.throttle import NO_RATE, ByteRate
 from headwater.tier.segment_cover import (
     END_LSN,
     gaps,
@@ -115,7 +115,11 @@ async def scrub_partition(
         else:
             objects.append((segment_id, meta))
     await metadata.refresh()
-    strays = await _find_strays(metadata, objects)
+    strays = [
+        (segment_id, meta)
+        async for segment_id, meta in with_pauses(objects)
+        if metadata.state().find(segment_id) is None
+    ]
     finished, size_bytes = await _list_finished(metadata, first_lsn or 0)
     findings = await _check_segments(metadata, storage, finished, rate)
     try:
@@ -132,17 +136,6 @@ async def scrub_partition(
         # Earlier findings, perhaps of hours, are returned all the same.
         findings.append(ScrubFinding(Flaw.UNKNOWN, 0, -1, None, f"{type(error).__name__}: {error}"))
     return ScrubResult(len(finished), size_bytes, len(objects), tuple(findings), tuple(foreign))
-
-
-async def _find_strays(
-    metadata: ManagedPartition, objects: Sequence[tuple[SegmentId, ObjectMeta]]
-) -> list[tuple[SegmentId, ObjectMeta]]:
-    """The objects that no event names."""
-    strays = []
-    async for segment_id, meta in with_pauses(objects):
-        if metadata.state().find(segment_id) is None:
-            strays.append((segment_id, meta))
-    return strays
 
 
 async def _list_finished(metadata: ManagedPartition, first_lsn: int) -> tuple[list[SegmentId], int]:
@@ -171,7 +164,7 @@ async def _check_cover(
     """
     pieces = [piece async for piece in walk_cover(metadata.state, first_lsn or 0, END_LSN)]
     if metadata.state().delete_state is not None:
-        return []  # everything is being deleted, and nobody reads it
+        return []  # everything is being deleted, and has no readers
     if first_lsn is None:
         first_lsn = pieces[0].lsns.start if pieces else 0
     missing = gaps(pieces, first_lsn, pieces[-1].lsns.stop) if pieces else []
@@ -218,7 +211,9 @@ async def _check_segment(
     except (Bug, Fenced):
         raise
     except HeadwaterError as error:
-        kind, detail = _kind_of(error), f"{type(error).__name__}: {error}"
+        unreadable = Flaw.CORRUPT if isinstance(error, Corrupt) else Flaw.UNKNOWN
+        kind = Flaw.MISSING if isinstance(error, NotFound) else unreadable
+        detail = f"{type(error).__name__}: {error}"
     # It may have been unlisted and removed meanwhile.
     try:
         await metadata.refresh()
@@ -231,12 +226,6 @@ async def _check_segment(
         kind, detail = Flaw.UNKNOWN, f"{detail}; {type(error).__name__}: {error}"
     name = str(segment.segment_id.id)
     return ScrubFinding(kind, segment.start_offset, segment.end_offset, name, detail)
-
-
-def _kind_of(error: HeadwaterError) -> Flaw:
-    if isinstance(error, NotFound):
-        return Flaw.MISSING
-    return Flaw.CORRUPT if isinstance(error, Corrupt) else Flaw.UNKNOWN
 
 
 async def _check_strays(

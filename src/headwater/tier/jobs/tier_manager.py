@@ -169,17 +169,12 @@ class TierManager:
 
     async def _choose_jobs(self) -> None:
         self._jobs = {}
-        self._jobs = self._jobs_now()
+        if not self._deleted:
+            self._deleting = self._deleting or self.led.metadata.state().delete_state is not None
+            deletion: dict[str, Job] = {"delete partition": self._delete_partition}
+            self._jobs = deletion if self._deleting else _JOBS[self.led.config.tiering]
         for name in {name for jobs in _JOBS.values() for name in jobs} - self._jobs.keys():
             self._clear_problem(name)  # it is no longer run
-
-    def _jobs_now(self) -> dict[str, Job]:
-        if self._deleted:
-            return {}
-        self._deleting = self._deleting or self.led.metadata.state().delete_state is not None
-        if self._deleting:
-            return {"delete partition": self._delete_partition}
-        return _JOBS[self.led.config.tiering]
 
     async def _delete_partition(self, led: LedPartition) -> None:
         await delete_partition(led)
@@ -205,8 +200,8 @@ class TierManager:
                 self.led.leader.partition,
             )
         self._reported_losses = lost
-        if self.led.damage is not None:
-            raise self.led.damage
+        if self.led.damages:
+            raise self.led.damages[0]
 
     # Retries
 

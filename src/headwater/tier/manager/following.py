@@ -62,15 +62,6 @@ LEADER_EPOCH_MAX: Final = (1 << 31) - 1
 """The format of segments has no larger leader epoch."""
 
 
-class PendingEvent:
-    """An event that is being published, and its results by offset."""
-
-    def __init__(self) -> None:
-        self.publishers = 0
-        self.results: dict[int, EventResult] = {}
-        """By offset: an equal event may have been published before."""
-
-
 class FollowedPartition:
     """The state of one metadata partition; it is kept while the partition is not assigned."""
 
@@ -98,7 +89,8 @@ class FollowedPartition:
         self._partition_count = partition_count
         self._metrics = metrics
         self._waiters = waiters
-        self._pending: dict[bytes, PendingEvent] = {}
+        self._awaited: dict[bytes, list[dict[int, EventResult]]] = {}
+        """By event: the results that its publishers collect."""
 
     # State
 
@@ -223,9 +215,8 @@ class FollowedPartition:
         except (Corrupt, NotSupported, LimitExceeded) as error:
             self._stop(self._undecodable(item.offset, error))
             return
-        pending = self._pending.get(item.payload)
-        if pending is not None:
-            pending.results[item.offset] = result
+        for results in self._awaited.get(item.payload, ()):
+            results[item.offset] = result
         self._move_to(item.offset + 1)
 
     def _apply(self, event: MetadataEvent, publisher_epoch: int | None) -> EventResult:
@@ -330,15 +321,19 @@ class FollowedPartition:
 
     @contextlib.contextmanager
     def awaiting(self, payload: bytes) -> Iterator[dict[int, EventResult]]:
-        """Collect the results of this event, by offset, while it is being published."""
-        pending = self._pending.setdefault(payload, PendingEvent())
-        pending.publishers += 1
+        """Collect the results of this event while it is being published.
+
+        By offset: an equal event may have been published before, or be published by another task.
+        """
+        results: dict[int, EventResult] = {}
+        publishers = self._awaited.setdefault(payload, [])
+        publishers.append(results)
         try:
-            yield pending.results
+            yield results
         finally:
-            pending.publishers -= 1
-            if not pending.publishers:
-                del self._pending[payload]
+            publishers[:] = [one for one in publishers if one is not results]
+            if not publishers:
+                del self._awaited[payload]
 
 
 def _copy_of(error: Damaged | LogRenewed) -> Damaged | LogRenewed:

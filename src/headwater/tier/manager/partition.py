@@ -100,20 +100,13 @@ async def publish_deletion(
             await manager.wait_ready(metadata_partition)
         listed = [one for one in partitions if not manager.partition(one).is_blank]
         for partition in listed:
-            await _publish_steps(manager, partition, through)
+            cache = manager.partition(partition)
+            newest, now = cache.publisher_epoch, cache.delete_state
+            epoch = 0 if newest is None else min(newest + 1, EPOCH_MAX)
+            for state in PartitionDeleteState:
+                if state <= through and (now is None or state > now):
+                    event = PartitionDelete(partition, NO_BROKER, runtime.wall_ms(), state)
+                    await manager.publish(event, publisher_epoch=epoch)
         return len(listed)
     finally:
         await manager.close()
-
-
-async def _publish_steps(
-    manager: TopicMetadataManager, partition: TopicIdPartition, through: PartitionDeleteState
-) -> None:
-    cache = manager.partition(partition)
-    newest, now = cache.publisher_epoch, cache.delete_state
-    epoch = 0 if newest is None else min(newest + 1, EPOCH_MAX)
-    for state in PartitionDeleteState:
-        if state > through or (now is not None and state <= now):
-            continue
-        event = PartitionDelete(partition, NO_BROKER, runtime.wall_ms(), state)
-        await manager.publish(event, publisher_epoch=epoch)

@@ -1,8 +1,7 @@
 """Remote segments: ranges of the log, each stored as one Parquet object.
 
-    parquet_writer  the plan of a segment, settings, and the Parquet writer
-    columns         the columns of a segment, their types and Iceberg's field ids
-    encoder         encodes groups as a segment
+    encoder         encodes groups as a segment, by a plan and settings
+    columns         the columns of a segment: their types, Iceberg's field ids, the Parquet writer
     footer          the description and the index of a segment
     seal            the seal of an object, and its receipt in the events
     reading         reads parts of objects and decodes them
@@ -19,8 +18,11 @@ from headwater.lazy_exports import exports
 if TYPE_CHECKING:
     from headwater.tier.segments.encoder import (
         EncodedSegment,
+        SegmentConfig,
+        SegmentPlan,
         encode_segment,
         log_range,
+        new_segment_id,
     )
     from headwater.tier.segments.footer import SegmentIndex, read_index
     from headwater.tier.segments.object_storage import (
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
         PreparedSegment,
         segment_key,
     )
-    from headwater.tier.segments.parquet_writer import SegmentConfig, SegmentPlan, new_segment_id
     from headwater.tier.segments.reading import ObjectCache
 
 __all__ = [
@@ -51,10 +52,10 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "encoder": "EncodedSegment encode_segment log_range",
+        "encoder": "EncodedSegment SegmentConfig SegmentPlan encode_segment log_range "
+        "new_segment_id",
         "footer": "SegmentIndex read_index",
         "object_storage": "ObjectStorage ParquetSegments PreparedSegment segment_key",
-        "parquet_writer": "SegmentConfig SegmentPlan new_segment_id",
         "reading": "ObjectCache",
     },
 )

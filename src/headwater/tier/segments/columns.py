@@ -1,4 +1,4 @@
-"""The columns of a segment: their types in Parquet, and the field ids that Iceberg uses.
+"""The columns of a segment: their types in Parquet, Iceberg's field ids, and how they are written.
 
 Always holds: a type that Parquet would change is stored as another type with the same values, and
 is restored when it is read; a column that has different types in different records is refused
@@ -14,20 +14,34 @@ can be added to such a table as they are. A path keeps its id: later versions on
 a column that a segment lacks changes no other id. For a stream without a declared schema, the
 columns of each segment are added to those of every record: the ids stay the same as long as the
 columns do.
+
+Rows are sorted by LSN, with a page index, page checksums and a bloom filter on the key, so that
+readers can skip data. A column gets a dictionary if its values repeat in the first records: trying
+and dropping a dictionary in every row group costs more than it saves. Integers and timestamps close
+to each other (counters, quantities) are delta-encoded.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from headwater.buffer.records import HEADERS, KEY, VALUE
 from headwater.core.errors import Refused
 from headwater.log.record.arrow_types import from_parquet_column, parquet_type, to_parquet_column
-from headwater.log.record.group import LOG_COLUMNS, Group, check_columns
+from headwater.log.record.group import (
+    LOG_COLUMNS,
+    METADATA,
+    REFRESH_RECORDS,
+    Group,
+    check_columns,
+)
 from headwater.tier.errors import NotOneSegment
 
 LSN: Final = "_lsn"
@@ -52,7 +66,7 @@ class FieldIds:
         """`declared`: all versions of the stream's schema, oldest first."""
         self._ids: dict[Path, int] = {}
         self._numbers = itertools.count(1)
-        self._fresh_struct((), EVERY_RECORD)
+        self._add_new((), list(EVERY_RECORD))
         for version in declared:
             self._add((), version)
 
@@ -74,7 +88,7 @@ class FieldIds:
             path = (*above, field.name)
             if path not in self._ids:
                 self._ids[path] = next(self._numbers)
-                self._fresh(path, field.type)
+                self._add_new(path, children(field.type))
 
     def _add_within(self, path: Path, kind: pa.DataType) -> None:
         if pa.types.is_struct(kind):
@@ -83,20 +97,16 @@ class FieldIds:
             for field in children(kind):
                 # If the type is another one here, it is a list or a map for the first time.
                 if (*path, field.name) not in self._ids:
-                    self._fresh(path, kind)
+                    self._add_new(path, children(kind))
                     return
                 self._add_within((*path, field.name), field.type)
 
-    def _fresh(self, path: Path, kind: pa.DataType) -> None:
-        self._fresh_struct(path, children(kind))
-
-    def _fresh_struct(self, above: Path, fields: Iterable[pa.Field]) -> None:
+    def _add_new(self, above: Path, fields: Sequence[pa.Field]) -> None:
         """First the fields of this level, then those nested in each."""
-        fields = list(fields)
         for field in fields:
             self._ids[(*above, field.name)] = next(self._numbers)
         for field in fields:
-            self._fresh((*above, field.name), field.type)
+            self._add_new((*above, field.name), children(field.type))
 
     def _numbered(self, above: Path, field: pa.Field) -> pa.Field:
         path = (*above, field.name)
@@ -243,3 +253,73 @@ def _check_digits(name: str, column: pa.Array) -> None:
         column.validate(full=True)
     except pa.ArrowException as error:
         raise Refused(f"column {name!r} has values that its type excludes: {error}") from error
+
+
+KEY_FALSE_POSITIVES: Final = 0.01
+SAMPLE_ROWS: Final = 8192
+BY_DIFFERENCES: Final = "DELTA_BINARY_PACKED"
+OPAQUE: Final = frozenset({VALUE, HEADERS, METADATA, REFRESH_RECORDS})
+"""No statistics for these: queries do not filter by their range, and bounds may be long."""
+
+
+def open_writer(sink: object, schema: pa.Schema, first: pa.Table) -> pq.ParquetWriter:
+    """A writer of row groups, tuned for data like the first table."""
+    blooms = None
+    if KEY in schema.names:
+        blooms = {KEY: {"ndv": max(1, first.num_rows), "fpp": KEY_FALSE_POSITIVES}}
+    sample = first.slice(0, SAMPLE_ROWS)
+    dictionaries = list(_with_dictionaries(schema, sample))
+    return pq.ParquetWriter(
+        pa.PythonFile(sink, mode="w"),
+        schema,
+        compression="zstd",
+        use_dictionary=dictionaries,
+        column_encoding=dict.fromkeys(_by_differences(sample, dictionaries), BY_DIFFERENCES),
+        write_page_index=True,
+        write_page_checksum=True,
+        bloom_filter_options=blooms,
+        sorting_columns=[pq.SortingColumn(0)],
+        write_statistics=[
+            leaf
+            for field in schema
+            if field.name not in OPAQUE
+            for leaf in _leaves(field.name, field.type)
+        ],
+        store_schema=False,
+    )
+
+
+def _with_dictionaries(schema: pa.Schema, sample: pa.Table) -> Iterator[str]:
+    for field in schema:
+        if field.name == LSN:
+            continue
+        if pa.types.is_nested(field.type):
+            yield from _leaves(field.name, field.type)
+        elif pa.types.is_null(field.type):
+            continue
+        elif 2 * pc.count_distinct(sample.column(field.name)).as_py() <= sample.num_rows:
+            yield field.name
+
+
+def _by_differences(sample: pa.Table, dictionaries: list[str]) -> Iterator[str]:
+    # LSNs are all different, and their differences are all equal.
+    yield LSN
+    for field in sample.schema:
+        is_number = pa.types.is_integer(field.type) or pa.types.is_timestamp(field.type)
+        if not is_number or field.name == LSN or field.name in dictionaries:
+            continue
+        bounds = pc.min_max(sample.column(field.name).cast(pa.int64()))
+        least, most = bounds["min"].as_py(), bounds["max"].as_py()
+        # For numbers that use more than half of their bits, it would only cost time.
+        if least is not None and (most - least) >> field.type.bit_width // 2 == 0:
+            yield field.name
+
+
+def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
+    """The Parquet columns of a column, by Parquet's names."""
+    if not pa.types.is_nested(kind):
+        yield path
+        return
+    between = ".list" if pa.types.is_list(kind) else ".key_value" if pa.types.is_map(kind) else ""
+    for field in children(kind):
+        yield from _leaves(f"{path}{between}.{field.name}", field.type)

@@ -7,7 +7,8 @@ same plan and the same records give the same segment, however the records are gr
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterable, AsyncIterator
+import uuid
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,12 +20,13 @@ from headwater.buffer.records import TIMESTAMP
 from headwater.core import limits, runtime
 from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import TERM_MAX
+from headwater.core.runtime import decode_ulid
 from headwater.log.record.group import COMMIT_TIMESTAMP, Group
 from headwater.log.spool.codec import fill_columns, merge_schemas
 from headwater.log.wal import Wal
 from headwater.tier.errors import NotOneSegment
-from headwater.tier.events import SegmentMetadata
-from headwater.tier.segments.columns import LSN, SegmentColumns
+from headwater.tier.events import SegmentId, SegmentMetadata, TopicIdPartition
+from headwater.tier.segments.columns import LSN, SegmentColumns, open_writer
 from headwater.tier.segments.footer import (
     FORMAT,
     METADATA_KEY,
@@ -34,13 +36,85 @@ from headwater.tier.segments.footer import (
     encode_description,
     schema_text,
 )
-from headwater.tier.segments.parquet_writer import (
-    HashingSink,
-    SegmentConfig,
-    SegmentPlan,
-    open_writer,
-)
 from headwater.tier.segments.seal import FOOTER_END_BYTES, Receipt, encode_seal, footer_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlan:
+    """The LSNs of a segment, and what is known about them in advance."""
+
+    segment_id: SegmentId
+    first_lsn: int
+    last_lsn: int
+    schemas: Sequence[pa.Schema] = ()
+    """All schemas of the records; if empty, all have the schema of the first."""
+    declared: Sequence[pa.Schema] = ()
+    """All versions of the stream's declared schema, oldest first."""
+    sequences: tuple[int, int] | None = None
+    """The first and last queue entry of the records."""
+    undated_ms: int = 0
+    """The time of records without a timestamp; 0 if unknown."""
+    columns: pa.Schema | None = None
+    """Columns that all records get: missing ones are null, which means the same. Records with other
+    columns or types stay as they are."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.first_lsn <= self.last_lsn:
+            raise Refused(f"LSNs {self.first_lsn} to {self.last_lsn} are not a range of a segment")
+        if self.sequences is not None and not 0 <= self.sequences[0] <= self.sequences[1]:
+            raise Refused(f"{self.sequences} is not a range of sequences")
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentConfig:
+    """Settings for writing segments."""
+
+    row_group_bytes: int = limits.TIER_ROW_GROUP_BYTES
+    row_group_rows: int = limits.TIER_ROW_GROUP_ROWS
+
+    def __post_init__(self) -> None:
+        if self.row_group_bytes < 1 or self.row_group_rows < 1:
+            raise Refused("a row group has at least one byte and one row")
+
+
+def new_segment_id(partition: TopicIdPartition) -> SegmentId:
+    """A new id for one attempt to copy. Ids sort by time (UUID version 7)."""
+    number = decode_ulid(runtime.new_ulid())
+    number = number & ~(0xF << 76) | 7 << 76
+    number = number & ~(3 << 62) | 2 << 62
+    return SegmentId(partition, uuid.UUID(int=number))
+
+
+class HashingSink:
+    """A file object in memory for Arrow, with checksums of parts."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.data = bytearray()
+        """Everything written. It grows in place, so that it is in memory once."""
+        self._hasher = xxhash.xxh3_64()
+
+    def write(self, data: bytes | pa.Buffer) -> None:
+        self.data += memoryview(data)
+        self._hasher.update(data)
+
+    def tell(self) -> int:
+        return len(self.data)
+
+    def flush(self) -> None:
+        """Nothing is buffered."""
+
+    def close(self) -> None:
+        self.closed = True
+
+    def begin_part(self) -> int:
+        """Begin a part here; returns its offset."""
+        self._hasher.reset()
+        return len(self.data)
+
+    def part_xxh3(self) -> str:
+        """The checksum of the current part."""
+        return str(self._hasher.hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +158,13 @@ class SegmentEncoder:
         if not 0 <= group.term <= TERM_MAX:
             raise Refused(f"term {group.term}: epochs of segments have 31 bits")
         try:
-            self._add(self._widened(group))
+            group = self._widened(group)
+            if group.lost is None:
+                if self._columns is None:
+                    self._columns = SegmentColumns([group.records.schema], self._plan.declared)
+                for part in self._parts(group):
+                    self._add_rows(self._columns.rows_of(part))
+            self._add_run(group)
         except NotOneSegment as error:
             raise NotOneSegment(str(error), at_lsn=group.first_lsn) from error
         self._next_lsn = group.last_lsn + 1
@@ -94,12 +174,28 @@ class SegmentEncoder:
             raise Refused(f"LSNs {self._next_lsn} to {self._plan.last_lsn} are missing")
         if self._pending:
             self._write_row_group()
-        description = self._describe()
+        plan, partition = self._plan, self._plan.segment_id.partition
+        description = Description(
+            segment_format=FORMAT,
+            stream=partition.name,
+            stream_id=partition.topic_id,
+            partition=partition.partition,
+            segment_id=plan.segment_id.id,
+            first_lsn=plan.first_lsn,
+            last_lsn=plan.last_lsn,
+            rows=sum(group.rows for group in self._row_groups),
+            max_timestamp_ms=max((one.max_timestamp_ms for one in self._row_groups), default=0),
+            schema_version=len(plan.declared),
+            sequences=plan.sequences,
+            runs=self._runs,
+            row_groups=self._row_groups,
+            schemas=[schema_text(schema) for schema in self._schemas],
+        )
         writer = self._writer
         if writer is None:
             # All records are lost: the segment has only its description.
             empty = (self._columns or SegmentColumns([])).schema.empty_table()
-            writer = open_writer(self._sink, empty.schema, empty, self._config)
+            writer = open_writer(self._sink, empty.schema, empty)
         writer.add_key_value_metadata({METADATA_KEY: encode_description(description)})
         writer.close()
         data = self._sink.data
@@ -129,33 +225,6 @@ class SegmentEncoder:
             return group
         return replace(group, records=fill_columns(group.records, columns, own_schema=own))
 
-    def _add(self, group: Group) -> None:
-        if group.lost is None:
-            if self._columns is None:
-                self._columns = SegmentColumns([group.records.schema], self._plan.declared)
-            for part in self._parts(group):
-                self._add_rows(self._columns.rows_of(part))
-        self._add_run(group)
-
-    def _describe(self) -> Description:
-        plan, partition = self._plan, self._plan.segment_id.partition
-        return Description(
-            segment_format=FORMAT,
-            stream=partition.name,
-            stream_id=partition.topic_id,
-            partition=partition.partition,
-            segment_id=plan.segment_id.id,
-            first_lsn=plan.first_lsn,
-            last_lsn=plan.last_lsn,
-            rows=sum(group.rows for group in self._row_groups),
-            max_timestamp_ms=max((one.max_timestamp_ms for one in self._row_groups), default=0),
-            schema_version=len(plan.declared),
-            sequences=plan.sequences,
-            runs=self._runs,
-            row_groups=self._row_groups,
-            schemas=[schema_text(schema) for schema in self._schemas],
-        )
-
     def _parts(self, group: Group) -> list[Group]:
         """The group, cut into parts that are not much larger than a row group."""
         pieces = max(
@@ -183,7 +252,7 @@ class SegmentEncoder:
         self._pending, self._pending_bytes, self._pending_rows = [], 0, 0
         if self._writer is None and self._columns is not None:
             schema = self._columns.schema
-            self._writer = open_writer(self._sink, schema, table, self._config)
+            self._writer = open_writer(self._sink, schema, table)
         offset = self._sink.begin_part()
         try:
             self._writer.write_table(table, row_group_size=table.num_rows)

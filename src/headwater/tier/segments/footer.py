@@ -121,9 +121,6 @@ class Description(msgspec.Struct, frozen=True):
             txn_index_empty=True,
         )
 
-    def arrow_schemas(self) -> list[pa.Schema]:
-        return [pa.ipc.read_schema(pa.py_buffer(b64decode(text))) for text in self.schemas]
-
 
 def schema_text(schema: pa.Schema) -> str:
     return b64encode(schema.serialize().to_pybytes()).decode()
@@ -257,7 +254,9 @@ def read_index(end: memoryview, size_bytes: int) -> SegmentIndex:
         )
     _check_against(description, parquet, sealed.body_bytes)
     try:
-        schemas = description.arrow_schemas()
+        schemas = [
+            pa.ipc.read_schema(pa.py_buffer(b64decode(text))) for text in description.schemas
+        ]
     except (pa.ArrowException, ValueError) as error:
         raise Corrupt(f"a schema of the segment cannot be read: {error}") from error
     return SegmentIndex(

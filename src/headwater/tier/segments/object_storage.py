@@ -25,9 +25,13 @@ from headwater.store.objects import Buffer
 from headwater.tier.errors import NotOneSegment, SourceUnreadable
 from headwater.tier.events import SegmentId, SegmentMetadata, TopicIdPartition
 from headwater.tier.segments.columns import ColumnUnion
-from headwater.tier.segments.encoder import encode_segment
+from headwater.tier.segments.encoder import (
+    SegmentConfig,
+    SegmentPlan,
+    encode_segment,
+    new_segment_id,
+)
 from headwater.tier.segments.footer import SegmentIndex
-from headwater.tier.segments.parquet_writer import SegmentConfig, SegmentPlan, new_segment_id
 from headwater.tier.segments.reading import (
     ObjectCache,
     ObjectRanges,

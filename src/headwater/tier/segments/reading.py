@@ -7,10 +7,10 @@ same part share one request to the store. Decoding is CPU-bound: run it on a thr
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from typing import Any, TypeAlias, TypeVar
+from contextlib import aclosing
+from typing import Any, Final, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,11 +21,14 @@ from headwater.core.errors import Corrupt, Refused
 from headwater.log.record.group import NO_RECORDS, Group
 from headwater.store import ByteRange, Store
 from headwater.store.objects import Buffer
+from headwater.tier.in_order import in_order
 from headwater.tier.segments.columns import LSN, restore_records
 from headwater.tier.segments.footer import RowGroup, SegmentIndex, SegmentRun, read_index
 from headwater.tier.segments.seal import SEAL_BYTES, Receipt, footer_bytes
 
 T = TypeVar("T")
+FETCHES_AT_ONCE: Final = 2
+"""The next row groups are fetched while one is used."""
 CacheKey: TypeAlias = tuple[str | int, ...]
 """The object, then the part of it."""
 
@@ -56,7 +59,7 @@ class ObjectCache:
         if task is None:
             self.misses += 1
             task = runtime.spawn(self._load(key, load, size_of), name=f"load {key}")
-            # If all callers were cancelled, nobody else retrieves its error.
+            # If all callers were cancelled, none of them retrieves its error.
             task.add_done_callback(_retrieve_error)
             self._loading[key] = task
         else:
@@ -78,17 +81,14 @@ class ObjectCache:
             loaded = await load()
         finally:
             del self._loading[key]
-        self._add(key, loaded, size_of(loaded))
+        size_bytes = size_of(loaded)
+        if size_bytes <= self.max_bytes:
+            self._held[key] = (loaded, size_bytes)
+            self.held_bytes += size_bytes
+            while self.held_bytes > self.max_bytes:
+                _, (_, freed_bytes) = self._held.popitem(last=False)
+                self.held_bytes -= freed_bytes
         return loaded
-
-    def _add(self, key: CacheKey, value: Any, size_bytes: int) -> None:
-        if size_bytes > self.max_bytes:
-            return
-        self._held[key] = (value, size_bytes)
-        self.held_bytes += size_bytes
-        while self.held_bytes > self.max_bytes:
-            _, (_, freed_bytes) = self._held.popitem(last=False)
-            self.held_bytes -= freed_bytes
 
 
 def _retrieve_error(task: asyncio.Task[Any]) -> None:
@@ -178,30 +178,19 @@ async def row_group_bytes(
     ranges: ObjectRanges, index: SegmentIndex, numbers: Sequence[int]
 ) -> AsyncGenerator[tuple[int, memoryview], None]:
     """The bytes of these row groups in order; the next request runs meanwhile."""
-    batches = index.batches(numbers)
-    if not batches:
-        return
-    following = runtime.spawn(_read(ranges, index, batches[0]), name=f"fetch {ranges.key}")
-    try:
-        for batch, later in itertools.zip_longest(batches, batches[1:]):
-            data = await following
-            if later is not None:
-                following = runtime.spawn(_read(ranges, index, later), name=f"fetch {ranges.key}")
-            begin = index.description.row_groups[batch[0]].offset
-            for number in batch:
-                group = index.description.row_groups[number]
-                start = group.offset - begin
-                yield number, data[start : start + group.size_bytes]
-    finally:
-        if not following.done():
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-
-
-async def _read(ranges: ObjectRanges, index: SegmentIndex, batch: Sequence[int]) -> memoryview:
     groups = index.description.row_groups
-    last = groups[batch[-1]]
-    return await ranges.read(groups[batch[0]].offset, last.offset + last.size_bytes)
+
+    async def fetch(batch: Sequence[int]) -> tuple[Sequence[int], memoryview]:
+        end = groups[batch[-1]].offset + groups[batch[-1]].size_bytes
+        return batch, await ranges.read(groups[batch[0]].offset, end)
+
+    batches = index.batches(numbers)
+    fetched = in_order(batches, fetch, parallel=FETCHES_AT_ONCE, name=f"fetch {ranges.key}")
+    async with aclosing(fetched) as parts:
+        async for batch, data in parts:
+            for number in batch:
+                start = groups[number].offset - groups[batch[0]].offset
+                yield number, data[start : start + groups[number].size_bytes]
 
 
 def decode_row_group(
