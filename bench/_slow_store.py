@@ -6,7 +6,7 @@ carries the scheme `s3`, so that producers and prices are those of a cloud store
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterator
 
 from headwater.core import runtime
 from headwater.store import MemoryBackend, Object, ObjectMeta, Version
@@ -37,10 +37,6 @@ class SlowBackend(Backend):
     async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
         await runtime.sleep(self._request_s)
         return await self.inner.put(key, data, condition)
-
-    async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:
-        await runtime.sleep(self._request_s)
-        return await self.inner.put_stream(key, chunks)
 
     async def delete(self, key: str) -> None:
         await runtime.sleep(self._request_s)

@@ -15,7 +15,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from headwater.core.errors import Bug, Contended, OutcomeUnknown, Refused, Unavailable
 from headwater.spark import table_columns, table_io
-from headwater.spark.table_io import QueryId, TableOptions
+from headwater.spark.table_io import TableOptions, query_id_of
 from headwater.store.locations import FileRoot
 from headwater.table import commit as commits
 from headwater.table.catalog import RegisterCatalog
@@ -274,24 +274,27 @@ class Batch:
         return None if self._kept is None else (self._kept,)
 
 
-def test_a_query_of_this_process_tells_its_id_once() -> None:
+def test_a_query_of_this_process_tells_its_id() -> None:
     batch: Any = Batch(running="q")
-    names = QueryId(None, is_remote=False)
-    assert [names.of(batch), names.of(batch)] == ["q", "q"]
+    assert query_id_of(batch, None, is_remote=False) == "q"
     assert batch.asked == ["sql.streaming.queryId"]
 
 
 def test_a_query_of_a_remote_server_is_known_by_its_checkpoint() -> None:
     batch: Any = Batch(kept='{"id":"q"}')
-    assert QueryId("/checkpoint", is_remote=True).of(batch) == "q"
+    assert query_id_of(batch, "/checkpoint", is_remote=True) == "q"
     assert batch.asked == ["/checkpoint/metadata"]
 
 
 def test_a_query_that_cannot_be_named_is_not_written() -> None:
+    remote: Any = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe"})()
+    target = table_reference(ORDERS, None, "prod", {})
     with pytest.raises(Refused, match="checkpoint_location="):
-        QueryId(None, is_remote=True)
+        table_io.start_query(
+            remote, target, OPTIONS, checkpoint_location=None, query_name=None, trigger=None
+        )
     nameless: Any = Batch()
     with pytest.raises(Refused, match="has no id of its query"):
-        QueryId("/checkpoint", is_remote=True).of(nameless)
+        query_id_of(nameless, "/checkpoint", is_remote=True)
     with pytest.raises(Bug):
-        QueryId(None, is_remote=False).of(nameless)
+        query_id_of(nameless, None, is_remote=False)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 from headwater.store import LocalBackend, MemoryBackend
-from headwater.store.objects import RESERVED_SEGMENT, Buffer
+from headwater.store.objects import RESERVED_SEGMENT
 
 
 def backend_at(path: Path) -> LocalBackend:
@@ -22,8 +21,3 @@ async def keys(
 
 def unfinished(root: Path) -> list[str]:
     return os.listdir(root / RESERVED_SEGMENT / "tmp")
-
-
-async def in_chunks(*chunks: Buffer) -> AsyncIterator[Buffer]:
-    for chunk in chunks:
-        yield chunk

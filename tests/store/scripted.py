@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, ParamSpec
 
 from headwater.core import runtime
@@ -152,11 +152,6 @@ class Scripted(Backend):
             key,
             lambda: self.inner.put(key, data, condition),
         )
-        assert isinstance(version, Version)
-        return version
-
-    async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:
-        version = await self._do("put_stream", key, lambda: self.inner.put_stream(key, chunks))
         assert isinstance(version, Version)
         return version
 

@@ -69,15 +69,15 @@ async def test_a_listing_counts_its_pages() -> None:
 
 def test_cost_follows_the_list_prices() -> None:
     stats = StoreStats("s3")
-    for operation in ("put", "put_if_absent", "put_if_unchanged", "put_stream", "list"):
+    for operation in ("put", "put_if_absent", "put_if_unchanged", "list"):
         stats.of(operation).requests += 1000
-    assert stats.cost_usd == pytest.approx(5 * 0.005)
+    assert stats.cost_usd == pytest.approx(4 * 0.005)
     for operation in ("get", "head"):
         stats.of(operation).requests += 1000
-    assert stats.cost_usd == pytest.approx(5 * 0.005 + 2 * 0.0004)
+    assert stats.cost_usd == pytest.approx(4 * 0.005 + 2 * 0.0004)
     stats.of("delete").requests += 1000
-    assert stats.cost_usd == pytest.approx(5 * 0.005 + 2 * 0.0004), "deletes are free"
-    assert stats.requests == 8000
+    assert stats.cost_usd == pytest.approx(4 * 0.005 + 2 * 0.0004), "deletes are free"
+    assert stats.requests == 7000
 
 
 def test_local_requests_cost_nothing() -> None:

@@ -97,17 +97,6 @@ def test_ranges_are_cut_at_the_end(data: bytes, start: int, end: int) -> None:
 
 
 @virtual
-async def test_a_stream_becomes_one_object() -> None:
-    async def chunks() -> object:
-        for chunk in (b"a", bytearray(b"b"), memoryview(b"c")):
-            yield chunk
-
-    backend = MemoryBackend()
-    await backend.put_stream("a", chunks())  # type: ignore[arg-type]
-    assert (await backend.get("a")).data == b"abc"
-
-
-@virtual
 async def test_a_listing_has_the_order_of_keys_and_comes_in_pages() -> None:
     backend = MemoryBackend()
     names = [f"p/{number:05d}" for number in range(LIST_PAGE_KEYS + 5)]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -16,7 +17,8 @@ from headwater.core.errors import Conflict, NotFound
 from headwater.store import IF_ABSENT, ByteRange, Store
 from headwater.store.local import ABANDONED_AFTER_MS
 from headwater.store.objects import RESERVED_SEGMENT
-from tests.store.directory import backend_at, in_chunks, keys, unfinished
+from tests.store.directory import backend_at, keys, unfinished
+from tests.store.scripted import GivenParts
 
 
 def files_below(path: Path) -> set[str]:
@@ -34,10 +36,10 @@ def test_an_object_is_a_plain_file_at_its_keys_path(tmp_path: Path) -> None:
         await backend.put("a/b/d", b"created", IF_ABSENT)
         first = await backend.put("a/e", b"first")
         await backend.put("a/e", b"replaced", first)
-        await backend.put_stream("f", in_chunks(b"str", b"eamed"))
+        await backend.put_parts("f", GivenParts(b"in ", b"parts"))
 
     asyncio.run(check())
-    contents = {"a/b/c": b"put", "a/b/d": b"created", "a/e": b"replaced", "f": b"streamed"}
+    contents = {"a/b/c": b"put", "a/b/d": b"created", "a/e": b"replaced", "f": b"in parts"}
     assert {key: (tmp_path / key).read_bytes() for key in contents} == contents
     assert files_below(tmp_path) - set(contents) == {
         name for name in files_below(tmp_path) if name.startswith(f"{RESERVED_SEGMENT}/locks/")
@@ -136,3 +138,20 @@ def test_a_folder_removed_from_outside_is_made_again(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "a")
     asyncio.run(store.put("a/b", b"two"))
     assert (tmp_path / "a" / "b").read_bytes() == b"two"
+
+
+def test_parts_are_written_one_after_the_other(tmp_path: Path) -> None:
+    store = Store(backend_at(tmp_path))
+    asyncio.run(store.put("a", GivenParts(b"one", b"two")))
+    assert (tmp_path / "a").read_bytes() == b"onetwo"
+
+
+def test_of_parts_that_fail_half_way_nothing_is_left(tmp_path: Path) -> None:
+    class Broken(GivenParts):
+        def __iter__(self) -> Iterator[bytes]:
+            yield b"one"
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        asyncio.run(Store(backend_at(tmp_path)).put("a", Broken(b"one", b"two")))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,15 +24,15 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
-from headwater.store import LocalBackend, Store
+from headwater.store import LocalBackend, Parts, Store
 from headwater.store.objects import Buffer
 from headwater.testing.disk import FaultyDisk
-from headwater.testing.disk_explore import MakeDisk, explore
-from tests.store.scripted import virtual
+from headwater.testing.disk_explore import explore
+from tests.store.scripted import GivenParts, virtual
 
 BIG = bytes(range(256)) * 60
 """Several pages: a torn write shows."""
-STREAMED = b"stream" * 1000
+PARTS = [b"part" * 100] * 10
 
 BEGAN, DONE, UNCHANGED, UNKNOWN = "began", "done", "unchanged", "unknown"
 
@@ -48,11 +48,6 @@ class Said:
 
 
 Tell = Callable[[Said], None]
-
-
-async def _stream() -> AsyncIterator[Buffer]:
-    for _ in range(10):
-        yield b"stream" * 100
 
 
 async def _change(store: Store, key: str, content: bytes) -> None:
@@ -102,7 +97,7 @@ async def body(store: Store, tell: Tell) -> None:
     await create("deleted", b"made again")
     await put("d/gone", b"to be gone")
     await _step(tell, "d/gone", None, lambda: store.delete("d/gone"))
-    await _step(tell, "streamed", STREAMED, lambda: store.put_stream("streamed", _stream()))
+    await _step(tell, "parts", b"".join(PARTS), lambda: store.put("parts", GivenParts(*PARTS)))
 
 
 def allowed(key: str, said: list[Said]) -> set[bytes | None]:
@@ -146,7 +141,7 @@ ERRORS = (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.EACCES)
 def explore_store(
     kind: type[LocalBackend] = LocalBackend,
     *,
-    make_disk: MakeDisk = FaultyDisk,
+    make_disk: Callable[..., FaultyDisk] = FaultyDisk,
     errors: tuple[int, ...] = (),
     states: int = 4,
     crashes: bool = True,
@@ -221,13 +216,13 @@ class NoFileSync(LocalBackend):
 class InPlace(LocalBackend):
     """Writes to the object's own file, as one would without thinking."""
 
-    def _put(self, key: str, data: Buffer, condition: object) -> object:  # type: ignore[override]
+    def _put(self, key: str, data: Buffer | Parts, condition: object) -> object:  # type: ignore[override]
         self._prepare()
         path = self._path(key)
         self._make_folder(path.rpartition("/")[0], key)
         self._disk.unlink(path)
         with self._disk.create(path) as file:
-            file.append(data)
+            file.append(bytes(data))
             file.sync()
             self._sync_folder(path.rpartition("/")[0])
             return self._head(key).version

@@ -14,8 +14,8 @@ from headwater.core.errors import Denied, DiskFailed, NoSpace, NotSupported, Una
 from headwater.store import IF_ABSENT, LocalBackend, Store
 from headwater.store.objects import RESERVED_SEGMENT
 from headwater.testing import FaultyDisk, simulate
-from tests.store.directory import in_chunks, unfinished
-from tests.store.scripted import virtual
+from tests.store.directory import unfinished
+from tests.store.scripted import GivenParts, virtual
 
 # Where a store may be
 
@@ -85,7 +85,7 @@ def test_a_full_disk_is_said_to_be_full_and_nothing_is_changed() -> None:
             store.put("a", bytes(1000)),
             store.put_if_absent("b", bytes(1000), token=None),
             store.put_if_unchanged("a", bytes(1000), before, token=None),
-            store.put_stream("c", in_chunks(bytes(400), bytes(400))),
+            store.put("c", GivenParts(bytes(400), bytes(400))),
         ):
             with pytest.raises(NoSpace, match="free some space"):
                 await call
@@ -150,7 +150,7 @@ async def test_after_a_failed_sync_nothing_is_acknowledged(operation: str) -> No
         store.put("b", b""),
         store.put_if_absent("b", b"t", token=b"t"),
         store.put_if_unchanged("a", b"t", before, token=b"t"),
-        store.put_stream("b", in_chunks(b"")),
+        store.put("b", GivenParts(b"")),
         store.delete("a"),
     ):
         with pytest.raises(DiskFailed, match="open the store again"):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import array
-from collections.abc import AsyncIterator
-
 import pytest
 
 from headwater.core import limits
@@ -14,11 +11,8 @@ from headwater.core.errors import (
     LimitExceeded,
     NotFound,
     OutcomeUnknown,
-    Refused,
-    Unavailable,
 )
 from headwater.store import MemoryBackend, Store, Version
-from headwater.store.objects import Buffer
 from tests.store.answers import DOWN, MINE, TOKEN, given, keys_of
 from tests.store.scripted import LOST, GivenParts, fails, lands_then, virtual
 
@@ -33,8 +27,6 @@ async def test_keys_are_checked_before_anything_is_sent() -> None:
     with pytest.raises(BadKey):
         await store.put("/a", b"")
     with pytest.raises(BadKey):
-        await store.put_stream("/a", _chunks(b""))
-    with pytest.raises(BadKey):
         await store.put_if_absent("a//b", MINE, token=TOKEN)
     with pytest.raises(BadKey):
         await store.put_if_unchanged("a//b", MINE, Version("x"), token=TOKEN)
@@ -43,11 +35,6 @@ async def test_keys_are_checked_before_anything_is_sent() -> None:
     with pytest.raises(BadKey):
         await keys_of(store, "..")
     assert backend.calls == []
-
-
-async def _chunks(*chunks: Buffer) -> AsyncIterator[Buffer]:
-    for chunk in chunks:
-        yield chunk
 
 
 def test_an_object_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +48,6 @@ def test_an_object_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
             store.put("b", bytes(11)),
             store.put_if_absent("b", bytes(11), token=None),
             store.put_if_unchanged("b", bytes(11), Version("x"), token=None),
-            store.put_stream("b", _chunks(bytes(6), bytes(5))),
         ):
             with pytest.raises(LimitExceeded, match="OBJECT_MAX_BYTES"):
                 await write
@@ -71,20 +57,20 @@ def test_an_object_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     check()
 
 
-def test_a_large_put_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_put_is_counted_as_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MULTIPART_ABOVE_BYTES", 10)
     monkeypatch.setattr(limits, "MULTIPART_PART_BYTES", 4)
 
     @virtual
     async def check() -> None:
         backend, store = given()
-        backend.next("put_stream", fails(DOWN))
-        await store.put("a", b"0123456789a")
         await store.put("b", b"0123456789")
+        assert store.stats.of("put").requests == 1
+        backend.next("put", fails(DOWN))
+        await store.put("a", b"0123456789a")
         assert (await store.get("a")).data == b"0123456789a"
-        assert backend.count("put_stream") == 2
-        assert backend.count("put") == 1
-        backend.next("put_stream", lands_then(LOST), fails(Denied("403")))
+        assert store.stats.of("put").requests == 1 + 2 * 5, "begin, three parts and end, twice"
+        backend.next("put", lands_then(LOST), fails(Denied("403")))
         with pytest.raises(OutcomeUnknown):
             await store.put("c", bytes(11))
 
@@ -112,33 +98,3 @@ def test_parts_count_together_against_the_limit(monkeypatch: pytest.MonkeyPatch)
                 await store.get("a")
 
     check()
-
-
-@virtual
-async def test_a_stream_is_sent_once() -> None:
-    backend, store = given()
-    backend.next("put_stream", fails(DOWN))
-    with pytest.raises(Unavailable):
-        await store.put_stream("a", _chunks(b"a"))
-    assert backend.count("put_stream") == 1
-
-
-@virtual
-async def test_memory_of_wider_items_is_counted_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, store = given()
-    monkeypatch.setattr(limits, "OBJECT_MAX_BYTES", 11)
-    numbers = memoryview(array.array("i", [1, 2, 3]))
-    with pytest.raises(LimitExceeded, match="12 bytes"):
-        await store.put("a", numbers)
-    monkeypatch.undo()
-    await store.put("a", numbers)
-    assert (await store.head("a")).size_bytes == 12
-    assert store.stats.of("put").bytes_sent == 12
-
-
-@virtual
-async def test_a_chunk_has_at_least_one_byte() -> None:
-    _, store = given()
-    await store.put("a", b"x")
-    with pytest.raises(Refused, match="chunk_bytes"):
-        [part async for part in store.get_stream("a", chunk_bytes=0)]

@@ -9,7 +9,7 @@ from headwater.core.errors import Conflict, NotSupported, Unavailable
 from headwater.core.retry import RetryPolicy
 from headwater.store import ByteRange, Object, ObjectMeta, Version
 from tests.store.answers import DOWN, SLOW_DOWN, given, keys_of
-from tests.store.scripted import LOST, after, fails, gives, stalls, virtual
+from tests.store.scripted import LOST, fails, gives, stalls, virtual
 
 # Reading
 
@@ -45,23 +45,6 @@ async def test_a_range_past_the_end_is_cut_and_not_taken_for_short() -> None:
     assert (await store.get("a", ByteRange(4, 2))).data == b""
     assert (await store.get("a", ByteRange(-2))).data == b"le"
     assert backend.count("get") == 4
-
-
-@virtual
-async def test_parts_of_two_contents_are_never_mixed() -> None:
-    backend, store = given()
-    await store.put("a", b"first")
-    assert [o.data for o in await store.get_ranges("a", [ByteRange(0, 2), ByteRange(-1)])] == [
-        b"fi",
-        b"t",
-    ]
-
-    async def replaced() -> None:
-        await backend.inner.put("a", b"other")
-
-    backend.next("get", gives(await backend.inner.get("a")), after(replaced))
-    with pytest.raises(Conflict, match="replaced"):
-        await store.get_ranges("a", [ByteRange(0, 5), ByteRange(3, 5)])
 
 
 @virtual

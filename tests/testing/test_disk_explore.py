@@ -114,12 +114,6 @@ def test_what_explore_finds_can_be_made_again() -> None:
         is_whole(after, acknowledged)
 
 
-def test_explore_can_try_a_sample() -> None:
-    done = explore(put_twice, is_whole, max_points=5, states=1)
-
-    assert (done.points, done.runs) == (21, 6)
-
-
 def test_explore_can_try_errors_alone() -> None:
     done = explore(put_twice, is_whole, errors=(errno.EIO,), crashes=False, states=1)
 

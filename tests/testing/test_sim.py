@@ -174,7 +174,7 @@ class TestClocks:
             return runtime.wall_ms() - sim.runtime.wall_ms()
 
         async def scenario(sim: Simulation) -> list[int]:
-            with sim.skewed(-2_000):
+            with runtime.installed(sim.runtime.skewed(-2_000)):
                 inside = sim.spawn(offset_ms(sim), name="inside")
             outside = sim.spawn(offset_ms(sim), name="outside")
             return [await inside, await outside]
@@ -183,7 +183,7 @@ class TestClocks:
 
     def test_a_drifting_clock_gains_on_both_clocks_and_sleeps_by_its_own(self) -> None:
         async def scenario(sim: Simulation) -> None:
-            with sim.skewed(drift_ppm=100_000) as fast:
+            with runtime.installed(sim.runtime.skewed(drift_ppm=100_000)) as fast:
                 monotonic_s, wall_ms = runtime.monotonic_s(), runtime.wall_ms()
                 await runtime.sleep(110)
                 assert runtime.current() is fast
@@ -277,7 +277,7 @@ class TestBlockingWork:
 
     def test_it_runs_with_the_clock_of_its_caller(self) -> None:
         async def scenario(sim: Simulation) -> bool:
-            with sim.skewed(5_000) as runtime_here:
+            with runtime.installed(sim.runtime.skewed(5_000)) as runtime_here:
                 return await runtime.run_blocking(runtime.current) is runtime_here
 
         assert simulate(scenario).value

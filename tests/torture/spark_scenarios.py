@@ -8,7 +8,8 @@ from typing import Final
 
 from headwater.core import runtime
 from headwater.core.errors import Fenced
-from headwater.spark.source import StreamReader, feed
+from headwater.spark.data_source import StreamReader
+from headwater.spark.source import feed
 from headwater.testing import Simulation, simulate
 from headwater.testing.torture import Scenario
 from tests.spark.source.engine import Checkpoint, Engine, Killed

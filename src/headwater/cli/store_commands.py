@@ -31,7 +31,7 @@ def check(
     racers: int = typer.Option(64, min=2, help="Contenders for each created key."),
     keys: int = typer.Option(50, min=1, help="Keys they contend for."),
     listed: int = typer.Option(1001, min=0, help="Objects in the long listing; 0 skips it."),
-    large_mib: int = typer.Option(24, min=0, help="Size of the object in parts; 0 skips it."),
+    large_mib: int = typer.Option(65, min=0, help="Size of the large object; 0 skips it."),
     repeat: int = typer.Option(1, min=1, help="Run each race so often, to catch rare losses."),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
     option: list[str] = OPTION,

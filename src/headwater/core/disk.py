@@ -151,15 +151,16 @@ class Disk(ABC):
 
 class OsFile(DiskFile):
     """A file of the operating system. A cancelled caller may close it while one of its calls still
-    runs on a thread: the last call closes the descriptor, so that no call reaches another file that
+    runs on a thread: the last user closes the descriptor, so that no call reaches another file that
     gets the same number."""
 
     def __init__(self, descriptor: int, path: str) -> None:
         self._descriptor = descriptor
         self._path = path
         self._mutex = threading.Lock()
-        self._calls = 0
         self._closed = False
+        self._users = 1
+        """The calls that run, and one more until the file is closed."""
         # One append at a time: the system may take the bytes of one in several parts.
         self._appending = threading.Lock()
 
@@ -186,16 +187,11 @@ class OsFile(DiskFile):
 
     def sync(self) -> None:
         with self._using() as descriptor:
-            _sync_descriptor(descriptor, self._path)
+            _sync(descriptor, self._path)
 
     def sync_data(self) -> None:
-        if sys.platform == "darwin":
-            return self.sync()
         with self._using() as descriptor:
-            try:
-                os.fdatasync(descriptor)
-            except OSError as error:
-                raise_for_sync(error, self._path)
+            _sync(descriptor, self._path, data_only=True)
 
     def stat(self) -> FileStat:
         with self._using() as descriptor:
@@ -207,9 +203,9 @@ class OsFile(DiskFile):
 
     def close(self) -> None:
         with self._mutex:
-            last, self._closed = not self._closed and self._calls == 0, True
-        if last:
-            self._close_descriptor()
+            was_closed, self._closed = self._closed, True
+        if not was_closed:
+            self._end_use()
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[int]:
@@ -217,26 +213,21 @@ class OsFile(DiskFile):
         with self._mutex:
             if self._closed:
                 raise_for(OSError(errno.EBADF, os.strerror(errno.EBADF)), self._path)
-            self._calls += 1
+            self._users += 1
         try:
             yield self._descriptor
         except OSError as error:
             raise_for(error, self._path)
         finally:
-            self._end_call()
+            self._end_use()
 
-    def _end_call(self) -> None:
+    def _end_use(self) -> None:
         with self._mutex:
-            self._calls -= 1
-            last = self._closed and self._calls == 0
-        if last:
-            self._close_descriptor()
-
-    def _close_descriptor(self) -> None:
-        try:
-            os.close(self._descriptor)
-        except OSError as error:
-            raise_for(error, self._path)
+            self._users -= 1
+            is_last = not self._users
+        if is_last:
+            with _SystemErrors(self._path):
+                os.close(self._descriptor)
 
 
 class OsDisk(Disk):
@@ -249,78 +240,62 @@ class OsDisk(Disk):
         return self._open(path, os.O_RDWR | os.O_APPEND if write else os.O_RDONLY)
 
     def _open(self, path: str, flags: int) -> DiskFile:
-        try:
+        with _SystemErrors(path):
             return OsFile(os.open(path, flags | os.O_CLOEXEC, 0o644), path)
-        except OSError as error:
-            raise_for(error, path)
 
     def stat(self, path: str) -> FileStat:
-        try:
+        with _SystemErrors(path):
             return _file_stat(os.stat(path))
-        except OSError as error:
-            raise_for(error, path)
 
     def list_dir(self, path: str) -> list[tuple[str, bool]]:
-        try:
-            with os.scandir(path) as entries:
-                return [(entry.name, entry.is_dir()) for entry in entries]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            raise_for(error, path)
+        with _SystemErrors(path):
+            try:
+                with os.scandir(path) as entries:
+                    return [(entry.name, entry.is_dir()) for entry in entries]
+            except (FileNotFoundError, NotADirectoryError):
+                return []
 
     def make_dir(self, path: str) -> bool:
-        try:
+        with _SystemErrors(path), contextlib.suppress(FileExistsError):
             os.mkdir(path)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            raise_for(error, path)
-        return True
+            return True
+        return False
 
     def rename(self, source: str, target: str) -> None:
-        try:
+        with _SystemErrors(target):
             os.rename(source, target)
-        except OSError as error:
-            raise_for(error, target)
 
     def link(self, source: str, target: str) -> bool:
-        try:
+        with _SystemErrors(target), contextlib.suppress(FileExistsError):
             os.link(source, target)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            raise_for(error, target)
-        return True
+            return True
+        return False
 
     def unlink(self, path: str) -> bool:
-        try:
-            os.unlink(path)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            return False
-        except OSError as error:
-            # Of a folder, macOS says that it is not permitted.
-            if isinstance(error, PermissionError) and os.path.isdir(path):
+        with _SystemErrors(path):
+            try:
+                os.unlink(path)
+                return True
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 return False
-            raise_for(error, path)
-        return True
+            except PermissionError:
+                # macOS says this of a folder.
+                if os.path.isdir(path):
+                    return False
+                raise
 
     def sync_dir(self, path: str) -> None:
-        try:
+        with _SystemErrors(path):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise_for(error, path)
         try:
-            _sync_descriptor(descriptor, path)
+            _sync(descriptor, path)
         finally:
             os.close(descriptor)
 
     @contextlib.contextmanager
     def lock(self, path: str) -> Iterator[None]:
-        try:
+        with _SystemErrors(path):
             lock = HeldLock(path)
-        except OSError as error:
-            raise_for(error, path)
         try:
             yield
         finally:
@@ -328,6 +303,22 @@ class OsDisk(Disk):
 
     def file_system(self, path: str) -> str:
         return _macos_file_system(path) if sys.platform == "darwin" else _linux_file_system(path)
+
+
+class _SystemErrors:
+    """Turns the errors of the operating system into ours. A generator would take longer."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, OSError):
+            raise_for(error, self._path)
 
 
 def raise_for(error: OSError, path: str) -> NoReturn:
@@ -374,11 +365,13 @@ def _meaning(number: int | None) -> tuple[type[HeadwaterError], str]:
             return Unavailable, ""
 
 
-def _sync_descriptor(descriptor: int, path: str) -> None:
+def _sync(descriptor: int, path: str, *, data_only: bool = False) -> None:
     try:
         if sys.platform == "darwin":
             # fsync on macOS leaves the bytes in the drive's own cache.
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        elif data_only:
+            os.fdatasync(descriptor)
         else:
             os.fsync(descriptor)
     except OSError as error:
@@ -391,7 +384,8 @@ def _file_stat(found: os.stat_result) -> FileStat:
 
 def _linux_file_system(path: str) -> str:
     """The type of the mount that `path` lies under."""
-    device = _device(path)
+    with _SystemErrors(path):
+        device = os.stat(path).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}".encode()
     real = os.fsencode(os.path.realpath(path))
     best, kind = (False, -1), "unknown"
@@ -407,13 +401,6 @@ def _linux_file_system(path: str) -> str:
             if under and rank >= best:
                 best, kind = rank, after.split(b" ")[0].decode()
     return kind
-
-
-def _device(path: str) -> int:
-    try:
-        return os.stat(path).st_dev
-    except OSError as error:
-        raise_for(error, path)
 
 
 def _macos_file_system(path: str) -> str:

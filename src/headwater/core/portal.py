@@ -31,7 +31,6 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextvars
-import functools
 import os
 import signal
 import threading
@@ -212,26 +211,19 @@ def call_at_exit(callback: Callable[[], None]) -> None:
     atexit.register(callback)
 
 
-def _reset_in_child() -> None:
-    # Another thread of the parent may have held the lock; the child has no thread to release it.
-    global _shared, _sharing
-    _shared, _sharing = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_reset_in_child)
-
-
 _methods: set[weakref.WeakMethod[Callable[[], None]]] = set()
 
 
 def call_in_child(method: Callable[[], None]) -> None:
     """Call this method of an object in every forked child, as long as the object lives."""
-    _register_once()
     # Adding and discarding are atomic: no lock, which a child might inherit held.
     _methods.add(weakref.WeakMethod(method, _methods.discard))
 
 
-def _call_methods() -> None:
+def _reset_in_child() -> None:
+    # Another thread of the parent may have held the lock; the child has no thread to release it.
+    global _shared, _sharing
+    _shared, _sharing = None, threading.Lock()
     for reference in list(_methods):
         method: Any = reference()
         if method is not None:
@@ -239,10 +231,7 @@ def _call_methods() -> None:
     _methods.clear()
 
 
-@functools.cache
-def _register_once() -> None:
-    """Register once: the interpreter cannot remove a callback."""
-    os.register_at_fork(after_in_child=_call_methods)
+os.register_at_fork(after_in_child=_reset_in_child)
 
 
 SignalHandler = Callable[[int, FrameType | None], object]

@@ -66,31 +66,27 @@ class Budget:
     """What is left of one operation's attempts and time."""
 
     def __init__(self, policy: RetryPolicy, attempts: int, moving_s: float = 0.0) -> None:
+        self.moving_s = moving_s
+        """How much longer the operation may take because of the bytes that it moves."""
         self._policy = policy
-        self._moving_s = moving_s
         self._attempts = attempts
         self._started_s = runtime.monotonic_s()
         self.used = 0
 
     @property
-    def moving_s(self) -> float:
-        """How much longer the operation may take because of the bytes that it moves."""
-        return self._moving_s
-
-    @property
     def remaining_s(self) -> float:
         """Seconds until the deadline; never below zero."""
         spent = runtime.monotonic_s() - self._started_s
-        return max(0.0, self._policy.deadline_s + self._moving_s - spent)
+        return max(0.0, self._policy.deadline_s + self.moving_s - spent)
 
     @property
     def attempt_timeout_s(self) -> float:
         """How long the next attempt may take."""
-        return min(self._policy.attempt_timeout_s + self._moving_s, self.remaining_s)
+        return min(self._policy.attempt_timeout_s + self.moving_s, self.remaining_s)
 
     def allow(self, size_bytes: int) -> None:
         """Extend attempts and deadline by the time that moving so many bytes may take."""
-        self._moving_s = max(self._moving_s, size_bytes / limits.SLOWEST_BYTES_PER_S)
+        self.moving_s = max(self.moving_s, size_bytes / limits.SLOWEST_BYTES_PER_S)
 
     async def pause(self, *, throttled: bool = False) -> bool:
         """Wait before the next attempt. False, at once, when nothing is left."""

@@ -325,7 +325,7 @@ class Waiters:
             if not waiting.done():
                 waiting.set_result(None)
 
-    async def wait(self, is_settled: Callable[[], bool], *, timeout_s: float) -> bool:
+    async def wait(self, is_settled: Callable[[], bool], *, timeout_s: float | None) -> bool:
         """Return true once `is_settled()`, or false after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):

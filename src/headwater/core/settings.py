@@ -16,9 +16,6 @@ from typing import Any, Final, NoReturn
 
 from headwater.core.errors import Refused
 
-FOREVER: Final = -1
-"""The value of a limit on age or size that is switched off."""
-
 _FOREVER_WORDS: Final = frozenset({"-1", "forever", "for ever", "infinite", "unlimited"})
 _AMOUNT: Final = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 _DURATION_MS: Final = {
@@ -191,7 +188,7 @@ def is_forever(value: object) -> bool:
     """Whether `value` switches a limit off: None, -1, or a word for it."""
     if isinstance(value, str):
         return value.strip().lower() in _FOREVER_WORDS
-    return value is None or (value == FOREVER and not isinstance(value, bool))
+    return value is None or (value == -1 and not isinstance(value, bool))
 
 
 def parse_choice(name: str, value: object, choices: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 Enters: a stream's records, or a DataFrame. Leaves: a DataFrame, records in a stream, or rows in an
 Iceberg table.
 
-    data_source, options           what Spark finds under the name `headwater`
+    data_source, options           what Spark finds under the name `headwater`, and its readers
     source, sink                   reading and writing streams
     tables                         `to_table` and `read_table`; table_io, table_columns, table_files
     session, java                  a Spark session that works on this machine

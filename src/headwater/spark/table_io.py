@@ -46,44 +46,22 @@ _log: Final = logging.getLogger("headwater")
 _QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
 
 
-class QueryId:
-    """Finds the id of a query inside one of its micro-batches, once.
+def query_id_of(batch: DataFrame, checkpoint_location: str | None, *, is_remote: bool) -> str:
+    """The id of the query that this micro-batch belongs to.
 
     The query's name or the checkpoint's address cannot be used instead: if the checkpoint is
     deleted, the query starts again with batch 0, which would be taken for the old one and skipped.
     """
-
-    def __init__(self, checkpoint_location: str | None, *, is_remote: bool) -> None:
-        if is_remote and checkpoint_location is None:
-            raise Refused(
-                "on a remote server the query's id is read from its checkpoint: name one "
-                "(checkpoint_location=…)"
-            )
-        self._found: str | None = None
-        self._checkpoint_location = checkpoint_location
-        self._is_remote = is_remote
-
-    def of(self, batch: DataFrame) -> str:
-        """The id of the query that this micro-batch belongs to."""
-        if self._found is None:
-            self._found = (
-                self._from_checkpoint(batch) if self._is_remote else _from_running_query(batch)
-            )
-        return self._found
-
-    def _from_checkpoint(self, batch: DataFrame) -> str:
-        """The id that Spark stored in the checkpoint before the first micro-batch."""
-        row = batch.sparkSession.read.text(f"{self._checkpoint_location}/metadata").first()
-        if row is None:
-            raise Refused(f"the checkpoint {self._checkpoint_location} has no id of its query")
-        return str(json.loads(row[0])["id"])
-
-
-def _from_running_query(batch: DataFrame) -> str:
-    query_id = batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID_PROPERTY)
-    if query_id is None:
-        raise Bug("a micro-batch has no query id")
-    return str(query_id)
+    if not is_remote:
+        query_id = batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID_PROPERTY)
+        if query_id is None:
+            raise Bug("a micro-batch has no query id")
+        return str(query_id)
+    # Spark stores the id in the checkpoint before the first micro-batch.
+    row = batch.sparkSession.read.text(f"{checkpoint_location}/metadata").first()
+    if row is None:
+        raise Refused(f"the checkpoint {checkpoint_location} has no id of its query")
+    return str(json.loads(row[0])["id"])
 
 
 class TableOptions(NamedTuple):
@@ -152,12 +130,20 @@ def start_query(
     trigger: Mapping[str, Any] | None,
 ) -> StreamingQuery:
     """Start a streaming query that adds a snapshot for every micro-batch."""
+    is_remote = type(df).__module__.startswith("pyspark.sql.connect")
+    if is_remote and checkpoint_location is None:
+        raise Refused(
+            "on a remote server the query's id is read from its checkpoint: name one "
+            "(checkpoint_location=…)"
+        )
     _check_query(df, target, options)
-    query_id = QueryId(checkpoint_location, is_remote=_is_remote(df))
+    query_id: str | None = None
 
     @message_first
     def write_batch(batch: DataFrame, batch_id: int) -> None:
-        write_batch_to_table(batch, target, options, query_id.of(batch), batch_id, is_query=True)
+        nonlocal query_id
+        query_id = query_id or query_id_of(batch, checkpoint_location, is_remote=is_remote)
+        write_batch_to_table(batch, target, options, query_id, batch_id, is_query=True)
 
     writer = df.writeStream.foreachBatch(write_batch)
     if checkpoint_location is not None:
@@ -179,10 +165,6 @@ def _check_query(df: DataFrame, target: TableReference, options: TableOptions) -
         )
 
 
-def _is_remote(df: DataFrame) -> bool:
-    return type(df).__module__.startswith("pyspark.sql.connect")
-
-
 def _prepare_table(
     catalog: Catalog, name: str, options: TableOptions, columns: pa.Schema
 ) -> tuple[Table, pa.Schema]:
@@ -191,8 +173,9 @@ def _prepare_table(
     for _ in range(GROW_ATTEMPTS):
         try:
             with commits.keeping_unknown(name, unknown):
-                table = _load_if_exists(catalog, name)
-                if table is None:
+                try:
+                    table = catalog.load_table(name)
+                except NoSuchTableError:
                     _create(catalog, name, options, columns)
                     continue
                 columns = table_columns.with_table_names(table, columns)
@@ -225,32 +208,22 @@ def _create(catalog: Catalog, name: str, options: TableOptions, columns: pa.Sche
         catalog.create_table(name, columns, properties=properties)
 
 
-def _load_if_exists(catalog: Catalog, name: str) -> Table | None:
-    try:
-        return catalog.load_table(name)
-    except NoSuchTableError:
-        return None
-
-
 def _write_files(
     df: DataFrame, table: Table, root: FileRoot, columns: pa.Schema, file_bytes: int
 ) -> list[WrittenFile]:
     schema, order = table_columns.file_columns(table, columns)
+    codec = table.properties.get("write.parquet.compression-codec", COMPRESSION)
     plan = FilePlan(
         root=root,
         folder=f"{table.location().rstrip('/')}/data",
         schema=schema.serialize().to_pybytes(),
         order=order,
         target_bytes=file_bytes,
-        compression=_codec(table.properties.get("write.parquet.compression-codec", COMPRESSION)),
+        compression="none" if codec == "uncompressed" else codec,
         above=table.properties.get(FLOOR),
     )
     rows = df.mapInArrow(write_files_task(plan), WRITTEN_FILE_COLUMNS).collect()
     return [WrittenFile(row["location"], row["bytes"], bytes(row["footer"])) for row in rows]
-
-
-def _codec(iceberg_name: str) -> str:
-    return "none" if iceberg_name == "uncompressed" else iceberg_name
 
 
 def table_as_dataframe(

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headwater.core.errors import Refused
 from headwater.core.limits import MIB
+from headwater.core.settings import whole_number
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -84,7 +85,9 @@ def to_table(
         raise Refused("txn_app_id and txn_version belong together: give both or neither")
     if checkpoint_location or query_name or trigger:
         raise Refused("checkpoint_location, query_name and trigger are for streaming DataFrames")
-    return table_io.write_batch_to_table(df, target, options, txn_app_id, txn_version or 0)
+    # Stored as text in the table: one that is not a number would make every later write fail.
+    version = 0 if txn_version is None else whole_number("txn_version", txn_version, at_least=0)
+    return table_io.write_batch_to_table(df, target, options, txn_app_id, version)
 
 
 def read_table(

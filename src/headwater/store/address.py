@@ -16,11 +16,11 @@ value of an option.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import ipaddress
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -86,7 +86,8 @@ def read_profile(name: str, environment: Mapping[str, str] | None = None) -> Pro
     )
     # `Secret` from the start: tracebacks may show the variables of a frame.
     settings: dict[str, Secret] = {}
-    for path, section in zip(files, (_config_section(name), name), strict=True):
+    in_config = name if name == "default" else f"profile {name}"
+    for path, section in zip(files, (in_config, name), strict=True):
         settings.update(_section(path, section))
     if not settings:
         raise Refused(f"there is no profile {name!r} in {files[1]} or {files[0]}")
@@ -103,10 +104,6 @@ def read_profile(name: str, environment: Mapping[str, str] | None = None) -> Pro
         region=settings["region"].reveal() if "region" in settings else None,
         endpoint=settings["endpoint_url"].reveal() if "endpoint_url" in settings else None,
     )
-
-
-def _config_section(name: str) -> str:
-    return name if name == "default" else f"profile {name}"
 
 
 def _section(path: str, section: str) -> dict[str, Secret]:
@@ -177,9 +174,7 @@ def open_store(url: str, *, policy: RetryPolicy | None = None, **options: object
         raise Refused(f"{address.place}: a simulation reaches nothing outside; use memory://")
     backend = _OPENERS[address.scheme](address)
 
-    def reopen() -> tuple[Any, ...]:
-        return _reopen, (url, policy, options)
-
+    reopen = functools.partial(open_store, url, policy=policy, **options)
     return Store(
         backend,
         url=url,
@@ -233,10 +228,6 @@ def _split(url: str) -> SplitResult:
     return parts
 
 
-def _reopen(url: str, policy: RetryPolicy | None, options: dict[str, object]) -> Store:
-    return open_store(url, policy=policy, **options)
-
-
 def _open_memory(address: Address) -> Backend:
     if address.path:
         raise BadUrl(
@@ -245,10 +236,6 @@ def _open_memory(address: Address) -> Backend:
     if not address.bucket:
         return MemoryBackend()
     return _memory.setdefault(address.bucket, MemoryBackend())
-
-
-def _open_local(address: Address) -> Backend:
-    return LocalBackend(address.path)
 
 
 def _open_s3(address: Address) -> Backend:
@@ -268,20 +255,9 @@ def _open_s3(address: Address) -> Backend:
     if endpoint:
         # This name overrides the environment; with plain "endpoint" the environment would win.
         config["aws_endpoint_url_s3"] = _check_endpoint(endpoint)
-    if _flag(options, "anonymous"):
-        config["skip_signature"] = True
     if _flag(options, "virtual_hosted_style"):
         config["virtual_hosted_style_request"] = True
-    with _opening(address.place):
-        store = S3Store(
-            address.bucket,
-            region=region,
-            client_options=_client_options(endpoint),
-            retry_config=NO_RETRIES,
-            **config,
-            **_keys(credentials),
-        )
-    return _cloud(store, address)
+    return _cloud(S3Store, address, endpoint, credentials, region=region, **config)
 
 
 def _keys(profile: Profile | None) -> dict[str, Any]:
@@ -300,13 +276,7 @@ def _open_gcs(address: Address) -> Backend:
     config: dict[str, Any] = {}
     if "service_account" in address.options:
         config["service_account"] = address.options["service_account"]
-    if _flag(address.options, "anonymous"):
-        config["skip_signature"] = True
-    with _opening(address.place):
-        store = GCSStore(
-            address.bucket, client_options=_client_options(None), retry_config=NO_RETRIES, **config
-        )
-    return _cloud(store, address)
+    return _cloud(GCSStore, address, **config)
 
 
 def _open_azure(address: Address) -> Backend:
@@ -319,46 +289,43 @@ def _open_azure(address: Address) -> Backend:
         config["account_name"] = options["account"]
     elif not _environment("AZURE_STORAGE_ACCOUNT_NAME"):
         raise Refused(f"{address.place}: name the account: account=… or AZURE_STORAGE_ACCOUNT_NAME")
-    if _flag(options, "anonymous"):
-        config["skip_signature"] = True
-    with _opening(address.place):
-        store = AzureStore(
-            address.bucket,
-            client_options=_client_options(endpoint),
-            retry_config=NO_RETRIES,
-            **config,
-        )
-    return _cloud(store, address)
+    return _cloud(AzureStore, address, endpoint, **config)
 
 
 _OPENERS: Final[dict[str, Callable[[Address], Backend]]] = {
     "memory": _open_memory,
-    "file": _open_local,
+    "file": lambda address: LocalBackend(address.path),
     "s3": _open_s3,
     "gs": _open_gcs,
     "az": _open_azure,
 }
 
 
-def _cloud(store: S3Store | GCSStore | AzureStore, address: Address) -> CloudBackend:
-    prefix = check_prefix(address.path)
-    return CloudBackend(store, scheme=address.scheme, prefix=prefix, place=address.place)
-
-
-@contextlib.contextmanager
-def _opening(place: str) -> Iterator[None]:
-    """Nothing is contacted yet: what the client cannot take now, it will not take later."""
-    try:
-        with translated("", place):
-            yield
-    except Unavailable as error:
-        raise Refused(str(error)) from error
-
-
-def _client_options(endpoint: str | None) -> Any:
+def _cloud(
+    kind: Callable[..., S3Store | GCSStore | AzureStore],
+    address: Address,
+    endpoint: str | None = None,
+    credentials: Profile | None = None,
+    **config: Any,
+) -> CloudBackend:
+    if _flag(address.options, "anonymous"):
+        config["skip_signature"] = True
     # A plain-text endpoint was written out by the user; nothing else goes unencrypted.
     allow_http = endpoint is not None and endpoint.startswith("http://")
-    return {**CLIENT_OPTIONS, "allow_http": allow_http}
+    try:
+        with translated("", address.place):
+            store = kind(
+                address.bucket,
+                client_options={**CLIENT_OPTIONS, "allow_http": allow_http},
+                retry_config=NO_RETRIES,
+                **config,
+                **_keys(credentials),
+            )
+    except Unavailable as error:
+        # Nothing is contacted yet: what the client cannot take now, it will not take later.
+        raise Refused(str(error)) from error
+    prefix = check_prefix(address.path)
+    return CloudBackend(store, scheme=address.scheme, prefix=prefix, place=address.place)
 
 
 def _check_endpoint(endpoint: str) -> str:

@@ -19,9 +19,7 @@ from headwater.core.errors import (
     Conflict,
     HeadwaterError,
     LimitExceeded,
-    NotSupported,
     OutcomeUnknown,
-    Refused,
     Throttled,
     Unavailable,
 )
@@ -30,7 +28,7 @@ from headwater.core.retry import Budget
 from headwater.store.backend import IfAbsent
 from headwater.store.objects import Buffer, Object, Version
 
-WRITES: Final = frozenset({"put", "put_if_absent", "put_if_unchanged", "put_stream", "list"})
+WRITES: Final = frozenset({"put", "put_if_absent", "put_if_unchanged", "list"})
 READS: Final = frozenset({"get", "head"})
 
 # scheme -> US dollars per 1,000 (writes and lists, reads)
@@ -119,13 +117,6 @@ def attempts_exhausted(
     return Unavailable(f"{key}: {tries}: {cause}")
 
 
-def still_unknown(key: str, error: Refused) -> OutcomeUnknown:
-    """The error when an attempt is refused after an earlier one whose answer was lost."""
-    return OutcomeUnknown(
-        f"{key}: the change may or may not be made; a later attempt failed: {error}"
-    )
-
-
 def conflict_with(
     key: str, current: Object | None, condition: IfAbsent | Version, *, nothing_landed: bool
 ) -> Conflict | None:
@@ -142,12 +133,6 @@ def conflict_with(
 def too_large(key: str, size_bytes: int) -> LimitExceeded:
     return LimitExceeded(
         f"{key}: {size_bytes:,} bytes; OBJECT_MAX_BYTES is {limits.OBJECT_MAX_BYTES:,}"
-    )
-
-
-def listing_out_of_order(key: str, after: str) -> NotSupported:
-    return NotSupported(
-        f"this store lists {key} after {after}; Headwater needs listings in the order of keys"
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterator
 from typing import Final
 
 from headwater.core import runtime
@@ -75,10 +75,6 @@ class Backend(ABC):
         return await self.put(key, parts.together())
 
     @abstractmethod
-    async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:
-        """Write an object of any size from parts; it appears whole or not at all."""
-
-    @abstractmethod
     async def delete(self, key: str) -> None:
         """Delete the object; deleting an absent one succeeds."""
 
@@ -133,9 +129,6 @@ class MemoryBackend(Backend):
         meta = ObjectMeta(key, len(content), version, runtime.wall_ms())
         self._objects[key] = Object(meta, content)
         return version
-
-    async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:
-        return await self.put(key, b"".join([bytes(chunk) async for chunk in chunks]))
 
     async def delete(self, key: str) -> None:
         self._objects.pop(key, None)

@@ -20,7 +20,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, Final, NoReturn
 
 import obstore
@@ -113,7 +113,8 @@ class CloudBackend(Backend):
                 byte_range = ByteRange(start, end)
             if byte_range.start >= 0 and byte_range.end <= byte_range.start:
                 return Object(await self.head(key), b"")
-            options = {"range": _range_option(byte_range)}
+            start, end = byte_range
+            options = {"range": {"suffix": -start} if start < 0 else (start, end)}
         try:
             with translated(key, self._place):
                 answer = await obstore.get_async(self._store, self._prefix + key, options=options)
@@ -133,24 +134,14 @@ class CloudBackend(Backend):
 
     async def put(self, key: str, data: Buffer, condition: Condition = None) -> Version:
         self._check_reach()
+        view = memoryview(data).cast("B")
         with translated(key, self._place, write=True):
             result = await obstore.put_async(
                 self._store,
                 self._prefix + key,
-                memoryview(data).cast("B"),
+                view,
                 mode=_mode(condition),
-                use_multipart=False,
-            )
-        return Version(result["e_tag"], result["version"])
-
-    async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:
-        self._check_reach()
-        with translated(key, self._place, write=True):
-            result = await obstore.put_async(
-                self._store,
-                self._prefix + key,
-                _regrouped(chunks),
-                use_multipart=True,
+                use_multipart=condition is None and len(view) > limits.MULTIPART_ABOVE_BYTES,
                 chunk_size=limits.MULTIPART_PART_BYTES,
             )
         return Version(result["e_tag"], result["version"])
@@ -253,12 +244,6 @@ class _FolderMarkers:
         return entries
 
 
-def _range_option(byte_range: ByteRange) -> Any:
-    if byte_range.start < 0:
-        return {"suffix": -byte_range.start}
-    return (byte_range.start, byte_range.end)
-
-
 def _mode(condition: Condition) -> Any:
     if condition is None:
         return "overwrite"
@@ -267,12 +252,6 @@ def _mode(condition: Condition) -> Any:
     # Without unknown fields: obstore does not accept None for "any".
     mode = {"e_tag": condition.e_tag, "version": condition.generation}
     return {name: value for name, value in mode.items() if value is not None}
-
-
-async def _regrouped(chunks: AsyncIterable[Buffer]) -> AsyncIterator[bytes]:
-    """obstore accepts only `bytes` from an iterator."""
-    async for chunk in chunks:
-        yield bytes(chunk)
 
 
 _STATUS: Final = re.compile(r"non-2xx status code: (\d{3})")
@@ -295,8 +274,10 @@ _AGAIN: Final = frozenset(
 )
 # Another request for the same key was under way: this one was not carried out.
 _BUSY: Final = frozenset({"ConditionalRequestConflict", "OperationAborted"})
-_CREDENTIAL_SERVICE: Final = re.compile(
-    r"://[^/\s]+/(latest/(api/token|meta-data)|computeMetadata/|metadata/identity)"
+# Names of settings, or addresses of services that issue credentials.
+_MISSING_CREDENTIALS: Final = re.compile(
+    r"Missing (SecretAccessKey|AccessKeyId)"
+    r"|://[^/\s]+/(latest/(api/token|meta-data)|computeMetadata/|metadata/identity)"
 )
 
 
@@ -320,14 +301,17 @@ def translated(key: str, place: str, *, write: bool = False) -> Iterator[None]:
 def meaning(error: Exception, key: str, place: str, *, write: bool) -> HeadwaterError:
     """The Headwater error for an error of obstore."""
     text, _, debug = str(error).partition("\n\nDebug source:")
-    status, code = _status(text), _code(text)
-    said = f"{key or place}: {_summary(text, status, code)}"
+    found_status, found_code = _STATUS.search(text), _CODE.search(text)
+    status = int(found_status.group(1)) if found_status else None
+    code = next(filter(None, found_code.groups())) if found_code else None
+    summary = _summary(text, status, code)
+    said = f"{key or place}: {summary}"
     # First: an answer of the service that issues credentials says nothing about an object.
-    if _is_missing_credentials(text):
+    if _MISSING_CREDENTIALS.search(text):
         return Denied(
             f"no credentials for {place}: set the provider's environment variables (for S3 "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), or name a profile with profile=…, or "
-            f"pass anonymous=true for a public bucket ({_summary(text, status, code)})"
+            f"pass anonymous=true for a public bucket ({summary})"
         )
     if code in _NO_BUCKET:
         return Refused(f"{place} does not exist; create it, or check its name and region")
@@ -341,9 +325,8 @@ def meaning(error: Exception, key: str, place: str, *, write: bool) -> Headwater
     by_code = _meaning_of_code(code, said, place, write=write)
     if by_code is not None:
         return by_code
-    if status in (401, 403):
-        return _denied(said, place)
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+    is_denied = isinstance(error, PermissionDeniedError | UnauthenticatedError)
+    if is_denied or status in (401, 403):
         return _denied(said, place)
     # Some servers describe the last bytes of an empty object as "bytes 0--1/0".
     if status == 416 or "parse value for CONTENT_RANGE" in text:
@@ -381,26 +364,11 @@ def _meaning_of_code(
     return None
 
 
-def _status(text: str) -> int | None:
-    match = _STATUS.search(text)
-    return int(match.group(1)) if match else None
-
-
-def _code(text: str) -> str | None:
-    match = _CODE.search(text)
-    return next(filter(None, match.groups())) if match else None
-
-
 def _summary(text: str, status: int | None, code: str | None) -> str:
     message = _MESSAGE.search(text)
     if status is None:
         return text
     return " ".join(filter(None, (str(status), code, message and message.group(1))))
-
-
-def _is_missing_credentials(text: str) -> bool:
-    missing = "Missing SecretAccessKey" in text or "Missing AccessKeyId" in text
-    return missing or _CREDENTIAL_SERVICE.search(text) is not None
 
 
 def _denied(said: str, place: str) -> Denied:

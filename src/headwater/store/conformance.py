@@ -133,7 +133,8 @@ class StoreReport(msgspec.Struct, frozen=True):
         """One sentence for people; of several failures, the most severe one."""
         failed = [check for check in self.checks if check.status == "fail"]
         if failed:
-            worst = min(failed, key=lambda check: _severity(check.name))
+            severity = {name: rank for rank, name in enumerate(WORST)}
+            worst = min(failed, key=lambda check: severity.get(check.name, len(WORST)))
             more = f" ({len(failed)} checks failed)" if len(failed) > 1 else ""
             return f"this store is NOT safe: {worst.name}: {worst.detail}{more}"
         for check in self.checks:
@@ -176,7 +177,7 @@ async def check_store(
 ) -> StoreReport:
     """Run the suite in a fresh folder below `prefix` and say whether the store is safe.
 
-    `repeat` runs for_each race so often, up to its first failure. `only` names the checks to run.
+    `repeat` runs each race so often, up to its first failure. `only` names the checks to run.
     An error is raised only if not even a first object can be written.
     """
     sizes = Sizes(writers, increments, racers, keys, listed, large_bytes)
@@ -277,7 +278,10 @@ class _SuiteRun:
         except CheckSkipped as reason:
             return "skipped", str(reason)
         except HeadwaterError as error:
-            return _status_of(error), self._shortened(f"{type(error).__name__}: {error}")
+            no_answer = isinstance(error, Unavailable | OutcomeUnknown | Denied | NoSpace)
+            is_unfinished = no_answer and not _was_refused(error)
+            detail = self._shortened(f"{type(error).__name__}: {error}")
+            return "unfinished" if is_unfinished else "fail", detail
 
     def _shortened(self, detail: str) -> str:
         return detail.replace(f"{self.folder}/", "")
@@ -319,15 +323,6 @@ class _SuiteRun:
 
         await for_each(keys, delete)
         return sorted(failed)
-
-
-def _severity(name: str) -> int:
-    return WORST.index(name) if name in WORST else len(WORST)
-
-
-def _status_of(error: HeadwaterError) -> Status:
-    no_answer = isinstance(error, Unavailable | OutcomeUnknown | Denied | NoSpace)
-    return "unfinished" if no_answer and not _was_refused(error) else "fail"
 
 
 def _was_refused(error: BaseException | None) -> bool:

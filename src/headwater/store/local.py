@@ -30,7 +30,9 @@ import contextlib
 import os
 import threading
 import zlib
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import islice
+from pathlib import PurePath
 from typing import Final
 
 from headwater.core import runtime
@@ -43,8 +45,8 @@ from headwater.core.errors import (
     NotSupported,
     Unavailable,
 )
+from headwater.core.limits import LIST_PAGE_KEYS
 from headwater.store.backend import Backend, Condition, IfAbsent, PreconditionFailed
-from headwater.store.local_listing import ChangesUnderWay, LocalListing, next_page
 from headwater.store.objects import (
     RESERVED_SEGMENT,
     Buffer,
@@ -55,6 +57,7 @@ from headwater.store.objects import (
     Page,
     Parts,
     Version,
+    is_key,
 )
 
 LOCK_STRIPES: Final = 256
@@ -66,6 +69,52 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
     "9p afpfs afs beegfs ceph cifs coda davfs drvfs fhgfs glusterfs gpfs lustre ncpfs nfs nfs4 "
     "ocfs2 orangefs prl_fs smb3 smbfs vboxsf virtiofs vmhgfs webdav".split()
 )
+
+
+class ChangesUnderWay:
+    """The name changes of this process that are not synced yet, each from before it is visible. A
+    reader that reads a file and then finds no change under way has read only synced data. A path
+    has at most one change, because its writer holds the key's lock."""
+
+    def __init__(self) -> None:
+        self._over: dict[str, tuple[int, threading.Event]] = {}
+        """By path: the process that changes it, and whether the change is over."""
+
+    @contextlib.contextmanager
+    def noted(self, path: str) -> Iterator[None]:
+        """Change a name and sync its folder inside. `DiskFailed` says that it may have changed and
+        is not safe, which it then never becomes; any other error, that nothing was changed."""
+        over = threading.Event()
+        self._over[path] = os.getpid(), over
+        try:
+            yield
+            del self._over[path]
+        except HeadwaterError as error:
+            if not isinstance(error, DiskFailed):
+                del self._over[path]
+            raise
+        finally:
+            over.set()
+
+    def wait(self, path: str) -> None:
+        """Return once what was read at `path` is safe; `DiskFailed` if it never will be."""
+        change = self._over.get(path)
+        if change is None:
+            return
+        process, over = change
+        # What was under way when this process was forked is another process's change.
+        if process == os.getpid():
+            over.wait()
+        if over.is_set() and self._over.get(path) is change:
+            raise DiskFailed(
+                f"{path}: its last change could not be synced; whether it is safe is unknown"
+            )
+
+    def wait_in(self, folder: str) -> None:
+        """The same for all names in a folder."""
+        for path in tuple(self._over):
+            if os.path.dirname(path) == folder:
+                self.wait(path)
 
 
 class LocalBackend(Backend):
@@ -83,7 +132,6 @@ class LocalBackend(Backend):
         self._ready = False
         self._failed: DiskFailed | None = None
         self._changes = ChangesUnderWay()
-        self._listing = LocalListing(self._root, self._disk, self._changes, self._head)
         self._refuse_network_file_system()
 
     async def get(self, key: str, byte_range: ByteRange | None = None) -> Object:
@@ -98,25 +146,16 @@ class LocalBackend(Backend):
     async def put_parts(self, key: str, parts: Parts) -> Version:
         return await runtime.run_blocking(self._put, key, parts, None)
 
-    async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:
-        stream = _Stream(self, key)
-        try:
-            async for chunk in chunks:
-                await runtime.run_blocking(stream.append, chunk)
-            return await runtime.run_blocking(stream.finish)
-        finally:
-            await runtime.run_blocking(stream.discard)
-
     async def delete(self, key: str) -> None:
         await runtime.run_blocking(self._delete, key)
 
     async def list(self, prefix: str, start_after: str) -> AsyncIterator[Page]:
-        walk = self._listing.walk(prefix, start_after)
-        while page := await runtime.run_blocking(next_page, walk):
+        walk, page = self._walk(prefix, start_after), Page()
+        while page := await runtime.run_blocking(list, islice(walk, LIST_PAGE_KEYS)):
             yield page
 
     async def folders(self, prefix: str) -> Names:
-        return await runtime.run_blocking(self._listing.folders, prefix)
+        return await runtime.run_blocking(self._folders, prefix)
 
     # The methods below block; the runtime runs them on threads.
 
@@ -137,9 +176,41 @@ class LocalBackend(Backend):
         finally:
             self._changes.wait(path)
 
+    def _walk(self, folder: str, start_after: str) -> Iterator[ObjectMeta]:
+        """Objects below `folder` ("" or "a/b/") in the order of their keys."""
+        for key in sorted(self._keys_in(folder)):
+            if key.endswith("/"):
+                if key > start_after or start_after.startswith(key):
+                    yield from self._walk(key, start_after)
+            elif key > start_after:
+                # It may have been deleted since the folder was read.
+                with contextlib.suppress(NotFound):
+                    yield self._head(key)
+
+    def _folders(self, folder: str) -> Names:
+        below = (key for key in self._keys_in(folder) if key.endswith("/"))
+        return [key[len(folder) : -1] for key in below if self._holds_object(key)]
+
+    def _holds_object(self, folder: str) -> bool:
+        keys = self._keys_in(folder)
+        # A file here answers the question without reading the folders, which may be very large.
+        has_file = not all(key.endswith("/") for key in keys)
+        return has_file or any(self._holds_object(key) for key in keys)
+
+    def _keys_in(self, folder: str) -> Names:
+        """The keys directly in a folder, without names that no request could read. "a/b" sorts
+        after "a-b": a folder is ordered with the slash that follows it."""
+        here = f"{self._root}/{folder.removesuffix('/')}"
+        entries = self._disk.list_dir(here)
+        self._changes.wait_in(here)
+        keys = ((f"{folder}{name}", is_dir) for name, is_dir in entries)
+        return [f"{key}/" if is_dir else key for key, is_dir in keys if is_key(key)]
+
     def _put(self, key: str, data: Buffer | Parts, condition: Condition) -> Version:
         with self._begin_again_if_gone():
-            path, file = self._stage()
+            self._prepare()
+            path = f"{self._tmp}/{runtime.new_ulid()}"
+            file = self._disk.create(path)
             try:
                 for part in data if isinstance(data, Parts) else (data,):
                     file.append(part)
@@ -147,6 +218,13 @@ class LocalBackend(Backend):
                 return self._finish(key, path, file, condition)
             finally:
                 self._discard(path, file)
+
+    def _discard(self, path: str, file: DiskFile) -> None:
+        # The write is decided already. Files that stay behind are removed later.
+        with contextlib.suppress(HeadwaterError):
+            file.close()
+        with contextlib.suppress(HeadwaterError):
+            self._disk.unlink(path)
 
     def clock_ms(self) -> int:
         # Not an object's time: a replacement never has an earlier time than the replaced object.
@@ -162,18 +240,6 @@ class LocalBackend(Backend):
                     # Without a folder there is no object; Headwater removes no folders.
                     with contextlib.suppress(NotFound):
                         self._sync_folder(os.path.dirname(path))
-
-    def _stage(self) -> tuple[str, DiskFile]:
-        self._prepare()
-        path = f"{self._tmp}/{runtime.new_ulid()}"
-        return path, self._disk.create(path)
-
-    def _discard(self, path: str, file: DiskFile) -> None:
-        # The write is decided already. A later sweep removes files that stay behind.
-        with contextlib.suppress(HeadwaterError):
-            file.close()
-        with contextlib.suppress(HeadwaterError):
-            self._disk.unlink(path)
 
     def _finish(self, key: str, staged: str, file: DiskFile, condition: Condition) -> Version:
         """Sync a staged file and give it its name, if the condition holds."""
@@ -286,21 +352,19 @@ class LocalBackend(Backend):
             self._refuse_nested_root()
             self._make_folder(self._tmp)
             self._make_folder(self._locks)
-            self._sweep()
+            self._remove_abandoned_files()
             self._ready = True
 
     def _refuse_nested_root(self) -> None:
         """Locks belong to a root: writers of one file through two roots would not exclude each
         other."""
-        above = os.path.dirname(self._root)
-        while above != os.path.dirname(above):
+        for above in [*PurePath(self._root).parents][:-1]:
             if self._is_folder(f"{above}/{RESERVED_SEGMENT}/locks"):
                 raise NotSupported(
-                    f"{self._root} is inside the local store {above}. Open that one and use "
-                    f"keys that begin with {self._root.removeprefix(above + '/')!r}, or use "
+                    f"{self._root} is inside the local store {above}. Open that one and use keys "
+                    f"that begin with {str(PurePath(self._root).relative_to(above))!r}, or use "
                     "another directory."
                 )
-            above = os.path.dirname(above)
 
     def _make_folder(self, path: str, key: str | None = None) -> None:
         """Create a folder and its parents, and sync each name in its parent."""
@@ -313,12 +377,16 @@ class LocalBackend(Backend):
                 self._make_folder(above, key)
                 made = self._disk.make_dir(path)
                 if not made and not self._is_folder(path):
-                    raise _not_a_folder(path, self._root, key)
-            self._sync_folder_name(path, made=made, missing=missing)
+                    if key is not None:
+                        raise _both(path.removeprefix(self._root + "/"), key)
+                    raise NotSupported(
+                        f"{path} is not a directory, so {self._root} cannot hold a store"
+                    )
+            self._sync_folder_name(path, above, made=made, missing=missing)
         self._safe_folders.add(path)
 
-    def _sync_folder_name(self, path: str, *, made: bool, missing: bool) -> None:
-        above, below_root = os.path.dirname(path), path.startswith(self._root + "/")
+    def _sync_folder_name(self, path: str, above: str, *, made: bool, missing: bool) -> None:
+        below_root = path.startswith(self._root + "/")
         if made and not below_root:
             # A second attempt would take the folder for the user's own, which needs no sync.
             self._sync_change(above)
@@ -337,16 +405,13 @@ class LocalBackend(Backend):
         except NotFound:
             return False
 
-    def _sweep(self) -> None:
-        """Remove unfinished files of processes that were killed long ago."""
+    def _remove_abandoned_files(self) -> None:
         oldest_ns = (runtime.wall_ms() - ABANDONED_AFTER_MS) * 1_000_000
         for name, _ in self._disk.list_dir(self._tmp):
             path = f"{self._tmp}/{name}"
-            try:
+            with contextlib.suppress(NotFound):  # finished or swept by another process
                 if self._disk.stat(path).mtime_ns < oldest_ns:
                     self._disk.unlink(path)
-            except NotFound:
-                continue  # finished or swept by another process meanwhile
 
     def _refuse_network_file_system(self) -> None:
         existing = self._root
@@ -361,51 +426,12 @@ class LocalBackend(Backend):
             )
 
 
-class _Stream:
-    """A file that grows by chunks. Its steps run one at a time: a cancelled caller discards the
-    file while a thread may still write to it."""
-
-    def __init__(self, backend: LocalBackend, key: str) -> None:
-        self._backend = backend
-        self._key = key
-        self._mutex = threading.Lock()
-        self._staged: tuple[str, DiskFile] | None = None
-        self._is_discarded = False
-
-    def append(self, chunk: Buffer) -> None:
-        with self._mutex, self._backend._begin_again_if_gone():
-            self._open()[1].append(chunk)
-
-    def finish(self) -> Version:
-        with self._mutex, self._backend._begin_again_if_gone():
-            return self._backend._finish(self._key, *self._open(), None)
-
-    def discard(self) -> None:
-        with self._mutex:
-            self._is_discarded = True
-            if self._staged is not None:
-                self._backend._discard(*self._staged)
-
-    def _open(self) -> tuple[str, DiskFile]:
-        if self._is_discarded:
-            raise Unavailable(f"{self._key}: the write was abandoned")
-        if self._staged is None:
-            self._staged = self._backend._stage()
-        return self._staged
-
-
 def _allows(condition: Condition, present: FileStat | None) -> bool:
     if condition is None:
         return True
     if isinstance(condition, IfAbsent):
         return present is None
     return present is not None and _version(present) == condition
-
-
-def _not_a_folder(path: str, root: str, key: str | None) -> NotSupported:
-    if key is None:
-        return NotSupported(f"{path} is not a directory, so {root} cannot hold a store")
-    return _both(path.removeprefix(root + "/"), key)
 
 
 def _both(object_key: str, key: str) -> NotSupported:

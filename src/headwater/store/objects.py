@@ -105,18 +105,27 @@ def check_key(key: str, *, foreign: bool = False) -> str:
     A foreign key was chosen by other software and is read as it is: it is refused only if it leads
     out of the root, or into the local store's own folder.
     """
-    if foreign:
-        return _check_foreign(key)
-    if len(key) > KEY_MAX_BYTES:
-        raise BadKey(f"key {key[:60]!r}… has {len(key)} bytes; KEY_MAX_BYTES is {KEY_MAX_BYTES}")
     segments = key.split("/")
-    if len(segments) > KEY_MAX_SEGMENTS:
+    if foreign:
+        _check_foreign(key, segments)
+    elif len(key) > KEY_MAX_BYTES:
+        raise BadKey(f"key {key[:60]!r}… has {len(key)} bytes; KEY_MAX_BYTES is {KEY_MAX_BYTES}")
+    elif len(segments) > KEY_MAX_SEGMENTS:
         raise BadKey(f"key {key!r} has more than KEY_MAX_SEGMENTS ({KEY_MAX_SEGMENTS}) segments")
-    for segment in segments:
-        _check_segment(segment, key)
+    else:
+        for segment in segments:
+            _check_segment(segment, key)
     if segments[0] == RESERVED_SEGMENT:
         raise BadKey(f"key {key!r} begins with {RESERVED_SEGMENT!r}, which is reserved")
     return key
+
+
+def is_key(key: str) -> bool:
+    try:
+        check_key(key)
+    except BadKey:
+        return False
+    return True
 
 
 def check_prefix(prefix: str) -> str:
@@ -125,8 +134,7 @@ def check_prefix(prefix: str) -> str:
     return check_key(stripped) + "/" if stripped or prefix else ""
 
 
-def _check_foreign(key: str) -> str:
-    segments = key.split("/")
+def _check_foreign(key: str, segments: list[str]) -> None:
     if any(segment in ("", ".", "..") for segment in segments):
         raise BadKey(f"key {key!r} has a segment that is empty, '.' or '..'")
     if len(key.encode(errors="surrogatepass")) > FOREIGN_KEY_MAX_BYTES or not key.isprintable():
@@ -134,9 +142,6 @@ def _check_foreign(key: str) -> str:
             f"key {key[:60]!r} is longer than FOREIGN_KEY_MAX_BYTES ({FOREIGN_KEY_MAX_BYTES}), or "
             "has unprintable characters"
         )
-    if segments[0] == RESERVED_SEGMENT:
-        raise BadKey(f"key {key!r} begins with {RESERVED_SEGMENT!r}, which is reserved")
-    return key
 
 
 def _check_segment(segment: str, key: str) -> None:

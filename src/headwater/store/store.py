@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from headwater.core import limits, runtime
@@ -17,6 +17,7 @@ from headwater.core.errors import (
     Conflict,
     HeadwaterError,
     NotFound,
+    NotSupported,
     OutcomeUnknown,
     Refused,
     Throttled,
@@ -31,8 +32,6 @@ from headwater.store.attempts import (
     attempts_exhausted,
     conflict_with,
     immutable_content,
-    listing_out_of_order,
-    still_unknown,
     too_large,
 )
 from headwater.store.backend import (
@@ -67,7 +66,7 @@ class Store:
         *,
         url: str = "",
         policy: RetryPolicy | None = None,
-        reopen: Callable[[], tuple[Any, ...]] | None = None,
+        reopen: Callable[[], Store] | None = None,
     ) -> None:
         self._backend = backend
         self._policy = policy or RetryPolicy()
@@ -87,7 +86,7 @@ class Store:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._reopen is None:
             raise TypeError(f"{self!r} lives in this process alone and cannot be sent elsewhere")
-        return self._reopen()
+        return self._reopen, ()
 
     async def __aenter__(self) -> Store:
         return self
@@ -133,13 +132,6 @@ class Store:
         self.stats.of("get").bytes_received += len(answer.data)
         return answer
 
-    async def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> Sequence[Object]:
-        """Several parts of one object at once; `Conflict` if the object was replaced meanwhile."""
-        parts = await asyncio.gather(*(self.get(key, part) for part in ranges))
-        if len({part.version for part in parts}) > 1:
-            raise Conflict(f"{key} was replaced while parts of it were read; read it again")
-        return parts
-
     async def get_stream(
         self, key: str, *, chunk_bytes: int = limits.STREAM_CHUNK_BYTES
     ) -> AsyncIterator[bytes | memoryview]:
@@ -181,7 +173,10 @@ class Store:
                         if meta.key <= requested:
                             continue  # some stores ignore the start
                         if meta.key <= after:
-                            raise listing_out_of_order(meta.key, after)
+                            raise NotSupported(
+                                f"this store lists {meta.key} after {after}; Headwater needs "
+                                "listings in the order of keys"
+                            )
                         after = meta.key
                         yield meta
                     budget = self._policy.start()
@@ -220,36 +215,7 @@ class Store:
                 return await self._put(key, len(parts), lambda: self._backend.put_parts(key, parts))
             data = await runtime.run_blocking(parts.together)
         content = immutable_content(key, data)
-        if len(content) > limits.MULTIPART_ABOVE_BYTES and not self.is_local:
-            return await self._put_in_parts(key, content)
         return await self._put(key, len(content), lambda: self._backend.put(key, content))
-
-    async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:
-        """Write an object of any size from parts, without retries: the caller repeats it."""
-        check_key(key)
-        stats = self.stats.of("put_stream")
-        total = 0
-
-        async def counted() -> AsyncIterator[Buffer]:
-            nonlocal total
-            async for chunk in chunks:
-                total += len(chunk)
-                if total > limits.OBJECT_MAX_BYTES:
-                    raise too_large(key, total)
-                yield chunk
-
-        started_s = runtime.monotonic_s()
-        try:
-            return await self._backend.put_stream(key, counted())
-        except HeadwaterError:
-            stats.failures += 1
-            raise
-        finally:
-            # On a cloud store: begin, each part, end.
-            parts = math.ceil(total / limits.MULTIPART_PART_BYTES)
-            stats.requests += 1 if self.is_local else 2 + parts
-            stats.bytes_sent += total
-            stats.latency_s.observe(runtime.monotonic_s() - started_s)
 
     async def put_if_absent(self, key: str, data: Buffer, *, token: bytes | None) -> Version:
         """Create an object, or raise `AlreadyExists` with the present content.
@@ -293,6 +259,10 @@ class Store:
         budget = self._policy.start(size_bytes=size_bytes)
 
         async def attempt() -> T:
+            if size_bytes > limits.MULTIPART_ABOVE_BYTES and not self.is_local:
+                # Begin, each part, end: `_once` counts one of these requests.
+                parts = math.ceil(size_bytes / limits.MULTIPART_PART_BYTES)
+                self.stats.of("put").requests += 1 + parts
             return await self._once("put", budget, send, sent=size_bytes)
 
         return await self._repeat("put", key, budget, attempt, write=True)
@@ -356,18 +326,6 @@ class Store:
 
     _conflict_with = staticmethod(conflict_with)
 
-    async def _put_in_parts(self, key: str, data: Bytes) -> Version:
-        part = limits.MULTIPART_PART_BYTES
-
-        async def parts() -> AsyncIterator[Buffer]:
-            for offset in range(0, len(data), part):
-                yield data[offset : offset + part]
-
-        budget = self._policy.start(size_bytes=len(data))
-        return await self._repeat(
-            "put_stream", key, budget, lambda: self.put_stream(key, parts()), write=True
-        )
-
     async def _repeat(
         self,
         operation: str,
@@ -392,7 +350,9 @@ class Store:
                     raise attempts_exhausted(key, budget, error, maybe_landed) from error
             except Refused as error:
                 if maybe_landed:
-                    raise still_unknown(key, error) from error
+                    raise OutcomeUnknown(
+                        f"{key}: the change may or may not be made; a later attempt failed: {error}"
+                    ) from error
                 raise
 
     async def _once(

@@ -20,7 +20,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from headwater.core.errors import HeadwaterError
 from headwater.testing.disk import Crashed, CrashKind, FaultyDisk
@@ -29,15 +29,6 @@ T = TypeVar("T")
 BodyResult = Coroutine[Any, Any, None] | None
 Body = Callable[[FaultyDisk, Callable[[T], None]], BodyResult]
 Check = Callable[[FaultyDisk, list[T]], BodyResult]
-
-
-class MakeDisk(Protocol):
-    """Makes the disk of one run: `FaultyDisk` itself, or a partial of it with more options."""
-
-    def __call__(
-        self, *, seed: int, crash_at: int | None = None, fail_at: dict[int, int] | None = None
-    ) -> FaultyDisk:
-        """An empty disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +47,22 @@ def explore(
     *,
     seed: int = 0,
     states: int = 4,
-    max_points: int | None = None,
     errors: Sequence[int] = (),
     crashes: bool = True,
     kinds: Sequence[CrashKind] = tuple(CrashKind),
-    make_disk: MakeDisk = FaultyDisk,
+    make_disk: Callable[..., FaultyDisk] = FaultyDisk,
     run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run,
 ) -> Explored:
     """Crash `body` at each of its points and `check` what is left, in several states each.
 
-    `max_points` bounds the points to a sample drawn from the seed. With `errors` each call
-    fails once with each of these errnos as well, whatever the body makes of that; the crash
-    then comes where the body ends. Without `crashes` it comes nowhere else.
+    With `errors` each call fails once with each of these errnos as well, whatever the body makes of
+    that; the crash then comes where the body ends. Without `crashes` it comes nowhere else.
+    `make_disk` is `FaultyDisk`, or a partial of it with more options.
     """
     explorer = _Explorer(body, check, seed, states, kinds, run)
     whole = make_disk(seed=seed)
     explorer.run_body(whole, [])
-    for point in _sample(range(whole.points + 1), max_points, seed) if crashes else ():
+    for point in range(whole.points + 1) if crashes else ():
         disk, acknowledged = make_disk(seed=seed, crash_at=point), list[T]()
         explorer.run_body(disk, acknowledged)
         if not disk.crashed and point < whole.points:
@@ -82,7 +72,7 @@ def explore(
             )
         explorer.check_states(disk, acknowledged, point)
     calls = [i for i, name in enumerate(whole.trail) if name.startswith("before")]
-    for point in _sample(calls, max_points, seed):
+    for point in calls:
         for number in errors:
             disk, acknowledged = make_disk(seed=seed, fail_at={point: number}), list[T]()
             explorer.run_body(disk, acknowledged, may_fail=True)
@@ -130,13 +120,6 @@ class _Explorer:
     def _await(self, outcome: BodyResult) -> None:
         if outcome is not None:
             self.run(outcome)
-
-
-def _sample(points: Sequence[int], max_points: int | None, seed: int) -> Sequence[int]:
-    if max_points is None or len(points) <= max_points:
-        return points
-    # The end is always among them: there everything is acknowledged.
-    return [*sorted(Random(seed).sample(points[:-1], max_points - 1)), points[-1]]
 
 
 def _how_to_replay(disk: FaultyDisk, seed: int, point: int, state: int, kind: CrashKind) -> str:

@@ -98,13 +98,6 @@ class _Watch(NamedTuple):
     report: Callable[[SimulationEscape], None]
 
 
-class _Replacement(NamedTuple):
-    module: Any
-    name: str
-    original: Any
-    guarded: Any
-
-
 _watch: _Watch | None = None
 
 
@@ -148,43 +141,34 @@ def _listen() -> None:
 
 
 @functools.cache
-def _replacements() -> list[_Replacement]:
+def _replacements() -> list[tuple[Any, str, Any, Any]]:
+    """Modules, names of their functions, and those functions without and with the guard."""
     replacements = []
-    for table, guarding in ((_REPLACED, _for_headwater), (_REPLACED_FOR_ALL, _for_all)):
+    for table, is_for_all in ((_REPLACED, False), (_REPLACED_FOR_ALL, True)):
         for module_name, names in table.items():
             module = importlib.import_module(module_name)
             for name in names.split():
                 original = getattr(module, name, None)
                 if original is not None:
                     what = f"{module_name}.{name.lstrip('_')}"
-                    replacements.append(
-                        _Replacement(module, name, original, guarding(original, what))
-                    )
+                    guarding = _guarding(original, what, is_for_all=is_for_all)
+                    replacements.append((module, name, original, guarding))
     return replacements
 
 
-def _for_headwater(original: Callable[..., Any], what: str) -> Callable[..., Any]:
-    converter = what in _CONVERTERS
+def _guarding(original: Callable[..., Any], what: str, *, is_for_all: bool) -> Callable[..., Any]:
+    is_converter = what in _CONVERTERS
 
     @functools.wraps(original)
     def guarding(*args: Any, **options: Any) -> Any:
         watch = _watch
-        converts = converter and bool(args) and args[0] is not None
+        converts = is_converter and bool(args) and args[0] is not None
         if watch is not None and watch.thread == get_ident() and not converts:
+            if is_for_all:
+                raise _escaped(watch, what)
             module = _calling_module(sys._getframe(1))
             if module.split(".")[0] == _GUARDED and module not in _OWN_MODULES:
                 raise _escaped(watch, f"{what}, called by {module},")
-        return original(*args, **options)
-
-    return guarding
-
-
-def _for_all(original: Callable[..., Any], what: str) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def guarding(*args: Any, **options: Any) -> Any:
-        watch = _watch
-        if watch is not None and watch.thread == get_ident():
-            raise _escaped(watch, what)
         return original(*args, **options)
 
     return guarding

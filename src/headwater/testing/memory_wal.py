@@ -10,11 +10,11 @@ coroutine function that is awaited in the middle of a prune, before records are 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import pyarrow as pa
 
+from headwater.core.runtime import Waiters
 from headwater.log.record.group import Group
 from headwater.log.wal import Pruned
 
@@ -26,8 +26,7 @@ class MemoryWal:
         self._groups: list[Group] = []
         self._floor_lsn = first_lsn - 1
         self._current_lsn = first_lsn - 1
-        # A dict keeps the order of the calls; the order of a set differs between processes.
-        self._waiting: dict[asyncio.Future[None], None] = {}
+        self._waiters = Waiters()
         self.pruning: Callable[[], Awaitable[None]] | None = None
 
     def append(self, records: int = 1, *, term: int = 1) -> Group:
@@ -43,9 +42,7 @@ class MemoryWal:
         assert group.first_lsn == self._current_lsn + 1, "LSNs are dense"
         self._groups.append(group)
         self._current_lsn = group.last_lsn
-        for waiting in self._waiting:
-            if not waiting.done():
-                waiting.set_result(None)
+        self._waiters.notify()
         return group
 
     def retained_lsns(self) -> list[int]:
@@ -95,15 +92,5 @@ class MemoryWal:
         return Pruned(self._floor_lsn, len(dropped), sum(group.nbytes for group in dropped))
 
     async def wait_for_lsn_after(self, lsn: int, *, timeout_s: float | None = None) -> int:
-        try:
-            async with asyncio.timeout(timeout_s):
-                while self._current_lsn <= lsn:
-                    waiting = asyncio.get_running_loop().create_future()
-                    self._waiting[waiting] = None
-                    try:
-                        await waiting
-                    finally:
-                        del self._waiting[waiting]
-        except TimeoutError:
-            pass  # the present LSN is the answer
+        await self._waiters.wait(lambda: self._current_lsn > lsn, timeout_s=timeout_s)
         return self._current_lsn

@@ -21,12 +21,11 @@ death of one could block the other.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import hashlib
 import random
 import zlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
@@ -316,13 +315,6 @@ class Simulation:
         shown = name if incarnation == 1 else f"{name}#{incarnation}"
         return Process(shown, self._loop, self.runtime.skewed(skew_ms, drift_ppm=drift_ppm))
 
-    @contextlib.contextmanager
-    def skewed(self, ms: float = 0, *, drift_ppm: float = 0) -> Iterator[SimRuntime]:
-        """Use a wrong clock for the code inside and the tasks that it spawns."""
-        runtime = self.runtime.skewed(ms, drift_ppm=drift_ppm)
-        with installed(runtime):
-            yield runtime
-
     def fingerprint(self) -> str:
         """A digest of the choices made and the events recorded until now."""
         digest = self._digest.copy()
@@ -357,7 +349,7 @@ def simulate(
     note: seed, fingerprint, the last events, and `replay`, the command that runs the same again
     (`{seed}` is replaced by the seed). With `stall_max_s=0` time passes only while all tasks wait.
     """
-    loop = SimLoop.create(
+    loop = SimLoop(  # type: ignore[abstract]  # because of methods that lead outside
         stream(seed, "schedule"),
         max_steps=max_steps,
         max_virtual_s=max_virtual_s,

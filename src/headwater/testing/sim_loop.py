@@ -91,11 +91,6 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._running = False
         self._closed = False
 
-    @classmethod
-    def create(cls, choice: random.Random, **limits: Any) -> SimLoop:
-        """A loop; the base class counts as abstract because of methods that lead outside."""
-        return cls(choice, **limits)
-
     # Called by asyncio
 
     def call_soon(
@@ -191,12 +186,6 @@ class SimLoop(asyncio.AbstractEventLoop):
         """End the simulation before its next step; also an error that the code swallows does."""
         if self._failure is None:
             self._failure = error
-
-    def escape(self, what: str) -> NoReturn:
-        """Refuse something that lies outside."""
-        error = SimulationEscape(f"{what} reached outside the simulation")
-        self.fail(error)
-        raise error
 
     def is_running(self) -> bool:
         return self._running
@@ -435,7 +424,9 @@ def _all_over(tasks: list[SimTask[Any]]) -> bool:
 
 def _refusing(name: str) -> Callable[..., NoReturn]:
     def refuse(self: SimLoop, *_args: Any, **_options: Any) -> NoReturn:
-        self.escape(f"loop.{name}")
+        error = SimulationEscape(f"loop.{name} reached outside the simulation")
+        self.fail(error)
+        raise error
 
     refuse.__name__ = name
     return refuse

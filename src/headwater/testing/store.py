@@ -8,7 +8,7 @@ rate never reaches the states that a single fault at a high rate does.
 from __future__ import annotations
 
 import random as _random
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
@@ -141,9 +141,6 @@ class FaultyStore(Backend):
             raise PreconditionFailed("412 PreconditionFailed", compared=True)
         await self._after(operation, key, write=True)
         return version
-
-    async def put_stream(self, key: str, chunks: AsyncIterable[Buffer]) -> Version:
-        return await self.put(key, b"".join([bytes(chunk) async for chunk in chunks]))
 
     async def delete(self, key: str) -> None:
         async def apply() -> None:

@@ -24,10 +24,10 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -75,34 +75,6 @@ class Scenario:
             except BaseException as error:
                 error.add_note(f"replay: {self.replay.format(seed=one)}")
                 raise
-
-
-@dataclass(slots=True)
-class _State:
-    """The progress of a scenario from a base seed."""
-
-    base_seed: int
-    done: int = 0
-    failures: dict[str, str] = field(default_factory=dict)
-    """Seed (as text, for JSON) → its error."""
-
-    def save(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(".new")
-        beside.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        os.replace(beside, path)
-
-    @classmethod
-    def load(cls, path: Path) -> _State | None:
-        try:
-            saved = json.loads(path.read_text(encoding="utf-8"))
-            state = cls(int(saved["base_seed"]), int(saved["done"]), dict(saved["failures"]))
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError) as error:
-            print(f"{path} is not understood ({error}); starting over")
-            return None
-        return state
 
 
 def run_scenarios(
@@ -160,60 +132,73 @@ class ScenarioProgress:
     """Runs one scenario and stores its progress."""
 
     def __init__(self, scenario: Scenario, rounds: int, state_dir: Path) -> None:
+        self.done = 0
+        """How many rounds are done with none missing."""
         self._scenario = scenario
         self._rounds = rounds
         self._path = state_dir / f"{scenario.package}.{scenario.name}.json"
-        self._state = _State(0)
+        self._base_seed = 0
+        self._failures: dict[str, str] = {}
+        """Seed (as text, for JSON) → its error."""
         self._assigned = 0
         self._ahead: dict[int, int] = {}
-        self._saved_s = 0.0
         self._ran = 0
-        self._began_s = time.monotonic()
+        self._began_s = self._saved_s = time.monotonic()
         self._chunk_rounds = 1
-
-    @property
-    def done(self) -> int:
-        """How many rounds are done with none missing."""
-        return self._state.done
 
     def resume(self, *, seed: int | None, fresh: bool) -> None:
         """Continue the stored run, or begin at `seed`, or at a random seed."""
-        saved = None if fresh else _State.load(self._path)
-        if saved is None or seed not in (None, saved.base_seed):
+        saved = {} if fresh else self._load()
+        if not saved or seed not in (None, saved["base_seed"]):
             if seed is None:
                 seed = random.SystemRandom().randrange(_BASE_SEEDS)
-            saved = _State(seed)
-        self._state = saved
-        self._assigned = saved.done
-        went = f", {saved.done} done before" if saved.done else ""
-        print(f"{self._scenario}: {self._rounds} rounds from seed {saved.base_seed}{went}")
+            saved = {"base_seed": seed, "done": 0, "failures": {}}
+        self._base_seed, self._failures = saved["base_seed"], saved["failures"]
+        self.done = self._assigned = saved["done"]
+        went = f", {self.done} done before" if self.done else ""
+        print(f"{self._scenario}: {self._rounds} rounds from seed {self._base_seed}{went}")
+
+    def _load(self) -> dict[str, Any]:
+        try:
+            saved = json.loads(self._path.read_text(encoding="utf-8"))
+            return {
+                "base_seed": int(saved["base_seed"]),
+                "done": int(saved["done"]),
+                "failures": dict(saved["failures"]),
+            }
+        except FileNotFoundError:
+            return {}
+        except (ValueError, KeyError, TypeError) as error:
+            print(f"{self._path} is not understood ({error}); starting over")
+            return {}
 
     def run(self, jobs: int) -> None:
         """Run until all rounds are done or too many have failed."""
         if self._assigned >= self._rounds:
             return
         self._began_s = self._saved_s = time.monotonic()
-        workers: WorkerPool | InlineWorkers
-        if jobs > 1:
-            workers = WorkerPool(self._scenario.run, jobs, multiprocessing.get_context("spawn"))
-        else:
-            workers = InlineWorkers(self._scenario.run)
-        with contextlib.closing(workers), _shown(str(self._scenario), self._rounds) as show:
-            for chunk, failures, took_s in workers.work(self._next_chunk):
+        work = _run_in_processes if jobs > 1 else _run_here
+        results = work(self._scenario.run, jobs, self._next_chunk)
+        with contextlib.closing(results), _shown(str(self._scenario), self._rounds) as show:
+            for chunk, failures, took_s in results:
                 self.take(chunk, failures, took_s)
-                show(self._state.done, self._rate(), len(self._state.failures))
+                show(self.done, self._rate(), len(self._failures))
         self.save()
 
     def save(self) -> None:
         """Store the progress."""
-        self._state.save(self._path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        state = {"base_seed": self._base_seed, "done": self.done, "failures": self._failures}
+        beside = self._path.with_suffix(".new")
+        beside.write_text(json.dumps(state), encoding="utf-8")
+        os.replace(beside, self._path)
         self._saved_s = time.monotonic()
 
     def report(self) -> int:
         """Print the outcome and every failing seed with its command."""
-        failures = self._state.failures
+        failures = self._failures
         fast = f", {self._rate():.1f} histories/s" if self._ran else ", all done before"
-        print(f"{self._scenario}: {self._state.done} rounds, {len(failures)} failing{fast}")
+        print(f"{self._scenario}: {self.done} rounds, {len(failures)} failing{fast}")
         if not failures:
             return PASSED
         first = min(failures, key=int)
@@ -229,22 +214,22 @@ class ScenarioProgress:
         return self._ran / max(time.monotonic() - self._began_s, 1e-9)
 
     def _next_chunk(self) -> SeedRange | None:
-        if self._assigned >= self._rounds or len(self._state.failures) >= FAILURES_MAX:
+        if self._assigned >= self._rounds or len(self._failures) >= FAILURES_MAX:
             return None
         count = min(self._chunk_rounds, self._rounds - self._assigned)
-        chunk = SeedRange(self._state.base_seed + self._assigned, count)
+        chunk = SeedRange(self._base_seed + self._assigned, count)
         self._assigned += count
         return chunk
 
     def take(self, chunk: SeedRange, failures: Failures, took_s: float) -> None:
         """Count a finished chunk; chunks finish in any order."""
         self._ran += chunk.rounds
-        self._ahead[chunk.first - self._state.base_seed] = chunk.rounds
-        while (count := self._ahead.pop(self._state.done, None)) is not None:
-            self._state.done += count
+        self._ahead[chunk.first - self._base_seed] = chunk.rounds
+        while (count := self._ahead.pop(self.done, None)) is not None:
+            self.done += count
         for seed, text in failures:
-            if len(self._state.failures) < FAILURES_MAX:
-                self._state.failures[str(seed)] = text
+            if len(self._failures) < FAILURES_MAX:
+                self._failures[str(seed)] = text
         each_s = max(took_s / chunk.rounds, 1e-6)
         # Chunks grow step by step, so that a scenario that always fails stops after a few rounds.
         most = min(2 * self._chunk_rounds, _CHUNK_MAX_ROUNDS)
@@ -329,85 +314,59 @@ def run_seeds(run: Run, chunk: SeedRange) -> RangeResult:
     return RangeResult(chunk, failures, time.monotonic() - began_s)
 
 
-class InlineWorkers:
-    """Runs the rounds in this process, one after the other."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def work(self, next_chunk: Callable[[], SeedRange | None]) -> Iterator[RangeResult]:
-        """Run every chunk from `next_chunk` and yield its result."""
-        while (chunk := next_chunk()) is not None:
-            yield run_seeds(self._run, chunk)
-
-    def close(self) -> None:
-        """Does nothing."""
+def _run_here(
+    run: Run, _jobs: int, next_chunk: Callable[[], SeedRange | None]
+) -> Generator[RangeResult]:
+    while (chunk := next_chunk()) is not None:
+        yield run_seeds(run, chunk)
 
 
-class WorkerPool:
-    """Runs the rounds in spawned processes, which inherit no thread."""
-
-    def __init__(self, run: Run, size: int, context: SpawnContext) -> None:
-        self._run = run
-        self._context = context
-        self._members: dict[Connection, SpawnProcess] = {}
-        self._busy: dict[Connection, SeedRange] = {}
-        self._retry: deque[SeedRange] = deque()
-        for _ in range(size):
-            self._start_worker()
-
-    def work(self, next_chunk: Callable[[], SeedRange | None]) -> Iterator[RangeResult]:
-        """Run every chunk from `next_chunk` and yield the results in the order of their ends."""
+def _run_in_processes(
+    run: Run, jobs: int, next_chunk: Callable[[], SeedRange | None]
+) -> Generator[RangeResult]:
+    """Run every chunk in spawned processes, which inherit no thread."""
+    workers: dict[Connection, SpawnProcess] = dict(_start_worker(run) for _ in range(jobs))
+    busy: dict[Connection, SeedRange] = {}
+    retry: deque[SeedRange] = deque()
+    try:
         while True:
-            for member in [m for m in self._members if m not in self._busy]:
-                chunk = self._retry.popleft() if self._retry else next_chunk()
+            for worker in workers.keys() - busy.keys():
+                chunk = retry.popleft() if retry else next_chunk()
                 if chunk is not None:
-                    member.send(chunk)
-                    self._busy[member] = chunk
-            if not self._busy:
+                    worker.send(chunk)
+                    busy[worker] = chunk
+            if not busy:
                 return
-            for ready in wait(list(self._busy)):
+            for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
-                done = self._receive(ready)
-                if done is not None:
-                    yield done
-
-    def close(self) -> None:
-        """End the processes."""
-        for member, process in self._members.items():
+                chunk = busy.pop(ready)
+                try:
+                    yield ready.recv()
+                except (EOFError, ConnectionError):
+                    died = workers.pop(ready)
+                    ready.close()
+                    died.join(_STOP_WAIT_S)
+                    workers |= [_start_worker(run)]
+                    if chunk.rounds == 1:
+                        text = f"the process that ran it died with exit code {died.exitcode}"
+                        yield RangeResult(chunk, [(chunk.first, text)], 0.0)
+                    else:
+                        retry.extend(SeedRange(chunk.first + n, 1) for n in range(chunk.rounds))
+    finally:
+        for worker, process in workers.items():
             process.terminate()
-            member.close()
-        for process in self._members.values():
+            worker.close()
+        for process in workers.values():
             process.join(_STOP_WAIT_S)
-        self._members.clear()
-        self._busy.clear()
 
-    def _start_worker(self) -> None:
-        here, there = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(there, self._run), daemon=True)
-        process.start()
-        there.close()
-        self._members[here] = process
 
-    def _receive(self, member: Connection) -> RangeResult | None:
-        chunk = self._busy.pop(member)
-        try:
-            done = member.recv()
-        except (EOFError, ConnectionError):
-            return self._replace_worker(member, chunk)
-        assert isinstance(done, RangeResult)
-        return done
-
-    def _replace_worker(self, member: Connection, chunk: SeedRange) -> RangeResult | None:
-        process = self._members.pop(member)
-        member.close()
-        process.join(_STOP_WAIT_S)
-        self._start_worker()
-        if chunk.rounds == 1:
-            text = f"the process that ran it died with exit code {process.exitcode}"
-            return RangeResult(chunk, [(chunk.first, text)], 0.0)
-        self._retry.extend(SeedRange(chunk.first + n, 1) for n in range(chunk.rounds))
-        return None
+def _start_worker(run: Run) -> tuple[Connection, SpawnProcess]:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(there, run), daemon=True)
+    process.start()
+    there.close()
+    return here, process
 
 
 def _serve(there: Connection, run: Run) -> None:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from headwater.spark.source import StreamReader
+from headwater.spark.data_source import StreamReader
 from tests.spark.source.source_world import rows_of, values_of
 
 POINTS: Final = ("planned", "acknowledged", "read", "sunk", "done")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headwater.spark.source import StreamReader
+from headwater.spark.data_source import StreamReader
 from tests.spark.source.source_world import rows_of, values_of
 
 LIMITS: Any = pytest.importorskip("pyspark.sql.streaming.datasource")

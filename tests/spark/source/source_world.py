@@ -14,8 +14,7 @@ from headwater.buffer.queue import QueueState
 from headwater.buffer.stream import Stream, create_stream, open_stream
 from headwater.core import portal
 from headwater.core.runtime import RealRuntime
-from headwater.spark.data_source import HeadwaterDataSource
-from headwater.spark.source import BatchReader, StreamReader
+from headwater.spark.data_source import BatchReader, HeadwaterDataSource, StreamReader
 from headwater.store import Store
 from headwater.store.locations import shared_store
 

@@ -9,7 +9,7 @@ import pytest
 
 from headwater.buffer.stream import alter_stream, create_stream, delete_stream
 from headwater.core.errors import Fenced, HeadwaterError, Refused
-from headwater.spark.source import StreamReader
+from headwater.spark.data_source import StreamReader
 from tests.spark.source.engine import Checkpoint, Engine, Killed
 from tests.spark.source.micro_batch_rows import ALL, rows_between
 from tests.spark.source.source_world import Standing, World, wait

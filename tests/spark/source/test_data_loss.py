@@ -12,7 +12,7 @@ from headwater.buffer.producer import Producer
 from headwater.buffer.stream import alter_stream, delete_stream, open_stream
 from headwater.buffer.truncation import plan_truncation, truncate_partition
 from headwater.core.errors import HeadwaterError, NotFound, Refused, RolledBack, Trimmed
-from headwater.spark.source import StreamReader
+from headwater.spark.data_source import StreamReader
 from headwater.spark.source.feed import Bounds, PartitionFeed
 from headwater.spark.source.micro_batches import MicroBatches
 from headwater.spark.source.offset import Offset

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -26,6 +26,7 @@ from pyspark.sql.types import StructType
 
 from headwater.buffer.compression import Compression
 from headwater.buffer.stream import Stream
+from headwater.buffer.stream.config import StreamConfig
 from headwater.buffer.transaction import (
     CommitAppender,
     CommitAttempt,
@@ -37,7 +38,7 @@ from headwater.buffer.transaction import (
 )
 from headwater.core import runtime
 from headwater.core.errors import Bug, Refused
-from headwater.core.portal import Portal, shared
+from headwater.core.portal import shared
 from headwater.spark.errors import plain_errors
 from headwater.spark.options import WriteOptions
 from headwater.spark.sink.columns import Router, SinkColumns
@@ -58,81 +59,6 @@ class TaskCommitMessage(WriterCommitMessage):
         self.uploads = uploads
 
 
-def task_context() -> TaskContext:
-    context = TaskContext.get()
-    if context is None:
-        raise Bug("a task writes, but Spark reports no running task")
-    return context
-
-
-def write_task(
-    options: WriteOptions,
-    columns: SinkColumns,
-    schema: StructType,
-    attempt: CommitAttempt,
-    batches: Iterator[pa.RecordBatch],
-) -> TaskCommitMessage:
-    """Upload the rows of a task."""
-    portal, task = shared(), task_context().partitionId()
-    stream = portal.call(_open_and_record(options, columns, schema))
-    uploader = portal.call(_uploader(options, stream, attempt, task))
-    router = Router(stream, task, options.batch_bytes)
-    try:
-        for batch in batches:
-            records, partitions = columns.records(batch, stream)
-            portal.call(uploader.add_all(router.route(records, partitions)))
-        return TaskCommitMessage(attempt, portal.call(uploader.finish()))
-    except BaseException:
-        _cancel(portal, uploader)
-        raise
-
-
-def prepare_target(options: WriteOptions, columns: SinkColumns, schema: StructType) -> None:
-    """Record the columns in the stream before any task runs; once in each process.
-
-    `Refused`: the stream cannot have these columns. `NotFound`: there is no such stream.
-    """
-    key = options.url, options.topic, schema.json()
-    if key not in _recorded:
-        shared().call(_open_and_record(options, columns, schema))
-        _recorded.add(key)
-
-
-async def _open_and_record(
-    options: WriteOptions, columns: SinkColumns, schema: StructType
-) -> Stream:
-    """Open the stream and record its columns, unless that was done already."""
-    stream = await open_target(options)
-    columns.resolve(stream)
-    records = columns.record_schema(arrow_schema(schema), stream)
-    stream = await stream.recording(records, is_fresh=True)
-    stream.fit(pa.RecordBatch.from_pylist([], schema=records))
-    return stream
-
-
-async def open_target(options: WriteOptions) -> Stream:
-    return await named_stream(shared_store(options.url), options.topic, writing=True)
-
-
-async def _uploader(
-    options: WriteOptions, stream: Stream, attempt: CommitAttempt, task: int
-) -> Uploader:
-    compression = options.compression
-    return Uploader(
-        stream,
-        attempt,
-        task,
-        timeout_ms=options.sink_timeout,
-        batch_bytes=options.batch_bytes,
-        compression=None if compression is None else Compression[compression.upper()],
-    )
-
-
-def _cancel(portal: Portal, uploader: Uploader) -> None:
-    if portal.is_open:
-        portal.call(uploader.cancel())
-
-
 # Spark creates a writer for every commit, mostly in the same process. Opening the queue of a
 # partition takes about fifteen requests, appending to an open one takes one, so open partitions are
 # kept from one commit of a query to the next. That is only an optimization: `CommitAppender` checks
@@ -141,43 +67,16 @@ def _cancel(portal: Portal, uploader: Uploader) -> None:
 OPEN_APPENDINGS_MAX: Final = 16
 """The most queries of one process whose partitions stay open."""
 
-
-class _OpenAppending(NamedTuple):
-    """The open partitions of one query, for one configuration of the stream."""
-
-    stream: Stream
-    appending: CommitAppender
+_open_appendings: dict[tuple[str, str, str], tuple[StreamConfig, CommitAppender]] = {}
+"""The open partitions by store, stream and query, for one configuration of the stream."""
 
 
-_open_appendings: dict[tuple[str, str, str], _OpenAppending] = {}
-
-
-def take_appending(stream: Stream, attempt: CommitAttempt) -> CommitAppender:
-    """Take the query's open partitions for one commit, so that no other commit uses them."""
-    kept_open = _open_appendings.pop(_appending_key(stream, attempt), None)
-    # Another configuration may have more partitions.
-    if kept_open is None or kept_open.stream.config != stream.config:
-        return CommitAppender(stream, attempt.application)
-    return kept_open.appending
-
-
-async def keep_appending(stream: Stream, attempt: CommitAttempt, appending: CommitAppender) -> None:
-    """Keep the partitions open for the query's next commit."""
-    _open_appendings[_appending_key(stream, attempt)] = _OpenAppending(stream, appending)
-    while len(_open_appendings) > OPEN_APPENDINGS_MAX:
-        await _open_appendings.pop(next(iter(_open_appendings))).appending.close()
-
-
-def forget_appendings() -> None:
+def _forget_in_child() -> None:
+    # The connections belong to the parent.
     _open_appendings.clear()
 
 
-def _appending_key(stream: Stream, attempt: CommitAttempt) -> tuple[str, str, str]:
-    return stream.store.url, stream.id, attempt.application
-
-
-# The connections belong to the parent.
-os.register_at_fork(after_in_child=forget_appendings)
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 QUERY_ID: Final = "sql.streaming.queryId"
@@ -202,17 +101,79 @@ class _SinkWriter:
         self._options = options
         self._columns = SinkColumns(schema)
         self._schema = schema
-        prepare_target(options, self._columns, schema)
         self._token = runtime.new_token().hex()
+        # The columns are recorded before any task runs; once in each process.
+        key = options.url, options.topic, schema.json()
+        if key not in _recorded:
+            shared().call(self._open_and_record())
+            _recorded.add(key)
 
     @plain_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return write_task(
-            self._options, self._columns, self._schema, self._task_attempt(), iterator
-        )
+        """Upload the rows of a task."""
+        portal, task, attempt = shared(), _task_context().partitionId(), self._task_attempt()
+        stream, uploader = portal.call(self._uploader(attempt, task))
+        router = Router(stream, task, self._options.batch_bytes)
+        try:
+            for batch in iterator:
+                records, partitions = self._columns.records(batch, stream)
+                portal.call(uploader.add_all(router.route(records, partitions)))
+            return TaskCommitMessage(attempt, portal.call(uploader.finish()))
+        except BaseException:
+            if portal.is_open:
+                portal.call(uploader.cancel())
+            raise
 
     def _task_attempt(self) -> CommitAttempt:
         raise NotImplementedError
+
+    async def _open(self) -> Stream:
+        options = self._options
+        return await named_stream(shared_store(options.url), options.topic, writing=True)
+
+    async def _open_and_record(self) -> Stream:
+        """Open the stream and record its columns, unless that was done already."""
+        stream = await self._open()
+        self._columns.resolve(stream)
+        records = self._columns.record_schema(arrow_schema(self._schema), stream)
+        stream = await stream.recording(records, is_fresh=True)
+        stream.fit(pa.RecordBatch.from_pylist([], schema=records))
+        return stream
+
+    async def _uploader(self, attempt: CommitAttempt, task: int) -> tuple[Stream, Uploader]:
+        options, stream = self._options, await self._open_and_record()
+        compression = options.compression
+        return stream, Uploader(
+            stream,
+            attempt,
+            task,
+            timeout_ms=options.sink_timeout,
+            batch_bytes=options.batch_bytes,
+            compression=None if compression is None else Compression[compression.upper()],
+        )
+
+    async def _commit(self, attempt: CommitAttempt, messages: Messages) -> None:
+        stream, appending = await self._open(), None
+        key = stream.store.url, stream.id, attempt.application
+        if attempt.follows_on:
+            # Taken out, so that no other commit uses the same one.
+            config, appending = _open_appendings.pop(key, (None, None))
+            # Another configuration may have more partitions.
+            if appending is None or config != stream.config:
+                appending = CommitAppender(stream, attempt.application)
+        committer = TransactionCommitter(
+            stream, attempt, timeout_ms=self._options.sink_timeout, appending=appending
+        )
+        await committer.commit(_uploads(messages))
+        if appending is not None:
+            _open_appendings[key] = stream.config, appending
+            while len(_open_appendings) > OPEN_APPENDINGS_MAX:
+                _, oldest = _open_appendings.pop(next(iter(_open_appendings)))
+                await oldest.close()
+
+    async def _abort(self, attempt: CommitAttempt, messages: Messages) -> None:
+        stream, timeout_ms = await self._open(), self._options.sink_timeout
+        await TransactionCommitter(stream, attempt, timeout_ms=timeout_ms).abort(_uploads(messages))
 
 
 class BatchWriter(_SinkWriter, DataSourceArrowWriter):
@@ -229,12 +190,12 @@ class BatchWriter(_SinkWriter, DataSourceArrowWriter):
     @plain_errors
     def commit(self, messages: Messages) -> None:
         """Make all rows visible after every task has succeeded."""
-        shared().call(_commit(self._options, self._attempt, _uploads(messages)))
+        shared().call(self._commit(self._attempt, messages))
 
     @plain_errors
     def abort(self, messages: Messages) -> None:
         """Discard the uploads, unless they were committed after all."""
-        shared().call(_abort(self._options, self._attempt, _uploads(messages)))
+        shared().call(self._abort(self._attempt, messages))
 
     def _task_attempt(self) -> CommitAttempt:
         return self._attempt
@@ -248,7 +209,7 @@ class StreamWriter(_SinkWriter, DataSourceStreamArrowWriter):
         """Make the micro-batch visible after every task of it has succeeded."""
         attempt = _attempt_of(messages, batchId)
         if attempt is not None:
-            shared().call(_commit(self._options, attempt, _uploads(messages)))
+            shared().call(self._commit(attempt, messages))
 
     @plain_errors
     def abort(self, messages: Messages, batchId: int) -> None:
@@ -256,10 +217,10 @@ class StreamWriter(_SinkWriter, DataSourceStreamArrowWriter):
         attempt = _attempt_of(messages, batchId)
         # Without a message from any task, the uploads are collected after their timeout.
         if attempt is not None:
-            shared().call(_abort(self._options, attempt, _uploads(messages)))
+            shared().call(self._abort(attempt, messages))
 
     def _task_attempt(self) -> CommitAttempt:
-        context = task_context()
+        context = _task_context()
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         if query is None or batch is None:
             raise Bug(f"a task of a streaming query without {QUERY_ID} or {BATCH_ID}")
@@ -267,26 +228,11 @@ class StreamWriter(_SinkWriter, DataSourceStreamArrowWriter):
         return CommitAttempt.of_query(query, int(batch), run)
 
 
-async def _commit(
-    options: WriteOptions, attempt: CommitAttempt, tasks: Sequence[TaskUploads]
-) -> None:
-    stream = await open_target(options)
-    timeout_ms = options.sink_timeout
-    if not attempt.follows_on:
-        await TransactionCommitter(stream, attempt, timeout_ms=timeout_ms).commit(tasks)
-        return
-    appending = take_appending(stream, attempt)
-    await TransactionCommitter(stream, attempt, timeout_ms=timeout_ms, appending=appending).commit(
-        tasks
-    )
-    await keep_appending(stream, attempt, appending)
-
-
-async def _abort(
-    options: WriteOptions, attempt: CommitAttempt, tasks: Sequence[TaskUploads]
-) -> None:
-    stream = await open_target(options)
-    await TransactionCommitter(stream, attempt, timeout_ms=options.sink_timeout).abort(tasks)
+def _task_context() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise Bug("a task writes, but Spark reports no running task")
+    return context
 
 
 def _uploads(messages: Messages) -> list[TaskUploads]:

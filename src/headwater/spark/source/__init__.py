@@ -10,7 +10,6 @@ Enters: options, and offsets from Spark. Leaves: offsets, input partitions, Arro
     micro_batches   a streaming query on the driver: start, next micro-batch, plan, commit
     checkpoint      which query owns a group's position
     executor        fetches the batches of a task and makes rows of them
-    readers         what Spark calls
 
 Always holds:
 
@@ -19,6 +18,4 @@ Always holds:
 - planning reads no batch; what is sent to executors is small and contains no credential.
 """
 
-from headwater.spark.source.readers import BatchReader, RefusedReader, StreamReader
-
-__all__ = ["BatchReader", "RefusedReader", "StreamReader"]
+__all__: list[str] = []

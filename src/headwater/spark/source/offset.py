@@ -104,15 +104,11 @@ class Offset(msgspec.Struct, frozen=True):
 
 def _check_format(stored: object) -> None:
     version = stored.get("format") if isinstance(stored, Mapping) else None
-    if isinstance(version, int) and version > FORMAT:
+    if isinstance(version, int) and version != FORMAT:
+        older = "give the query a new checkpoint; it continues from its group's position"
         raise Refused(
             f"the checkpoint has offsets of format {version}, and this version reads format "
-            f"{FORMAT}: upgrade Headwater"
-        )
-    if isinstance(version, int) and version < FORMAT:
-        raise Refused(
-            f"the checkpoint has offsets of format {version}, and this version reads format "
-            f"{FORMAT}: give the query a new checkpoint; it continues from its group's position"
+            f"{FORMAT}: {'upgrade Headwater' if version > FORMAT else older}"
         )
 
 

@@ -148,7 +148,7 @@ def _schema_of(stream: Stream, options: ReadOptions) -> SourceSchema:
                 f"valueFormat=raw: stream {stream.name!r} carries columns and has no opaque "
                 "values: leave the option out"
             )
-        return SourceSchema(_typed(stream.schema))
+        return SourceSchema(tuple((field.name, field.type) for field in stream.schema))
     if value_format == "arrow":
         why = (
             "is in the published v1 format, which carries opaque values alone"
@@ -161,19 +161,23 @@ def _schema_of(stream: Stream, options: ReadOptions) -> SourceSchema:
     return SourceSchema(is_known=stream.is_opaque)
 
 
-def _typed(schema: pa.Schema) -> tuple[tuple[str, object], ...]:
-    return tuple((field.name, field.type) for field in schema)
-
-
 def _describe(schema: SourceSchema) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in schema.typed) or "opaque values"
 
 
 async def subscribed_streams(store: Store, options: ReadOptions) -> list[Stream]:
     """Open the streams that the options name. Opens no consumer."""
-    if options.subscribe_pattern is not None:
-        return await _matching(store, re.compile(options.subscribe_pattern))
-    return [await named_stream(store, name) for name in sorted(options.subscribe or options.assign)]
+    if options.subscribe_pattern is None:
+        names = sorted(options.subscribe or options.assign)
+        return [await named_stream(store, name) for name in names]
+    pattern = re.compile(options.subscribe_pattern)
+    matching = [name for name in await stream_names(store) if pattern.fullmatch(name)]
+    streams = []
+    for opened in (await open_streams(store, matching)).values():
+        if isinstance(opened, HeadwaterError):
+            raise opened
+        streams.append(opened)
+    return streams
 
 
 def parts_of(
@@ -191,13 +195,3 @@ def parts_of(
             )
         parts += [(stream, StreamPartition(stream.name, number)) for number in numbers]
     return parts
-
-
-async def _matching(store: Store, pattern: re.Pattern[str]) -> list[Stream]:
-    names = [name for name in await stream_names(store) if pattern.fullmatch(name)]
-    streams = []
-    for opened in (await open_streams(store, names)).values():
-        if isinstance(opened, HeadwaterError):
-            raise opened
-        streams.append(opened)
-    return streams
