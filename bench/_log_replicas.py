@@ -13,7 +13,6 @@ from bench._report import Section
 from headwater.core import portal
 from headwater.log import (
     Bookmark,
-    ImageStore,
     KeyedStates,
     LogCopies,
     PrimaryReplication,
@@ -45,7 +44,7 @@ def replicas(root: Path, quick: bool) -> Section:
     kinds: dict[str, Targets] = {
         "log copy, sync always": LogCopies(),
         "log copy, sync none": LogCopies(config=SpoolConfig(sync="none")),
-        "keyed state": KeyedStates(ImageStore(store, "orders", 0, STREAM_ID)),
+        "keyed state": KeyedStates(store, "orders", 0, STREAM_ID),
     }
     found = {"reading alone": alone_s}
     for number, (name, targets) in enumerate(kinds.items()):

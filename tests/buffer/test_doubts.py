@@ -8,8 +8,7 @@ import pytest
 
 from headwater.buffer.queue.contract import NewBatch
 from headwater.buffer.queue.v1.acked import AckedSegments
-from headwater.buffer.queue.v1.manifest_object import ManifestObject
-from headwater.buffer.queue.v1.side_object import V1Names
+from headwater.buffer.queue.v1.manifest_object import ManifestObject, V1Names
 from headwater.buffer.stream import create_stream
 from headwater.core.errors import (
     Bug,
@@ -102,7 +101,7 @@ async def test_an_opening_that_may_be_noted_is_not_called_failed() -> None:
 async def test_a_manifest_that_may_be_there_is_not_called_failed() -> None:
     backend, store = cut()
     backend.breaks_at = "manifest"
-    await expect_unknown(ManifestObject(store, "s/0/ingest/manifest").create)
+    await expect_unknown(ManifestObject(store, "s/0/ingest/manifest").find_or_create)
 
 
 @virtual

@@ -12,18 +12,12 @@ import msgspec
 import pytest
 
 from headwater.buffer.queue import Collected
-from headwater.buffer.queue.native import (
-    NativeAppender,
-    NativeCollector,
-    NativeConsumer,
-    appender,
-)
+from headwater.buffer.queue.native import NativeAppender, NativeCollector, NativeConsumer, appender
 from headwater.buffer.queue.native.chunk import Chunk
-from headwater.buffer.queue.native.chunk_log import ChunkLog, StoredChunk
+from headwater.buffer.queue.native.chunk_log import ChunkLog, CollectorRecord, StoredChunk
+from headwater.buffer.queue.native.collector import RetentionPass
 from headwater.buffer.queue.native.orphans import OrphanPass
 from headwater.buffer.queue.native.producers import SilencePass
-from headwater.buffer.queue.native.registers import CollectorRecord
-from headwater.buffer.queue.native.retention import RetentionPass
 from headwater.buffer.queue.native.tail import QueueTail
 from headwater.core import limits, runtime
 from headwater.core.errors import OutcomeUnknown
@@ -94,7 +88,7 @@ class LowAppender(NativeAppender):
         return
 
 
-async def says_nothing(tail: QueueTail, make: Any, budget: Any) -> Chunk:
+async def says_nothing(tail: QueueTail, **_: Any) -> Chunk:
     """An opening that is in the record and not in the queue."""
     return await tail.find()
 

@@ -15,15 +15,14 @@ import pytest
 from headwater.buffer import truncation
 from headwater.buffer.consumer import ConsumedBatch, Consumer, Follower, UnreadableBatch
 from headwater.buffer.consumer.delivery import Delivery
-from headwater.buffer.consumer.group import GroupPosition
+from headwater.buffer.consumer.progress import GroupPosition
 from headwater.buffer.producer import Handle, Producer
 from headwater.buffer.producer.sender import PartitionSender
 from headwater.buffer.queue import NewBatch, QueueState
 from headwater.buffer.queue.native import NativeAppender, NativeCollector, NativeReader
-from headwater.buffer.queue.native.chunk_log import StoredChunk
-from headwater.buffer.queue.native.reading import acknowledge_to
-from headwater.buffer.queue.native.registers import CollectorRecord, ConsumerRecord
-from headwater.buffer.queue.native.retention import RetentionPass
+from headwater.buffer.queue.native.chunk_log import CollectorRecord, ConsumerRecord, StoredChunk
+from headwater.buffer.queue.native.collector import RetentionPass
+from headwater.buffer.queue.native.reader import acknowledge_to
 from headwater.buffer.queue.v1 import V1Appender
 from headwater.buffer.stream import Stream
 from headwater.core import limits, runtime
@@ -80,7 +79,7 @@ async def passes_over(self: Delivery, error: HeadwaterError) -> ConsumedBatch:
     """Delivers nothing in the place of a batch that cannot be read."""
     assert isinstance(error, UnreadableBatch)
     name, partition = self._stream.name, self._partition
-    return ConsumedBatch.empty(error.descriptor, stream=name, partition=partition)
+    return ConsumedBatch(error.descriptor, stream=name, partition=partition)
 
 
 async def commits_first(self: Follower) -> ConsumedBatch | None:

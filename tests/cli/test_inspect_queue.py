@@ -13,8 +13,7 @@ import pytest
 
 from headwater.buffer.consumer import Consumer, Follower
 from headwater.buffer.producer import Producer
-from headwater.buffer.queue.native.chunk_log import ChunkLog
-from headwater.buffer.queue.native.registers import QueueFloors
+from headwater.buffer.queue.native.chunk_log import ChunkLog, QueueFloors
 from headwater.buffer.queue.v1.batch_format import encode_batch
 from headwater.buffer.queue.v1.manifest_format import Manifest, encode_manifest
 from headwater.buffer.stream import create_stream
@@ -122,7 +121,6 @@ def test_a_damaged_chunk_names_check_and_offset(told: Told, queue: Path, tmp_pat
     assert "Upgrade" in problem(b"HWC3" + data[4:])["message"]
     older = problem(b"HWC1" + data[4:])
     assert (older["check"], older["error"]) == ("magic", "NotSupported")
-    assert "with the version that wrote it" in older["message"]
 
 
 def test_a_chunk_in_another_chunks_place(told: Told, queue: Path) -> None:

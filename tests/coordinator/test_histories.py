@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from headwater.coordinator.channel import WriteHandle
-from headwater.coordinator.errors import Termination
+from headwater.coordinator.contract import Termination
 from headwater.coordinator.view import ViewBoard
 from headwater.coordinator.writer import FlushLoop, Writer
 from headwater.core import runtime

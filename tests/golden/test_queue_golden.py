@@ -24,22 +24,18 @@ from headwater.buffer.queue.native.chunk import (
     encode_chunk,
     first_chunk,
 )
-from headwater.buffer.queue.native.registers import (
+from headwater.buffer.queue.native.chunk_log import (
     CollectorRecord,
     ConsumerRecord,
-    Mark,
-    ProducerRecord,
-    ProducerShard,
     QueueEnd,
     QueueFloors,
 )
-from headwater.buffer.queue.v1.acked import decode_segment, encode_segment
-from headwater.buffer.queue.v1.ledger import NumberedEntry
+from headwater.buffer.queue.native.producers import Mark, ProducerRecord, ProducerShard
+from headwater.buffer.queue.v1.acked import NumberedEntry, decode_segment, encode_segment
 from headwater.buffer.queue.v1.manifest_format import ManifestEntry, MetadataItem
-from headwater.buffer.queue.v1.side_object import V1Names
+from headwater.buffer.queue.v1.manifest_object import V1Names
 from headwater.buffer.records import HEADERS, KEY, from_arrow
 from headwater.core import runtime
-from headwater.core.errors import NotSupported
 from headwater.core.lease import FloorAge
 from headwater.store import MemoryBackend, Register, Store
 from tests.golden.fixed_runtime import FixedRuntime
@@ -122,12 +118,6 @@ def test_a_chunk_is_written_and_read_as_it_always_was() -> None:
     first = (HERE / "first_chunk.2").read_bytes()
     assert encode_chunk(first_chunk(QUEUE)) == first
     assert decode_chunk(first, queue_id=QUEUE, number=0) == first_chunk(QUEUE)
-
-
-@pytest.mark.parametrize("name", ["chunk.1", "first_chunk.1"])
-def test_a_chunk_without_timestamps_is_refused_and_the_error_says_what_to_do(name: str) -> None:
-    with pytest.raises(NotSupported, match="with the version that wrote it"):
-        decode_chunk((HERE / name).read_bytes(), queue_id=QUEUE, number=None)
 
 
 @pytest.mark.parametrize("name", REGISTERS)

@@ -38,7 +38,6 @@ def test_what_is_kept_is_written_and_read_as_it_always_was() -> None:
 def test_what_was_kept_before_kinds_were_stays_readable() -> None:
     found = decode_state((HERE / "replica.1.json").read_bytes())
     assert found == SavedState(term=7, copy=2, diverged_lsn=120, format=1)
-    assert found.of_kind("log", "/standby") == KEPT
 
 
 def test_an_image_stays_readable() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from headwater.core.errors import OutcomeUnknown
 from headwater.log import PrimaryReplication, PrimaryService, RetentionLimits, SlotRegister
-from headwater.log.primary.config import ReplicationConfig
-from headwater.log.primary.registry import ReplicaState
+from headwater.log.primary.registry import Acknowledgement, ReplicaState
+from headwater.log.primary.replication import ReplicationConfig
 from headwater.log.primary.slot import Slot
 from headwater.store import (
     ByteRange,
@@ -77,7 +77,7 @@ class Leader:
 
     def acknowledge(self, name: str, applied_lsn: int, durable_lsn: int | None = None) -> None:
         durable = applied_lsn if durable_lsn is None else durable_lsn
-        self.primary.acknowledge(name, applied_lsn=applied_lsn, durable_lsn=durable)
+        self.primary.acknowledge(name, Acknowledgement(applied_lsn, durable))
 
 
 async def leader(

@@ -17,7 +17,7 @@ from headwater.log.primary.slot_writer import LeaderSlots
 from headwater.log.replica import follower, keyed_table, link, log_copy
 from headwater.log.replica.contract import Image
 from headwater.log.replica.copies import ReplicaCopies, SavedState, SavedStateFile, encode_state
-from headwater.log.replica.follower import Bootstrapper, LogFollower
+from headwater.log.replica.follower import LogFollower
 from headwater.log.replica.keyed_state import KeyedState
 from headwater.log.replica.link import SplitPull
 from headwater.log.replica.log_copy import LogCopies, LogCopy
@@ -126,7 +126,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "fence-not-synced": (SavedStateFile, "write", writes_without_a_sync),
     "log-copy-durable-when-applied": (LogCopy, "durable_lsn", property(durable_when_applied)),
     "state-durable-when-applied": (KeyedState, "durable_lsn", property(durable_when_applied)),
-    "bootstrap-without-a-copy": (Bootstrapper, "_replace_copy", does_nothing),
+    "bootstrap-without-a-copy": (LogFollower, "_replace_copy", does_nothing),
     "leftovers-are-kept": (LogCopies, "discard", does_nothing),
     "bookmark-without-term": (LogFollower, "shows", shows_by_lsn_alone),
     "bookmark-not-waited-for": (LogFollower, "shows", shows_anything),

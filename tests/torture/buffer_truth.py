@@ -21,13 +21,8 @@ import msgspec
 
 from headwater.buffer.queue import AppendedBatch, Collector, Descriptor, Retention
 from headwater.buffer.queue.native.chunk import Chunk, ChunkEntry, ProducerIncarnation, decode_chunk
-from headwater.buffer.queue.native.registers import (
-    ConsumerRecord,
-    ProducerShard,
-    QueueEnd,
-    QueueFloors,
-    shard_name,
-)
+from headwater.buffer.queue.native.chunk_log import ConsumerRecord, QueueEnd, QueueFloors
+from headwater.buffer.queue.native.producers import ProducerShard, shard_name
 from headwater.core import limits
 from headwater.testing import Simulation
 from tests.torture.recording import RecordingBackend, Witness, register_value

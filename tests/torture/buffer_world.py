@@ -16,7 +16,7 @@ from headwater.buffer.queue.native import (
     chunk_log,
     create_native_queue,
     producers,
-    reading,
+    reader,
 )
 from headwater.core import limits, runtime
 from headwater.core.runtime import encode_ulid
@@ -63,7 +63,7 @@ def small_native_limits(random: _random.Random, *, haunted: bool) -> list[Replac
         (limits, "LIST_PAGE_KEYS", draw((1, 1000))),
         (chunk_log, "READ_AHEAD", read_ahead),
         (producers, "READ_AHEAD", read_ahead),
-        (reading, "READ_AHEAD", read_ahead),
+        (reader, "READ_AHEAD", read_ahead),
     ]
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.log import Group, KeyedState, LogCopy, Target
-from headwater.log.primary.service import Acknowledgement, AcknowledgeResponse
-from headwater.log.wal import Pruned
+from headwater.log.primary.registry import Acknowledgement
+from headwater.log.primary.service import AcknowledgeResponse
 from headwater.testing import Simulation
 from tests.log.given import read_now
 from tests.torture.replica_world import (
@@ -77,10 +77,10 @@ class ForkingWal(TrueWal):
             self.lineage.group(first, first + records - 1, term=self.epoch or term)
         )
 
-    async def prune_through(self, lsn: int) -> Pruned:
+    async def prune_through(self, lsn: int) -> int:
         if self.epoch < self.world.epochs:
             # What is archived is the successor's, and no reason to drop one's own.
-            return Pruned(self.oldest_lsn() - 1, 0, 0)
+            return self.oldest_lsn() - 1
         return await super().prune_through(lsn)
 
 

@@ -18,7 +18,6 @@ from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, Trimmed, Unavailable
 from headwater.log import (
     Group,
-    ImageStore,
     KeyedState,
     KeyedStates,
     LogCopies,
@@ -30,8 +29,8 @@ from headwater.log import (
     range_hash,
     record_hashes,
 )
+from headwater.log.primary.registry import Acknowledgement
 from headwater.log.primary.service import (
-    Acknowledgement,
     AcknowledgeResponse,
     BootstrapResponse,
     PullResponse,
@@ -134,14 +133,10 @@ class ReplicaWorld(World):
         before_s = runtime.monotonic_s() - self.delete_delay_s
         return any(lsn < start and at_s <= before_s for start, at_s in self.log_starts.items())
 
-    def images(self) -> ImageStore:
-        """The images of keyed states, over a connection of one's own."""
-        return ImageStore(Store(self.network, policy=IMPATIENT), STREAM, 0, STREAM_ID)
-
     def targets(self, kind: str, disk: FaultyDisk) -> Targets:
         """What a replica of this kind applies to."""
         if kind == "keyed":
-            return ArchivedStates(self, self.images(), image_interval_s=30.0, image_records=20)
+            return ArchivedStates(self)
         config = SpoolConfig(
             sync=self.random.choice(("always", 2.0)),
             segment_bytes=self.random.choice((2000, 1 << 20)),
@@ -211,8 +206,9 @@ class Tier:
 class ArchivedStates(KeyedStates):
     """Keyed states that can be made from the archive where no image reaches the log."""
 
-    def __init__(self, world: ReplicaWorld, images: ImageStore, **options: Any) -> None:
-        super().__init__(images, **options)
+    def __init__(self, world: ReplicaWorld) -> None:
+        store = Store(world.network, policy=IMPATIENT)
+        super().__init__(store, STREAM, 0, STREAM_ID, image_interval_s=30.0, image_records=20)
         self._world = world
 
     async def newest_image(self, *, below_lsn: int | None = None) -> Image | None:
@@ -224,7 +220,7 @@ class ArchivedStates(KeyedStates):
             return image
         return Image(lsn, "archive") if lsn else None
 
-    async def begin(self, path: str, image: Image | None) -> Target:
+    async def begin(self, path: str, image: Image | None) -> KeyedState:
         if image is None or image.key != "archive":
             return await super().begin(path, image)
         target = await super().begin(path, None)

@@ -16,7 +16,7 @@ import dataclasses
 from typing import Any
 
 from headwater.buffer.batch import decode_batch
-from headwater.buffer.consumer import collection
+from headwater.buffer.consumer import ownership
 from headwater.buffer.queue import Retention
 from headwater.buffer.stream import Stream
 from headwater.buffer.transaction import active_holds
@@ -139,7 +139,7 @@ class HoldingCollector:
     async def collect(self, *, full: bool) -> None:
         """One pass."""
         stream = self.world.stream()
-        retention = await collection.retention_of(stream)
+        retention = await ownership.retention_of(stream)
         await stream.collector(0).collect(retention, full=full)
 
 

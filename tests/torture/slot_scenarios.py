@@ -26,7 +26,8 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.log import AckN, CommitUnknown, PrimaryReplication, PrimaryService
-from headwater.log.primary.service import Acknowledgement, RegisterResponse
+from headwater.log.primary.registry import Acknowledgement
+from headwater.log.primary.service import RegisterResponse
 from headwater.log.primary.slot import FullRebootstrap, PartialResync, ResumeMode
 from headwater.testing import Scenario, Simulation, simulate
 from tests.torture.slot_world import MAX_LAG_LSN, LeaderLife, World
@@ -151,7 +152,7 @@ class ToyReplica:
         )
         self.bootstraps += 1
         await self.world.idle(3.0)
-        after = begun.plan.after_lsn
+        after = begun.after_lsn
         self.world.check(after in (0, image), "neither the image nor everything")
         self.applied_lsn = after
         self._sync()

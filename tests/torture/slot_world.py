@@ -21,7 +21,6 @@ from headwater.log import (
     SlotRegister,
 )
 from headwater.log.primary.slot_register import SlotTable
-from headwater.log.wal import Pruned
 from headwater.store import Condition, MemoryBackend, Store, Version
 from headwater.store.objects import Buffer
 from headwater.store.register import decode_envelope
@@ -97,7 +96,7 @@ class WatchedWal(MemoryWal):
         self.world = world
         self.epoch = 0
 
-    async def prune_through(self, lsn: int) -> Pruned:
+    async def prune_through(self, lsn: int) -> int:
         table = self.world.objects.table
         openings = [life.wal for life in self.world.leaders if life.epoch == self.epoch]
         is_last = not openings or openings[-1] is self

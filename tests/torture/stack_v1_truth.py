@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from headwater.buffer.queue.v1.batch_format import decode_batch
 from headwater.buffer.queue.v1.manifest_format import Manifest, decode_manifest
-from headwater.buffer.queue.v1.side_object import SideState, V1Names
+from headwater.buffer.queue.v1.manifest_object import V1Names
+from headwater.buffer.queue.v1.side_object import SideState
 from headwater.testing import Simulation
 from tests.torture.recording import RecordingBackend, register_value
 from tests.torture.stack_truth import Log

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from headwater.buffer.consumer import Consumer, Follower, UnreadableBatch
-from headwater.buffer.consumer.collection import retention_of
+from headwater.buffer.consumer.ownership import retention_of
 from headwater.buffer.producer import BufferFull, Handle, Producer
 from headwater.buffer.queue import Collector, Retention
 from headwater.buffer.stream import alter_stream, delete_stream

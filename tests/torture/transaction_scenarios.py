@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from headwater.buffer.consumer import collection
+from headwater.buffer.consumer import ownership
 from headwater.buffer.records import from_values
 from headwater.buffer.transaction import (
     CommitAppender,
@@ -251,7 +251,7 @@ class Collecting:
         """A pass over all partitions."""
         stream = self.world.stream()
         for partition in range(stream.partitions):
-            retention = await collection.retention_of(stream)
+            retention = await ownership.retention_of(stream)
             await stream.collector(partition).collect(retention, full=full)
 
 

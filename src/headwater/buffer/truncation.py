@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from headwater.buffer import layout
-from headwater.buffer.consumer.collection import retention_of
+from headwater.buffer.consumer.ownership import retention_of
 from headwater.buffer.consumer.positions import (
     ReadBounds,
     check_bounds,

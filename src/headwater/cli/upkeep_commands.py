@@ -110,7 +110,7 @@ async def _lags(stream: Stream, partitions: list[int], group: str | None) -> lis
     Raises where it can be told of none, and of a group that is not known in any: it has no lag.
     """
     from headwater.buffer.consumer import lag as lag_of
-    from headwater.buffer.consumer.metrics import UnknownGroup
+    from headwater.buffer.consumer.progress import UnknownGroup
 
     async def one(partition: int) -> Lag | HeadwaterError:
         try:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater.buffer.consumer import Lag
-from headwater.buffer.consumer.collection import retention_of
+from headwater.buffer.consumer.ownership import retention_of
 from headwater.buffer.queue.contract import Collected
 from headwater.buffer.stream import Stream
 from headwater.cli.render import StatusLine, new_console, size_words

@@ -6,34 +6,31 @@ flusher, in order, and every write is visible in a consistent view.
     coordinator    connects the parts, starts and stops them
     channel        bounded queues of writes, and the handles that writers hold
     writer         the two loops: applying and freezing; flushing
-    delta          what a user provides: `Delta`, `Flusher` and the settings
+    contract       what a user provides and gets: `Delta`, `Flusher`, settings, errors
     view           what readers see, and subscribers that follow it
     watermarks     how far writes have come, and the metrics
-    errors         the errors, and how a coordinator terminated
 
 Always holds: write epochs are dense from 1; durable ≤ written ≤ applied; every view shows all
 writes up to some write epoch; a failure reaches every waiting call, so that none waits without end.
 """
 
 from headwater.coordinator.channel import ChannelHandle, PauseHandle, WriteHandle
-from headwater.coordinator.coordinator import WriteCoordinator
-from headwater.coordinator.delta import (
+from headwater.coordinator.contract import (
+    ApplyFailed,
+    Backpressure,
     ChannelConfig,
     CoordinatorConfig,
     Delta,
     DeltaView,
     Durability,
     Flusher,
-    FrozenDelta,
-)
-from headwater.coordinator.errors import (
-    ApplyFailed,
-    Backpressure,
     FlushFailed,
+    FrozenDelta,
     MessageLost,
     Shutdown,
     WriteTimeout,
 )
+from headwater.coordinator.coordinator import WriteCoordinator
 from headwater.coordinator.view import View, ViewMonitor, ViewSubscriber
 from headwater.coordinator.watermarks import CoordinatorMetrics
 

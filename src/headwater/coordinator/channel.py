@@ -1,11 +1,9 @@
 """How writes enter a coordinator: bounded channels, and the handles that writers hold.
 
-A caller that finds a channel full waits for room; room goes to the caller that came first, never to
-a later one that was quicker. Room is reserved for a waiting caller, which enqueues its command when
-it resumes: a call that is cancelled before that has enqueued nothing.
+Room in a full channel goes to the caller that came first. It is reserved for that caller, which
+enqueues its command when it resumes: a call that is cancelled before that has enqueued nothing.
 
-A handle of a write costs nothing until a task waits for it: the write and its result are in one
-small object, and only a waiting task creates a future.
+A handle of a write costs nothing until a task waits for it, which creates a future.
 """
 
 from __future__ import annotations
@@ -15,10 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from headwater.coordinator.delta import ChannelConfig, Durability
-from headwater.coordinator.errors import (
+from headwater.coordinator.contract import (
     ApplyFailed,
     Backpressure,
+    ChannelConfig,
+    Durability,
     Termination,
     WriteTimeout,
     message_of,
@@ -57,7 +56,7 @@ class Channel:
         return f"<channel {self.name!r}: {len(self.commands):,} waiting{paused}>"
 
     def offer(self, command: Any, write: Any) -> bool:
-        """Enqueue a command if there is room and no caller waits; whether it was enqueued."""
+        """Enqueue a command if there is room and no caller waits; whether it was taken."""
         if self._termination is not None:
             raise self._termination.error(write)
         commands = self.commands
@@ -75,23 +74,30 @@ class Channel:
         return True
 
     async def put(self, command: Any, write: Any) -> None:
-        """Enqueue a command once there is room, after the callers that already wait."""
-        if self._termination is not None:
-            raise self._termination.error(write)
-        size_bytes = self._size_of(write)
-        await self._wait_for_room(size_bytes)
+        """Enqueue a command that was not taken by `offer`, once there is room."""
+        waiter = _Waiter(self._size_of(write), asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
+        try:
+            await waiter.admitted
+        except asyncio.CancelledError:
+            if not waiter.admitted.cancelled():
+                self._reserve(waiter, -1)
+            elif waiter in self._waiting:  # `admit_waiting` removes cancelled waiters as well
+                self._waiting.remove(waiter)
+            self.admit_waiting()
+            raise
+        self._reserve(waiter, -1)
         if self._termination is not None:
             raise self._termination.error(write)
         self.commands.append(command)
         if self.counts_bytes:
-            self._sizes.append(size_bytes)
-            self._size_bytes += size_bytes
+            self._sizes.append(waiter.size_bytes)
+            self._size_bytes += waiter.size_bytes
         self._wake()
 
     def _size_of(self, write: Any) -> int:
-        """The bytes of a write; 0 for a flush, which has no write."""
         if not self.counts_bytes or write is None:
-            return 0
+            return 0  # a flush has no write
         size_bytes: object = self._config.size_of(write)
         if not isinstance(size_bytes, int) or size_bytes < 0:
             raise Refused(
@@ -105,7 +111,6 @@ class Channel:
         return sum(not waiter.admitted.done() for waiter in self._waiting)
 
     def pop(self) -> Any:
-        """The next command; there must be one."""
         if self.counts_bytes:
             self._size_bytes -= self._sizes.popleft()
         return self.commands.popleft()
@@ -113,19 +118,13 @@ class Channel:
     def admit_waiting(self) -> None:
         """Reserve the free room for the callers that wait for it."""
         while self._waiting and self._has_room(self._waiting[0].size_bytes):
-            waiter = self._waiting.popleft()
-            if not waiter.admitted.done():
-                self._reserve(waiter.size_bytes)
-                waiter.admitted.set_result(None)
+            self._admit(self._waiting.popleft())
 
     def terminate(self, termination: Termination) -> None:
         """Accept nothing more, and refuse the waiting callers."""
         self._termination = termination
-        waiters, self._waiting = self._waiting, deque()
-        for waiter in waiters:
-            if not waiter.admitted.done():
-                waiter.admitted.set_result(None)  # the caller sees the termination and raises it
-                self._reserve(waiter.size_bytes)
+        while self._waiting:
+            self._admit(self._waiting.popleft())  # the caller raises the termination
 
     def drain(self) -> list[Any]:
         commands = list(self.commands)
@@ -140,30 +139,14 @@ class Channel:
         limit = self._config.capacity_bytes
         return limit is None or not self._size_bytes or self._size_bytes + size_bytes <= limit
 
-    async def _wait_for_room(self, size_bytes: int) -> None:
-        """Return once room was reserved, and free it for the command that the caller enqueues."""
-        waiter = _Waiter(size_bytes, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiter)
-        try:
-            await waiter.admitted
-        except asyncio.CancelledError:
-            if waiter.admitted.cancelled():
-                # `admit_waiting` removes cancelled waiters that it passes.
-                if waiter in self._waiting:
-                    self._waiting.remove(waiter)
-            else:
-                self._release(size_bytes)
-            self.admit_waiting()
-            raise
-        self._release(size_bytes)
+    def _admit(self, waiter: _Waiter) -> None:
+        if not waiter.admitted.done():
+            waiter.admitted.set_result(None)
+            self._reserve(waiter, 1)
 
-    def _reserve(self, size_bytes: int) -> None:
-        self._reserved += 1
-        self._size_bytes += size_bytes
-
-    def _release(self, size_bytes: int) -> None:
-        self._reserved -= 1
-        self._size_bytes -= size_bytes
+    def _reserve(self, waiter: _Waiter, count: int) -> None:
+        self._reserved += count
+        self._size_bytes += count * waiter.size_bytes
 
 
 class WriteHandle(Generic[R]):
@@ -239,7 +222,6 @@ class WriteHandle(Generic[R]):
             self._wake_waiting()
 
     def terminate(self, termination: Termination) -> None:
-        """The write was not applied and never will be."""
         self._termination = termination
         if self._waiting is not None:
             self._wake_waiting()
@@ -309,7 +291,7 @@ class ChannelHandle(Generic[W, R]):
         return handle
 
     async def write_timeout(self, write: W, timeout_s: float) -> WriteHandle[R]:
-        """Enqueue a write if there is room in time. `WriteTimeout.write` is the write."""
+        """Enqueue a write if there is room in time; `WriteTimeout` otherwise."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self.write(write)
@@ -338,11 +320,6 @@ class PauseHandle:
     def __init__(self, channel: Channel, wake: Callable[[], None]) -> None:
         self._channel = channel
         self._wake = wake
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether the writer takes nothing from the channel."""
-        return self._channel.is_paused
 
     def pause(self) -> None:
         """Take nothing more from the channel; other channels are not affected."""

@@ -1,4 +1,4 @@
-"""One ordered writer for any kind of state.
+"""Connects channels, writer and flush loop, starts and stops them.
 
     coordinator = WriteCoordinator(config, ["ingest"], context, snapshot, flusher, delta=MyDelta)
     coordinator.start()
@@ -6,12 +6,9 @@
     await handle.wait(Durability.WRITTEN)
     await coordinator.stop()
 
-Always holds:
-
-- one order: a write has one write epoch, and every view shows all writes up to some write epoch;
-- a failed flush is loud: every call that waits, writes, follows or stops raises it with its cause,
-  and no write is accepted any more;
-- memory is bounded: by the channels, the size of a delta, and the number of frozen deltas.
+Always holds: after a failed flush every call that waits, writes, follows or stops raises it with
+its cause, and no write is accepted; memory is bounded by the channels, the size of a delta and the
+number of frozen deltas.
 """
 
 from __future__ import annotations
@@ -22,8 +19,14 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from headwater.coordinator.channel import Channel, ChannelHandle, PauseHandle
-from headwater.coordinator.delta import ChannelConfig, CoordinatorConfig, DeltaFactory, Flusher
-from headwater.coordinator.errors import CoordinatorCancelled, Termination
+from headwater.coordinator.contract import (
+    ChannelConfig,
+    CoordinatorCancelled,
+    CoordinatorConfig,
+    DeltaFactory,
+    Flusher,
+    Termination,
+)
 from headwater.coordinator.view import View, ViewBoard, ViewMonitor, ViewSubscriber
 from headwater.coordinator.watermarks import CoordinatorMetrics, WriteWatermarks
 from headwater.coordinator.writer import FlushLoop, Writer
@@ -123,10 +126,8 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
     async def stop(self) -> None:
         """Apply and flush what is queued in channels that are not paused, and end.
 
-        No write is accepted from now on. Writes in paused channels, and all writes if the
-        coordinator was never started, fail with `Shutdown` on their handles. Raises the error that
-        kept writes from being flushed. Cancelling this call does not stop the stopping; another
-        call waits for the same end.
+        No write is accepted from now on. Writes that stay in a channel fail with `Shutdown`. Raises
+        the error that kept writes from being flushed. Cancelling this call ends only its waiting.
         """
         if asyncio.current_task() in self._loops:
             raise Refused("a flusher cannot stop its own coordinator, which waits for it: raise")
@@ -154,19 +155,15 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
         return subscriber, subscriber.monitor
 
     def durable_through(self, write_epoch: int) -> None:
-        """Report that writes up to this write epoch are durable.
-
-        For storage that reports durability by itself: a quorum of replicas, a tier. Writes that
-        are not flushed yet become durable with their flush.
-        """
+        """Report durability from elsewhere, such as a quorum. It never passes `written`."""
         self._watermarks.set_durable(write_epoch)
 
     def _channel(self, name: str) -> Channel:
         for channel in self._channels:
             if channel.name == name:
                 return channel
-        known = ", ".join(repr(one.name) for one in self._channels)
-        raise Refused(f"no channel {name!r}; there are {known}")
+        names = ", ".join(repr(one.name) for one in self._channels)
+        raise Refused(f"no channel {name!r}; there are {names}")
 
     async def _run(self) -> None:
         """Both loops, until a stop has emptied them or one of them fails."""
@@ -180,10 +177,11 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
                 await asyncio.wait((flushing,))
         finally:
             # Both loops, also if one failed: no flush may run after the end.
-            await _cancel(writing, flushing)
+            for task in self._loops:
+                task.cancel()
+            await asyncio.wait(self._loops)
 
     def _conclude(self) -> None:
-        """Terminate channels, watermarks and subscribers, once."""
         if self._termination is None:
             self._writer.close()
             self._terminate(Termination(_cause(self._loops)))
@@ -200,14 +198,6 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
 
 def _is_complete(task: asyncio.Task[Any]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
-
-
-async def _cancel(*tasks: asyncio.Task[Any]) -> None:
-    running = [task for task in tasks if not task.done()]
-    for task in running:
-        task.cancel()
-    if running:
-        await asyncio.wait(running)
 
 
 def _cause(loops: tuple[asyncio.Task[None], ...]) -> BaseException | None:

@@ -17,8 +17,7 @@ import weakref
 from collections import deque
 from typing import Generic, NamedTuple, TypeVar
 
-from headwater.coordinator.delta import DeltaView, Durability
-from headwater.coordinator.errors import MessageLost, Termination
+from headwater.coordinator.contract import DeltaView, Durability, MessageLost, Termination
 from headwater.coordinator.watermarks import WriteWatermarks
 from headwater.core import limits
 from headwater.core.errors import Bug, Refused
@@ -61,7 +60,6 @@ class ViewBoard(Generic[D, V, S]):
         self._termination: Termination | None = None
 
     def subscribe(self, subscriber: ViewSubscriber[D, V, S]) -> None:
-        """Send every view after the present one to `subscriber`."""
         if self._termination is not None:
             subscriber.terminate(self._termination)
         else:
@@ -71,11 +69,11 @@ class ViewBoard(Generic[D, V, S]):
         self._subscribers = [one for one in self._subscribers if one() is not subscriber]
 
     def publish_frozen(self, frozen: DeltaView[V], current: D) -> None:
-        """Publish that a delta was frozen and `current` is the reader of the next one."""
+        """A delta was frozen, and `current` is the reader of the next one."""
         self._publish(self.view._replace(current=current, frozen=(frozen, *self.view.frozen)))
 
     def publish_flushed(self, snapshot: S, write_epochs: range) -> None:
-        """Publish that the oldest frozen delta is in the snapshot."""
+        """The oldest frozen delta is in the snapshot."""
         *newer, written = self.view.frozen or (None,)
         if written is None or written.write_epochs != write_epochs:
             raise Bug(f"{write_epochs} were flushed, and the oldest frozen delta is {written}")
@@ -84,7 +82,6 @@ class ViewBoard(Generic[D, V, S]):
         )
 
     def terminate(self, termination: Termination) -> None:
-        """No view follows."""
         self._termination = termination
         for subscriber in self._live_subscribers():
             subscriber.terminate(termination)
@@ -112,21 +109,14 @@ class ViewSubscriber(Generic[D, V, S]):
         self._termination: Termination | None = None
         self._waiting: asyncio.Future[None] | None = None
         self._processed = WriteWatermarks()
+        self.monitor = ViewMonitor(self._processed)
         # Without this, a task that waits for a dropped subscriber would wait without end.
         gone = Termination(MessageLost("the subscriber is gone"))
         weakref.finalize(self, self._processed.terminate, gone).atexit = False
         board.subscribe(self)
 
-    def __repr__(self) -> str:
-        return f"<subscriber with {len(self._views)} queued views, {self._processed}>"
-
-    @property
-    def monitor(self) -> ViewMonitor:
-        """Waits for this subscriber to process a write."""
-        return ViewMonitor(self._processed)
-
     def initialize(self) -> View[D, V, S]:
-        """The view at the moment of subscribing, which precedes all views from `recv`."""
+        """The view at the moment of subscribing."""
         return self._initial
 
     async def recv(self) -> View[D, V, S]:
@@ -196,9 +186,6 @@ class ViewMonitor:
 
     def __init__(self, processed: WriteWatermarks) -> None:
         self._processed = processed
-
-    def __repr__(self) -> str:
-        return f"<monitor of a subscriber, {self._processed}>"
 
     async def wait(self, write_epoch: int, durability: Durability = Durability.WRITTEN) -> None:
         """Wait until the subscriber has processed a view that shows this write.

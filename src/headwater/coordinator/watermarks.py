@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from headwater.coordinator.delta import Durability
-from headwater.coordinator.errors import Termination
+from headwater.coordinator.contract import Durability, Termination
 from headwater.core.metrics import Histogram, Metrics
 from headwater.core.runtime import ThresholdWaiters
 
@@ -28,9 +27,8 @@ class WriteWatermarks:
     """The highest write epoch at each level."""
 
     def __init__(self) -> None:
-        levels = (*Durability, STORAGE_FLUSHES)
-        self._at: dict[int, int] = dict.fromkeys(levels, 0)
-        self._waiting = {level: ThresholdWaiters() for level in levels}
+        self._at: dict[int, int] = dict.fromkeys((*Durability, STORAGE_FLUSHES), 0)
+        self._waiting = {level: ThresholdWaiters() for level in self._at}
         self._durable_reported = 0
         self._last: tuple[int, Termination] | None = None
         """The last write epoch that will be reached, and why no later one will."""
@@ -40,21 +38,17 @@ class WriteWatermarks:
 
     @property
     def applied(self) -> int:
-        """The last write that the delta took, or refused."""
         return self._at[Durability.APPLIED]
 
     @property
     def written(self) -> int:
-        """The last write that is in the snapshot."""
         return self._at[Durability.WRITTEN]
 
     @property
     def durable(self) -> int:
-        """The last write that is durable."""
         return self._at[Durability.DURABLE]
 
     def set_applied(self, write_epoch: int) -> None:
-        """Writes through this one are in the delta."""
         self._advance(Durability.APPLIED, write_epoch)
 
     def set_written(self, write_epoch: int) -> None:
@@ -63,13 +57,12 @@ class WriteWatermarks:
         self.set_durable(self._durable_reported)
 
     def set_durable(self, write_epoch: int) -> None:
-        """Writes through this one are durable; writes that are not written yet, once they are."""
+        """Writes through this one are durable; unwritten ones become so with their flush."""
         # A number above `applied` belongs to no write of this run.
         self._durable_reported = max(self._durable_reported, min(write_epoch, self.applied))
         self._advance(Durability.DURABLE, min(self._durable_reported, self.written))
 
     def set_storage_flushed(self, number: int) -> None:
-        """Storage flushes up to this number are done."""
         self._advance(STORAGE_FLUSHES, number)
 
     async def wait_for(self, level: int, write_epoch: int) -> None:
@@ -81,10 +74,7 @@ class WriteWatermarks:
         await self._waiting[level].wait(write_epoch)
 
     def terminate(self, termination: Termination) -> None:
-        """No watermark moves any more: fail every present and future wait.
-
-        Finalisers call it from any thread.
-        """
+        """Fail every present and future wait. Finalisers call it from any thread."""
         for waiting in self._waiting.values():
             waiting.fail(termination.error)
 
@@ -110,9 +100,7 @@ class CoordinatorMetrics(Metrics):
         self.writes_taken = 0
         """Writes that left their channel, including refused ones."""
         self.writes_refused = 0
-        """Writes that the delta refused."""
         self.delta_bytes = 0
-        """The size of the current delta, by its own estimate."""
         self.frozen = 0
         """Deltas that are frozen and not written."""
         self.flushes: Counter[str] = Counter()
@@ -127,11 +115,9 @@ class CoordinatorMetrics(Metrics):
         self.flush_seconds = Histogram()
         """From the first attempt of a flush until it was written."""
         self.watermarks = watermarks
-        """The write epochs applied, written and durable."""
 
     @property
     def writes_applied(self) -> int:
-        """Writes that the delta took."""
         return self.writes_taken - self.writes_refused
 
     @property

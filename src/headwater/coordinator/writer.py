@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
 from headwater.coordinator.channel import Channel, FlushHandle, WriteHandle
-from headwater.coordinator.delta import CoordinatorConfig, Delta, DeltaView, Flusher, FrozenDelta
+from headwater.coordinator.contract import CoordinatorConfig, Delta, DeltaView, Flusher, FrozenDelta
 from headwater.coordinator.view import ViewBoard
 from headwater.coordinator.watermarks import CoordinatorMetrics, WriteWatermarks
 from headwater.core import limits, runtime
@@ -34,14 +34,9 @@ from headwater.core.retry import retry_pause_s
 T = TypeVar("T")
 
 
-class FlushEvent(NamedTuple):
-    """One call of the flusher."""
-
+class _FrozenEpochs(NamedTuple):
     frozen: Any
-    write_epochs: range | None
-    """None for a storage flush."""
-    number: int = 0
-    """The number of the storage flush."""
+    write_epochs: range
 
 
 class FlushLoop:
@@ -60,7 +55,8 @@ class FlushLoop:
         self._watermarks = watermarks
         self._board = board
         self._metrics = metrics
-        self._events: deque[FlushEvent] = deque()
+        self._events: deque[_FrozenEpochs | int] = deque()
+        """Deltas to flush, and numbers of storage flushes."""
         self._frozen = 0
         self._last_flushed = 0
         self._storage_flushes_requested = 0
@@ -72,7 +68,6 @@ class FlushLoop:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more delta may be frozen."""
         return self._frozen < self._config.max_frozen
 
     async def wait_for_room(self) -> None:
@@ -84,7 +79,7 @@ class FlushLoop:
         """Queue a frozen delta, which the view shows already."""
         self._frozen += 1
         self._metrics.frozen = self._frozen
-        self._add(FlushEvent(frozen, write_epochs))
+        self._add(_FrozenEpochs(frozen, write_epochs))
 
     def next_storage_flush(self) -> int:
         self._storage_flushes_requested += 1
@@ -92,9 +87,9 @@ class FlushLoop:
 
     def add_storage_flush(self, number: int) -> None:
         # A queued one that has not begun is replaced by this one. The first may have begun.
-        if len(self._events) > 1 and self._events[-1].write_epochs is None:
+        if len(self._events) > 1 and isinstance(self._events[-1], int):
             self._events.pop()
-        self._add(FlushEvent(None, None, number))
+        self._add(number)
 
     def give_up_in(self, seconds: float) -> None:
         """Repeat flushes with `Unavailable` errors for this long at most, and the next one now."""
@@ -108,14 +103,14 @@ class FlushLoop:
         self._changed.set()
 
     async def run(self) -> None:
-        """Run until stopped with everything flushed, or until the flusher fails for good."""
+        """Run until stopped with everything flushed; raises what the flusher raises."""
         while True:
             while self._events:
                 event = self._events[0]
-                if event.write_epochs is not None:
-                    await self._flush(event.frozen, event.write_epochs)
+                if isinstance(event, int):
+                    await self._flush_storage(event)
                 else:
-                    await self._flush_storage(event.number)
+                    await self._flush(event.frozen, event.write_epochs)
                 self._events.popleft()
             if self._is_stopping:
                 return
@@ -163,7 +158,7 @@ class FlushLoop:
             async with asyncio.timeout(seconds):
                 await self._giving_up.wait()
 
-    def _add(self, event: FlushEvent) -> None:
+    def _add(self, event: _FrozenEpochs | int) -> None:
         self._events.append(event)
         self._changed.set()
 
@@ -201,7 +196,6 @@ class Writer:
         self._changed = asyncio.Event()
 
     def wake(self) -> None:
-        """A channel or a setting changed: look for work."""
         self._changed.set()
 
     def stop(self) -> None:
@@ -222,20 +216,15 @@ class Writer:
                 await self._flush("interval")
             if await self._run_turn():
                 await runtime.sleep(0)  # let other tasks run
-            elif self._is_due:
-                continue
-            elif self._is_stopping:
+            elif self._is_stopping and not self._is_due:
                 break
-            else:
+            elif not self._is_due:
                 self._changed.clear()
                 await self._changed.wait()
         await self._flush("stop")
 
     async def _run_turn(self) -> bool:
-        """Take from every channel in turn, until all are empty or the turn is over.
-
-        Returns whether anything was taken.
-        """
+        """Take from the channels until they are empty or the turn is over; whether it took any."""
         left = limits.COORDINATOR_TURN_WRITES
         while left > 0:
             ready = [one for one in self.channels if one.commands and not one.is_paused]
@@ -249,14 +238,12 @@ class Writer:
         return left < limits.COORDINATOR_TURN_WRITES
 
     def _publish_progress(self) -> None:
-        """Wake the tasks that wait for a write to be applied, or for room in a channel."""
         self._watermarks.set_applied(self._next_write_epoch - 1)
         self._metrics.delta_bytes = self._delta.estimate_size()
         for channel in self.channels:
             channel.admit_waiting()
 
     async def _take(self, channel: Channel, most: int) -> int:
-        """Take up to `most` commands of one channel, in order. Returns how many were taken."""
         taken = 0
         while taken < most and channel.commands and not channel.is_paused:
             if isinstance(channel.commands[0], FlushHandle):
@@ -277,7 +264,8 @@ class Writer:
         commands, delta, full = channel.commands, self._delta, self._config.flush_size_bytes
         pop = channel.pop if channel.counts_bytes else commands.popleft
         if first == self._delta_start:
-            self._start_timer()
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._config.flush_interval_s, self._set_due)
         taken = 0
         # A delta may pause the channel while it applies a write.
         while taken < most and commands and not channel.is_paused:
@@ -305,11 +293,6 @@ class Writer:
         self._metrics.writes_refused += 1
         if not isinstance(error, Exception):
             raise error  # not a refusal: it terminates the coordinator
-
-    def _start_timer(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(
-            self._config.flush_interval_s, self._set_due
-        )
 
     async def _run_flush_command(self, handle: FlushHandle) -> None:
         number = self._flush_loop.next_storage_flush() if handle.is_durable else 0

@@ -3,8 +3,7 @@
 Enters: groups of records, in order, from one writer. Leaves: the same groups by LSN, to any
 number of readers, here and on replicas.
 
-    record   change records, groups of them, their hashes
-    wal      the interface of a log that is replicated
+    record   change records, groups of them and their hashes, the interface of a log
     spool    the log on a local disk
     primary  the leader's side of replication, and the slots that the log is kept for
     replica  copies of the log, record for record or the latest record of each key
@@ -23,13 +22,12 @@ if TYPE_CHECKING:
         Regions,
         parse_policy,
     )
-    from headwater.log.primary.config import ReplicationConfig
-    from headwater.log.primary.replication import PrimaryReplication
+    from headwater.log.primary.replication import PrimaryReplication, ReplicationConfig
     from headwater.log.primary.service import PrimaryService, ReplicationSource
     from headwater.log.primary.slot import RetentionLimits
     from headwater.log.primary.slot_register import SlotRegister
     from headwater.log.record.change import ChangeRecord, changes_of, group_of
-    from headwater.log.record.group import GROUP_SCHEMA, Group, consumed_records
+    from headwater.log.record.group import GROUP_SCHEMA, Group, Wal, consumed_records
     from headwater.log.record.hashes import range_hash, record_hashes
     from headwater.log.replica.contract import (
         Bookmark,
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
         Target,
         Targets,
     )
-    from headwater.log.replica.image import ImageStore
     from headwater.log.replica.keyed_state import KeyedState, KeyedStates
     from headwater.log.replica.log_copy import LogCopies, LogCopy
     from headwater.log.replica.replica import Replica
@@ -49,7 +46,6 @@ if TYPE_CHECKING:
     from headwater.log.spool.frame import SpoolCorrupt
     from headwater.log.spool.spool import Spool
     from headwater.log.spool.state import SpoolConfig
-    from headwater.log.wal import Pruned, Wal
 
 __all__ = [
     "AckN",
@@ -60,7 +56,6 @@ __all__ = [
     "GROUP_SCHEMA",
     "GoElsewhere",
     "Group",
-    "ImageStore",
     "KeyedState",
     "KeyedStates",
     "Local",
@@ -71,7 +66,6 @@ __all__ = [
     "PreparedAppend",
     "PrimaryReplication",
     "PrimaryService",
-    "Pruned",
     "Quorum",
     "Regions",
     "Replica",
@@ -100,17 +94,15 @@ __getattr__, __dir__ = exports(
     __name__,
     {
         "primary.commits": "AckN CommitUnknown Local Quorum Regions parse_policy",
-        "primary.config": "ReplicationConfig",
-        "primary.replication": "PrimaryReplication",
+        "primary.replication": "PrimaryReplication ReplicationConfig",
         "primary.service": "PrimaryService ReplicationSource",
         "primary.slot": "RetentionLimits",
         "primary.slot_register": "SlotRegister",
         "record.change": "ChangeRecord changes_of group_of",
-        "record.group": "GROUP_SCHEMA Group consumed_records",
+        "record.group": "GROUP_SCHEMA Group Wal consumed_records",
         "record.hashes": "range_hash record_hashes",
         "replica.contract": "Bookmark Diverged GoElsewhere LogArchive LogGap ReplicaConfig Target "
         "Targets",
-        "replica.image": "ImageStore",
         "replica.keyed_state": "KeyedState KeyedStates",
         "replica.log_copy": "LogCopies LogCopy",
         "replica.replica": "Replica",
@@ -118,6 +110,5 @@ __getattr__, __dir__ = exports(
         "spool.frame": "SpoolCorrupt",
         "spool.spool": "Spool",
         "spool.state": "SpoolConfig",
-        "wal": "Pruned Wal",
     },
 )

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from headwater.core.runtime import Waiters
 from headwater.log.record.group import Group
-from headwater.log.wal import Pruned
 
 
 class MemoryWal:
@@ -83,13 +82,12 @@ class MemoryWal:
             bytes_left -= part.nbytes
         return groups
 
-    async def prune_through(self, lsn: int) -> Pruned:
+    async def prune_through(self, lsn: int) -> int:
         if self.pruning is not None:
             await self.pruning()
         self._floor_lsn = max(self._floor_lsn, min(lsn, self._current_lsn))
-        dropped = [group for group in self._groups if group.last_lsn <= self._floor_lsn]
-        self._groups = self._groups[len(dropped) :]
-        return Pruned(self._floor_lsn, len(dropped), sum(group.nbytes for group in dropped))
+        self._groups = [group for group in self._groups if group.last_lsn > self._floor_lsn]
+        return self._floor_lsn
 
     async def wait_for_lsn_after(self, lsn: int, *, timeout_s: float | None = None) -> int:
         await self._waiters.wait(lambda: self._current_lsn > lsn, timeout_s=timeout_s)

@@ -33,8 +33,7 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.settings import whole_number
-from headwater.log.record.group import Group
-from headwater.log.wal import Wal
+from headwater.log.record.group import Group, Wal
 from headwater.tier.events import SegmentMetadata
 from headwater.tier.in_order import in_order
 from headwater.tier.segment_cover import END_LSN, CoverPiece, dense_end, gaps, with_pauses

@@ -7,8 +7,8 @@ import gc
 
 import pytest
 
-from headwater.buffer.consumer.collection import Sweeper
-from headwater.buffer.consumer.metrics import ConsumerMetrics
+from headwater.buffer.consumer.ownership import Sweeper
+from headwater.buffer.consumer.progress import ConsumerMetrics
 from headwater.buffer.queue.contract import Collected, Retention
 from headwater.core import runtime
 from headwater.core.errors import Refused, Unavailable

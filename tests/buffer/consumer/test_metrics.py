@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from headwater.buffer.consumer import Consumer, GroupRegister, Lag, Ownership, lag
-from headwater.buffer.consumer.metrics import lag_behind
+from headwater.buffer.consumer.progress import lag_behind
 from headwater.buffer.queue import QueuePosition
 from headwater.core import limits, runtime
 from headwater.core.errors import NotFound, RolledBack

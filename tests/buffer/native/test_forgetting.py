@@ -6,8 +6,7 @@ import pytest
 
 from headwater.buffer.queue import ProducerState, Retention
 from headwater.buffer.queue.native import NativeAppender
-from headwater.buffer.queue.native.producers import SILENT_LOOKS
-from headwater.buffer.queue.native.registers import shard_name
+from headwater.buffer.queue.native.producers import SILENT_LOOKS, shard_name
 from headwater.core import limits, runtime
 from headwater.core.errors import Fenced
 from headwater.testing import Simulation, simulate

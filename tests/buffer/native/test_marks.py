@@ -8,8 +8,15 @@ import pytest
 from headwater.buffer.queue import ProducerState
 from headwater.buffer.queue.native.chunk import LatestTimes
 from headwater.buffer.queue.native.chunk_log import ChunkLog
-from headwater.buffer.queue.native.producers import SILENT_LOOKS, ProducerRegistration, fold_marks
-from headwater.buffer.queue.native.registers import Mark, ProducerRecord, ProducerShard, shard_name
+from headwater.buffer.queue.native.producers import (
+    SILENT_LOOKS,
+    Mark,
+    ProducerRecord,
+    ProducerRegistration,
+    ProducerShard,
+    fold_marks,
+    shard_name,
+)
 from headwater.core import limits, runtime
 from tests.buffer.native.given import NOTHING_KEPT, PREFIX, QUEUE, Queue, batch
 from tests.buffer.native.watched import acknowledge_everything, client

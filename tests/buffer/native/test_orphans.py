@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.buffer.queue import AppendedBatch, BelowFloor, Retention
-from headwater.buffer.queue.native.registers import CollectorRecord
+from headwater.buffer.queue.native.chunk_log import CollectorRecord
 from headwater.core import limits, runtime
 from headwater.store import Register
 from tests.buffer.native.collected import FOREVER, HOUR_MS, a_queue, uploads

@@ -13,7 +13,7 @@ from headwater.buffer.queue.native.chunk import (
     encode_chunk,
     first_chunk,
 )
-from headwater.buffer.queue.native.reading import FLOOR_POLLS
+from headwater.buffer.queue.native.reader import FLOOR_POLLS
 from headwater.core import limits, runtime
 from headwater.store import MemoryBackend
 from tests.buffer.native.given import NOTHING_KEPT, QUEUE, Cloud, Queue, batch, filled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.queue.native.registers import shard_name
+from headwater.buffer.queue.native.producers import shard_name
 from headwater.core.errors import Corrupt, NotSupported
 from tests.buffer.native.given import NOTHING_KEPT, PREFIX, Queue, batch
 from tests.store.scripted import virtual

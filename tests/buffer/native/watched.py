@@ -6,7 +6,7 @@ from typing import Any
 
 from headwater.buffer.queue import Descriptor
 from headwater.buffer.queue.native import NativeConsumer
-from headwater.buffer.queue.native.reading import LAST_POLLS
+from headwater.buffer.queue.native.reader import LAST_POLLS
 from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown, Unavailable
 from headwater.core.retry import RetryPolicy

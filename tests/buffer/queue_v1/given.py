@@ -15,20 +15,14 @@ from typing import ParamSpec
 from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.contract import AppendedBatch, Descriptor, NewBatch
-from headwater.buffer.queue.v1 import (
-    V1Appender,
-    V1Collector,
-    V1Consumer,
-    V1Reader,
-    create_v1_queue,
-    pack_calls,
-)
+from headwater.buffer.queue.v1 import V1Appender, V1Collector, V1Consumer, V1Reader, create_v1_queue
 from headwater.buffer.queue.v1.batch_format import decode_batch, encode_batch
 from headwater.buffer.queue.v1.manifest_format import (
     Manifest,
     MetadataItem,
     decode_manifest,
     encode_manifest,
+    pack_calls,
 )
 from headwater.buffer.queue.v1.side_object import SideState
 from headwater.buffer.records import from_values

@@ -8,14 +8,14 @@ import pytest
 
 from headwater.buffer.queue.v1.acked import (
     HEADER_BYTES,
+    NumberedEntry,
     cover,
     decode_segment,
     encode_segment,
     read_header,
 )
-from headwater.buffer.queue.v1.ledger import NumberedEntry
 from headwater.buffer.queue.v1.manifest_format import ManifestEntry, MetadataItem
-from headwater.buffer.queue.v1.side_object import SegmentName, V1Names
+from headwater.buffer.queue.v1.manifest_object import SegmentName, V1Names
 from headwater.core.errors import Corrupt, NotSupported
 
 NAMES = V1Names("ingest", "orders-0")
@@ -121,15 +121,6 @@ def test_the_later_epoch_counts_wherever_it_begins_and_ends() -> None:
 def test_within_an_epoch_what_was_written_after_a_discard_counts() -> None:
     before, after = named(0, 9), named(0, 9, discards=1)
     assert covered([before, after], range(10)) == [(after, range(10))]
-
-
-def test_a_name_that_tells_its_end_alone_counts_where_no_other_does() -> None:
-    plain = SEGMENT_NAMES.segment_name(f"{SEGMENT_NAMES.acked}/{9:020d}")
-    assert plain is not None
-    assert covered([plain, named(0, 4)], range(10)) == [
-        (named(0, 4), range(5)),
-        (plain, range(5, 10)),
-    ]
 
 
 def test_what_no_segment_holds_is_left_out() -> None:

@@ -306,12 +306,12 @@ async def test_what_a_crashed_consumer_wrote_of_entries_that_another_took_counts
     side = await queue.side()
     crashing = queue.queue_consumer()
     await crashing.open("g")
-    await crashing._reader.acked.discard_from(1)  # it gave something up before
-    async with crashing._reader.lock:
+    await crashing._queue.acked.discard_from(1)  # it gave something up before
+    async with crashing._queue.lock:
         found = await crashing._fenced_read()
-        crashing._reader.ledger.follow(side)
-        await crashing._reader.ledger.extend(found, 2)
-        await crashing._reader.acked.write(found, crashing._reader.ledger, range(1, 2), 0)
+        crashing._queue.ledger.follow(side)
+        await crashing._queue.ledger.extend(found, 2)
+        await crashing._queue.acked.write(found, 1, [crashing._queue.ledger[1]], 0)
     manifest = await queue.manifest()
     # Under the very epoch of the one that crashed.
     await queue.store.put(MANIFEST, encode_manifest(manifest.dequeued(1)))

@@ -14,7 +14,6 @@ from headwater.store.objects import Buffer
 from tests.buffer.queue_v1.given import (
     MANIFEST,
     PREFIX,
-    QUEUE,
     SIDE,
     OtherProducer,
     Queue,
@@ -267,29 +266,6 @@ async def test_a_delete_that_arrives_again_takes_nothing_that_was_written_since(
         await queue.store.delete(key)
     found = numbers(await queue.queue_reader().after(None, 4))
     assert found == [(0, 1, 2), (1, 3, 0), (2, 3, 0), (3, 3, 3)]
-
-
-@virtual
-async def test_a_segment_named_by_its_last_sequence_alone_is_read_as_well() -> None:
-    _, queue = await given()
-    queue_consumer = await queue.opened()
-    await queue_consumer.dequeue(1)
-    await queue_consumer.dequeue(3)
-    for last, key in (await queue.segments()).items():
-        data = (await queue.store.get(key)).data
-        await queue.store.put(f"{PREFIX}/headwater/acked/{QUEUE}/{last:020d}", data)
-        await queue.store.delete(key)
-    assert numbers(await queue.queue_reader().after(None, 9)) == NUMBERS
-    queue_reader = queue.queue_reader()
-    assert [await queue_reader.sequence_at_lsn(lsn) for lsn in range(1, 8)] == [
-        0,
-        0,
-        1,
-        3,
-        3,
-        3,
-        4,
-    ]
 
 
 @virtual

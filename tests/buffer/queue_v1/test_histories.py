@@ -9,9 +9,9 @@ import pytest
 from headwater.buffer.queue.contract import Retention
 from headwater.buffer.queue.v1 import ConsumedElsewhere, V1Appender, V1Collector, V1Consumer
 from headwater.buffer.queue.v1 import reader as reader_module
-from headwater.buffer.queue.v1.ledger import Ledger
 from headwater.buffer.queue.v1.manifest_format import ManifestEntry
 from headwater.buffer.queue.v1.manifest_object import ManifestObject, StoredManifest
+from headwater.buffer.queue.v1.reader import Ledger
 from headwater.buffer.queue.v1.side_object import QueueView, SideObject, SideState, check_front
 from headwater.core.errors import Conflict, Damaged, OutcomeUnknown
 from headwater.store import Object, Store
@@ -65,7 +65,7 @@ async def _manifest_first(self: V1Consumer, sequence: int) -> None:
         return
     shorter = found.manifest.dequeued(sequence)
     try:
-        await self._manifest.replace(found, shorter, sole_writer=True)
+        await self._queue.manifest.replace(found, shorter, sole_writer=True)
     except (Conflict, OutcomeUnknown):
         return
     await self._acknowledge(found, sequence + 1)
@@ -94,7 +94,7 @@ async def _side_first(manifest: ManifestObject, side: SideObject) -> QueueView:
 
 
 async def _not_fenced(self: V1Consumer) -> StoredManifest:
-    return await self._manifest.read()
+    return await self._queue.manifest.read()
 
 
 BESIDE_A_FOREIGN_CONSUMER = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from headwater.buffer.batch import decode_batch
-from headwater.buffer.consumer.collection import retention_of
+from headwater.buffer.consumer.ownership import retention_of
 from headwater.buffer.queue import Collected
 from headwater.buffer.records import from_values
 from headwater.buffer.stream import Stream, create_stream

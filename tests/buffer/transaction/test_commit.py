@@ -18,13 +18,13 @@ from headwater.buffer.transaction import (
     TransactionCommitter,
     Uploader,
 )
+from headwater.buffer.transaction.commit import in_order
 from headwater.buffer.transaction.record import (
     ApplicationRecord,
     CommitAppender,
     PartitionBatches,
     Upload,
     application_register,
-    in_order,
     producer_id,
     read_application,
 )
@@ -50,7 +50,7 @@ OPEN = NativeAppender.open
 
 
 def uploads_of(tasks: list[TaskUploads]) -> dict[int, list[Upload]]:
-    return in_order([(one.task, one.uploads) for one in tasks])
+    return in_order(tasks)
 
 
 async def forget_producers(stream: Stream) -> None:

@@ -12,25 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.buffer.consumer import collection
+from headwater.buffer.consumer import ownership
 from headwater.buffer.queue import Retention
 from headwater.buffer.stream import Stream
-from headwater.buffer.transaction import (
-    CommitResult,
-    TaskUploads,
-    TransactionCommitter,
-    Uploader,
-)
-from headwater.buffer.transaction import (
-    holds as holds_module,
-)
+from headwater.buffer.transaction import CommitResult, TaskUploads, TransactionCommitter, Uploader
+from headwater.buffer.transaction import holds as holds_module
+from headwater.buffer.transaction.commit import in_order
 from headwater.buffer.transaction.holds import Hold, Holds
-from headwater.buffer.transaction.record import (
-    ApplicationRecord,
-    CommitAppender,
-    PartitionBatches,
-    in_order,
-)
+from headwater.buffer.transaction.record import ApplicationRecord, CommitAppender, PartitionBatches
 from headwater.core import runtime
 from tests.planted import NOTICED, expect_noticed
 from tests.torture.buffer_world import Parts
@@ -46,7 +35,7 @@ async def appends_without_a_record(
     self: TransactionCommitter, tasks: Sequence[TaskUploads]
 ) -> CommitResult:
     """Every attempt appends what it uploaded."""
-    uploads = in_order([(one.task, one.uploads) for one in tasks])
+    uploads = in_order(tasks)
     first = await self._appending.next_sequences(uploads)
     for partition, batches in uploads.items():
         share = PartitionBatches(partition, first[partition], tuple(batches))
@@ -89,7 +78,7 @@ async def ignores_holds(stream: Stream) -> Retention:
 
 async def aborts_without_asking(self: TransactionCommitter, tasks: Sequence[TaskUploads]) -> bool:
     """Whoever aborts has failed, hasn't it?"""
-    await self._discard(in_order([(one.task, one.uploads) for one in tasks]))
+    await self._discard(in_order(tasks))
     await self._release(for_good=True)
     return True
 
@@ -148,7 +137,7 @@ PLANTED = {
         (Uploader, "finish", holds_in_the_end),
         (TransactionCommitter, "_check_held", looks_at_the_token_alone),
     ),
-    "collector-ignores-holds": _replacing((collection, "retention_of", ignores_holds)),
+    "collector-ignores-holds": _replacing((ownership, "retention_of", ignores_holds)),
     "abort-without-asking": _replacing((TransactionCommitter, "abort", aborts_without_asking)),
     "hold-dropped-at-once": _replacing((holds_module, "_end_holds", drops_at_once)),
     "commit-without-a-hold": _replacing((TransactionCommitter, "_check_held", trusts_its_hold)),

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from headwater.buffer.consumer import Consumer
-from headwater.buffer.consumer.collection import retention_of
+from headwater.buffer.consumer.ownership import retention_of
 from headwater.buffer.queue import ProducerState
 from headwater.buffer.stream import Stream, alter_stream, create_stream, delete_stream
 from headwater.buffer.transaction import (
@@ -18,9 +18,7 @@ from headwater.buffer.transaction import (
     Uploader,
     active_holds,
 )
-from headwater.buffer.transaction import (
-    holds as holds_module,
-)
+from headwater.buffer.transaction import holds as holds_module
 from headwater.buffer.transaction.holds import (
     TIMEOUT_MS,
     Holder,

@@ -6,9 +6,8 @@ import pytest
 
 from headwater.core.errors import NotFound, Refused
 from headwater.log import AckN
-from headwater.log.primary.service import Acknowledgement
+from headwater.log.primary.registry import Acknowledgement
 from headwater.log.primary.slot import (
-    BootstrapPlan,
     FullRebootstrap,
     InvalidationCause,
     PartialResync,
@@ -34,7 +33,7 @@ async def with_a_lost_slot() -> tuple[Leader, str]:
 async def test_a_completed_rebootstrap_renews_the_slot() -> None:
     one, session = await with_a_lost_slot()
     begun = await one.service.begin_bootstrap("r1", image_lsn=7, session=session)
-    assert begun.plan == BootstrapPlan(after_lsn=7, current_lsn=8)
+    assert (begun.after_lsn, begun.current_lsn) == (7, 8)
     done = await one.service.complete_bootstrap("r1", 7, session=session)
     assert (done.restart_lsn, done.invalidation) == (7, None)
     assert one.slot("r1").is_valid
@@ -131,7 +130,7 @@ async def test_a_bootstrap_without_an_image_takes_the_whole_log_while_there_is_o
     one.wal.append(5)
     await one.service.register("r1", 5)
     begun = await one.service.begin_bootstrap("r1")
-    assert begun.plan == BootstrapPlan(0, 5)
+    assert (begun.after_lsn, begun.current_lsn) == (0, 5)
 
     late = await leader(wal=MemoryWal(first_lsn=50))
     late.wal.append(5)

@@ -85,6 +85,7 @@ def test_policies_have_words(text: str) -> None:
         "regions:",
         "regions:eu",
         "regions:eu=0",
+        "regions:=1",
         "regions:eu=1,eu=2",
         "ack_n:many",
     ],

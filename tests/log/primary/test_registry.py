@@ -10,7 +10,7 @@ import pytest
 from headwater.core import runtime
 from headwater.core.errors import Fenced, NotFound, Refused, Unavailable
 from headwater.log import AckN, PrimaryService
-from headwater.log.primary.service import Acknowledgement
+from headwater.log.primary.registry import Acknowledgement
 from tests.log.leaders import leader
 from tests.store.scripted import virtual
 
@@ -229,9 +229,7 @@ async def test_errors_and_divergence_are_kept_and_a_diverged_copy_counts_for_not
     one = await leader()
     one.wal.append(9)
     one.primary.register_replica("r1", position_lsn=0)
-    one.primary.acknowledge(
-        "r1", applied_lsn=9, durable_lsn=9, apply_error_count=2, divergence_count=1
-    )
+    one.primary.acknowledge("r1", Acknowledgement(9, 9, apply_error_count=2, divergence_count=1))
     one.primary.register_replica("r1")
     assert one.replica("r1").apply_error_count == 2
     assert one.primary.replicated_lsn(AckN(1)) == 0

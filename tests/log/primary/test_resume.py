@@ -6,7 +6,6 @@ import pytest
 
 from headwater.core.errors import Refused
 from headwater.log.primary.slot import (
-    BootstrapPlan,
     FullRebootstrap,
     InvalidationCause,
     PartialResync,
@@ -83,12 +82,12 @@ def test_a_bootstrap_that_was_not_completed_is_begun_again() -> None:
 
 
 def test_a_bootstrap_begins_from_an_image_that_the_log_continues() -> None:
-    assert plan_bootstrap(40, oldest_lsn=41, current_lsn=90) == BootstrapPlan(40, 90)
-    assert plan_bootstrap(40, oldest_lsn=1, current_lsn=90) == BootstrapPlan(40, 90)
+    assert plan_bootstrap(40, oldest_lsn=41, current_lsn=90) == 40
+    assert plan_bootstrap(40, oldest_lsn=1, current_lsn=90) == 40
 
 
 def test_a_bootstrap_without_an_image_takes_the_whole_log() -> None:
-    assert plan_bootstrap(None, oldest_lsn=1, current_lsn=90) == BootstrapPlan(0, 90)
+    assert plan_bootstrap(None, oldest_lsn=1, current_lsn=90) == 0
 
 
 def test_a_bootstrap_from_neither_is_refused_and_says_why() -> None:

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from headwater.core import runtime
 from headwater.log import PrimaryReplication, PrimaryService, ReplicationConfig, Spool
-from headwater.log.primary.registry import ReplicaState, ReplicationProgress
-from headwater.log.primary.service import Acknowledgement
+from headwater.log.primary.registry import Acknowledgement, ReplicaState, ReplicationProgress
 from headwater.log.primary.slot import FullRebootstrap, InvalidationCause, PartialResync
 from headwater.store import open_store
 from headwater.testing import MemoryWal

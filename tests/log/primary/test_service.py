@@ -11,7 +11,8 @@ import pytest
 from headwater.core import runtime
 from headwater.core.errors import Fenced, NotFound, Refused, Unavailable
 from headwater.log import Group, ReplicationSource
-from headwater.log.primary.service import Acknowledgement, PullResponse
+from headwater.log.primary.registry import Acknowledgement
+from headwater.log.primary.service import PullResponse
 from headwater.log.primary.slot import FullRebootstrap, InvalidationCause, PartialResync
 from headwater.store import Store
 from headwater.testing import MemoryWal

@@ -12,7 +12,6 @@ from headwater.log.primary.slot_register import (
     make_table,
     merge_tables,
     stamp_epoch,
-    without_slot,
 )
 
 
@@ -72,7 +71,7 @@ def test_a_slot_that_was_never_stored_is_added() -> None:
 
 def test_a_slot_that_somebody_else_dropped_does_not_come_back() -> None:
     mine = table(slot("a", 1), slot("b", 2), next_generation=3)
-    dropped = without_slot(mine, "a")
+    dropped = table(slot("b", 2), next_generation=3)
     assert merge_tables(dropped, mine) == dropped
 
 
@@ -93,5 +92,3 @@ def test_a_table_of_a_later_version_is_refused() -> None:
         stamp_epoch(later, 9, "x")
     with pytest.raises(NotSupported, match="Upgrade"):
         merge_tables(later, table())
-    with pytest.raises(NotSupported, match="Upgrade"):
-        without_slot(later, "a")

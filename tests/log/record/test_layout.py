@@ -37,7 +37,7 @@ def test_a_time_that_python_cannot_hold_is_its_number(name: str) -> None:
         state = await keyed_states(memory_store()).begin("", None)
         records = pa.record_batch({"_key": pa.array([b"a"]), "v": column})
         await state.apply([Group(1, 1, 1, records)], 1)
-        assert state.get(b"a") == {"_key": b"a", "v": number, "_lsn": 1}  # type: ignore[attr-defined]
+        assert state.get(b"a") == {"_key": b"a", "v": number, "_lsn": 1}
 
     run()
 

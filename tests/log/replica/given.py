@@ -11,7 +11,6 @@ import pyarrow as pa
 from headwater.core import runtime
 from headwater.log import (
     Group,
-    ImageStore,
     KeyedState,
     KeyedStates,
     LogCopies,
@@ -22,8 +21,8 @@ from headwater.log import (
     Targets,
     range_hash,
 )
+from headwater.log.primary.registry import Acknowledgement
 from headwater.log.primary.service import (
-    Acknowledgement,
     AcknowledgeResponse,
     BootstrapResponse,
     PullResponse,
@@ -88,14 +87,9 @@ async def standby(
     return replica
 
 
-def images(store: Store, *, of: str = "all") -> ImageStore:
-    """A handle of its own on the images of the one partition that tests use."""
-    return ImageStore(store, STREAM, 0, STREAM_ID, of=of)
-
-
-def keyed_states(store: Store, *, of: str = "all", **options: Any) -> KeyedStates:
-    """Keyed states over a store."""
-    return KeyedStates(images(store, of=of), **options)
+def keyed_states(store: Store, **options: Any) -> KeyedStates:
+    """Keyed states over a store, with a handle of their own on its images."""
+    return KeyedStates(store, STREAM, 0, STREAM_ID, **options)
 
 
 async def imaged(store: Store, *groups: Group) -> Image:
@@ -103,7 +97,7 @@ async def imaged(store: Store, *groups: Group) -> Image:
     state = await keyed_states(store).begin("", None)
     await state.apply(groups, groups[-1].last_lsn)
     await state.sync()
-    image = await images(store).newest(below_lsn=state.durable_lsn + 1)
+    image = await keyed_states(store).newest_image(below_lsn=state.durable_lsn + 1)
     assert image is not None
     return image
 

@@ -22,7 +22,6 @@ from tests.log.replica.given import (
     Tampering,
     fails,
     imaged,
-    images,
     keyed,
     keyed_states,
     reaches,
@@ -51,7 +50,7 @@ def values(replica: Replica) -> list[bytes]:
 
 
 async def lsns_of_images(store: Store) -> list[int]:
-    return sorted(image.lsn for image in await images(store)._list())
+    return sorted(image.lsn for image in await keyed_states(store).images())
 
 
 @virtual
@@ -134,10 +133,10 @@ async def test_nothing_is_put_on_top_of_an_image_before_that_was_compared() -> N
     await imaged(store, *changes(1, 2))
     await imaged(store, *changes(1, 2), *changes(3, 70, of="lost"))
     await replica.rebootstrap()
-    for image in await images(store)._list():
+    for image in await keyed_states(store).images():
         if image.lsn != 70:
             state = await keyed_states(store).begin("", image)
-            found = state.scan().column("_value").to_pylist()  # type: ignore[attr-defined]
+            found = state.scan().column("_value").to_pylist()
             assert found == [b"log %d" % lsn for lsn in range(1, image.lsn + 1)]
     await replica.close()
 

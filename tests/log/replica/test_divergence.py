@@ -17,7 +17,6 @@ from tests.log.replica.given import (
     another,
     copied,
     fails,
-    images,
     is_prefix,
     keyed,
     keyed_states,
@@ -116,7 +115,9 @@ async def test_images_that_may_hold_what_diverged_are_not_begun_with() -> None:
     record = keyed(replica).get(b"a")
     assert record is not None
     assert record["_value"] == b"2"
-    assert [image.lsn for image in await images(store)._list()] == [1, 2], "the wrong one is gone"
+    assert [image.lsn for image in await keyed_states(store).images()] == [1, 2], (
+        "the wrong one is gone"
+    )
     await replica.close()
     replica = await standby(source, disk, targets=keyed_states(store), start=False)
     record = keyed(replica).get(b"a")

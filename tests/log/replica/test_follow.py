@@ -145,10 +145,10 @@ def test_an_answer_that_goes_back_is_refused_also_where_some_is_passed_over(filt
     first, second = rows(1, (b"a", 0, b"1")), rows(2, (b"a", 0, b"2"))
     pulled = PullResponse(1, [second, first], 2, 2, 0)
     with pytest.raises(LogGap):
-        split_pull(pulled, 0, filtered=filtered)
+        split_pull(pulled, 0, filtered=filtered, compared_lsn=0)
     short = PullResponse(1, [first, second], 1, 2, 0)
     with pytest.raises(LogGap, match="through 1"):
-        split_pull(short, 0, filtered=filtered)
+        split_pull(short, 0, filtered=filtered, compared_lsn=0)
 
 
 @virtual

@@ -20,14 +20,14 @@ from headwater.log.replica.image import decode_image, encode_image
 from headwater.store import Store
 from tests.log.edges import EDGES
 from tests.log.leaders import Away, memory_store
-from tests.log.replica.given import images, keyed_states, rows
+from tests.log.replica.given import keyed_states, rows
 from tests.store.scripted import virtual
 
 INSERT, UPDATE, DELETE, REFRESH = map(int, Operation)
 
 
 def state() -> KeyedState:
-    return KeyedState(images(memory_store()), {}, 0)
+    return KeyedState(keyed_states(memory_store()), {}, 0)
 
 
 def values(found: KeyedState, collection: str = "") -> dict[object, object]:
@@ -143,7 +143,7 @@ def test_it_is_what_a_dictionary_would_be(seed: int) -> None:
             assert found is not None
             assert found["_value"] == value
         store = memory_store()
-        image = await images(store).write(lsn, one._encoded(lsn, []))
+        image = await keyed_states(store).write_image(lsn, one._encoded(lsn, []))
         loaded = await keyed_states(store).begin("", image)
         assert isinstance(loaded, KeyedState)
         assert values(loaded) == expected
@@ -198,7 +198,7 @@ async def test_what_came_last_can_be_compared_and_what_is_older_is_not_known() -
 async def test_an_image_is_written_when_it_is_due_and_makes_everything_in_it_durable() -> None:
     backend = Away()
     store = Store(backend)
-    one = KeyedState(images(store), {}, 0, image_records=3)
+    one = KeyedState(keyed_states(store, image_records=3), {}, 0)
     await one.apply([rows(1, (b"a", 0, b"1"), (b"b", 0, b"1"))], 2)
     await one.tend()
     assert one.durable_lsn == 0
@@ -214,12 +214,12 @@ async def test_an_image_is_written_when_it_is_due_and_makes_everything_in_it_dur
     for lsn in range(4, 9):
         await one.apply([rows(lsn, (b"a", 0, b"%d" % lsn))], lsn)
         await one.sync()
-    kept = await images(store)._list()
+    kept = await keyed_states(store).images()
     assert [image.lsn for image in kept] == [6, 7, 8], "the newest few are kept"
-    behind = KeyedState(images(store), {}, 0)
+    behind = KeyedState(keyed_states(store), {}, 0)
     await behind.apply([rows(1, (b"a", 0, b"1"))], 1)
     await behind.sync()
-    kept = await images(store)._list()
+    kept = await keyed_states(store).images()
     assert [image.lsn for image in kept] == [1, 6, 7, 8], "and so is what was said to be durable"
 
 
@@ -247,16 +247,16 @@ async def test_an_image_with_any_byte_changed_is_not_read() -> None:
     store = memory_store()
     table = pa.table({"_key": pa.array([b"a"]), "_lsn": pa.array([3])})
     data = encode_image({"": [table]}, 3)
-    image = await images(store).write(3, data)
-    assert (await images(store).read(image)).collections == {"": [table]}
+    image = await keyed_states(store).write_image(3, data)
+    assert (await keyed_states(store).read_image(image)).collections == {"": [table]}
     for place in range(0, len(data), 7):
         changed = bytearray(data)
         changed[place] ^= 1
         await store.put(image.key, bytes(changed))
-        handle = images(store)
+        handle = keyed_states(store)
         with pytest.raises(Corrupt, match="checksum is another"):
-            await handle.read(image)
-        assert await handle.newest() is None, "and is passed over from then on"
+            await handle.read_image(image)
+        assert await handle.newest_image() is None, "and is passed over from then on"
 
 
 @virtual
@@ -281,14 +281,14 @@ async def test_large_groups_and_records_with_and_without_keys_are_taken_at_once(
 @virtual
 async def test_an_image_that_is_gone_is_passed_over() -> None:
     store = memory_store()
-    handle = images(store)
-    gone = await handle.write(3, encode_image({}, 3))
-    kept = await handle.write(2, encode_image({}, 2))
+    handle = keyed_states(store)
+    gone = await handle.write_image(3, encode_image({}, 3))
+    kept = await handle.write_image(2, encode_image({}, 2))
     await store.delete(gone.key)
     with pytest.raises(NotFound):
-        await handle.read(gone)
-    assert await handle.newest() == kept
-    assert await handle.newest(below_lsn=2) is None
+        await handle.read_image(gone)
+    assert await handle.newest_image() == kept
+    assert await handle.newest_image(below_lsn=2) is None
 
 
 def typed(key: bytes, collection: str, column: pa.Array) -> pa.RecordBatch:
@@ -300,7 +300,7 @@ def typed(key: bytes, collection: str, column: pa.Array) -> pa.RecordBatch:
 @virtual
 async def test_columns_that_change_their_type_survive_an_image_and_scan_names_them() -> None:
     store = memory_store()
-    one = KeyedState(images(store), {}, 0)
+    one = KeyedState(keyed_states(store), {}, 0)
     columns = [
         ("x", pa.array([2**53 + 1])),
         ("x", pa.array([1.5])),
@@ -371,14 +371,14 @@ def test_views_inside_of_other_types_are_scanned_and_imaged(column: pa.Array) ->
         await one.sync()
         again = await keyed_states(store).open("")
         for state in (one, again):
-            assert state.scan().column("v").to_pylist() == column.to_pylist()  # type: ignore[attr-defined]
+            assert state.scan().column("v").to_pylist() == column.to_pylist()
 
     run()
 
 
 @virtual
 async def test_a_state_that_no_image_can_hold_goes_on_without_one() -> None:
-    one = KeyedState(images(memory_store()), {}, 0, image_records=1, image_interval_s=300.0)
+    one = KeyedState(keyed_states(memory_store(), image_records=1, image_interval_s=300.0), {}, 0)
     nothing = pa.array([{}], pa.struct([]))
     await one.apply([Group(1, 1, 1, pa.record_batch({"_key": [b"a"], "v": nothing}))], 1)
     await one.tend()
@@ -395,7 +395,7 @@ def test_what_a_log_carries_comes_back_from_an_image(name: str) -> None:
     @virtual
     async def run() -> None:
         store = memory_store()
-        one = KeyedState(images(store), {}, 0)
+        one = KeyedState(keyed_states(store), {}, 0)
         column = EDGES[name]
         rids = pa.array(range(1, len(column) + 1))
         await one.apply([Group(1, 1, len(column), pa.record_batch({"_rid": rids, "v": column}))], 9)
@@ -412,19 +412,19 @@ def test_what_a_log_carries_comes_back_from_an_image(name: str) -> None:
 @virtual
 async def test_an_image_that_does_not_give_back_the_state_is_not_written() -> None:
     store = memory_store()
-    one = KeyedState(images(store), {}, 0, image_records=1)
+    one = KeyedState(keyed_states(store, image_records=1), {}, 0)
     await one.apply([rows(1, (b"a", 0, b"1"))], 1)
     with mock.patch.object(
         image_module, "from_parquet_column", lambda column, kind: pa.nulls(1, kind)
     ):
         await one.tend()
     assert (one.durable_lsn, one.images_failed) == (0, 1)
-    assert await images(store).newest() is None
+    assert await keyed_states(store).newest_image() is None
 
 
 @virtual
 async def test_numbers_that_are_none_come_back_from_an_image() -> None:
-    one = KeyedState(images(memory_store()), {}, 0)
+    one = KeyedState(keyed_states(memory_store()), {}, 0)
     column = pa.array([float("nan"), None, 1.0])
     await one.apply([Group(1, 1, 3, pa.record_batch({"_rid": [1, 2, 3], "v": column}))], 3)
     await one.sync()
@@ -435,7 +435,7 @@ async def test_numbers_that_are_none_come_back_from_an_image() -> None:
 async def test_an_image_of_an_older_format_is_passed_over_and_no_divergence() -> None:
     store = memory_store()
     with mock.patch.object(image_module, "IMAGE_FORMAT", 2):
-        older = await images(store).write(3, encode_image({}, 3, [1, 2, 3]))
+        older = await keyed_states(store).write_image(3, encode_image({}, 3, [1, 2, 3]))
     states = keyed_states(store)
     with pytest.raises(NotSupported, match="cannot be used any more"):
         await states.begin("", older)

@@ -10,12 +10,12 @@ from headwater.core.errors import NotSupported
 from headwater.log import ChangeRecord, Group, KeyedState, group_of
 from headwater.log.replica import keyed_table
 from tests.log.leaders import memory_store
-from tests.log.replica.given import images, rows
+from tests.log.replica.given import keyed_states, rows
 from tests.store.scripted import virtual
 
 
 def state() -> KeyedState:
-    return KeyedState(images(memory_store()), {}, 0)
+    return KeyedState(keyed_states(memory_store()), {}, 0)
 
 
 @virtual

@@ -21,7 +21,6 @@ from tests.log.replica.given import (
     Tampering,
     copied,
     fails,
-    images,
     is_prefix,
     keyed,
     keyed_states,
@@ -136,7 +135,7 @@ async def test_a_damaged_image_is_passed_over_for_an_older_one() -> None:
     one.wal.append_group(rows(2, (b"a", 0, b"2")))
     await reaches(writer, 2)
     await writer.target.sync()
-    newest = await images(store).newest()
+    newest = await keyed_states(store).newest_image()
     assert newest is not None
     data = bytearray((await store.get(newest.key)).data)
     data[len(data) // 2] ^= 1
@@ -163,7 +162,7 @@ async def test_an_image_that_is_damaged_before_it_is_used_is_passed_over_at_once
         one.wal.append_group(rows(lsn, (b"a", 1, b"%d" % lsn)))
         await reaches(writer, lsn)
         await writer.target.sync()
-    newest = await images(store).newest()
+    newest = await keyed_states(store).newest_image()
     assert newest is not None
     await store.put(newest.key, b"damaged")
     one.archive()

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headwater.buffer.batch import decode_batch
-from headwater.buffer.consumer.collection import retention_of
+from headwater.buffer.consumer.ownership import retention_of
 from headwater.buffer.stream import Stream, create_stream, open_stream
 from headwater.buffer.transaction import CommitAttempt
 from headwater.buffer.transaction.holds import holds_register, read_holds

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headwater.buffer.consumer import GroupRegister, Ownership
-from headwater.buffer.consumer.group import GroupPosition
+from headwater.buffer.consumer.progress import GroupPosition
 from headwater.buffer.queue import QueuePosition
 from headwater.buffer.stream import alter_stream
 from headwater.core.errors import HeadwaterError

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headwater.buffer.consumer import GroupRegister
-from headwater.buffer.consumer.group import GroupPosition, QueryStep
+from headwater.buffer.consumer.progress import GroupPosition, QueryStep
 from headwater.buffer.queue import QueuePosition
 from headwater.spark.source.checkpoint import CheckpointGuard
 from headwater.spark.source.feed import PartitionFeed

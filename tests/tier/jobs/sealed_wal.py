@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.log.wal import Pruned, SealedRange
+from headwater.log.record.group import SealedRange
 from headwater.testing import MemoryWal
 
 
@@ -25,7 +25,7 @@ class SealedWal(MemoryWal):
     def sealed(self) -> list[SealedRange]:
         return list(self._sealed)
 
-    async def prune_through(self, lsn: int) -> Pruned:
-        pruned = await super().prune_through(lsn)
-        self._sealed = [one for one in self._sealed if one.last_lsn > pruned.floor_lsn]
-        return pruned
+    async def prune_through(self, lsn: int) -> int:
+        floor_lsn = await super().prune_through(lsn)
+        self._sealed = [one for one in self._sealed if one.last_lsn > floor_lsn]
+        return floor_lsn

@@ -14,8 +14,7 @@ import pytest
 from headwater.core import runtime
 from headwater.core.errors import Fenced, HeadwaterError, Refused
 from headwater.core.limits import EPOCH_STEP_MAX
-from headwater.log.record.group import Group
-from headwater.log.wal import Wal
+from headwater.log.record.group import Group, Wal
 from headwater.tier import SegmentMetadata
 from headwater.tier.cache import EpochIndex, PartitionCache
 from headwater.tier.events import publisher_epoch_of

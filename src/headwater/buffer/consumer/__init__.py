@@ -9,13 +9,13 @@ Enters: descriptors from a queue and batches from a store. Leaves: records as Ar
 
 In files:
 
-    consumer, ownership, follower, group   the classes above, and the position of a group
+    consumer, ownership, follower          the classes above; collecting garbage beside an owner
     reader, positions                      reading without consuming, from one position to another
     blocking                               consumer and reader for blocking code
     delivery, fetcher                      from descriptors to batches, in order
     consumed_batch                         a batch, and the columns that readers see
     dead_letter                            batches that cannot be read
-    collection, metrics                    garbage collection beside a consumer; lag and metrics
+    progress                               positions of groups, lag and metrics
 
 Always holds:
 
@@ -40,10 +40,9 @@ if TYPE_CHECKING:
     )
     from headwater.buffer.consumer.fetcher import FetchHandle, compact_descriptor
     from headwater.buffer.consumer.follower import Follower
-    from headwater.buffer.consumer.group import GroupRegister
-    from headwater.buffer.consumer.metrics import ConsumerMetrics, Lag, lag
     from headwater.buffer.consumer.ownership import Ownership, TakenOver
     from headwater.buffer.consumer.positions import lsn_at_time, position_at_time
+    from headwater.buffer.consumer.progress import ConsumerMetrics, GroupRegister, Lag, lag
     from headwater.buffer.consumer.reader import AsyncReader, read_async
 
 __all__ = [
@@ -82,8 +81,7 @@ __getattr__, __dir__ = exports(
         "dead_letter": "DeadLetter LostRecords UnreadableBatch list_dead_letters",
         "fetcher": "FetchHandle compact_descriptor",
         "follower": "Follower",
-        "group": "GroupRegister",
-        "metrics": "ConsumerMetrics Lag lag",
+        "progress": "ConsumerMetrics GroupRegister Lag lag",
         "ownership": "Ownership TakenOver",
         "positions": "lsn_at_time position_at_time",
     },

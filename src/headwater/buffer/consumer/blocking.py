@@ -12,9 +12,9 @@ from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.buffer.consumer.consumer import Consumer
 from headwater.buffer.consumer.dead_letter import LostRecords
 from headwater.buffer.consumer.fetcher import FetchHandle
-from headwater.buffer.consumer.metrics import ConsumerMetrics, Lag
 from headwater.buffer.consumer.ownership import ProcessGuard
 from headwater.buffer.consumer.positions import ReadBounds
+from headwater.buffer.consumer.progress import ConsumerMetrics, Lag
 from headwater.buffer.consumer.reader import AsyncReader, RaiseOrSkip, read_async
 from headwater.buffer.queue.contract import Descriptor, TimeBy
 from headwater.buffer.stream import Stream

@@ -71,7 +71,7 @@ class ConsumedBatch:
     def __init__(
         self,
         descriptor: Descriptor,
-        records: pa.RecordBatch,
+        records: pa.RecordBatch | None = None,
         calls: Calls | None = None,
         *,
         stream: str,
@@ -80,32 +80,12 @@ class ConsumedBatch:
         recorded: RecordedSchema | None = None,
     ) -> None:
         self.descriptor: Descriptor = descriptor
-        self.records: pa.RecordBatch = records
+        self.records: pa.RecordBatch = from_values([]) if records is None else records
         self.stream: str = stream
         self.partition: int = partition
         self.lost = lost
         self._calls = calls
         self._recorded = recorded or RecordedSchema()
-
-    @classmethod
-    def empty(
-        cls,
-        descriptor: Descriptor,
-        *,
-        stream: str,
-        partition: int,
-        lost: LostRecords | None = None,
-        recorded: RecordedSchema | None = None,
-    ) -> ConsumedBatch:
-        """A batch that delivers nothing."""
-        return cls(
-            descriptor,
-            from_values([]),
-            stream=stream,
-            partition=partition,
-            lost=lost,
-            recorded=recorded,
-        )
 
     def __len__(self) -> int:
         return int(self.records.num_rows)
@@ -317,7 +297,6 @@ class ReaderColumns:
 
 
 def _listed(chosen: Any) -> list[str]:
-    """The names of columns, from a list or a single name."""
     if isinstance(chosen, str):
         return [chosen]
     names: list[Any] = list(chosen) if isinstance(chosen, Iterable) else [chosen]

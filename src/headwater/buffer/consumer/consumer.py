@@ -24,12 +24,17 @@ from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
-from headwater.buffer.consumer.collection import Sweeper, check_consumable, retention_of
 from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.buffer.consumer.delivery import Delivery, OnBadBatch
 from headwater.buffer.consumer.fetcher import FetchHandle
-from headwater.buffer.consumer.metrics import ConsumerMetrics, Lag, lag_of_owner
-from headwater.buffer.consumer.ownership import Frontier, ProcessGuard
+from headwater.buffer.consumer.ownership import (
+    Frontier,
+    ProcessGuard,
+    Sweeper,
+    check_consumable,
+    retention_of,
+)
+from headwater.buffer.consumer.progress import ConsumerMetrics, Lag, lag_of_owner
 from headwater.buffer.queue.contract import Descriptor, QueueConsumer, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import explain_deletion, open_source
@@ -108,7 +113,6 @@ class Consumer:
             delivery = Delivery(
                 stream,
                 partition,
-                position=None,
                 on_bad_batch=on_bad_batch,
                 read_ahead_bytes=read_ahead_bytes,
                 read_ahead_batches=read_ahead_batches,

@@ -11,6 +11,7 @@ finds it and continues.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final
 
 import msgspec
@@ -48,11 +49,8 @@ class UnreadableBatch(Damaged):
         """One sentence that begins with the name of the error."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore_error, (str(self), self.descriptor, self.cause)
-
-
-def _restore_error(message: str, descriptor: Descriptor, cause: str) -> UnreadableBatch:
-    return UnreadableBatch(message, descriptor=descriptor, cause=cause)
+        restored = functools.partial(UnreadableBatch, descriptor=self.descriptor, cause=self.cause)
+        return restored, (str(self),)
 
 
 def unreadable(

@@ -15,7 +15,7 @@ from headwater.buffer.consumer.dead_letter import (
     write_dead_letter,
 )
 from headwater.buffer.consumer.fetcher import FetchHandle
-from headwater.buffer.consumer.metrics import ConsumerMetrics
+from headwater.buffer.consumer.progress import ConsumerMetrics
 from headwater.buffer.queue.contract import Descriptor, Uncounted, batch_trimmed
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import deletion_error
@@ -36,7 +36,6 @@ class Delivery:
         stream: Stream,
         partition: int,
         *,
-        position: int | None,
         on_bad_batch: OnBadBatch,
         read_ahead_bytes: int,
         read_ahead_batches: int,
@@ -52,7 +51,7 @@ class Delivery:
         self._ahead = ReadAhead(
             self.handle.fetch, max_bytes=read_ahead_bytes, max_batches=read_ahead_batches
         )
-        self.cursor = position
+        self.cursor: int | None = None
         """The last batch that was delivered; None before the first."""
 
     async def read_more(self, after: After, check: Check | None) -> None:
@@ -112,7 +111,7 @@ class Delivery:
         if not self.dead_letters:
             raise error
         letter = await self.dead_letter(error.descriptor, error.cause)
-        return ConsumedBatch.empty(
+        return ConsumedBatch(
             error.descriptor,
             stream=self._stream.name,
             partition=self._partition,

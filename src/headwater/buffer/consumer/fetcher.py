@@ -8,6 +8,7 @@ all the batches in it.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import OrderedDict
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from headwater.buffer.batch import FOOTER_BYTES, Calls, decode_batch, read_foote
 from headwater.buffer.batch import SCHEMA as CALLS_SCHEMA
 from headwater.buffer.consumer.consumed_batch import ConsumedBatch, RecordedSchema, calls_of
 from headwater.buffer.consumer.dead_letter import UnreadableBatch, unreadable
-from headwater.buffer.consumer.metrics import ConsumerMetrics
+from headwater.buffer.consumer.progress import ConsumerMetrics
 from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.queue.native.chunk import decode_chunk
 from headwater.buffer.queue.v1 import batch_format
@@ -74,13 +75,14 @@ class FetchHandle:
         return f"<fetches batches of {self._stream}/{self._partition} from {self._store.url}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _handle, (
-            self._store,
-            self._stream,
-            self._partition,
-            self._lenient,
-            self.recorded,
+        restored = functools.partial(
+            FetchHandle,
+            stream=self._stream,
+            partition=self._partition,
+            lenient=self._lenient,
+            recorded=self.recorded,
         )
+        return restored, (self._store,)
 
     async def fetch(self, descriptor: Descriptor) -> ConsumedBatch:
         """Fetch and decode one batch; `UnreadableBatch` if it is missing or damaged."""
@@ -116,7 +118,7 @@ class FetchHandle:
         )
 
     def _empty(self, descriptor: Descriptor) -> ConsumedBatch:
-        return ConsumedBatch.empty(
+        return ConsumedBatch(
             descriptor, stream=self._stream, partition=self._partition, recorded=self.recorded
         )
 
@@ -160,14 +162,6 @@ class FetchHandle:
             return descriptor.inline
         foreign = descriptor.format == "v1"  # the name may be any text of other software
         return (await self._store.get(descriptor.location, foreign=foreign)).data
-
-
-def _handle(
-    store: Store, stream: str, partition: int, lenient: bool, recorded: RecordedSchema
-) -> FetchHandle:
-    return FetchHandle(
-        store, stream=stream, partition=partition, lenient=lenient, recorded=recorded
-    )
 
 
 def _holds_bytes(descriptor: Descriptor) -> bool:

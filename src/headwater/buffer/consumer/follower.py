@@ -15,13 +15,17 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Literal
 
-from headwater.buffer.consumer.collection import check_consumable
 from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.buffer.consumer.delivery import Delivery, OnBadBatch
 from headwater.buffer.consumer.fetcher import FetchHandle
-from headwater.buffer.consumer.group import GroupPosition, GroupRegister
-from headwater.buffer.consumer.metrics import ConsumerMetrics, Lag, lag_behind
-from headwater.buffer.consumer.ownership import ProcessGuard
+from headwater.buffer.consumer.ownership import ProcessGuard, check_consumable
+from headwater.buffer.consumer.progress import (
+    ConsumerMetrics,
+    GroupPosition,
+    GroupRegister,
+    Lag,
+    lag_behind,
+)
 from headwater.buffer.queue.contract import Descriptor, QueueReader, QueueState
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import explain_deletion, open_source
@@ -95,7 +99,6 @@ class Follower:
             delivery = Delivery(
                 stream,
                 partition,
-                position=None,
                 on_bad_batch=on_bad_batch,
                 read_ahead_bytes=read_ahead_bytes,
                 read_ahead_batches=read_ahead_batches,

@@ -1,22 +1,36 @@
-"""Ownership of a partition: its epoch, the acknowledged frontier, and the check of the process."""
+"""Ownership of a partition: the acknowledged frontier, and the garbage collection beside it."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import shlex
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from typing import Final
 
-from headwater.buffer.consumer.collection import Sweeper, check_consumable, retention_of
+import msgspec
+
 from headwater.buffer.consumer.dead_letter import write_dead_letter
-from headwater.buffer.consumer.metrics import ConsumerMetrics
-from headwater.buffer.queue.contract import Descriptor, QueueConsumer, Uncounted
-from headwater.buffer.stream import Stream
+from headwater.buffer.consumer.progress import ConsumerMetrics
+from headwater.buffer.layout import check_group_name
+from headwater.buffer.queue.contract import (
+    Collector,
+    Descriptor,
+    QueueConsumer,
+    Retention,
+    Uncounted,
+)
+from headwater.buffer.stream import Stream, open_stream
 from headwater.buffer.stream.handle import explain_deletion
+from headwater.buffer.transaction.holds import active_holds
 from headwater.core import runtime
 from headwater.core.errors import Fenced, HeadwaterError, LimitExceeded, Refused
 from headwater.core.limits import ACKS_PER_DEQUEUE, GC_INTERVAL_S, UNACKED_MAX_BATCHES
 from headwater.core.portal import call_in_child
+from headwater.core.settings import seconds
 
 
 class TakenOver(Fenced):
@@ -188,7 +202,9 @@ class Frontier:
     def note_delivered(self, descriptors: Iterable[Descriptor]) -> None:
         """Note that these batches were delivered."""
         for descriptor in descriptors:
-            self._unacked.append(_without_bytes(descriptor))
+            # Without bytes: it may wait long for its acknowledgement.
+            waiting = msgspec.structs.replace(descriptor, inline=None, metadata=None, calls=b"")
+            self._unacked.append(waiting)
             self.last_handed_out = descriptor.sequence
 
     def check_next(self, sequence: int) -> None:
@@ -228,19 +244,6 @@ class Frontier:
             )
 
 
-def _without_bytes(descriptor: Descriptor) -> Descriptor:
-    """The descriptor without inline bytes: it may wait long for its acknowledgement."""
-    return Descriptor(
-        sequence=descriptor.sequence,
-        location=descriptor.location,
-        first_lsn=descriptor.first_lsn,
-        rows=descriptor.rows,
-        size_bytes=descriptor.size_bytes,
-        min_ms=descriptor.min_ms,
-        max_ms=descriptor.max_ms,
-    )
-
-
 class ProcessGuard:
     """Refuses to work in a forked child of the process that created it.
 
@@ -263,3 +266,105 @@ class ProcessGuard:
 
     def _begin_in_child(self) -> None:
         self.is_left = True
+
+
+_log: Final = logging.getLogger("headwater")
+
+
+class Sweeper:
+    """Runs the collector every `interval_s`, until its owner is garbage-collected.
+
+    It has a weak reference to the owner: a strong one would keep an abandoned consumer alive.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        retention: Callable[[], Awaitable[Retention]],
+        metrics: ConsumerMetrics,
+        *,
+        interval_s: float,
+    ) -> None:
+        self._collector = collector
+        self._retention = retention
+        self._metrics = metrics
+        self._interval_s = seconds("gc_interval_s", interval_s)
+        self._task: asyncio.Task[None] | None = None
+        self._is_failing = False
+        """Whether the last pass failed: only the first of several failures is logged."""
+
+    def start(self, owner: object) -> None:
+        """Start. The first pass comes after one interval."""
+        self._task = runtime.spawn(self._run(weakref.ref(owner)), name="garbage collection")
+
+    def stop(self) -> None:
+        """Stop, without waiting for a running pass."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def close(self) -> None:
+        """Stop, and wait for a running pass."""
+        self.stop()
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+
+    async def _run(self, owner: weakref.ref[object]) -> None:
+        while True:
+            await runtime.sleep(self._interval_s)
+            # Passes are bounded: with one pass per interval, fast producers would fill the store.
+            while owner() is not None and await self._sweep():
+                pass
+            if owner() is None:
+                return
+
+    async def _sweep(self) -> bool:
+        """Run a pass. Returns whether there is more to collect."""
+        started_s = runtime.monotonic_s()
+        try:
+            done = await self._collector.collect(await self._retention())
+        except Exception as error:
+            # The next pass repeats the work, so an error must not end the consumer or the sweeper.
+            # It is in the metrics, and logged because nobody watches the metrics of a Spark query.
+            self._metrics.gc_passes_failed += 1
+            self._metrics.gc_last_error = f"{type(error).__name__}: {error}"
+            if not self._is_failing:
+                _log.warning(
+                    "a pass of the collector failed, and is tried again every %g s: %s",
+                    self._interval_s,
+                    self._metrics.gc_last_error,
+                )
+            self._is_failing = True
+            return False
+        self._is_failing = False
+        self._metrics.collected(done, runtime.monotonic_s() - started_s)
+        return done.is_cut_short
+
+
+def check_consumable(stream: Stream, partition: int, group: str) -> Stream:
+    """The stream itself; `Refused` if nodes consume it, or for an invalid partition or group."""
+    check_group_name(group)
+    stream.check_partition(partition)
+    if stream.config.consumer == "nodes":
+        raise Refused(
+            f"stream {stream.name!r} is consumed by nodes, and a query reads their log. To consume "
+            f"it here: headwater stream alter {shlex.quote(stream.store.url)} {stream.name} "
+            "--set consumer=query"
+        )
+    return stream
+
+
+async def retention_of(stream: Stream) -> Retention:
+    """The stream's current retention, and what its open transactions hold.
+
+    `Refused` if another stream has the name now: its retention does not apply to this one.
+    """
+    current = await open_stream(stream.store, stream.name)
+    if current.id != stream.id:
+        raise Refused(f"stream {stream.name!r} was deleted and created again since it was opened")
+    retention = current.retention()
+    if current.config.format == "v1":
+        return retention
+    holds = await active_holds(current, retention.grace_ms)
+    return msgspec.structs.replace(
+        retention, hold_below=holds.below, keep_producers=holds.producers
+    )

@@ -75,8 +75,8 @@ async def resolve_start(
 
     `skips`: unreadable batches are skipped when their turn comes, and are no error here.
     """
-    wanted = EARLIEST if place is None else place
-    found = await _resolve(stream, partition, wanted, state, time_by, skips)
+    place = EARLIEST if place is None else place
+    found = await resolve_end(stream, partition, place, state, time_by=time_by, skips=skips)
     if found < state.floor_lsn:
         raise Trimmed(
             f"stream {stream.name!r}, partition {partition}: LSN {found} is not retained any more; "
@@ -96,8 +96,22 @@ async def resolve_end(
     skips: bool = False,
 ) -> int:
     """The first LSN not to read."""
-    wanted = LATEST if place is None else place
-    return await _resolve(stream, partition, wanted, state, time_by, skips)
+    if place is not None and not isinstance(place, str | date):
+        lsn = _lsn(place)
+        if lsn < 1:
+            raise Refused(f"LSN {lsn}: the first record of a partition has LSN 1")
+        return lsn
+    if place == EARLIEST:
+        return state.floor_lsn
+    if place is None or place == LATEST:
+        return state.next_lsn
+    try:
+        found = await position_at_time(stream, partition, time_us_of(place), time_by)
+    except (UnreadableBatch, Uncounted) as error:
+        if not skips:
+            raise
+        return error.descriptor.first_lsn
+    return state.next_lsn if found is None else found.lsn
 
 
 async def lsn_at_time(
@@ -174,32 +188,6 @@ def _first_late(times: pa.Array, time_us: int) -> int | None:
     late = pc.greater_equal(times.cast(pa.int64()), time_us)
     found = int(pc.index(late, pa.scalar(True)).as_py())
     return None if found < 0 else found
-
-
-async def _resolve(
-    stream: Stream,
-    partition: int,
-    place: ReadBound,
-    state: QueueState,
-    time_by: TimeBy,
-    skips: bool,
-) -> int:
-    if not isinstance(place, str | date):
-        lsn = _lsn(place)
-        if lsn < 1:
-            raise Refused(f"LSN {lsn}: the first record of a partition has LSN 1")
-        return lsn
-    if place == EARLIEST:
-        return state.floor_lsn
-    if place == LATEST:
-        return state.next_lsn
-    try:
-        found = await position_at_time(stream, partition, time_us_of(place), time_by)
-    except (UnreadableBatch, Uncounted) as error:
-        if not skips:
-            raise
-        return error.descriptor.first_lsn
-    return state.next_lsn if found is None else found.lsn
 
 
 def _lsn(given: Any) -> int:

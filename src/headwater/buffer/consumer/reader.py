@@ -192,7 +192,6 @@ class AsyncReader:
             await self.stream.store.close()
 
     async def _next(self) -> pa.RecordBatch | None:
-        """The next available rows; None if no partition has any at present."""
         for part in list(self._parts):
             async with explain_deletion(self.stream):
                 rows = await self._next_of(part)

@@ -17,7 +17,6 @@ from headwater.buffer.queue import native, v1
 from headwater.buffer.queue.contract import (
     Appender,
     Collector,
-    Counters,
     QueueConsumer,
     QueueReader,
     Retention,
@@ -31,9 +30,8 @@ from headwater.buffer.stream.config import (
     StreamRegister,
     check_versions,
 )
-from headwater.core import limits, runtime
+from headwater.core import runtime
 from headwater.core.errors import Damaged, HeadwaterError, NotFound, Refused, Trimmed
-from headwater.core.retry import RetryPolicy
 from headwater.core.settings import whole_number
 from headwater.store import Store, open_store
 
@@ -270,8 +268,7 @@ async def raise_schema_floor(
 ) -> None:
     """Refuse batches of an older schema than `floor`, once `check` accepts the queue."""
     chunks = native.ChunkLog(store, queue_prefix(config, partition), config.id)
-    budget = RetryPolicy().start(attempts=limits.APPEND_ATTEMPTS)
-    await native.raise_schema_floor(native.QueueTail(chunks, Counters()), floor, check, budget)
+    await native.raise_schema_floor(chunks, floor, check)
 
 
 class OpenedSource(NamedTuple):

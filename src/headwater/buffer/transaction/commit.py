@@ -39,9 +39,9 @@ from headwater.buffer.transaction.record import (
     CommitAppender,
     CommitAttempt,
     PartitionBatches,
+    RecordReplaced,
     Upload,
     application_register,
-    in_order,
     producer_id,
     read_application,
 )
@@ -94,10 +94,6 @@ class OlderMicroBatch(Refused):
     """A query repeated a micro-batch before its last one. Nothing of it is written."""
 
 
-class _RecordChanged(Exception):
-    """The record changed after it was read."""
-
-
 class TransactionCommitter:
     """Commits and aborts transactions of one application."""
 
@@ -132,7 +128,7 @@ class TransactionCommitter:
         of which find out.
         """
         _check_count(tasks)
-        uploads = in_order([(one.task, one.uploads) for one in tasks])
+        uploads = in_order(tasks)
         rows = sum(one.rows for one in tasks)
         try:
             async with self._hold_renewed(tasks):
@@ -168,7 +164,7 @@ class TransactionCommitter:
         finally:
             await self._appending.close()
         if record.is_of(self._attempt) is False:
-            await self._discard(in_order([(one.task, one.uploads) for one in tasks]))
+            await self._discard(in_order(tasks))
         await self._release(for_good=True)
         return self._found is None
 
@@ -224,7 +220,7 @@ class TransactionCommitter:
                     return await self._change(found, tasks, uploads)
                 except HoldLost as error:
                     lost = error
-                except (_RecordChanged, Fenced):
+                except (RecordReplaced, Fenced):
                     pass  # another attempt is committing, and may be done by now
                 except OutcomeUnknown as error:
                     # The next read finds out; a late write cannot land on a changed record.
@@ -283,7 +279,6 @@ class TransactionCommitter:
         tasks: Sequence[TaskUploads],
         uploads: dict[int, list[Upload]],
     ) -> ApplicationRecord:
-        """Put the transaction into the record, unless the record has changed."""
         if uploads:
             await self._check_held(tasks, uploads)
         first = await self._appending.next_sequences(uploads)
@@ -294,7 +289,7 @@ class TransactionCommitter:
         def change(now: ApplicationRecord | None) -> ApplicationRecord:
             now = now or ApplicationRecord()
             if now != found:
-                raise _RecordChanged
+                raise RecordReplaced
             return now.committed(self._attempt, shares)
 
         return (await self._register.update(change)).value
@@ -347,6 +342,15 @@ def _refuse_older(attempt: CommitAttempt, found: ApplicationRecord) -> None:
             "checkpoint is an older copy, or another run of the query is ahead. This run writes "
             "nothing: stop one of the two, or give the query a new checkpointLocation"
         )
+
+
+def in_order(tasks: Sequence[TaskUploads]) -> dict[int, list[Upload]]:
+    """The uploads of each partition in the order of a transaction: by task, then as uploaded."""
+    found: dict[int, list[Upload]] = {}
+    for one in sorted(tasks, key=lambda one: one.task):
+        for partition, batches in one.uploads.items():
+            found.setdefault(partition, []).extend(batches)
+    return dict(sorted(found.items()))
 
 
 def _check_count(tasks: Sequence[TaskUploads]) -> None:

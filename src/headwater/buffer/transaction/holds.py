@@ -1,5 +1,4 @@
-""" "
-Holds: what keeps the collector from the uploads of an open transaction.
+"""Holds: what keeps the collector from the uploads of an open transaction.
 
 Each stream has one register, `holds.json`, with a floor and the holds. Collectors raise no
 partition's batch floor above this floor. A transaction takes a hold above the floor and gives
@@ -26,12 +25,13 @@ collector notes the count that it saw and the store's time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
 
 from headwater.buffer import layout
-from headwater.buffer.queue.native.chunk import NO_BATCH_FLOOR
+from headwater.buffer.queue.native.chunk import NO_BATCH_FLOOR, last_batch_id
 from headwater.buffer.stream import Stream
 from headwater.buffer.transaction.record import (
     ApplicationRecord,
@@ -41,13 +41,7 @@ from headwater.buffer.transaction.record import (
     producer_id,
 )
 from headwater.core import limits, runtime
-from headwater.core.errors import (
-    LimitExceeded,
-    NotFound,
-    OutcomeUnknown,
-    Refused,
-    Unavailable,
-)
+from headwater.core.errors import LimitExceeded, NotFound, OutcomeUnknown, Refused, Unavailable
 from headwater.core.runtime import ULID_MAX, decode_ulid, encode_ulid
 from headwater.store import Register
 
@@ -134,6 +128,11 @@ async def read_holds(register: Register[Holds]) -> Holds:
         return Holds()
 
 
+async def update_holds(register: Register[Holds], change: Callable[[Holds], Holds]) -> Holds:
+    """Change the holds, and return them; `change` only computes, and may be called again."""
+    return (await register.update(lambda now: change(now or Holds()))).value
+
+
 class Holder:
     """Takes and renews the hold of one attempt. The driver and every task have their own."""
 
@@ -152,8 +151,7 @@ class Holder:
         name = self._attempt.hold
         token = runtime.new_token().hex()
 
-        def change(now: Holds | None) -> Holds:
-            now = now or Holds()
+        def change(now: Holds) -> Holds:
             if 0 < schema_version < now.schema_floor:
                 raise TypeReplaced(
                     f"{self._attempt}: a column's type was replaced, or is being replaced, since "
@@ -171,7 +169,7 @@ class Holder:
             hold = Hold(self._attempt.application, token, above, self._timeout_ms)
             return now.with_hold(name, hold)
 
-        return self._active_hold((await self._register.update(change)).value)
+        return self._active_hold(await update_holds(self._register, change))
 
     async def read(self) -> Hold:
         """The hold; `HoldLost` if it is gone."""
@@ -180,13 +178,12 @@ class Holder:
     async def renew(self, token: str) -> None:
         """Record that the transaction is still running."""
 
-        def change(now: Holds | None) -> Holds:
-            now = now or Holds()
+        def change(now: Holds) -> Holds:
             hold = self._active_hold(now, token)
             renewed = msgspec.structs.replace(hold, renewals=hold.renewals + 1)
             return now.with_hold(self._attempt.hold, renewed)
 
-        await self._register.update(change)
+        await update_holds(self._register, change)
 
     async def keep(self, token: str) -> None:
         """Renew the hold periodically until this is cancelled; `HoldLost` if it is gone."""
@@ -206,8 +203,7 @@ class Holder:
         be committing right now, and notices in time.
         """
 
-        def change(now: Holds | None) -> Holds:
-            now = now or Holds()
+        def change(now: Holds) -> Holds:
             for name, other in list(now.holds.items()):
                 if other.application == self._attempt.application and name != self._attempt.hold:
                     ending = msgspec.structs.replace(other, is_ending=True)
@@ -219,13 +215,13 @@ class Holder:
             moved = msgspec.structs.replace(hold, above=above, renewals=hold.renewals + 1)
             return now.with_hold(self._attempt.hold, moved)
 
-        await self._register.update(change)
+        await update_holds(self._register, change)
 
     async def drop(self) -> None:
         """Drop the hold."""
         name = self._attempt.hold
         if name in (await read_holds(self._register)).holds:
-            await self._register.update(lambda now: (now or Holds()).with_hold(name, None))
+            await update_holds(self._register, lambda now: now.with_hold(name, None))
 
     def _active_hold(self, holds: Holds, token: str | None = None) -> Hold:
         hold = holds.holds.get(self._attempt.hold)
@@ -256,7 +252,7 @@ async def active_holds(stream: Stream, grace_ms: int) -> ActiveHolds:
         ending = {name: hold for name, hold in holds.holds.items() if hold.is_ending}
         if ending:
             holds = await _end_holds(stream, register, ending)
-    if holds.floor < min(_ulid_at(runtime.wall_ms() - grace_ms), _lowest(holds)):
+    if holds.floor < min(last_batch_id(runtime.wall_ms() - grace_ms), _lowest(holds)):
         holds = await _raise_floor(stream, register, grace_ms)
     return ActiveHolds(
         encode_ulid(decode_ulid(holds.floor) + 1),
@@ -276,16 +272,15 @@ async def _raise_floor(stream: Stream, register: Register[Holds], grace_ms: int)
     year an id beyond it, and uploads that are never appended would not be collected before then.
     """
     _, at_ms = await _count_pass(stream, register)
-    wanted, most = _ulid_at(at_ms - grace_ms), _ulid_at(at_ms)
+    wanted, most = last_batch_id(at_ms - grace_ms), last_batch_id(at_ms)
 
-    def rise(now: Holds | None) -> Holds:
-        now = now or Holds()
+    def rise(now: Holds) -> Holds:
         # Up to the present, so that the next passes need not raise it.
         if now.floor >= min(wanted, _lowest(now)):
             return now
         return msgspec.structs.replace(now, floor=max(now.floor, min(most, _lowest(now))))
 
-    return (await register.update(rise)).value
+    return await update_holds(register, rise)
 
 
 async def _count_pass(stream: Stream, register: Register[Holds]) -> tuple[Holds, int]:
@@ -294,26 +289,23 @@ async def _count_pass(stream: Stream, register: Register[Holds]) -> tuple[Holds,
     A hold that is still the same later was not renewed since.
     """
 
-    def count(now: Holds | None) -> Holds:
-        now = now or Holds()
+    def count(now: Holds) -> Holds:
         return msgspec.structs.replace(now, passes=now.passes + 1)
 
-    counted = (await register.update(count)).value
+    counted = await update_holds(register, count)
     return counted, await stream.store.now_ms(register.key)
 
 
 async def _mark_ending(stream: Stream, register: Register[Holds]) -> Holds:
-    """Note which holds were renewed since the last pass, and mark those that timed out."""
     before, at_ms = await _count_pass(stream, register)
 
-    def note(now: Holds | None) -> Holds:
-        now = now or Holds()
+    def note(now: Holds) -> Holds:
         for name, hold in list(now.holds.items()):
             if _is_unchanged(before.holds.get(name), hold):
                 now = now.with_hold(name, _note_renewals(hold, at_ms))
         return now
 
-    return (await register.update(note)).value
+    return await update_holds(register, note)
 
 
 def _is_unchanged(before: Hold | None, now: Hold) -> bool:
@@ -335,20 +327,14 @@ async def _end_holds(stream: Stream, register: Register[Holds], ending: dict[str
         if record.is_appending and f"{application}.{record.attempt}" in ending:
             await finish_append(stream, application, record)
 
-    def drop(now: Holds | None) -> Holds:
-        now = now or Holds()
+    def drop(now: Holds) -> Holds:
         for name, hold in ending.items():
             if name in now.holds and now.holds[name].token == hold.token:
                 now = now.with_hold(name, None)
         return now
 
-    return (await register.update(drop)).value
+    return await update_holds(register, drop)
 
 
 def _revoked(now: ApplicationRecord | None) -> ApplicationRecord:
     return (now or ApplicationRecord()).revoked()
-
-
-def _ulid_at(time_ms: int) -> str:
-    """The highest ULID of this time."""
-    return encode_ulid(max(0, time_ms) << 80 | (1 << 80) - 1)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final, Literal
 
 import msgspec
@@ -237,21 +237,12 @@ async def read_application(register: Register[ApplicationRecord]) -> Application
         return ApplicationRecord()
 
 
-def in_order(tasks: Sequence[tuple[int, dict[int, list[Upload]]]]) -> dict[int, list[Upload]]:
-    """The uploads of each partition in the order of a transaction: by task, then as uploaded."""
-    found: dict[int, list[Upload]] = {}
-    for _, uploads in sorted(tasks, key=lambda task: task[0]):
-        for partition, batches in uploads.items():
-            found.setdefault(partition, []).extend(batches)
-    return dict(sorted(found.items()))
-
-
 FINISH_ATTEMPTS: Final = 32
 PARALLEL: Final = 16
 _PATIENT: Final = RetryPolicy(attempts=FINISH_ATTEMPTS, deadline_s=float("inf"))
 
 
-class _RecordReplaced(Exception):
+class RecordReplaced(Exception):
     """The record has changed since it was read."""
 
 
@@ -298,7 +289,7 @@ class CommitAppender:
             try:
                 await self._append_all(record)
                 break
-            except _RecordReplaced:
+            except RecordReplaced:
                 return
             except (Fenced, Unavailable, OutcomeUnknown) as error:
                 if isinstance(error, Fenced):
@@ -360,7 +351,7 @@ class CommitAppender:
     async def _confirm(self, record: ApplicationRecord) -> None:
         now = await read_application(self._register)
         if not _is_same_commit(record, now):
-            raise _RecordReplaced
+            raise RecordReplaced
 
     async def _open_all(self, partitions: Iterable[int]) -> dict[int, _OpenAppender]:
         partitions = list(partitions)

@@ -123,7 +123,6 @@ class Uploader:
             return self._stream.fit(records)
 
     async def _add(self, partition: int, piece: pa.RecordBatch, version: int) -> None:
-        """Accumulate records that were fitted to this version of the schema."""
         pending = self._pending.get(partition)
         if pending is not None and (
             pending.size_bytes + piece.nbytes > self._batch_bytes
@@ -223,7 +222,6 @@ class Uploader:
             self._renewing.cancel()
 
     def _raise_failure(self) -> None:
-        """Raise the error of a background upload or renewal."""
         renewing = [self._renewing] if self._renewing is not None else []
         for task in (*self._uploading, *renewing):
             if task.done() and not task.cancelled() and task.exception() is not None:

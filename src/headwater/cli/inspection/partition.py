@@ -13,11 +13,10 @@ from typing import Any, Final, TypeVar
 
 from headwater.buffer.queue.contract import Descriptor, QueueReader, QueueState
 from headwater.buffer.queue.native.chunk import Chunk
-from headwater.buffer.queue.native.chunk_log import ChunkLog
-from headwater.buffer.queue.native.producers import shard_register
-from headwater.buffer.queue.native.registers import ProducerRecord, QueueFloors
+from headwater.buffer.queue.native.chunk_log import ChunkLog, QueueFloors
+from headwater.buffer.queue.native.producers import ProducerRecord, shard_register
 from headwater.buffer.queue.v1.manifest_format import decode_manifest
-from headwater.buffer.queue.v1.side_object import V1Names
+from headwater.buffer.queue.v1.manifest_object import V1Names
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import queue_prefix
 from headwater.cli.inspection.queue import describe_manifest

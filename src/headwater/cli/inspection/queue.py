@@ -11,7 +11,7 @@ import xxhash
 from headwater.buffer.queue.native.chunk import MAGIC, OVERHEAD_BYTES, Chunk, decode_chunk
 from headwater.buffer.queue.v1 import acked, manifest_format
 from headwater.buffer.queue.v1.manifest_format import Manifest, ManifestEntry
-from headwater.buffer.queue.v1.side_object import V1Names
+from headwater.buffer.queue.v1.manifest_object import V1Names
 from headwater.cli.inspection.register import inspect_register
 from headwater.cli.inspection.report import (
     InspectedObject,

@@ -8,15 +8,14 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.buffer.consumer.group import GroupPosition
-from headwater.buffer.queue.native.registers import (
+from headwater.buffer.consumer.progress import GroupPosition
+from headwater.buffer.queue.native.chunk_log import (
     CollectorRecord,
     ConsumerRecord,
-    ProducerShard,
     QueueEnd,
     QueueFloors,
-    shard_name,
 )
+from headwater.buffer.queue.native.producers import ProducerShard, shard_name
 from headwater.buffer.queue.v1.side_object import DIGEST_BYTES, SideState
 from headwater.buffer.stream.config import StreamConfig
 from headwater.buffer.transaction.holds import Hold, Holds

@@ -7,7 +7,6 @@ Leaves: groups of the log, without gaps; commits as a policy says; the LSN that 
     service        what replicas request: `ReplicationSource`, and `PrimaryService` over this log
     registry       replicas of this leader, their health, the topology epoch
     commits        commit policies; writers that are delayed, or wait until a record is replicated
-    config         settings and metrics
     slot           one slot: its state, limits, and how its replica resumes
     slot_register  all slots as one stored value, fenced by the leader's epoch
     slot_writer    the leader's slots in memory, and writing them at a bounded rate

@@ -122,7 +122,8 @@ class Regions:
     needed: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
-        if not self.needed or any(whole_number(name, count) < 1 for name, count in self.needed):
+        is_valid = all(whole_number(name, count) >= 1 and name for name, count in self.needed)
+        if not self.needed or not is_valid:
             raise Refused("regions: name each region with one replica or more, as in eu=1,us=2")
         names = [region for region, _ in self.needed]
         if len(set(names)) != len(names):
@@ -189,10 +190,7 @@ def _nth_durable(replicas: Iterable[ReplicaState], count: int) -> int:
 
 def throttle_delay_s(lag_lsn: int, *, soft_lag_lsn: int, max_delay_s: float) -> float:
     """The delay at this lag: 0 up to the soft limit, `max_delay_s` from twice that on."""
-    over = lag_lsn - soft_lag_lsn
-    if over <= 0:
-        return 0.0
-    return max_delay_s * min(1.0, over / soft_lag_lsn)
+    return max_delay_s * min(1.0, max(0, lag_lsn - soft_lag_lsn) / soft_lag_lsn)
 
 
 class FlowControl:
@@ -217,7 +215,6 @@ class FlowControl:
         )
 
     async def admit(self) -> float:
-        """Delay a writer if replicas are far behind; returns for how long."""
         delay_s = self.delay_s
         if not delay_s:
             return 0.0
@@ -234,7 +231,6 @@ class FlowControl:
         return runtime.monotonic_s() - began_s
 
     def evaluate(self) -> None:
-        """End the delays if the lag is small again."""
         if self._waiting and not self.delay_s:
             self._released.set()
 
@@ -251,7 +247,6 @@ class CommitWaiter:
         return sum(map(len, self._waiting.values()))
 
     async def wait(self, lsn: int, policy: CommitPolicy, *, timeout_s: float) -> bool:
-        """Whether the record was replicated in time."""
         if self._ending is not None:
             # Also if the policy would be met: the log of an overtaken leader does not count.
             raise self._ending()
@@ -270,7 +265,6 @@ class CommitWaiter:
         return True
 
     def evaluate(self) -> None:
-        """Resolve the writers whose policy is met by now."""
         for policy, waiters in self._waiting.items():
             waiters.reach(self._replicated_lsn(policy))
 

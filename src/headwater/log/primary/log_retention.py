@@ -10,15 +10,15 @@ Always holds:
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Final
 
 import msgspec
 
 from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown, Refused, Unavailable
-from headwater.log.primary.config import ReplicationMetrics
+from headwater.core.metrics import Histogram, Metrics
 from headwater.log.primary.slot import (
-    BootstrapPlan,
     FullRebootstrap,
     InvalidationCause,
     LagClock,
@@ -34,7 +34,7 @@ from headwater.log.primary.slot import (
     slot_status,
 )
 from headwater.log.primary.slot_writer import SlotWriter
-from headwater.log.wal import Wal
+from headwater.log.record.group import Wal
 
 
 class SlotView(msgspec.Struct, frozen=True):
@@ -57,6 +57,37 @@ class SlotView(msgspec.Struct, frozen=True):
 
 
 _log: Final = logging.getLogger("headwater")
+
+
+class ReplicationMetrics(Metrics):
+    """Counts and durations of one leader."""
+
+    def __init__(self) -> None:
+        self.partial_resyncs = 0
+        """Replicas that resumed from their position."""
+        self.full_rebootstraps: Counter[str] = Counter()
+        """Replicas that needed a fresh copy, by cause."""
+        self.slots_invalidated: Counter[str] = Counter()
+        """By cause."""
+        self.slots_dropped = 0
+        self.slots_renewed = 0
+        """Slots that a completed re-bootstrap made valid again."""
+        self.pulls = 0
+        self.records_sent = 0
+        self.acknowledgements = 0
+        self.health_flips: Counter[str] = Counter()
+        """To healthy, to unhealthy."""
+        self.sweeps_failed = 0
+        """Sweeps that an error of the log cut short."""
+        self.commit_seconds = Histogram()
+        """From the call of `wait_committed` until a record was replicated."""
+        self.commit_timeouts: Counter[str] = Counter()
+        """By policy."""
+        self.prunes_cut_short = 0
+        """Times that less was pruned than could be, because slots could not be written."""
+        self.writers_delayed = 0
+        """Because of the lag."""
+        self.writer_delay_seconds = Histogram()
 
 
 class LogRetention:
@@ -85,7 +116,6 @@ class LogRetention:
         return max(self.wal.oldest_lsn(), self._pruning_lsn + 1)
 
     def register(self, name: str, position_lsn: int | None) -> Slot:
-        """The slot of a replica that registers with this position, created if needed."""
         self.slot_writer.check()
         slot = self.slots.find(name)
         if slot is None:
@@ -116,13 +146,13 @@ class LogRetention:
     def enforce_limits(self) -> list[tuple[str, InvalidationCause]]:
         """Give up slots that are beyond a limit; returns their names and causes."""
         self._lag_clock.note(runtime.monotonic_s(), self.wal.current_lsn())
-        given_up = []
+        invalidated = []
         for slot in self.slots.all():
             cause = exceeded_limit(self._kept(slot), self._bounds) if slot.is_valid else None
             if cause is not None:
                 self._invalidate(slot.name, cause)
-                given_up.append((slot.name, cause))
-        return given_up
+                invalidated.append((slot.name, cause))
+        return invalidated
 
     async def prune_through(self, archived_lsn: int) -> int:
         """Prune what is archived elsewhere and no slot needs; the LSN through which it went."""
@@ -147,7 +177,6 @@ class LogRetention:
         return mode.cause if isinstance(mode, FullRebootstrap) else None
 
     def plan_resume(self, name: str, position_lsn: int | None) -> ResumeMode:
-        """How a replica resumes; counted in the metrics."""
         mode = self._plan(name, position_lsn)
         if isinstance(mode, FullRebootstrap):
             self._metrics.full_rebootstraps[mode.cause.value] += 1
@@ -155,17 +184,17 @@ class LogRetention:
             self._metrics.partial_resyncs += 1
         return mode
 
-    def begin_bootstrap(self, name: str, image_lsn: int | None) -> BootstrapPlan:
-        """Plan a fresh copy, and keep the log after it from here on."""
+    def begin_bootstrap(self, name: str, image_lsn: int | None) -> int:
+        """Where a fresh copy begins; the log after that is kept from here on."""
         self.slot_writer.check()
-        plan = plan_bootstrap(
+        after_lsn = plan_bootstrap(
             image_lsn, oldest_lsn=self.oldest_lsn(), current_lsn=self.wal.current_lsn()
         )
         # The image was not acknowledged; what the replica had acknowledged before stays.
         before = self.slots.find(name)
-        confirmed_lsn = 0 if before is None else min(before.confirmed_lsn, plan.after_lsn)
-        self.slots.create(name, plan.after_lsn, bootstrapping=True, confirmed_lsn=confirmed_lsn)
-        return plan
+        confirmed_lsn = 0 if before is None else min(before.confirmed_lsn, after_lsn)
+        self.slots.create(name, after_lsn, bootstrapping=True, confirmed_lsn=confirmed_lsn)
+        return after_lsn
 
     def complete_bootstrap(self, name: str, lsn: int) -> Slot:
         """The replica has a fresh copy of everything through this LSN: its slot is valid again.
@@ -207,7 +236,6 @@ class LogRetention:
         return FullRebootstrap(InvalidationCause.WAL_REMOVED)
 
     def view(self, slot: Slot, *, is_active: bool) -> SlotView:
-        """The view of a slot: what its replica lacks, and what is kept for it alone."""
         lag, kept = self._lag(slot), self._kept(slot)
         copied_lsns = slot.restart_lsn - slot.confirmed_lsn if slot.bootstrapping else 0
         status = slot_status(

@@ -58,7 +58,6 @@ class ReplicationProgress(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_replicas(cls, replicas: Iterable[ReplicaState]) -> ReplicationProgress | None:
-        """None if there are no replicas."""
         present = list(replicas)
         if not present:
             return None
@@ -68,15 +67,13 @@ class ReplicationProgress(msgspec.Struct, frozen=True):
         return cls(max(0, sent - acked), durable)
 
 
-class Registration(msgspec.Struct, frozen=True):
-    """The result of registering a replica."""
+class Acknowledgement(msgspec.Struct, frozen=True):
+    """The progress of a replica, and the errors of its copy since it was created."""
 
-    session: str
-    """Sent with every further request."""
-    restart_lsn: int
-    """The position of its slot."""
-    confirmed_lsn: int
-    """What it acknowledged to its slot."""
+    applied_lsn: int
+    durable_lsn: int
+    apply_error_count: int = 0
+    divergence_count: int = 0
 
 
 class ReplicaRegistry:
@@ -146,46 +143,40 @@ class ReplicaRegistry:
                 session=session,
             )
             if position_lsn is not None:
-                state = _with_at_most(state, position_lsn)
+                state = msgspec.structs.replace(
+                    state,
+                    last_acked_lsn=min(state.last_acked_lsn, position_lsn),
+                    last_durable_lsn=min(state.last_durable_lsn, position_lsn),
+                )
         return self._hear(state)
 
     def unregister(self, name: str) -> bool:
-        """Forget a replica; whether it was there."""
         if self._replicas.pop(name, None) is None:
             return False
         del self._heard_s[name]
         self.topology_epoch += 1
         return True
 
-    def acknowledge(
-        self,
-        name: str,
-        *,
-        applied_lsn: int,
-        durable_lsn: int,
-        apply_error_count: int = 0,
-        divergence_count: int = 0,
-    ) -> ReplicaState:
-        """Note the progress of a replica, and the errors of its copy since it was created."""
+    def acknowledge(self, name: str, progress: Acknowledgement) -> ReplicaState:
+        """Note the progress of a replica; numbers only rise."""
         before = self.get(name)
         return self._hear(
             msgspec.structs.replace(
                 before,
-                last_acked_lsn=max(before.last_acked_lsn, applied_lsn),
-                last_durable_lsn=max(before.last_durable_lsn, durable_lsn),
-                apply_error_count=max(before.apply_error_count, apply_error_count),
-                divergence_count=max(before.divergence_count, divergence_count),
+                last_acked_lsn=max(before.last_acked_lsn, progress.applied_lsn),
+                last_durable_lsn=max(before.last_durable_lsn, progress.durable_lsn),
+                apply_error_count=max(before.apply_error_count, progress.apply_error_count),
+                divergence_count=max(before.divergence_count, progress.divergence_count),
             )
         )
 
     def note_pull(self, name: str, last_sent_lsn: int) -> None:
-        """The replica was sent records through this one."""
         before = self.get(name)
         sent = max(before.last_sent_lsn, last_sent_lsn)
         self._hear(msgspec.structs.replace(before, last_sent_lsn=sent))
 
     def set_rebootstrapping(self, name: str, rebootstrapping: bool) -> bool:
-        """Whether it loads a fresh copy; False if there is no such replica."""
+        """Note whether it loads a fresh copy; False if there is no such replica."""
         state = self._replicas.get(name)
         if state is None:
             return False
@@ -226,11 +217,3 @@ class ReplicaRegistry:
         self._replicas[state.name] = state
         self._heard_s[state.name] = runtime.monotonic_s()
         return state
-
-
-def _with_at_most(state: ReplicaState, position_lsn: int) -> ReplicaState:
-    return msgspec.structs.replace(
-        state,
-        last_acked_lsn=min(state.last_acked_lsn, position_lsn),
-        last_durable_lsn=min(state.last_durable_lsn, position_lsn),
-    )

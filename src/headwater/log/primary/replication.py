@@ -14,36 +14,81 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final, Self
+from dataclasses import dataclass, field
+from typing import Final, Literal, Self
+
+from msgspec.structs import asdict
 
 from headwater.buffer.layout import check_group_name
-from headwater.core import runtime
+from headwater.core import limits, runtime
 from headwater.core.errors import Fenced, HeadwaterError, Refused, Unavailable
 from headwater.core.limits import LSN_MAX
-from headwater.core.settings import whole_number
+from headwater.core.settings import check_above_zero, whole_number
 from headwater.log.primary.commits import (
     CommitPolicy,
     Committed,
     CommitUnknown,
     CommitWaiter,
     FlowControl,
+    Local,
     acknowledged_by,
     check_policy,
 )
-from headwater.log.primary.config import ReplicationConfig, ReplicationMetrics
-from headwater.log.primary.log_retention import LogRetention, SlotView
+from headwater.log.primary.log_retention import LogRetention, ReplicationMetrics, SlotView
 from headwater.log.primary.registry import (
-    Registration,
+    Acknowledgement,
     ReplicaRegistry,
     ReplicaState,
     ReplicationProgress,
 )
-from headwater.log.primary.slot import BootstrapPlan, Slot
+from headwater.log.primary.slot import RetentionLimits, Slot
 from headwater.log.primary.slot_register import SlotRegister
 from headwater.log.primary.slot_writer import SlotWriter
-from headwater.log.wal import Wal
+from headwater.log.record.group import Wal
 
 _log: Final = logging.getLogger("headwater")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationConfig:
+    """Limits, times and the commit policy."""
+
+    retention: RetentionLimits = field(default_factory=RetentionLimits)
+    commit_policy: CommitPolicy = field(default_factory=Local)
+    commit_timeout_s: float = limits.COMMIT_TIMEOUT_S
+    on_commit_timeout: Literal["raise", "continue"] = "raise"
+    """`raise` raises `CommitUnknown`; `continue` returns a result that says so. The record is in
+    the log either way."""
+    health_timeout_s: float = limits.REPLICA_HEALTH_TIMEOUT_S
+    """A replica that was silent for so long is unhealthy. A pull waits for half of it at most."""
+    sweep_interval_s: float = limits.REPLICA_SWEEP_INTERVAL_S
+    slot_write_interval_s: float = limits.SLOT_WRITE_INTERVAL_S
+    soft_lag_lsn: int | None = limits.FLOW_SOFT_LAG_LSN
+    """Writers are delayed while a healthy replica is further behind; None delays no writer."""
+    max_delay_s: float = limits.FLOW_MAX_DELAY_S
+
+    def __post_init__(self) -> None:
+        check_above_zero(
+            self,
+            "commit_timeout_s",
+            "health_timeout_s",
+            "sweep_interval_s",
+            "slot_write_interval_s",
+            "max_delay_s",
+        )
+        if self.sweep_interval_s < limits.REPLICA_SWEEP_MIN_S:
+            raise Refused(
+                f"sweep_interval_s is {self.sweep_interval_s}: {limits.REPLICA_SWEEP_MIN_S} at "
+                "least, or a slot that is beyond a limit would be given up before it is stored, "
+                "and its replica could never resume"
+            )
+        check_policy("commit_policy", self.commit_policy)
+        if self.soft_lag_lsn is not None and self.soft_lag_lsn < 1:
+            raise Refused(
+                f"soft_lag_lsn is {self.soft_lag_lsn}: above 0, or None to delay no writer"
+            )
+        if self.on_commit_timeout not in ("raise", "continue"):
+            raise Refused(f"on_commit_timeout is {self.on_commit_timeout!r}: raise or continue")
 
 
 def check_position(name: str, value: int) -> int:
@@ -137,7 +182,6 @@ class PrimaryReplication:
 
     @property
     def term(self) -> int:
-        """The leader's epoch."""
         return self.slots.leader_epoch
 
     def check_leading(self) -> None:
@@ -151,7 +195,7 @@ class PrimaryReplication:
     # Replicas
 
     def progress(self) -> ReplicationProgress | None:
-        """The progress of all replicas together; None if there are none."""
+        """Of all replicas together; None if there are none."""
         return ReplicationProgress.from_replicas(self.registry.replicas())
 
     def register_replica(
@@ -161,8 +205,8 @@ class PrimaryReplication:
         region: str | None = None,
         position_lsn: int | None = None,
         by_pull: bool = False,
-    ) -> Registration:
-        """Register a replica, or register it again with what it acknowledged.
+    ) -> Slot:
+        """Register a replica, or register it again with what it acknowledged; returns its slot.
 
         `position_lsn` is the last record that it has, and the position of a new slot. Without it a
         new slot is at the end of the log, for a copy that is about to be made.
@@ -172,7 +216,7 @@ class PrimaryReplication:
         if position_lsn is not None:
             position_lsn = check_position("position_lsn", position_lsn)
         slot = self.retention.register(name, position_lsn)
-        state = self.registry.register(
+        self.registry.register(
             name,
             region=region,
             sent_lsn=min(max(slot.restart_lsn, position_lsn or 0), self.wal.current_lsn()),
@@ -180,7 +224,7 @@ class PrimaryReplication:
             by_pull=by_pull,
         )
         self.evaluate()
-        return Registration(state.session, slot.restart_lsn, slot.confirmed_lsn)
+        return slot
 
     def ensure_replica_registered(self, name: str, *, position_lsn: int | None = None) -> bool:
         """Register a replica that only pulls, the first time it does; whether this was it."""
@@ -190,7 +234,7 @@ class PrimaryReplication:
         return True
 
     def unregister_replica(self, name: str) -> bool:
-        """Remove a replica until it registers again; its slot stays, and keeps the log."""
+        """Remove a replica; its slot stays, and keeps the log."""
         is_removed = self.registry.unregister(name)
         self.evaluate()
         return is_removed
@@ -202,36 +246,21 @@ class PrimaryReplication:
         return is_registered
 
     def note_replica_pull(self, name: str, last_sent_lsn: int) -> None:
-        """A replica was sent records through this one."""
         self.registry.note_pull(name, last_sent_lsn)
         if self.slots.find(name) is not None:
             self.slots.touch(name)
 
-    def acknowledge(
-        self,
-        name: str,
-        *,
-        applied_lsn: int,
-        durable_lsn: int,
-        apply_error_count: int = 0,
-        divergence_count: int = 0,
-    ) -> ReplicaState:
+    def acknowledge(self, name: str, progress: Acknowledgement) -> ReplicaState:
         """Note the progress of a replica. Numbers only rise; an older message changes nothing.
 
         `Refused` beyond what it can have: it would count for records that are not written yet.
         """
-        applied_lsn = check_position("applied_lsn", applied_lsn)
-        durable_lsn = check_position("durable_lsn", durable_lsn)
-        apply_error_count = check_position("apply_error_count", apply_error_count)
-        divergence_count = check_position("divergence_count", divergence_count)
-        self.check_known(name, max(applied_lsn, durable_lsn))
-        state = self.registry.acknowledge(
-            name,
-            applied_lsn=applied_lsn,
-            durable_lsn=durable_lsn,
-            apply_error_count=apply_error_count,
-            divergence_count=divergence_count,
+        progress = Acknowledgement(
+            **{key: check_position(key, value) for key, value in asdict(progress).items()}
         )
+        applied_lsn, durable_lsn = progress.applied_lsn, progress.durable_lsn
+        self.check_known(name, max(applied_lsn, durable_lsn))
+        state = self.registry.acknowledge(name, progress)
         if self.slots.find(name) is not None:
             self.slots.advance(name, applied_lsn=applied_lsn, durable_lsn=durable_lsn)
         self.metrics.acknowledgements += 1
@@ -275,8 +304,8 @@ class PrimaryReplication:
         """
         return await self.retention.prune_through(check_position("archived_lsn", archived_lsn))
 
-    def begin_rebootstrap(self, name: str, *, image_lsn: int | None = None) -> BootstrapPlan:
-        """Plan a fresh copy from an image of everything through `image_lsn`, or from the log alone.
+    def begin_rebootstrap(self, name: str, *, image_lsn: int | None = None) -> int:
+        """The LSN after which a fresh copy takes records from the log: `image_lsn`, or 0.
 
         The log after it is kept from here on. `Refused` says why there is nothing to begin from.
         """
@@ -284,9 +313,9 @@ class PrimaryReplication:
         self.registry.get(name)
         if image_lsn is not None:
             image_lsn = check_position("image_lsn", image_lsn)
-        plan = self.retention.begin_bootstrap(name, image_lsn)
+        after_lsn = self.retention.begin_bootstrap(name, image_lsn)
         self.set_replica_rebootstrapping(name, True)
-        return plan
+        return after_lsn
 
     def complete_rebootstrap(self, name: str, lsn: int) -> Slot:
         """The fresh copy is there, through this LSN and on disk: its slot is valid again."""

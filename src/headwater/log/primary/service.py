@@ -25,14 +25,9 @@ import msgspec
 from headwater.core import limits
 from headwater.core.errors import Refused
 from headwater.core.settings import whole_number
+from headwater.log.primary.registry import Acknowledgement
 from headwater.log.primary.replication import PrimaryReplication, check_position
-from headwater.log.primary.slot import (
-    BootstrapPlan,
-    FullRebootstrap,
-    InvalidationCause,
-    ResumeMode,
-    Slot,
-)
+from headwater.log.primary.slot import FullRebootstrap, InvalidationCause, ResumeMode, Slot
 from headwater.log.record.group import Group
 
 
@@ -71,15 +66,6 @@ class PullResponse:
     """The replica cannot resume: it has to load a fresh copy first. There are no groups then."""
 
 
-class Acknowledgement(msgspec.Struct, frozen=True):
-    """The progress of a replica, and the errors of its copy since it was created."""
-
-    applied_lsn: int
-    durable_lsn: int
-    apply_error_count: int = 0
-    divergence_count: int = 0
-
-
 class AcknowledgeResponse(msgspec.Struct, frozen=True):
     """The answer to `acknowledge`."""
 
@@ -95,7 +81,9 @@ class BootstrapResponse(msgspec.Struct, frozen=True):
     """The answer to `begin_bootstrap`."""
 
     term: int
-    plan: BootstrapPlan
+    after_lsn: int
+    """Records through this LSN come from the image, the others from the log; 0: all of them."""
+    current_lsn: int
 
 
 class ReplicationSource(Protocol):
@@ -163,22 +151,23 @@ class PrimaryService:
     ) -> RegisterResponse:
         primary = self._primary
         position_lsn = check_position("position_lsn", position_lsn)
-        registration = primary.register_replica(name, region=region, position_lsn=position_lsn)
+        slot = primary.register_replica(name, region=region, position_lsn=position_lsn)
+        session = primary.registry.get(name).session
         resume = primary.retention.plan_resume(name, position_lsn)
         await primary.slot_writer.settle()
         # The name may have been registered again, or dropped, while this was stored.
-        primary.registry.get(name, session=registration.session)
+        primary.registry.get(name, session=session)
         # Before it was stored, the slot may have been given up and the log pruned.
         cause = primary.retention.rebootstrap_reason(name, position_lsn)
         if cause is not None:
             resume = FullRebootstrap(cause)
         return RegisterResponse(
             primary.term,
-            registration.session,
+            session,
             resume,
             primary.registry.topology_epoch,
-            registration.restart_lsn,
-            registration.confirmed_lsn,
+            slot.restart_lsn,
+            slot.confirmed_lsn,
             primary.retention.oldest_lsn(),
             primary.wal.current_lsn(),
         )
@@ -241,23 +230,17 @@ class PrimaryService:
     ) -> AcknowledgeResponse:
         self._primary.check_leading()
         self._registered(name, session)
-        self._primary.acknowledge(
-            name,
-            applied_lsn=progress.applied_lsn,
-            durable_lsn=progress.durable_lsn,
-            apply_error_count=progress.apply_error_count,
-            divergence_count=progress.divergence_count,
-        )
+        self._primary.acknowledge(name, progress)
         return self._acknowledged(self._primary.slots.get(name))
 
     async def begin_bootstrap(
         self, name: str, *, image_lsn: int | None = None, session: str | None = None
     ) -> BootstrapResponse:
         session = self._registered(name, session)
-        plan = self._primary.begin_rebootstrap(name, image_lsn=image_lsn)
+        after_lsn = self._primary.begin_rebootstrap(name, image_lsn=image_lsn)
         await self._primary.slot_writer.settle()
         self._primary.registry.get(name, session=session)
-        return BootstrapResponse(self._primary.term, plan)
+        return BootstrapResponse(self._primary.term, after_lsn, self._primary.wal.current_lsn())
 
     async def complete_bootstrap(
         self, name: str, lsn: int, *, session: str | None = None
@@ -273,8 +256,6 @@ class PrimaryService:
         self._primary.unregister_replica(name)
 
     def _registered(self, name: str, session: str | None) -> str:
-        """The checked session of a request. Only a replica that was registered by its pull has
-        none."""
         state = self._primary.registry.get(name, session=session)
         if session is None and state.session:
             raise Refused(

@@ -131,8 +131,8 @@ class LagClock:
     is never too high, and too low by one spacing at most.
     """
 
-    def __init__(self, *, spacing_s: float = 1.0) -> None:
-        self._spacing_s = spacing_s
+    def __init__(self) -> None:
+        self._spacing_s = 1.0
         self._times_s: list[float] = []
         self._lsns: list[int] = []
 
@@ -276,16 +276,8 @@ def is_comparable(lsn: int, *, confirmed_lsn: int, oldest_lsn: int) -> bool:
     return oldest_lsn <= lsn or (oldest_lsn == lsn + 1 and confirmed_lsn >= lsn)
 
 
-class BootstrapPlan(msgspec.Struct, frozen=True):
-    """Where a bootstrap begins; the log from there on is kept until it is done."""
-
-    after_lsn: int
-    """Records through this LSN come from the image, the others from the log; 0: all of them."""
-    current_lsn: int
-
-
-def plan_bootstrap(image_lsn: int | None, *, oldest_lsn: int, current_lsn: int) -> BootstrapPlan:
-    """Where a replica with this image of everything through `image_lsn`, or with none, begins.
+def plan_bootstrap(image_lsn: int | None, *, oldest_lsn: int, current_lsn: int) -> int:
+    """The LSN after which a fresh copy takes records from the log: that of the image, or 0.
 
     `Refused` if there is nothing to begin from.
     """
@@ -295,9 +287,9 @@ def plan_bootstrap(image_lsn: int | None, *, oldest_lsn: int, current_lsn: int) 
             "replica waits until the log is there, and compares"
         )
     if image_lsn is not None and oldest_lsn <= image_lsn + 1:
-        return BootstrapPlan(image_lsn, current_lsn)
+        return image_lsn
     if oldest_lsn <= 1:
-        return BootstrapPlan(0, current_lsn)
+        return 0
     if image_lsn is None:
         raise Refused(
             f"the log begins at LSN {oldest_lsn}, and without an image of what came before it "

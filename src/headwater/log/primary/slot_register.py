@@ -45,9 +45,6 @@ class SlotTable(msgspec.Struct, frozen=True):
     leader_token: str = ""
     """Of the opening that may write: under one epoch there may be several, and the last counts."""
 
-    def slot(self, name: str) -> Slot | None:
-        return next((slot for slot in self.slots if slot.name == name), None)
-
 
 EMPTY_TABLE: Final = SlotTable(SLOTS_FORMAT, 0, 1, [])
 
@@ -55,7 +52,6 @@ EMPTY_TABLE: Final = SlotTable(SLOTS_FORMAT, 0, 1, [])
 def make_table(
     slots: Iterable[Slot], *, leader_epoch: int, next_generation: int, leader_token: str = ""
 ) -> SlotTable:
-    """A table of these slots, in the order in which tables are stored."""
     ordered = sorted(slots, key=lambda slot: slot.name)
     return SlotTable(SLOTS_FORMAT, leader_epoch, next_generation, ordered, leader_token)
 
@@ -117,7 +113,7 @@ def merge_tables(stored: SlotTable | None, mine: SlotTable) -> SlotTable:
 
 
 def _merge_slot(stored: Slot | None, mine: Slot) -> Slot:
-    """Of one generation: nothing goes back, and an invalidation stays."""
+    """In one generation nothing goes back, and an invalidation stays."""
     if stored is None or stored.generation != mine.generation:
         return mine
     return msgspec.structs.replace(
@@ -128,12 +124,6 @@ def _merge_slot(stored: Slot | None, mine: Slot) -> Slot:
         bootstrapping=stored.bootstrapping and mine.bootstrapping,
         invalidation=stored.invalidation or mine.invalidation,
     )
-
-
-def without_slot(stored: SlotTable, name: str) -> SlotTable:
-    """The table without this slot; the number of the next generation stays."""
-    slots = [slot for slot in stored.slots if slot.name != name]
-    return msgspec.structs.replace(check_format(stored), slots=slots)
 
 
 def _check_leader(stored: SlotTable, mine: SlotTable) -> None:
@@ -162,11 +152,9 @@ class SlotRegister:
 
     @property
     def key(self) -> str:
-        """Its key in the store."""
         return self._register.key
 
     async def read(self) -> SlotTable | None:
-        """The stored table; None if there never was one."""
         try:
             return check_format((await self._register.read()).value)
         except NotFound:
@@ -205,9 +193,10 @@ class SlotRegister:
 
         def change(stored: SlotTable | None) -> SlotTable:
             nonlocal dropped
-            before = stored or EMPTY_TABLE
-            dropped = before.slot(name) is not None
-            return without_slot(before, name)
+            before = check_format(stored or EMPTY_TABLE)
+            slots = [slot for slot in before.slots if slot.name != name]
+            dropped = len(slots) < len(before.slots)
+            return msgspec.structs.replace(before, slots=slots)
 
         if await self.read() is None:
             return False  # an update would create a table
@@ -215,11 +204,8 @@ class SlotRegister:
         return dropped
 
     async def lower_epoch(self, leader_epoch: int) -> None:
-        """Repair a table with an epoch that no leader has, so that leaders after `leader_epoch` can
-        write it. Slots stay.
-
-        `Refused` unless it is lower than what is stored.
-        """
+        """Repair a table with an epoch that no leader has: leaders after `leader_epoch` can write
+        it. `Refused` unless that is lower than the stored one."""
         epoch = _valid_epoch(leader_epoch)
 
         def change(stored: SlotTable | None) -> SlotTable:
@@ -240,16 +226,14 @@ class SlotRegister:
 
         Replicas register again when they come back. Until then the log is not kept for them.
         """
-        if await self._is_gone():
+        try:
+            is_gone = await self.read() is None
+        except Damaged:
+            is_gone = False
+        if is_gone:
             await self._register.update(lambda stored: stored or EMPTY_TABLE)
         else:
             await self._register.replace_damaged(EMPTY_TABLE)
-
-    async def _is_gone(self) -> bool:
-        try:
-            return await self.read() is None
-        except Damaged:
-            return False
 
 
 def _valid_epoch(leader_epoch: int) -> int:

@@ -59,7 +59,6 @@ class LeaderSlots:
         return self._slots.get(name)
 
     def get(self, name: str) -> Slot:
-        """The slot of this name; `NotFound` if there is none."""
         slot = self._slots.get(name)
         if slot is None:
             raise NotFound(f"there is no slot {name!r}: register the replica first")
@@ -82,7 +81,7 @@ class LeaderSlots:
         )
 
     def wanted_floor_lsn(self) -> int | None:
-        """Where the floor would be if everything were stored."""
+        """The floor if everything were stored."""
         return retention_floor(self._slots.values())
 
     def create(
@@ -94,10 +93,8 @@ class LeaderSlots:
         confirmed_lsn: int | None = None,
         last_seen_ms: int | None = None,
     ) -> Slot:
-        """A new slot at this position; one of the same name becomes a new generation.
-
-        `confirmed_lsn` is what the replica acknowledged, if that is less than `at_lsn`;
-        `last_seen_ms` is for a slot that is recreated without a request of its replica.
+        """A new generation at this position. `confirmed_lsn` is what the replica acknowledged, if
+        that is less; `last_seen_ms` is for a slot that is recreated without its replica's request.
         """
         if name not in self._slots and len(self._slots) >= limits.SLOTS_MAX:
             raise LimitExceeded(
@@ -123,7 +120,6 @@ class LeaderSlots:
         return self.touch(name)
 
     def touch(self, name: str) -> Slot:
-        """Note a request of the replica."""
         slot = self.get(name)
         self._heard_s[name] = runtime.monotonic_s()
         seen = slot.seen(runtime.wall_ms())
@@ -134,18 +130,14 @@ class LeaderSlots:
             self._slots[name] = seen
         return seen
 
-    def invalidate(self, name: str, cause: InvalidationCause) -> Slot:
-        slot = self.get(name).invalidated(cause, runtime.wall_ms())
-        self._put(slot)
-        return slot
+    def invalidate(self, name: str, cause: InvalidationCause) -> None:
+        self._put(self.get(name).invalidated(cause, runtime.wall_ms()))
 
     def complete_bootstrap(self, name: str, lsn: int) -> Slot:
-        """The bootstrap of the slot's replica is complete, through this LSN."""
         self._put(self.get(name).bootstrapped(lsn))
         return self.touch(name)
 
     def drop(self, name: str) -> bool:
-        """Forget a slot; whether there was one."""
         if self._slots.pop(name, None) is None:
             return False
         self._heard_s.pop(name)
@@ -161,11 +153,11 @@ class LeaderSlots:
         )
 
     def sending(self, sent: SlotTable) -> None:
-        """Note a table that is about to be written: it may be stored until a later write landed."""
+        """A table is about to be written: it may be stored until a later write landed."""
         self._maybe_stored_floor = _lowest(self._maybe_stored_floor, retention_floor(sent.slots))
 
     def stored(self, sent: SlotTable, result: SlotTable) -> list[str]:
-        """`sent` was written, and the result is `found`; returns names that others had dropped.
+        """`sent` was written, and `result` is stored; returns names that others had dropped.
 
         Earlier writes that had not landed by then never will: each names the version that it
         replaces.
@@ -238,20 +230,15 @@ class SlotWriter:
         must_exist: bool = False,
         write_interval_s: float = limits.SLOT_WRITE_INTERVAL_S,
     ) -> SlotWriter:
-        """Take the slots over under this epoch; `Fenced` if a later leader has.
-
-        A table that cannot be read raises. Nothing is pruned then.
-        """
+        """Take the slots over under this epoch, as `SlotRegister.stamp` says."""
         stored = await register.stamp(leader_epoch, must_exist=must_exist)
         return cls(register, LeaderSlots(stored), write_interval_s=write_interval_s)
 
     @property
     def is_settled(self) -> bool:
-        """Whether everything that is worth it is stored."""
         return self._written >= self.slots.changes
 
     def check(self) -> None:
-        """Raise what ended the writer, if something did."""
         if self.failure is not None:
             raise _copy_of_error(self.failure)
 

@@ -49,31 +49,41 @@ def retype(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.array(_RetypedArray(column, kind))
 
 
-def nullable_type(
-    kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType] = lambda kind: kind
-) -> pa.DataType:
+Leaf = Callable[[pa.DataType], pa.DataType]
+
+
+def nullable_type(kind: pa.DataType, leaf: Leaf = lambda kind: kind) -> pa.DataType:
     """The same shape with other leaves, if any, and with nulls allowed everywhere within."""
+    return _with_leaves(kind, leaf, is_nullable=True)
+
+
+def _with_leaves(
+    kind: pa.DataType, leaf: Leaf, *, is_nullable: bool = False, keeps_lists: bool = True
+) -> pa.DataType:
+    def convert(inner: pa.DataType) -> pa.DataType:
+        return _with_leaves(inner, leaf, is_nullable=is_nullable, keeps_lists=keeps_lists)
+
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(one.name, nullable_type(one.type, leaf)) for one in kind])
+        return pa.struct(
+            [pa.field(one.name, convert(one.type), is_nullable or one.nullable) for one in kind]
+        )
     if pa.types.is_map(kind):
-        return pa.map_(nullable_type(kind.key_type, leaf), nullable_type(kind.item_type, leaf))
+        return pa.map_(convert(kind.key_type), convert(kind.item_type))
     if is_list(kind):
-        return list_like(kind, pa.field("element", nullable_type(kind.value_type, leaf)))
+        is_nullable_within = is_nullable or kind.value_field.nullable
+        element = pa.field("element", convert(kind.value_type), is_nullable_within)
+        if keeps_lists and pa.types.is_fixed_size_list(kind):
+            return pa.list_(element, kind.list_size)
+        is_large = keeps_lists and pa.types.is_large_list(kind)
+        return pa.large_list(element) if is_large else pa.list_(element)
     return leaf(kind)
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether it is one of those that a log carries; maps are none here."""
+    """Whether it is a list that a log carries; maps are not."""
     return bool(
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
-
-
-def list_like(kind: pa.DataType, element: pa.Field) -> pa.DataType:
-    """A list of the same kind with other elements."""
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(element, kind.list_size)
-    return pa.large_list(element) if pa.types.is_large_list(kind) else pa.list_(element)
 
 
 class _RetypedArray:
@@ -88,35 +98,35 @@ class _RetypedArray:
         return self._kind.__arrow_c_schema__(), array
 
 
-_Found = TypeVar("_Found")
+_T = TypeVar("_T")
 _REMEMBERED: Final = 16
 
 
-def per_schema(work_out: Callable[[pa.Schema], _Found]) -> Callable[[pa.Schema], _Found]:
+def per_schema(compute: Callable[[pa.Schema], _T]) -> Callable[[pa.Schema], _T]:
     """Remember the answers for the last few schemas.
 
     Schemas are compared with all their metadata, which is cheap. To `lru_cache` those that differ
     in metadata alone would be one, to hash them takes longer than to compare a few, and those with
     extension types that were made in Python cannot be hashed at all.
     """
-    remembered: tuple[tuple[pa.Schema, _Found], ...] = ()
+    remembered: tuple[tuple[pa.Schema, _T], ...] = ()
 
-    def answer(schema: pa.Schema) -> _Found:
+    def value_of(schema: pa.Schema) -> _T:
         nonlocal remembered
         for remembered_schema, value in remembered:
             if remembered_schema.equals(schema, check_metadata=True):
                 return value
-        value = work_out(schema)
+        value = compute(schema)
         # One assignment: another thread sees all of it or nothing.
         remembered = ((schema, value), *remembered[: _REMEMBERED - 1])
         return value
 
-    return answer
+    return value_of
 
 
 @per_schema
 def _plain_types(schema: pa.Schema) -> dict[int, pa.DataType]:
-    """By its place, the plain type of each column that has views at any depth."""
+    """The plain type of each column that has views at any depth, by its number."""
     kinds = {place: nullable_type(field.type, _plain_leaf) for place, field in enumerate(schema)}
     return {
         place: kind for place, kind in kinds.items() if kind != nullable_type(schema[place].type)
@@ -153,7 +163,7 @@ def with_views(records: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def records_size_bytes(records: pa.RecordBatch) -> int:
-    """Bytes of the records alone, without the data that they share with others."""
+    """Bytes of the records, without data that they only share."""
     return int(without_views(records).nbytes)
 
 
@@ -192,7 +202,7 @@ def _first_misplaced(records: pa.RecordBatch) -> str | None:
 
 @per_schema
 def _strict_columns(schema: pa.Schema) -> list[tuple[int, pa.Field, bool]]:
-    """The columns that allow no nulls somewhere, with their places, and whether that is within."""
+    """The columns that allow no nulls somewhere, by number, and whether that is within."""
     return [
         (place, field, _is_strict_within(field.type))
         for place, field in enumerate(schema)
@@ -218,7 +228,7 @@ def _within(kind: pa.DataType) -> list[pa.Field]:
 
 
 def _misplaced(place: str, field: pa.Field, column: pa.Array, allowed: int) -> Iterator[str]:
-    """Where there are nulls that may not be; `allowed` are those that something above is null."""
+    """Where nulls are misplaced; `allowed` of them are below a null."""
     if not field.nullable and column.null_count > allowed:
         yield place
     kind = field.type
@@ -235,7 +245,7 @@ def _misplaced(place: str, field: pa.Field, column: pa.Array, allowed: int) -> I
     yield from _misplaced(f"{place}.element", column.type.value_field, column.flatten(), 0)
 
 
-_NO_WORD = (OverflowError, ValueError, LookupError)
+_NOT_IN_PYTHON = (OverflowError, ValueError, LookupError)
 """What Arrow raises for times outside of the years 1 to 9999, and for unknown time zones."""
 
 
@@ -255,14 +265,14 @@ def python_rows(records: pa.RecordBatch) -> list[dict[str, Any]]:
 def _values(column: pa.Array) -> list[Any]:
     try:
         return column.to_pylist()  # type: ignore[no-any-return]
-    except _NO_WORD:
+    except _NOT_IN_PYTHON:
         return [_value(column.slice(place, 1)) for place in range(len(column))]
 
 
 def _value(column: pa.Array) -> Any:
     try:
         return column.to_pylist()[0]
-    except _NO_WORD:
+    except _NOT_IN_PYTHON:
         return retype(column, nullable_type(column.type, _numbered)).to_pylist()[0]
 
 
@@ -325,16 +335,18 @@ class ParquetCasts(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def parquet_casts(kind: pa.DataType) -> ParquetCasts | None:
     """The casts from a column to its Parquet type; None if that has the same layout."""
-    between = nullable_type(kind, _leaf_of_same_layout)
-    if _castable(between) == between:
+    between = nullable_type(kind, _same_layout)
+    if _with_leaves(between, _returned_unchanged, keeps_lists=False) == between:
         return None
-    return ParquetCasts(between, _castable(between, keeps_lists=True))
+    return ParquetCasts(between, _with_leaves(between, _returned_unchanged))
 
 
 @functools.lru_cache(maxsize=1024)
 def _parquet_type(kind: pa.DataType) -> pa.DataType:
     needed = parquet_casts(kind)
-    return _same_layout(kind) if needed is None else _castable(needed.between)
+    if needed is None:
+        return _with_leaves(kind, _same_layout)
+    return _with_leaves(needed.between, _returned_unchanged, keeps_lists=False)
 
 
 def check_column_type(place: str, kind: pa.DataType, depth: int = 0) -> None:
@@ -363,18 +375,6 @@ def check_column_type(place: str, kind: pa.DataType, depth: int = 0) -> None:
 
 
 def _same_layout(kind: pa.DataType) -> pa.DataType:
-    """What the same memory is called in Parquet."""
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(one.name, _same_layout(one.type), one.nullable) for one in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_same_layout(kind.key_type), _same_layout(kind.item_type))
-    if pa.types.is_nested(kind):
-        inner = _same_layout(kind.value_type)
-        return list_like(kind, pa.field("element", inner, kind.value_field.nullable))
-    return _leaf_of_same_layout(kind)
-
-
-def _leaf_of_same_layout(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_date64(kind):
         return pa.timestamp("ms")
     if pa.types.is_duration(kind):
@@ -389,23 +389,14 @@ def _leaf_of_same_layout(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _castable(kind: pa.DataType, *, keeps_lists: bool = False) -> pa.DataType:
-    """The type that Parquet returns unchanged; with `keeps_lists` the kinds of lists stay."""
+def _returned_unchanged(kind: pa.DataType) -> pa.DataType:
     if kind in _TEXTS:
         return pa.string()
     if kind in _BINARIES:
         return pa.binary()
     if pa.types.is_decimal(kind) and kind.precision <= _DIGITS_MAX:
         return pa.decimal128(kind.precision, kind.scale)
-    if not pa.types.is_nested(kind):
-        return kind
-    within = functools.partial(_castable, keeps_lists=keeps_lists)
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(one.name, within(one.type), one.nullable) for one in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(within(kind.key_type), within(kind.item_type))
-    element = pa.field("element", within(kind.value_type), kind.value_field.nullable)
-    return list_like(kind, element) if keeps_lists else pa.list_(element)
+    return kind
 
 
 def to_parquet_column(column: pa.Array, stored: pa.DataType) -> pa.Array:

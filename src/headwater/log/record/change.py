@@ -157,7 +157,7 @@ def _text(value: object) -> str:
     return value
 
 
-def group_of(changes: Sequence[ChangeRecord], *, timestamp_ms: int = 0) -> Group:
+def group_of(changes: Sequence[ChangeRecord]) -> Group:
     """The group of these records, which have one term and LSNs without gaps."""
     if not changes:
         raise Refused("a group has at least one record")
@@ -175,7 +175,7 @@ def group_of(changes: Sequence[ChangeRecord], *, timestamp_ms: int = 0) -> Group
             f"a record from LSN {first.lsn} on holds a value that no column can hold: {error}. "
             "Numbers have 64 bits, one of them for the sign; times are in ms; text is UTF-8"
         ) from error
-    return Group(first.term, first.lsn, changes[-1].lsn, records, timestamp_ms)
+    return Group(first.term, first.lsn, changes[-1].lsn, records)
 
 
 def changes_of(group: Group) -> Iterator[ChangeRecord]:

@@ -1,4 +1,4 @@
-"""A group: records of one term and one schema with consecutive LSNs, and the columns it may have.
+"""A group: records of one term and schema with consecutive LSNs; and `Wal`, a log of groups.
 
 | column | type | absent means |
 | --- | --- | --- |
@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -215,3 +215,59 @@ class GroupRing:
         if 2 * self._dropped > len(self._groups):
             del self._groups[: self._dropped], self._last_lsns[: self._dropped]
             self._dropped = 0
+
+
+class SealedRange(NamedTuple):
+    """A sealed part of a log."""
+
+    first_lsn: int
+    last_lsn: int
+    size_bytes: int
+
+
+class Wal(Protocol):
+    """A dense, append-only log of records, numbered by LSN, as replication uses it.
+
+    The spool is one on a local disk; any other can be replicated too.
+    """
+
+    def oldest_lsn(self) -> int:
+        """The first LSN that can be read; in an empty log, the next one to be written.
+
+        So a position resumes without a gap exactly when `position + 1 >= oldest_lsn()`, whether
+        the log is empty, was pruned wholly, or lost its disk and began again above LSN 1.
+        """
+
+    def current_lsn(self) -> int:
+        """The last LSN that readers may see; one below the next. 0 before LSN 1 is written.
+
+        A log that was pruned wholly still knows it, also when it is opened again.
+        """
+
+    @property
+    def synced_lsn(self) -> int:
+        """Through here the log has it after a power loss, too; at most `current_lsn()`."""
+
+    async def sync(self) -> None:
+        """Return once what is in the log at this moment is synced."""
+
+    def bytes_since(self, lsn: int) -> int:
+        """Bytes of log after `lsn`, to within one step of the index; cheap, for lag."""
+
+    async def read_since(self, lsn: int, *, max_records: int, max_bytes: int) -> Sequence[Group]:
+        """Groups with LSNs above `lsn`, in order and without gaps, from the oldest that is kept.
+
+        The first group begins at `max(lsn + 1, oldest_lsn())`, cut inside a frame if needed: a
+        caller that must not skip records compares its `first_lsn`. Together they hold at most
+        `max_records` LSNs and about `max_bytes`, but always at least one record where there is one.
+        Several readers share the memory of what they read.
+        """
+
+    async def prune_through(self, lsn: int) -> int:
+        """Move the floor up to `lsn`, durably, drop what lies wholly below it; returns the floor.
+
+        A floor never goes down, and never above what was written: both are left as they are.
+        """
+
+    async def wait_for_lsn_after(self, lsn: int, *, timeout_s: float | None = None) -> int:
+        """Return `current_lsn()` as soon as it is above `lsn`, or what it is after `timeout_s`."""

@@ -57,12 +57,12 @@ def record_hashes(group: Group) -> pa.UInt64Array:
 def _hashes_of(group: Group) -> pa.UInt64Array:
     lsns = pa.arange(group.first_lsn, group.last_lsn + 1).cast(pa.uint64())
     if group.lost is not None:
-        return _mixed(pc.add(lsns, _scalar(_seed("lost"))))
+        return _mix(pc.add(lsns, _scalar(_seed("lost"))))
     total = pa.repeat(_scalar(0), len(group))
     for name, column in _hashed_columns(group.records).items():
-        hashed = _mixed(pc.add(_hashes(column), _scalar(_seed(name))))
+        hashed = _mix(pc.add(_hashes(column), _scalar(_seed(name))))
         total = pc.add(total, pc.fill_null(hashed, 0))
-    return _mixed(pc.add(total, _mixed(lsns)))
+    return _mix(pc.add(total, _mix(lsns)))
 
 
 def range_hash(groups: Sequence[Group]) -> int:
@@ -79,8 +79,8 @@ def _hashed_columns(records: pa.RecordBatch) -> dict[str, pa.Array]:
     columns = dict(zip(records.schema.names, records.columns, strict=True))
     ingested = columns.get(COMMIT_TIMESTAMP)
     if ingested is not None:
-        given = columns.get(TIMESTAMP)
-        columns[TIMESTAMP] = ingested if given is None else pc.coalesce(given, ingested)
+        timestamps = columns.get(TIMESTAMP)
+        columns[TIMESTAMP] = ingested if timestamps is None else pc.coalesce(timestamps, ingested)
     for name, default in _DEFAULTS.items():
         if name in columns:
             columns[name] = _without(columns[name], pc.equal(columns[name], default))
@@ -123,7 +123,7 @@ def _of_times(array: pa.Array) -> pa.Array:
         numbers = array.view(pa.int32()).cast(pa.uint64(), safe=False)
     else:
         numbers = array.view(pa.uint64())
-    return _mixed(pc.add(numbers, _scalar(_seed(_kind_of_time(kind)))))
+    return _mix(pc.add(numbers, _scalar(_seed(_kind_of_time(kind)))))
 
 
 def _kind_of_time(kind: pa.DataType) -> str:
@@ -149,7 +149,7 @@ def _of_struct(array: pa.StructArray) -> pa.Array:
     total = pa.repeat(_scalar(0), len(array))
     for field, child in zip(array.type, array.flatten(), strict=True):
         hashed = pc.fill_null(_hashes(child), _NULL)
-        total = pc.add(total, _mixed(pc.add(hashed, _scalar(_seed(field.name)))))
+        total = pc.add(total, _mix(pc.add(hashed, _scalar(_seed(field.name)))))
     return pc.if_else(array.is_valid(), total, pa.scalar(None, pa.uint64()))
 
 
@@ -168,10 +168,10 @@ def _of_list(array: pa.Array, offsets: pa.Array, elements: pa.Array) -> pa.Array
     # The position of each element in its list, from 1 on, so that swapped elements are noticed.
     begun = pc.take(starts, _parents(lengths))
     places = pc.subtract(pa.arange(1, last - first + 1), begun).cast(pa.uint64())
-    placed = _mixed(pc.add(hashed, _mixed(places)))
+    placed = _mix(pc.add(hashed, _mix(places)))
     sums = pa.concat_arrays([pa.array([0], pa.uint64()), pc.cumulative_sum(placed)])
     total = pc.subtract(pc.take(sums, starts[1:]), pc.take(sums, starts[:-1]))
-    total = pc.add(total, _mixed(lengths.cast(pa.uint64())))
+    total = pc.add(total, _mix(lengths.cast(pa.uint64())))
     return pc.if_else(array.is_valid(), total, pa.scalar(None, pa.uint64()))
 
 
@@ -181,7 +181,7 @@ def _parents(lengths: pa.Array) -> pa.Array:
     return pc.list_parent_indices(pa.LargeListArray.from_arrays(offsets, elements))
 
 
-def _mixed(values: pa.Array) -> pa.Array:
+def _mix(values: pa.Array) -> pa.Array:
     """Spread every bit over all others (the last steps of SplitMix64)."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         values = pc.bit_wise_xor(values, pc.shift_right(values, _scalar(shift)))
@@ -218,7 +218,7 @@ async def hash_groups(groups: AsyncIterable[Group]) -> int:
 
 
 def _range_hash(groups: Sequence[Group]) -> int:
-    return range_hash([run[0] if len(run) == 1 else _join_run(run) for run in _hash_runs(groups)])
+    return range_hash(list(_joined(groups)))
 
 
 async def hashes_between(groups: Sequence[Group], first_lsn: int, last_lsn: int) -> pa.UInt64Array:
@@ -234,8 +234,7 @@ async def hashes_between(groups: Sequence[Group], first_lsn: int, last_lsn: int)
 def _hashes_between(groups: Sequence[Group], first_lsn: int, last_lsn: int) -> pa.UInt64Array:
     parts: list[pa.Array] = []
     next_lsn = first_lsn
-    for run in _hash_runs(groups):
-        joined = run[0] if len(run) == 1 else _join_run(run)
+    for joined in _joined(groups):
         if joined.first_lsn < next_lsn:
             # Arrow would take the negative length, and the process would end with it.
             raise Bug(f"LSN {joined.first_lsn} is in two groups of a copy")
@@ -245,16 +244,16 @@ def _hashes_between(groups: Sequence[Group], first_lsn: int, last_lsn: int) -> p
     return pa.concat_arrays(parts)
 
 
-def _hash_runs(groups: Sequence[Group]) -> Iterator[list[Group]]:
-    """Groups that can be hashed as one: consecutive, of one schema, and not lost."""
+def _joined(groups: Sequence[Group]) -> Iterator[Group]:
+    """The same records in fewer groups: consecutive ones of one schema are hashed as one."""
     run: list[Group] = []
     for group in groups:
         if run and not _follows(run[-1], group):
-            yield run
+            yield _join_run(run)
             run = []
         run.append(group)
     if run:
-        yield run
+        yield _join_run(run)
 
 
 def _follows(before: Group, group: Group) -> bool:
@@ -265,5 +264,7 @@ def _follows(before: Group, group: Group) -> bool:
 
 
 def _join_run(run: Sequence[Group]) -> Group:
+    if len(run) == 1:
+        return run[0]
     records = pa.concat_batches([group.records for group in run])
     return Group(run[0].term, run[0].first_lsn, run[-1].last_lsn, records)

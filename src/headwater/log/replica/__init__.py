@@ -9,8 +9,9 @@ be read, by bookmark where a reader must see what it saw elsewhere.
     copies       the copy that counts, its readers, and the stored state: fence and divergence
     contract     settings, status, bookmarks, errors, and the interfaces of targets
     log_copy     a target that is the log again, record for record
-    keyed_state  a target with the latest record of each key; keyed_table, one collection of it
-    image        a keyed state in Parquet, and where images are stored
+    keyed_state  a target with the latest record of each key, and its stored images; keyed_table,
+                 one collection of it
+    image        a keyed state in Parquet
 
 Always holds: a copy is a prefix of the log; an older leader changes nothing, also after a restart;
 what is acknowledged as durable survives; a fresh copy replaces the old one at once and shows no

@@ -59,15 +59,6 @@ class SavedState(msgspec.Struct, frozen=True):
     kind: str = ""
     """The kind of the copies, see `Targets.kind`; empty if it was never set."""
 
-    def of_kind(self, kind: str, path: str) -> SavedState:
-        """The same, for targets of this kind; `Refused` if the copies are others."""
-        if self.kind not in ("", kind):
-            raise Refused(
-                f"the replica in {path} is of kind {self.kind!r}, and not {kind!r}: open it as "
-                "what it is, or give this one a folder of its own"
-            )
-        return msgspec.structs.replace(self, kind=kind, format=STATE_FORMAT)
-
 
 class _StateFile(msgspec.Struct, frozen=True):
     crc32: str
@@ -114,11 +105,8 @@ class SavedStateFile:
         return any(not is_dir for _, is_dir in names)
 
     def write(self, state: SavedState) -> None:
-        """Store the state durably.
-
-        `DiskFailed` if that is not known: the disk has to be read again. After any other error a
-        restart finds the state before.
-        """
+        """`DiskFailed` if it is not known whether the state is stored: the disk has to be read
+        again. After any other error a restart finds the state before."""
         path = self.folder.file(STATE_NAME)
         with self.folder.replacing(path) as file:
             file.append(encode_state(state))
@@ -137,7 +125,7 @@ def encode_state(state: SavedState) -> bytes:
 
 
 def decode_state(data: bytes, path: str = STATE_NAME) -> SavedState:
-    """What such bytes say; `Corrupt` if they are not what was written."""
+    """`Corrupt` if these bytes are not what was written."""
     try:
         file = msgspec.json.decode(data, type=_StateFile)
         if file.crc32 != f"{zlib.crc32(file.kept):08x}":
@@ -190,7 +178,6 @@ class OpenCopy:
         await self._leave()
 
     async def close(self) -> None:
-        """Close the copy; its last reader then removes nothing."""
         self._is_closed = True
         if self._removing is not None:
             await asyncio.wait((self._removing,))
@@ -233,7 +220,13 @@ class ReplicaCopies:
         stored = await runtime.run_blocking(files.read)
         if stored is None:
             await runtime.run_blocking(files.refuse_log)
-        state = (stored or SavedState()).of_kind(targets.kind, files.folder.path)
+        state = stored or SavedState()
+        if state.kind not in ("", targets.kind):
+            raise Refused(
+                f"the replica in {files.folder.path} is of kind {state.kind!r}, and not "
+                f"{targets.kind!r}: open it as what it is, or give this one a folder of its own"
+            )
+        state = msgspec.structs.replace(state, kind=targets.kind, format=STATE_FORMAT)
         # Also if it exists: the process that wrote it may have died before it was durable.
         await runtime.run_blocking(files.write, state)
         for number in await runtime.run_blocking(files.copy_numbers):
@@ -249,7 +242,6 @@ class ReplicaCopies:
 
     @property
     def term(self) -> int:
-        """The highest term of any leader so far."""
         return self._state.term
 
     @property
@@ -298,10 +290,7 @@ class ReplicaCopies:
         fill: Callable[[Target], Awaitable[None]],
         counts: Callable[[], None],
     ) -> None:
-        """Make a second copy, and replace the first by it, which can be read meanwhile.
-
-        `counts` is called at the moment of the replacement, to reset what is known of the copy.
-        """
+        """Make a second copy, then replace the first by it; `counts` is called at that moment."""
         if self._replaced is not None:
             # Again: an earlier removal may have been cancelled in the middle.
             await self._replaced.replace()

@@ -30,7 +30,8 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
-from headwater.log.primary.service import Acknowledgement, PullResponse
+from headwater.log.primary.registry import Acknowledgement
+from headwater.log.primary.service import PullResponse
 from headwater.log.primary.slot import FullRebootstrap
 from headwater.log.record.group import Group
 from headwater.log.replica.contract import (
@@ -59,13 +60,25 @@ RETRIABLE: Final = (Unavailable, OutcomeUnknown, NotFound, Fenced, Refused, Conf
 """A replica registers again after these errors; all others end it."""
 
 
+class BootstrapStart(NamedTuple):
+    """What a bootstrap begins from; the log after it is kept."""
+
+    kind: Literal["own", "image", "log"]
+    current_lsn: int
+    """Where the log ended then."""
+    image: Image | None = None
+    compared_after_lsn: int = 0
+    """From here to the end of the image the log has what it was made of, to be compared."""
+
+
 class LogFollower:
-    """Follows a leader, and knows how far the copy was found in its log."""
+    """Follows a leader, knows how far the copy was found in its log, and makes fresh copies."""
 
     def __init__(
         self,
         name: str,
         link: LeaderSession,
+        targets: Targets,
         copies: ReplicaCopies,
         config: ReplicaConfig,
         metrics: ReplicaMetrics,
@@ -78,6 +91,7 @@ class LogFollower:
         self.current_lsn = 0
         """The last known end of the log."""
         self._link = link
+        self._targets = targets
         self._copies = copies
         self._on_change = on_change
         self._prefetch = Prefetch(lambda since_lsn: link.pull(since_lsn, wait_s=0.0))
@@ -134,12 +148,12 @@ class LogFollower:
         self._verification = UNVERIFIED
         if isinstance(registration.resume, FullRebootstrap):
             return True
-        self.begin_verification()
+        self._begin_verification()
         if (problem := self._verification.waits_for(self.current_lsn)) is not None:
             _log.warning("replica %s: %s", self.name, problem)
         return False
 
-    def begin_verification(self) -> None:
+    def _begin_verification(self) -> None:
         """Begin to compare the copy with the log of the leader that answered last."""
         self._note_verification(
             Verification.of_copy(
@@ -147,18 +161,7 @@ class LogFollower:
             )
         )
 
-    def mark_verified(self) -> None:
-        """Note a fresh copy, which was compared with this leader's log already."""
-        self._apply_errors_before = self.metrics.apply_errors
-        self._note_verification(Verification(self.target.applied_lsn, self.target.applied_lsn))
-
-    async def complete_bootstrap(self) -> None:
-        """Report the fresh copy: everything that is on disk and was found in the log."""
-        await self._link.complete_bootstrap(
-            self._verification.verified_lsn(self.target.durable_lsn)
-        )
-
-    async def apply(self, target: Target, split: SplitPull) -> None:
+    async def _apply(self, target: Target, split: SplitPull) -> None:
         if split.through_lsn <= target.applied_lsn:
             return
         began_s = runtime.monotonic_s()
@@ -168,7 +171,8 @@ class LogFollower:
             self.metrics.apply_errors += 1
             raise
         self.metrics.apply_seconds.observe(runtime.monotonic_s() - began_s)
-        self.metrics.count_applied(split.new)
+        self.metrics.records_applied += sum(len(group) for group in split.new)
+        self.metrics.records_lost += sum(len(one) for one in split.new if one.lost is not None)
 
     def _note_verification(self, verification: Verification) -> None:
         self._verification = verification
@@ -177,7 +181,7 @@ class LogFollower:
         self._on_change()
 
     async def _pull(self) -> PullResponse:
-        """Pull what follows the copy; before that, its last records again, to compare them."""
+        """Pull what follows the copy; before that, its last records, to compare them."""
         since_lsn = self._verification.verified_lsn(self.target.applied_lsn)
         began_s = runtime.monotonic_s()
         due_s = self.target.tend_within_s
@@ -205,7 +209,7 @@ class LogFollower:
         await self._compare(split.repeated)
         if not self._verification.is_done:
             self._note_verification(self._verification.reached(pulled.through_lsn))
-        await self.apply(self.target, split)
+        await self._apply(self.target, split)
         self._on_change()
 
     async def _compare(self, groups: Sequence[Group]) -> None:
@@ -223,7 +227,6 @@ class LogFollower:
         self._copies.check_sound(self.name)
 
     async def _acknowledge(self) -> None:
-        """Acknowledge progress; without progress from time to time."""
         progress = Acknowledgement(
             self._verification.verified_lsn(self.target.applied_lsn),
             self._verification.verified_lsn(self.target.durable_lsn),
@@ -232,37 +235,9 @@ class LogFollower:
         )
         self.metrics.acknowledgements += await self._link.acknowledge(progress)
 
+    # Bootstrapping
 
-class BootstrapStart(NamedTuple):
-    """What a bootstrap begins from; the log after it is kept."""
-
-    kind: Literal["own", "image", "log"]
-    after_lsn: int
-    current_lsn: int
-    """Where the log ended then."""
-    image: Image | None = None
-    compared_after_lsn: int = 0
-    """From here to `after_lsn` the log has what the image was made of, to be compared."""
-
-
-class Bootstrapper:
-    """Makes fresh copies where the copy that is there cannot go on."""
-
-    def __init__(
-        self,
-        link: LeaderSession,
-        targets: Targets,
-        copies: ReplicaCopies,
-        follower: LogFollower,
-    ) -> None:
-        self._link = link
-        self._targets = targets
-        self._copies = copies
-        self._follower = follower
-        self._config = follower.config
-        self._metrics = follower.metrics
-
-    async def run(self, *, is_forced: bool = False) -> None:
+    async def bootstrap(self, *, is_forced: bool = False) -> None:
         """Keep the present copy if it is usable, unless `is_forced`, or replace it; then report it.
 
         The replica has registered; `Refused` if there is nothing to begin from.
@@ -271,22 +246,24 @@ class Bootstrapper:
         if diverged_lsn is not None:
             # Before the source says where its log ends: what others write of it later is good.
             await self._targets.distrust(diverged_lsn)
-        present = self._copies.target
-        is_usable = diverged_lsn is None and self._link.reaches(present.applied_lsn)
-        start = await self._begin(present if is_usable and not is_forced else None)
+        is_usable = diverged_lsn is None and self._link.reaches(self.target.applied_lsn)
+        start = await self._begin(self.target if is_usable and not is_forced else None)
         if start.kind == "own":
-            self._follower.begin_verification()
-        await self._follower.complete_bootstrap()
-        self._metrics.bootstraps[start.kind] += 1
+            self._begin_verification()
+        # What is on disk and was found in the log.
+        await self._link.complete_bootstrap(
+            self._verification.verified_lsn(self.target.durable_lsn)
+        )
+        self.metrics.bootstraps[start.kind] += 1
 
     async def _begin(self, own: Target | None) -> BootstrapStart:
-        """Keep the present copy, or make one from the best start that turns out usable."""
+        """Keep the present copy, or make one from the best start that is usable."""
         unusable: dict[Image | None, UnusableImage] = {}
         while True:
             try:
                 start = await self._plan(own)
             except Refused:
-                self._metrics.bootstraps_refused += 1
+                self.metrics.bootstraps_refused += 1
                 raise
             if start.image in unusable:
                 raise unusable[start.image]
@@ -295,7 +272,7 @@ class Bootstrapper:
                     await self._replace_copy(start)
                 return start
             except UnusableImage as error:
-                _log.warning("replica %s tries another start: %s", self._follower.name, error)
+                _log.warning("replica %s tries another start: %s", self.name, error)
                 unusable[start.image] = error
 
     async def _plan(self, own: Target | None) -> BootstrapStart:
@@ -308,18 +285,18 @@ class Bootstrapper:
         registration = self._link.registration
         own_lsn = -1 if own is None else await _durable_lsn(own)
         if own_lsn > 0 and self._link.reaches(own_lsn):
-            plan = (await self._link.begin_bootstrap(own_lsn)).plan
-            return BootstrapStart("own", own_lsn, plan.current_lsn)
+            plan = await self._link.begin_bootstrap(own_lsn)
+            return BootstrapStart("own", plan.current_lsn)
         image = await self._targets.newest_image(below_lsn=registration.current_lsn + 1)
         if image is None and registration.oldest_lsn > 1:
             await self._refuse_image_beyond(registration.current_lsn)
         offered_lsn = 0 if image is None else self._compared_after_lsn(image)
-        plan = (await self._link.begin_bootstrap(offered_lsn or None)).plan
+        plan = await self._link.begin_bootstrap(offered_lsn or None)
         if plan.after_lsn != offered_lsn:
             raise Bug(f"a copy was to begin after {offered_lsn}, and not after {plan.after_lsn}")
         if image is not None:
-            return BootstrapStart("image", image.lsn, plan.current_lsn, image, offered_lsn)
-        return BootstrapStart("log" if own_lsn else "own", 0, plan.current_lsn)
+            return BootstrapStart("image", plan.current_lsn, image, offered_lsn)
+        return BootstrapStart("log" if own_lsn else "own", plan.current_lsn)
 
     async def _replace_copy(self, start: BootstrapStart) -> None:
         async def begin(path: str) -> Target:
@@ -331,10 +308,16 @@ class Bootstrapper:
         async def fill(fresh: Target) -> None:
             # Readers must not find less afterwards, unless what they saw was wrong.
             is_diverged = self._copies.diverged_lsn is not None
-            shown_lsn = 0 if is_diverged else self._copies.target.applied_lsn
+            shown_lsn = 0 if is_diverged else self.target.applied_lsn
             await self._fill(fresh, start, max(start.current_lsn, shown_lsn))
 
-        await self._copies.replace(begin, fill, self._follower.mark_verified)
+        def count() -> None:
+            # It was compared with this leader's log already.
+            self._apply_errors_before = self.metrics.apply_errors
+            lsn = self.target.applied_lsn
+            self._note_verification(Verification(lsn, lsn))
+
+        await self._copies.replace(begin, fill, count)
 
     async def _fill(self, fresh: Target, start: BootstrapStart, through_lsn: int) -> None:
         """Compare the image of a fresh copy, apply the log through this LSN, and sync.
@@ -343,7 +326,7 @@ class Bootstrapper:
         """
         verified_lsn = start.compared_after_lsn
         while verified_lsn < max(through_lsn, fresh.applied_lsn):
-            pulled = await self._link.pull(verified_lsn, wait_s=self._config.wait_s)
+            pulled = await self._link.pull(verified_lsn, wait_s=self.config.wait_s)
             if pulled.rebootstrap is not None:
                 raise Unavailable(
                     f"the log is no longer kept for a copy at LSN {verified_lsn} "
@@ -352,30 +335,30 @@ class Bootstrapper:
             split = split_pull(
                 pulled,
                 fresh.applied_lsn,
-                filtered=self._config.filtered,
+                filtered=self.config.filtered,
                 compared_lsn=verified_lsn,
             )
-            await self._compare(fresh, split.repeated)
-            await self._follower.apply(fresh, split)
+            await self._compare_image(fresh, split.repeated)
+            await self._apply(fresh, split)
             await fresh.tend()
             verified_lsn = max(verified_lsn, pulled.through_lsn)
         await fresh.sync()
 
-    async def _compare(self, fresh: Target, groups: Sequence[Group]) -> None:
+    async def _compare_image(self, fresh: Target, groups: Sequence[Group]) -> None:
         compared = await compare_groups(fresh, groups)
         if compared.differs_lsn is not None:
             await self._targets.distrust(compared.differs_lsn)
             raise UnusableImage(
                 f"the image holds another record under LSN {compared.differs_lsn} than the log"
             )
-        self._metrics.count_compared(compared)
+        self.metrics.count_compared(compared)
 
     def _compared_after_lsn(self, image: Image) -> int:
         """The LSN after which the log must be kept to compare the image with it.
 
         Not further back than images have hashes: the slot's limits count from there.
         """
-        compared = min(self._config.compare_records, limits.KEYED_IMAGE_HASHES)
+        compared = min(self.config.compare_records, limits.KEYED_IMAGE_HASHES)
         return min(image.lsn, max(0, self._link.registration.oldest_lsn - 1, image.lsn - compared))
 
     async def _refuse_image_beyond(self, current_lsn: int) -> None:

@@ -1,10 +1,5 @@
 """Images of keyed states: Parquet files of the latest record of each key.
 
-    …/snapshots/<stream id>/<of>/00000000000000000120-<xxh3-128 of the bytes>.parquet
-
-The newest image is found by listing, and writing an image twice gives one object. A few of the
-newest are kept: a reader that loses one to that takes a newer one.
-
 Columns are those of the records and `_lsn`, in types that Parquet returns unchanged. Records of one
 collection and one schema form a *part*. Where a column is stored in another type in another part,
 it has another name in the file; the file's metadata have the names and the records' own types. So
@@ -18,7 +13,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -26,11 +20,8 @@ from typing import Final, NamedTuple
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 
-from headwater.buffer.layout import check_group_name, images_prefix
-from headwater.core import runtime
-from headwater.core.errors import Corrupt, NotFound, NotSupported, Refused
+from headwater.core.errors import Corrupt, NotSupported, Refused
 from headwater.log.record.arrow_types import (
     from_parquet_column,
     nullable_type,
@@ -41,7 +32,6 @@ from headwater.log.record.group import Group
 from headwater.log.record.hashes import range_hash
 from headwater.log.replica.contract import Image
 from headwater.log.replica.keyed_table import LSN_COLUMN
-from headwater.store import Store
 
 IMAGE_FORMAT: Final = 3
 _IMAGE_METADATA: Final = b"headwater.image"
@@ -109,9 +99,8 @@ def _encoded(
         for table in collections[collection]:
             stored = _parquet_table(table)
             columns = [names.of(field) for field in stored.schema]
-            parts.append(
-                _ImagePart(collection, table.num_rows, columns, _schema_text(table.schema))
-            )
+            schema = b64encode(table.schema.serialize().to_pybytes()).decode()
+            parts.append(_ImagePart(collection, table.num_rows, columns, schema))
             tables.append(stored.rename_columns(columns))
     rows = sum(part.rows for part in parts)
     head = _ImageHead(IMAGE_FORMAT, lsn, rows, sorted(collections), parts, list(last_hashes))
@@ -171,10 +160,6 @@ def _parquet_table(table: pa.Table) -> pa.Table:
     return pa.table(columns)
 
 
-def _schema_text(schema: pa.Schema) -> str:
-    return b64encode(schema.serialize().to_pybytes()).decode()
-
-
 def _is_same(
     one: Mapping[str, Sequence[pa.Table]], other: Mapping[str, Sequence[pa.Table]]
 ) -> bool:
@@ -214,89 +199,3 @@ class _FileNames:
             self._names[field.name, field.type] = name
             self._taken.add(name)
         return name
-
-
-ALL_RECORDS: Final = "all"
-_IMAGE_NAME: Final = re.compile(r"(\d{20})-([0-9a-f]{32})\.parquet")
-
-
-class ImageStore:
-    """The images of one partition."""
-
-    UNUSABLE: Final = (Corrupt, NotFound, NotSupported)
-    """Errors of reading an image after which another one is tried."""
-
-    def __init__(
-        self, store: Store, stream: str, partition: int, stream_id: str, *, of: str = ALL_RECORDS
-    ) -> None:
-        """`of` names the filter of a filtered replica: only replicas of that name begin from it."""
-        self.prefix = f"{images_prefix(stream, partition, stream_id)}/{check_group_name(of)}"
-        self._store = store
-        self._of = of
-        self._skipped: set[str] = set()
-        self._distrusted: set[str] = set()
-
-    def check_filtered(self) -> None:
-        """Refuse a filtered replica under the name for all records."""
-        if self._of == ALL_RECORDS:
-            raise Refused(
-                "a filtered replica keeps its images under a name of its own: give ImageStore(of=…)"
-            )
-
-    async def newest(self, *, below_lsn: int | None = None) -> Image | None:
-        """The newest image that is not skipped."""
-        unusable = self._skipped | self._distrusted
-        images = [
-            image
-            for image in await self._list()
-            if image.key not in unusable and (below_lsn is None or image.lsn < below_lsn)
-        ]
-        return max(images, key=lambda image: (image.lsn, image.key), default=None)
-
-    async def read(self, image: Image) -> ImageContent:
-        """Its content, checked. An unusable image is skipped from then on."""
-        try:
-            data = bytes((await self._store.get(image.key)).data)
-            if image.key != self._key(image.lsn, data):
-                raise Corrupt(f"{image.key} is not what was written: its checksum is another")
-            return await runtime.run_blocking(decode_image, data, image)
-        except self.UNUSABLE:
-            self._skipped.add(image.key)
-            raise
-
-    async def write(self, lsn: int, data: bytes) -> Image:
-        key = self._key(lsn, data)
-        await self._store.put(key, data)
-        # The same bytes as a distrusted image: it is good after all.
-        self._distrusted.discard(key)
-        return Image(lsn, key)
-
-    async def drop_older(self, keep: int, *, than: Image) -> None:
-        """Delete all but the newest few; `than`, and what is newer, stays.
-
-        The replica that wrote it relies on it: newer ones of others may be unreadable.
-        """
-        images = sorted(await self._list(), key=lambda image: image.lsn)
-        for image in images[:-keep]:
-            if image.lsn < than.lsn:
-                await self._store.delete(image.key)
-
-    async def distrust(self, from_lsn: int) -> None:
-        """Skip the present images that reach this LSN."""
-        self._distrusted |= {image.key for image in await self._list() if image.lsn >= from_lsn}
-
-    async def drop_distrusted(self) -> None:
-        for key in sorted(self._distrusted):
-            await self._store.delete(key)
-            self._distrusted.discard(key)
-
-    async def _list(self) -> list[Image]:
-        images = []
-        async for meta in self._store.list(f"{self.prefix}/"):
-            match = _IMAGE_NAME.fullmatch(meta.key.rpartition("/")[2])
-            if match is not None:
-                images.append(Image(int(match[1]), meta.key))
-        return images
-
-    def _key(self, lsn: int, data: bytes) -> str:
-        return f"{self.prefix}/{lsn:020d}-{xxhash.xxh3_128_hexdigest(data)}.parquet"

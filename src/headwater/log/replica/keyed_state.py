@@ -18,24 +18,39 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import re
 import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
+from headwater.buffer.layout import check_group_name, images_prefix
 from headwater.buffer.records import OPERATION, Operation
 from headwater.core import limits, runtime
-from headwater.core.errors import NotSupported, OutcomeUnknown, Refused, Unavailable
+from headwater.core.errors import (
+    Corrupt,
+    NotFound,
+    NotSupported,
+    OutcomeUnknown,
+    Refused,
+    Unavailable,
+)
 from headwater.log.record.arrow_types import without_views
 from headwater.log.record.group import COLLECTION, REFRESH_RECORDS, Group, GroupRing
 from headwater.log.record.hashes import hashes_between
-from headwater.log.replica.contract import Image, Target
-from headwater.log.replica.image import ImageStore, encode_image
+from headwater.log.replica.contract import Image
+from headwater.log.replica.image import ImageContent, decode_image, encode_image
 from headwater.log.replica.keyed_table import LSN_COLUMN, Identity, KeyedTable
+from headwater.store import Store
 
 _log: Final = logging.getLogger("headwater")
+ALL_RECORDS: Final = "all"
+_IMAGE_NAME: Final = re.compile(r"(\d{20})-([0-9a-f]{32})\.parquet")
+_UNUSABLE: Final = (Corrupt, NotFound, NotSupported)
+"""Errors of reading an image after which another one is tried."""
 
 
 class KeyedState:
@@ -43,23 +58,19 @@ class KeyedState:
 
     def __init__(
         self,
-        images: ImageStore,
+        states: KeyedStates,
         tables: dict[str, KeyedTable],
         lsn: int,
         *,
         last_hashes: Sequence[int] = (),
-        image_interval_s: float = limits.KEYED_IMAGE_INTERVAL_S,
-        image_records: int = limits.KEYED_IMAGE_RECORDS,
     ) -> None:
         """Use `KeyedStates`. `last_hashes` are those of the last records through `lsn`."""
         self._image_lsn = lsn
         self._image_hashes = pa.array(last_hashes, pa.uint64())
-        self._images = images
+        self._states = states
         self._tables = tables
         self._applied_lsn = lsn
         self._durable_lsn = lsn
-        self._image_interval_s = image_interval_s
-        self._image_records = image_records
         self._imaged_s = runtime.monotonic_s()
         self._next_image_s = 0.0
         self._recent = GroupRing(max_bytes=limits.REPLICA_RECENT_BYTES, keeps_last=True)
@@ -82,7 +93,7 @@ class KeyedState:
         return None
 
     def get(self, key: Identity, collection: str = "") -> dict[str, Any] | None:
-        """The latest record of a key, with its `_lsn`; None if there is none, or it was deleted."""
+        """The latest record of a key, with its `_lsn`; None if it has none."""
         if not isinstance(key, bytes | int):
             raise Refused(f"keys are bytes, and row ids numbers: {key!r} is neither")
         with self._mutex:
@@ -142,12 +153,12 @@ class KeyedState:
         hashes = (await self.hashes(first_lsn, lsn)).to_pylist()
         last_hashes = list(itertools.takewhile(lambda one: one is not None, reversed(hashes)))
         data = await runtime.run_blocking(self._encoded, lsn, last_hashes[::-1])
-        image = await self._images.write(lsn, data)
+        image = await self._states.write_image(lsn, data)
         self._durable_lsn, self._imaged_s = lsn, runtime.monotonic_s()
         self.images_written += 1
         # Images that are left because the store is away are deleted with the next one.
         with contextlib.suppress(Unavailable, OutcomeUnknown):
-            await self._images.drop_older(limits.KEYED_IMAGES_KEPT, than=image)
+            await self._states.drop_older(limits.KEYED_IMAGES_KEPT, than=image)
 
     async def tend(self) -> None:
         """Writes an image where one is due.
@@ -157,7 +168,8 @@ class KeyedState:
         """
         now_s = runtime.monotonic_s()
         behind = self._applied_lsn - self._durable_lsn
-        is_due = behind >= self._image_records or now_s - self._imaged_s >= self._image_interval_s
+        interval_s = self._states.image_interval_s
+        is_due = behind >= self._states.image_records or now_s - self._imaged_s >= interval_s
         if not behind or not is_due or now_s < self._next_image_s:
             return
         try:
@@ -166,7 +178,7 @@ class KeyedState:
             self._try_again_in(limits.KEYED_IMAGE_RETRY_S)
         except NotSupported as error:
             _log.warning("a keyed state continues without an image: %s", error)
-            self._try_again_in(max(self._image_interval_s, limits.KEYED_IMAGE_RETRY_S))
+            self._try_again_in(max(interval_s, limits.KEYED_IMAGE_RETRY_S))
 
     async def close(self) -> None:
         """There is nothing to release."""
@@ -207,63 +219,118 @@ class KeyedState:
 
 
 class KeyedStates:
-    """`Targets` that are keyed states, over images in a store. Their folders stay empty."""
+    """`Targets` that are keyed states, and the images of one partition. Their folders stay empty.
+
+        …/snapshots/<stream id>/<of>/00000000000000000120-<xxh3-128 of the bytes>.parquet
+
+    The newest image is found by listing, and writing an image twice gives one object. A few of the
+    newest are kept: a reader that loses one to that takes a newer one.
+    """
 
     kind: Final = "keyed"
 
     def __init__(
         self,
-        images: ImageStore,
+        store: Store,
+        stream: str,
+        partition: int,
+        stream_id: str,
         *,
+        of: str = ALL_RECORDS,
         image_interval_s: float = limits.KEYED_IMAGE_INTERVAL_S,
         image_records: int = limits.KEYED_IMAGE_RECORDS,
     ) -> None:
-        self._images = images
-        self._image_interval_s = image_interval_s
-        self._image_records = image_records
+        """`of` names the filter of a filtered replica: only replicas of that name begin from it."""
+        self.prefix = f"{images_prefix(stream, partition, stream_id)}/{check_group_name(of)}"
+        self.image_interval_s = image_interval_s
+        self.image_records = image_records
+        self._store = store
+        self._of = of
+        self._skipped: set[str] = set()
+        self._distrusted: set[str] = set()
 
     def check_filtered(self) -> None:
-        self._images.check_filtered()
+        if self._of == ALL_RECORDS:
+            raise Refused(
+                "a filtered replica keeps its images under a name of its own: give "
+                "KeyedStates(of=…)"
+            )
 
-    async def open(self, path: str) -> Target:
+    async def open(self, path: str) -> KeyedState:
         """The state of the newest image that can be read, or an empty one."""
         while (image := await self.newest_image()) is not None:
             try:
                 return await self.begin(path, image)
-            except self._images.UNUSABLE as error:
+            except _UNUSABLE as error:
                 _log.warning("an image of a keyed state is skipped: %s", error)
-        return self._of({}, Image(0, ""))
+        return await self.begin(path, None)
 
-    async def newest_image(self, *, below_lsn: int | None = None) -> Image | None:
-        return await self._images.newest(below_lsn=below_lsn)
-
-    async def begin(self, path: str, image: Image | None) -> Target:
+    async def begin(self, path: str, image: Image | None) -> KeyedState:
         if image is None:
-            return self._of({}, Image(0, ""))
-        content = await self._images.read(image)
+            return KeyedState(self, {}, 0)
+        content = await self.read_image(image)
         tables = await runtime.run_blocking(_tables, content.collections)
-        return self._of(tables, image, content.last_hashes)
+        return KeyedState(self, tables, image.lsn, last_hashes=content.last_hashes)
 
     async def discard(self, path: str) -> None:
         """There is nothing to remove."""
 
+    async def newest_image(self, *, below_lsn: int | None = None) -> Image | None:
+        unusable = self._skipped | self._distrusted
+        images = [
+            image
+            for image in await self.images()
+            if image.key not in unusable and (below_lsn is None or image.lsn < below_lsn)
+        ]
+        return max(images, key=lambda image: (image.lsn, image.key), default=None)
+
+    async def read_image(self, image: Image) -> ImageContent:
+        """Its content, checked. An unusable image is skipped from then on."""
+        try:
+            data = bytes((await self._store.get(image.key)).data)
+            if image.key != self._key(image.lsn, data):
+                raise Corrupt(f"{image.key} is not what was written: its checksum is another")
+            return await runtime.run_blocking(decode_image, data, image)
+        except _UNUSABLE:
+            self._skipped.add(image.key)
+            raise
+
+    async def write_image(self, lsn: int, data: bytes) -> Image:
+        key = self._key(lsn, data)
+        await self._store.put(key, data)
+        # The same bytes as a distrusted image: it is good after all.
+        self._distrusted.discard(key)
+        return Image(lsn, key)
+
+    async def drop_older(self, keep: int, *, than: Image) -> None:
+        """Delete all but the newest few; `than`, and what is newer, stays.
+
+        The replica that wrote it relies on it: newer ones of others may be unreadable.
+        """
+        images = sorted(await self.images(), key=lambda image: image.lsn)
+        for image in images[:-keep]:
+            if image.lsn < than.lsn:
+                await self._store.delete(image.key)
+
     async def distrust(self, from_lsn: int) -> None:
-        await self._images.distrust(from_lsn)
+        self._distrusted |= {one.key for one in await self.images() if one.lsn >= from_lsn}
 
     async def drop_distrusted(self) -> None:
-        await self._images.drop_distrusted()
+        for key in sorted(self._distrusted):
+            await self._store.delete(key)
+            self._distrusted.discard(key)
 
-    def _of(
-        self, tables: dict[str, KeyedTable], image: Image, last_hashes: Sequence[int] = ()
-    ) -> KeyedState:
-        return KeyedState(
-            self._images,
-            tables,
-            image.lsn,
-            last_hashes=last_hashes,
-            image_interval_s=self._image_interval_s,
-            image_records=self._image_records,
-        )
+    async def images(self) -> list[Image]:
+        """All that are stored."""
+        images = []
+        async for meta in self._store.list(f"{self.prefix}/"):
+            match = _IMAGE_NAME.fullmatch(meta.key.rpartition("/")[2])
+            if match is not None:
+                images.append(Image(int(match[1]), meta.key))
+        return images
+
+    def _key(self, lsn: int, data: bytes) -> str:
+        return f"{self.prefix}/{lsn:020d}-{xxhash.xxh3_128_hexdigest(data)}.parquet"
 
 
 def _tables(collections: dict[str, list[pa.Table]]) -> dict[str, KeyedTable]:

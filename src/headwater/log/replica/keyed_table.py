@@ -58,8 +58,8 @@ class KeyedTable:
         if row is None:
             return None
         place = bisect.bisect_right(self._starts, row) - 1
-        [found] = python_rows(self._chunks[place].slice(row - self._starts[place], 1))
-        return None if found.get(OPERATION) == Operation.DELETE else found
+        [record] = python_rows(self._chunks[place].slice(row - self._starts[place], 1))
+        return None if record.get(OPERATION) == Operation.DELETE else record
 
     def scan(self) -> pa.Table:
         """The latest record of every key that was not deleted, in the order of the log."""
@@ -70,13 +70,13 @@ class KeyedTable:
             return parts[0]
         try:
             _check_texts(parts)
-            found = pa.concat_tables(parts, promote_options="permissive")
+            table = pa.concat_tables(parts, promote_options="permissive")
         except pa.ArrowException as error:
             raise NotSupported(
                 f"{_two_types(parts)}: no table holds both. Read scan_parts(), which gives one "
                 "for each schema"
             ) from error
-        return found.take(pc.sort_indices(found, sort_keys=[(LSN_COLUMN, "ascending")]))
+        return table.take(pc.sort_indices(table, sort_keys=[(LSN_COLUMN, "ascending")]))
 
     def parts(self) -> list[pa.Table]:
         """As `scan`, a table for each schema that the records came in."""
@@ -166,7 +166,7 @@ class KeyedTable:
 
 
 def identities(records: pa.RecordBatch) -> list[Identity]:
-    """What each record is known by; each must be known by something."""
+    """The key of each record, or its row id; each must have one of them."""
     keys = _column(records, KEY, pa.binary())
     if not keys.null_count:
         return keys.to_pylist()  # type: ignore[no-any-return]
@@ -178,13 +178,12 @@ def identities(records: pa.RecordBatch) -> list[Identity]:
 
 
 def with_identity(records: pa.RecordBatch) -> pa.RecordBatch:
-    """Those that are known by something; where all are, they are not copied."""
+    """The records with a key or a row id; if all have one, they are not copied."""
     is_identified = has_identity(records)
     return records if pc.all(is_identified).as_py() is not False else records.filter(is_identified)
 
 
 def has_identity(records: pa.RecordBatch) -> pa.BooleanArray:
-    """Whether each record has a key, or a row id."""
     keyed = _column(records, KEY, pa.binary()).is_valid()
     rids = pc.fill_null(_column(records, RID, pa.int64()), 0)
     return pc.or_(keyed, pc.greater(rids, 0))

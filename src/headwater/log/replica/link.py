@@ -36,8 +36,8 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.metrics import Histogram, Metrics
+from headwater.log.primary.registry import Acknowledgement
 from headwater.log.primary.service import (
-    Acknowledgement,
     AcknowledgeResponse,
     BootstrapResponse,
     PullResponse,
@@ -51,12 +51,12 @@ from headwater.log.replica.contract import LogGap, ReplicaConfig, Target
 
 
 class SplitPull(NamedTuple):
-    """An answer, against what is there."""
+    """An answer, split at the copy's last LSN."""
 
     repeated: list[Group]
-    """At or below the last LSN that was applied: to be compared."""
+    """To be compared."""
     new: list[Group]
-    """What follows it, to be applied."""
+    """To be applied."""
     through_lsn: int
     """The copy's LSN after that; never lower than before."""
 
@@ -65,13 +65,13 @@ def split_pull(
     pulled: PullResponse,
     applied_lsn: int,
     *,
-    filtered: bool = False,
-    compared_lsn: int | None = None,
+    filtered: bool,
+    compared_lsn: int,
 ) -> SplitPull:
-    """Split an answer; `LogGap` if it does not follow `applied_lsn` without a gap.
+    """Split an answer; `LogGap` if it does not follow `compared_lsn` without a gap.
 
-    `compared_lsn` is how much of the copy was found in the log, if that is less: the answer has to
-    follow that without a gap, so that nothing new is applied before everything was compared.
+    `compared_lsn` is how much of the copy was found in the log: nothing new is applied before
+    everything was compared.
 
     The end counts, too: `through_lsn` beyond the last group is a gap. With `filtered` the source
     skips records on purpose, and neither is a gap. An empty copy is at LSN 0, and gets LSN 1 first.
@@ -88,7 +88,7 @@ def split_pull(
     if pulled.through_lsn < last_lsn:
         raise LogGap(f"LSN {last_lsn} was sent in an answer through {pulled.through_lsn}")
     if not filtered:
-        _check_dense(pulled, applied_lsn if compared_lsn is None else compared_lsn)
+        _check_dense(pulled, compared_lsn)
     repeated = [part for group in groups if (part := group.between(1, applied_lsn)) is not None]
     new = [part for group in groups if (part := group.after(applied_lsn)) is not None]
     return SplitPull(repeated, new, max(applied_lsn, pulled.through_lsn))
@@ -158,13 +158,12 @@ class ComparedRecords(NamedTuple):
 
     same: int
     unknown: int
-    """Records of which it no longer knows what they were."""
+    """Records of which the copy no longer has hashes."""
     differs_lsn: int | None
-    """The first LSN under which it holds another."""
+    """The first LSN under which the copy holds another."""
 
 
 async def compare_groups(target: Target, groups: Sequence[Group]) -> ComparedRecords:
-    """Compare records that were sent again with those of the copy."""
     same = unknown = 0
     for run in _dense_runs(groups):
         first_lsn, last_lsn = run[0].first_lsn, run[-1].last_lsn
@@ -179,7 +178,7 @@ async def compare_groups(target: Target, groups: Sequence[Group]) -> ComparedRec
 
 
 def _dense_runs(groups: Sequence[Group]) -> Iterator[list[Group]]:
-    """The groups in runs without a gap; there are several if records were skipped."""
+    """Runs without a gap; there are several if records were skipped."""
     before = itertools.accumulate((len(group) for group in groups), initial=0)
     placed = zip(groups, before, strict=False)
     for _, run in itertools.groupby(placed, lambda one: one[0].first_lsn - one[1]):
@@ -222,10 +221,6 @@ class ReplicaMetrics(Metrics):
         self.records_not_comparable += compared.unknown
         self.records_compared += compared.same
 
-    def count_applied(self, groups: Sequence[Group]) -> None:
-        self.records_applied += sum(len(group) for group in groups)
-        self.records_lost += sum(len(one) for one in groups if one.lost is not None)
-
 
 class Prefetch:
     """At most one pull ahead of its use."""
@@ -266,7 +261,7 @@ _SOURCE_ERRORS: Final = (Unavailable, OutcomeUnknown, NotFound, Fenced, Refused,
 
 
 class LeaderSession:
-    """A source, the session with it, and the fence in front of its answers."""
+    """The session with a source, and the fence in front of its answers."""
 
     def __init__(
         self,
@@ -295,10 +290,6 @@ class LeaderSession:
         answer = self.registration
         return is_comparable(lsn, confirmed_lsn=answer.confirmed_lsn, oldest_lsn=answer.oldest_lsn)
 
-    @property
-    def _session(self) -> str | None:
-        return None if self._registration is None else self._registration.session
-
     async def register(self, position_lsn: int) -> RegisterResponse:
         """Register; the following requests use the session of the answer."""
         self._registration = None
@@ -309,13 +300,12 @@ class LeaderSession:
         return answer
 
     async def pull(self, since_lsn: int, *, wait_s: float) -> PullResponse:
-        """What follows, or nothing after `wait_s`."""
         config = self._config
         return await self._request(
             self._source.pull(
                 self._name,
                 since_lsn,
-                session=self._session,
+                session=self.registration.session,
                 max_records=config.max_records,
                 max_bytes=config.max_bytes,
                 wait_s=wait_s,
@@ -329,21 +319,25 @@ class LeaderSession:
         is_due = now_s - self._acknowledged_s >= self._config.ack_interval_s
         if progress == self._acknowledged and not is_due:
             return False
-        await self._request(self._source.acknowledge(self._name, progress, session=self._session))
+        await self._request(
+            self._source.acknowledge(self._name, progress, session=self.registration.session)
+        )
         self._acknowledged, self._acknowledged_s = progress, now_s
         return True
 
     async def begin_bootstrap(self, image_lsn: int | None) -> BootstrapResponse:
         """Ask for the log to be kept after an image, or from its beginning."""
         return await self._request(
-            self._source.begin_bootstrap(self._name, image_lsn=image_lsn, session=self._session)
+            self._source.begin_bootstrap(
+                self._name, image_lsn=image_lsn, session=self.registration.session
+            )
         )
 
     async def complete_bootstrap(self, lsn: int) -> AcknowledgeResponse:
         """Report that everything through this LSN is here and on disk."""
         self._acknowledged = None
         return await self._request(
-            self._source.complete_bootstrap(self._name, lsn, session=self._session)
+            self._source.complete_bootstrap(self._name, lsn, session=self.registration.session)
         )
 
     async def _request(self, answering: Awaitable[AnswerT], *, wait_s: float = 0.0) -> AnswerT:

@@ -175,7 +175,6 @@ class LogCopies:
             )
 
     async def _empty(self, path: str, first_lsn: int) -> Spool:
-        """An empty log that begins here, in place of what the folder holds."""
         await self.discard(path)
         spool = await runtime.run_blocking(self._open, path, first_lsn)
         if (spool.oldest_lsn(), spool.current_lsn()) != (first_lsn, first_lsn - 1):

@@ -40,7 +40,7 @@ from headwater.log.replica.contract import (
     Targets,
 )
 from headwater.log.replica.copies import ReplicaCopies, SavedStateFile
-from headwater.log.replica.follower import RETRIABLE, Bootstrapper, LogFollower
+from headwater.log.replica.follower import RETRIABLE, LogFollower
 from headwater.log.replica.link import LeaderSession, ReplicaMetrics
 
 _log: Final = logging.getLogger("headwater")
@@ -68,9 +68,8 @@ class Replica:
         self._lock = lock
         self._link = LeaderSession(name, source, config, self._check_term)
         self._follower = LogFollower(
-            name, self._link, copies, config, self.metrics, self.readers.notify
+            name, self._link, targets, copies, config, self.metrics, self.readers.notify
         )
-        self._bootstrapper = Bootstrapper(self._link, targets, copies, self._follower)
         self._phase = ReplicaPhase.STOPPED
         self._failures = 0
         """In a row."""
@@ -123,12 +122,11 @@ class Replica:
 
     @property
     def bookmark(self) -> Bookmark:
-        """What a reader of the copy has seen now."""
+        """How far the copy is, for its readers."""
         return self._follower.bookmark
 
     @property
     def is_diverged(self) -> bool:
-        """Whether the copy holds other records than the log."""
         return self._copies.diverged_lsn is not None
 
     @property
@@ -165,7 +163,7 @@ class Replica:
             yield target
 
     async def wait_for(self, bookmark: Bookmark, *, timeout_s: float | None = None) -> Bookmark:
-        """Wait until the copy shows what the bookmark says; how far it is then."""
+        """Wait until the copy shows the bookmark; returns how far it is then."""
         timeout_s = self.config.read_timeout_s if timeout_s is None else timeout_s
         if not timeout_s >= 0:
             raise Refused(f"timeout_s is {timeout_s}: it must be 0 or more")
@@ -222,7 +220,7 @@ class Replica:
         """Stop, and release everything. The copy stays for the next time."""
         async with self._closing:
             self._is_closed = True
-            if self._task is not None and not self._task.done():
+            if self._task is not None:
                 self._task.cancel()
                 await asyncio.wait((self._task,))
             self._set_phase(ReplicaPhase.STOPPED)
@@ -251,7 +249,7 @@ class Replica:
         return self._task
 
     async def _wait_for_task(self, task: asyncio.Task[None]) -> None:
-        """Return or raise what the task does; cancelling the caller cancels it."""
+        """Cancelling the caller cancels the task."""
         try:
             await task
         except asyncio.CancelledError:
@@ -280,7 +278,7 @@ class Replica:
         while True:
             if await self._follower.register():
                 self._set_phase(ReplicaPhase.BOOTSTRAPPING)
-                await self._bootstrapper.run()
+                await self._follower.bootstrap()
             self._set_phase(ReplicaPhase.FOLLOWING)
             await self._follower.follow(self._note_round)
 
@@ -288,7 +286,7 @@ class Replica:
         try:
             await self._follower.register()
             self._set_phase(ReplicaPhase.BOOTSTRAPPING)
-            await self._bootstrapper.run(is_forced=True)
+            await self._follower.bootstrap(is_forced=True)
             self.problem = None
         finally:
             self._set_phase(ReplicaPhase.STOPPED)

@@ -6,8 +6,7 @@ Enters: record batches, in order, from one writer at a time. Leaves: groups by L
     codec     records to frames and back; columns that come and go
     commit    group commit: appends that wait share the next write and its sync
     writer    the active segment: written, synced, sealed
-    reader    groups by LSN, from memory or from segments
-    state     settings, metrics, segments, positions, and readers that wait for more
+    state     settings, metrics, segments, positions; reading by LSN, from memory or segments
     recovery  opening: what is cut off, and what prevents opening
     scan      checks every frame of a file; missing LSNs; takes over another implementation's file
     frame     RDLW, the published format, and what Headwater puts in it

@@ -66,34 +66,26 @@ class PendingAppend:
         """The columns that the caller passed; None where there are no records."""
         self.frame_schema = None if with_records is None else with_records.records.schema
         """The columns that the frames have: the caller's, or with nulls beside them."""
-        self.is_settled = False
         self.settled: asyncio.Future[None] | None = None
         """Resolved when the append is settled."""
-        self._appended: Appended | None = None
-        self._error: BaseException | None = None
+        self._result: Appended | BaseException | None = None
 
-    def settle(self, appended: Appended) -> None:
-        self._end(appended, None)
-
-    def fail(self, error: BaseException) -> None:
-        """The append was refused, or its outcome is unknown."""
-        self._end(None, error)
-
-    def result(self) -> Appended:
-        """Where the append landed; raises if it failed."""
-        if self._error is not None:
-            raise self._error
-        assert self._appended is not None
-        return self._appended
-
-    def _end(self, appended: Appended | None, error: BaseException | None) -> None:
-        if self.is_settled:
+    def settle(self, result: Appended | BaseException) -> None:
+        """The append landed, was refused, or its outcome is unknown. The first result counts."""
+        if self._result is not None:
             return
-        self._appended, self._error, self.is_settled = appended, error, True
-        if isinstance(error, _CHANGED_NOTHING):
+        self._result = result
+        if isinstance(result, _CHANGED_NOTHING):
             self._prepared.give_back(self.frames)
         if self.settled is not None:
             resolve_from_thread(self.settled)
+
+    def result(self) -> Appended:
+        """Where the append landed; raises if it failed."""
+        if isinstance(self._result, BaseException):
+            raise self._result
+        assert self._result is not None
+        return self._result
 
 
 class GroupCommit:
@@ -147,10 +139,10 @@ class GroupCommit:
         return result()
 
     def _enqueue(self, append: PendingAppend) -> bool:
-        """Whether a writer has to be started."""
+        """Returns whether a writer has to be started."""
         with self._mutex:
             if (refusal := self._refusal(append)) is not None:
-                append.fail(refusal)
+                append.settle(refusal)
                 raise refusal
             self._waiting.append(append)
             self._waiting_bytes += append.size_bytes
@@ -225,7 +217,7 @@ class GroupCommit:
             self._closed = f"the log broke off: {error!r}. Open it again"
         self._on_broken(failure)
         for append in failed:
-            append.fail(failure)
+            append.settle(failure)
 
 
 class CallOrder:
@@ -304,16 +296,15 @@ class WriteBatch:
         return self._is_segment_empty and not self.appends
 
     def fits(self, append: PendingAppend) -> bool:
-        """Whether an append can go into the segment, perhaps with new columns."""
         return self.schema is None or self.schema_with(append) is not None
 
     def schema_with(self, append: PendingAppend) -> pa.Schema | None:
         """The segment's schema with this append in it; None if it needs another segment."""
         own = append.own_schema
-        if own is None:
+        if own is None or append.frame_schema == self.schema:
             return self.schema
-        if self.schema is None or append.frame_schema == self.schema:
-            return self.schema or own
+        if self.schema is None:
+            return own
         nbytes = sum(frame.records.nbytes for frame in append.frames)
         return join_schemas(self.schema, own, rows=append.lsn_count, nbytes=nbytes)
 
@@ -344,7 +335,6 @@ class WriteBatch:
         self.term, self.schema = append.term, schema
 
     def _conformed(self, frames: list[GroupFrame], schema: pa.Schema) -> list[GroupFrame]:
-        """The same records with the columns of the segment."""
         try:
             return [part for frame in frames for part in self._with_columns(frame, schema)]
         except MemoryError as error:

@@ -65,7 +65,7 @@ class SpoolListing(NamedTuple):
     """First LSNs, rising."""
     indexes: list[int]
     watermarks: SpoolWatermarks | None
-    """The highest of everything that any watermarks say."""
+    """The highest of each that any watermarks have."""
     all_watermarks: list[SpoolWatermarks]
     published: list[str]
     """Names of spools of another implementation."""
@@ -80,15 +80,12 @@ class Folder:
         self.path = path
 
     def segment(self, first_lsn: int) -> str:
-        """The path of a segment."""
         return self.file(f"{first_lsn:020d}.wal")
 
     def index(self, first_lsn: int) -> str:
-        """The path of a segment's index."""
         return self.file(f"{first_lsn:020d}.index")
 
     def file(self, name: str) -> str:
-        """The path of a file."""
         return posixpath.join(self.path, name)
 
     def make(self) -> None:
@@ -110,7 +107,6 @@ class Folder:
                     raise
 
     def listing(self) -> SpoolListing:
-        """What is there now."""
         listing = SpoolListing([], [], None, [], [], [])
         for name, is_dir in self.disk.list_dir(self.path):
             if is_dir:
@@ -126,7 +122,15 @@ class Folder:
             elif name.endswith(_TEMPORARY):
                 listing.temporary.append(name)
         listing.segments.sort()
-        return listing._replace(watermarks=_highest(listing.all_watermarks))
+        if listing.all_watermarks:
+            # They only grow. A rename that was half undone leaves the older ones as well.
+            newest = max(listing.all_watermarks, key=lambda one: one.floor_lsn)
+            highest = newest._replace(
+                synced_lsn=max(one.synced_lsn for one in listing.all_watermarks),
+                term=max(one.term for one in listing.all_watermarks),
+            )
+            return listing._replace(watermarks=highest)
+        return listing
 
     def rename_watermarks(self, before: SpoolWatermarks, after: SpoolWatermarks) -> None:
         """Replace the watermarks; they are safe once the folder is synced."""
@@ -169,19 +173,6 @@ class Folder:
         self.disk.rename(temporary, path)
 
 
-def _highest(watermarks: list[SpoolWatermarks]) -> SpoolWatermarks | None:
-    """All of them only grow. A rename that was half undone leaves the older ones as well."""
-    if not watermarks:
-        return None
-    newest = max(watermarks, key=lambda one: one.floor_lsn)
-    return SpoolWatermarks(
-        newest.began_lsn,
-        newest.floor_lsn,
-        max(one.synced_lsn for one in watermarks),
-        max(one.term for one in watermarks),
-    )
-
-
 INDEX_MAGIC: Final = b"HWX1"
 _HEADER: Final = Struct("<4sQQQQ")
 _INDEX_CRC: Final = Struct("<I")
@@ -197,11 +188,7 @@ class SparseIndex:
         self._frames = 0
         """Since the last place."""
 
-    def __len__(self) -> int:
-        return len(self._lsns)
-
     def note(self, first_lsn: int, offset: int) -> None:
-        """A frame begins here."""
         far = not self._offsets or offset - self._offsets[-1] >= LOG_INDEX_BYTES
         if far or self._frames >= LOG_INDEX_FRAMES:
             # Offsets first: a concurrent reader finds an LSN and then reads its offset.
@@ -217,8 +204,9 @@ class SparseIndex:
 
     def encode(self, *, last_lsn: int, segment_bytes: int) -> bytes:
         """The bytes of the index file."""
-        head = _HEADER.pack(INDEX_MAGIC, self.first_lsn, last_lsn, segment_bytes, len(self))
-        body = head + Struct(f"<{2 * len(self)}Q").pack(*self._lsns, *self._offsets)
+        entries = len(self._lsns)
+        head = _HEADER.pack(INDEX_MAGIC, self.first_lsn, last_lsn, segment_bytes, entries)
+        body = head + Struct(f"<{2 * entries}Q").pack(*self._lsns, *self._offsets)
         return body + _INDEX_CRC.pack(zlib.crc32(body))
 
 
@@ -247,33 +235,25 @@ class SpoolLock:
         """Waits until it is free."""
         self._folder = folder
         self._path = folder.file("lock")
-        self._forked = False
-        self._closed = False
+        self.is_forked = False
+        """Whether this is the copy in a forked child."""
+        self.is_closed = False
         with contextlib.ExitStack() as held:
             held.enter_context(folder.disk.lock(self._path))
             self._inode = folder.disk.stat(self._path).inode
             self._held = held.pop_all()
         call_in_child(self._begin_in_child)
 
-    @property
-    def is_forked(self) -> bool:
-        """Whether this is the copy in a forked child."""
-        return self._forked
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
-
     def check_open(self) -> None:
         """`Refused` if the spool was closed, or is the parent's."""
         self.check_not_forked()
-        if self._closed:
+        if self.is_closed:
             raise Refused(f"{self._folder.path} is closed: open it again")
 
     def check_not_forked(self) -> None:
         """`Refused` in a forked child. Call it before taking any lock: a thread of the parent may
         have held that lock during the fork, and would never release it in the child."""
-        if self._forked:
+        if self.is_forked:
             raise Refused(
                 f"{self._folder.path} was opened before the process forked, and is its parent's: "
                 "open it in the child once the parent has closed it"
@@ -297,11 +277,11 @@ class SpoolLock:
 
     def end(self) -> bool:
         """Mark the spool as closed; False if it was closed before."""
-        ended, self._closed = not self._closed, True
-        return ended
+        was_closed, self.is_closed = self.is_closed, True
+        return not was_closed
 
     def release(self) -> None:
         self._held.close()
 
     def _begin_in_child(self) -> None:
-        self._forked = True
+        self.is_forked = True

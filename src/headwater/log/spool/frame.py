@@ -62,7 +62,6 @@ class FrameHeader(NamedTuple):
 
     @property
     def header_bytes(self) -> int:
-        """Where the payload begins."""
         return _HEADER_BYTES[self.version]
 
     @property
@@ -171,8 +170,6 @@ def read_envelope(payload: bytes | memoryview) -> Envelope | None:
 _POLYNOMIAL: Final = 0xEDB88320
 _ONE: Final = 1 << 31
 """The polynomial 1: CRC-32 has its bits in reverse order."""
-DIRECT_BYTES: Final = 8192
-"""Up to this size, computing the checksum again is cheaper."""
 
 
 def _times(a: int, b: int) -> int:
@@ -213,9 +210,9 @@ def combine(first: int, second: int, second_bytes: int) -> int:
 
 def crc32_after(first: int, body: memoryview, body_crc: int) -> int:
     """The CRC-32 of `body` after bytes that have `first`."""
-    if len(body) <= DIRECT_BYTES:
-        return zlib.crc32(body, first)
-    return combine(first, body_crc, len(body))
+    # Computing the checksum of a short body again is cheaper.
+    is_short = len(body) <= 8192
+    return zlib.crc32(body, first) if is_short else combine(first, body_crc, len(body))
 
 
 _REPAIR: Final = (
@@ -244,7 +241,7 @@ _TRIED_FACTOR: Final = 8
 
 
 class FrameHead(NamedTuple):
-    """What the first bytes of a frame say; nothing proves it yet."""
+    """The first bytes of a frame, not checked yet."""
 
     offset: int
     header: FrameHeader
@@ -252,12 +249,10 @@ class FrameHead(NamedTuple):
 
     @property
     def first_lsn(self) -> int:
-        """The first LSN in the frame."""
         return self.header.lsn if self.envelope is None else self.envelope.first_lsn
 
     @property
     def end(self) -> int:
-        """Where the next frame begins."""
         return self.offset + self.header.frame_bytes
 
 
@@ -269,7 +264,7 @@ class ReadsAt(Protocol):
 
 
 class Window:
-    """A file up to `end`, seen a chunk at a time."""
+    """A file up to `end`, read a chunk at a time."""
 
     def __init__(self, file: ReadsAt, path: str, *, end: int) -> None:
         self.path = path

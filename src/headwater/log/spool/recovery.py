@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,18 +20,12 @@ import pyarrow as pa
 
 from headwater.core import runtime
 from headwater.core.disk import DiskFile
-from headwater.core.errors import Corrupt, NoSpace, NotFound
+from headwater.core.errors import Corrupt, NoSpace
 from headwater.log.spool.codec import decode_group
-from headwater.log.spool.folder import (
-    Folder,
-    SparseIndex,
-    SpoolListing,
-    SpoolWatermarks,
-    decode_index,
-)
-from headwater.log.spool.frame import FrameHead, SpoolCorrupt, Window, frames_after, move_frame
+from headwater.log.spool.folder import Folder, SparseIndex, SpoolListing, SpoolWatermarks
+from headwater.log.spool.frame import SpoolCorrupt, Window, frames_after, move_frame
 from headwater.log.spool.scan import FileEnd, SegmentScan, adopt, is_foreign, scan
-from headwater.log.spool.state import SpoolSegment
+from headwater.log.spool.state import SpoolSegment, frame_heads, load_index
 
 _log = logging.getLogger(__name__)
 
@@ -59,9 +52,9 @@ class TornTail:
 
 
 def cut_torn_end(
-    file: DiskFile, path: str, result: SegmentScan, *, floor_lsn: int = 0
+    file: DiskFile, path: str, result: SegmentScan, *, floor_lsn: int
 ) -> TornTail | None:
-    """Cut off a torn end; refuse a corrupt one. What was pruned cannot be corrupt."""
+    """Cut off a torn end; refuse a corrupt one, unless it was pruned."""
     if result.ending is FileEnd.CLEAN:
         return None
     if result.gave_up and result.why is None:
@@ -98,7 +91,7 @@ def cut_torn_end(
 
 
 def rewrite_unsynced(
-    folder: Folder, window: Window, active: SpoolSegment, *, synced_lsn: int, seal: bool = False
+    folder: Folder, window: Window, active: SpoolSegment, *, synced_lsn: int, seal: bool
 ) -> tuple[DiskFile, SpoolSegment] | None:
     """Move the unproven end of the active segment into a new one, and cut it off there.
 
@@ -130,7 +123,7 @@ def rewrite_unsynced(
 def _copy_unsynced(
     folder: Folder, window: Window, active: SpoolSegment, proven_lsn: int
 ) -> tuple[SpoolSegment, int]:
-    """A segment of the frames above `proven_lsn`, and where they begin in the old one."""
+    """A new segment of the frames above `proven_lsn`, and where they begin in the old one."""
     first_lsn = proven_lsn + 1
     index = SparseIndex(first_lsn)
     segment = SpoolSegment(first_lsn, active.last_lsn, 0, index)
@@ -171,7 +164,7 @@ class Recovered:
 
 
 def recover(folder: Folder, *, first_lsn: int | None) -> Recovered:
-    """Open what is there, or begin at `first_lsn`."""
+    """Open what the folder holds, or begin at `first_lsn`."""
     listing = folder.listing()
     for name in listing.temporary:
         folder.disk.unlink(folder.file(name))
@@ -211,7 +204,6 @@ def _begin(folder: Folder, listing: SpoolListing, first_lsn: int) -> Recovered:
 
 
 def _begin_segment(folder: Folder, watermarks: SpoolWatermarks) -> Recovered:
-    """Begin with an empty segment above the floor."""
     first_lsn = watermarks.floor_lsn + 1
     file = folder.disk.create(folder.segment(first_lsn))
     folder.disk.sync_dir(folder.path)
@@ -282,7 +274,7 @@ def _open_active(folder: Folder, listing: SpoolListing, watermarks: SpoolWaterma
         file.sync()
         active = SpoolSegment(firsts[-1], result.last_lsn, result.valid_bytes, result.index)
         recovered = Recovered([*sealed, active], watermarks, file, watermarks.term, torn=torn)
-        _remember(recovered, window, result)
+        _set_from_frames(recovered, window, result)
         if result.last is None and sealed:
             recovered.term = max(recovered.term, _last_term(folder, sealed[-1]))
         proven_lsn = result.last_lsn if foreign else result.synced_lsn
@@ -297,8 +289,8 @@ def _open_active(folder: Folder, listing: SpoolListing, watermarks: SpoolWaterma
     return recovered
 
 
-def _remember(recovered: Recovered, window: Window, result: SegmentScan) -> None:
-    """Set term, schema and age of the active segment from its frames."""
+def _set_from_frames(recovered: Recovered, window: Window, result: SegmentScan) -> None:
+    """Set term, schema and age of the active segment."""
     if result.last is not None:
         recovered.term = max(recovered.term, result.last.header.term or 0)
         recovered.age_s = max(0.0, (runtime.wall_ms() - result.first_timestamp_ms) / 1000)
@@ -316,38 +308,5 @@ def _remember(recovered: Recovered, window: Window, result: SegmentScan) -> None
 
 def _last_term(folder: Folder, segment: SpoolSegment) -> int:
     offset = load_index(folder, segment).offset_for(segment.last_lsn)
-    terms = [peeked.header.term for peeked in _heads(folder, segment, offset)]
+    terms = [peeked.header.term for peeked in frame_heads(folder, segment, offset)]
     return next((term for term in reversed(terms) if term), 0)
-
-
-def load_index(folder: Folder, segment: SpoolSegment) -> SparseIndex:
-    """The index of a sealed segment: from its file, or rebuilt from the heads of its frames."""
-    index = _stored_index(folder, segment)
-    if index is None:
-        index = SparseIndex(segment.first_lsn)
-        for peeked in _heads(folder, segment, 0):
-            index.note(peeked.first_lsn, peeked.offset)
-    return index
-
-
-def _heads(folder: Folder, segment: SpoolSegment, offset: int) -> Iterator[FrameHead]:
-    path = folder.segment(segment.first_lsn)
-    with folder.disk.open(path) as file:
-        window = Window(file, path, end=segment.size_bytes)
-        while offset < window.end and (peeked := window.peek(offset)) is not None:
-            yield peeked
-            offset = peeked.end
-
-
-def _stored_index(folder: Folder, segment: SpoolSegment) -> SparseIndex | None:
-    path = folder.index(segment.first_lsn)
-    try:
-        with folder.disk.open(path) as file:
-            data = file.read_at(0, file.stat().size_bytes)
-    except NotFound:
-        return None
-    stored = decode_index(data, first_lsn=segment.first_lsn, segment_bytes=segment.size_bytes)
-    if stored is None or stored[1] != segment.last_lsn:
-        _log.warning("%s is not the index of its segment; it is rebuilt", path)
-        return None
-    return stored[0]

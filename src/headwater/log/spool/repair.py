@@ -48,7 +48,7 @@ class RepairSource(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in a report."""
+        """In reports."""
 
     def read(self, first_lsn: int, last_lsn: int) -> Sequence[Group]:
         """The groups it has of these LSNs, in order; empty only if it has none of them.
@@ -135,7 +135,7 @@ class RepairedRange:
 
 @dataclass(slots=True)
 class RepairReport:
-    """What a repair found and did."""
+    """The result of a repair."""
 
     segments: int = 0
     repaired: list[RepairedRange] = field(default_factory=list)
@@ -173,10 +173,6 @@ class _RepairPart(NamedTuple):
     source: str
     groups: list[Group]
 
-    @property
-    def repaired(self) -> RepairedRange:
-        return RepairedRange(*self.missing, self.source)
-
 
 class _Repair:
     def __init__(self, folder: Folder, sources: Sequence[RepairSource], *, give_up: bool) -> None:
@@ -190,7 +186,11 @@ class _Repair:
         self._watermarks = listing.watermarks or SpoolWatermarks(1, 0, 0)
         self._term = max(1, self._watermarks.term)
         """The highest term of any frame: a lost range must not lower the log's term."""
-        self._copy_check = _CopyCheck(folder, listing.segments)
+        self._sample: list[_Fingerprint] | None = None
+        self._sample_compared: dict[int, bool] = {}
+        """By source, whether there was anything to compare: comparing makes it scan segments."""
+        self._beside_gaps: list[_Fingerprint] = []
+        self._gaps_compared: dict[int, bool] = {}
 
     def run(self) -> RepairReport:
         synced_lsn, next_lsn = self._watermarks.synced_lsn, self._watermarks.floor_lsn + 1
@@ -210,12 +210,17 @@ class _Repair:
         survey = survey_segment(self._folder, first_lsn, last_lsn)
         self._term = max(self._term, *(one.header.term or 0 for one in survey.frames), 0)
         reached = max([last_lsn, survey.scan.synced_lsn, first_lsn - 1])
-        self._copy_check.compare_gaps_of(survey)
+        ends = {one.first_lsn - 1 for one in survey.missing}
+        begins = {one.last_lsn + 1 for one in survey.missing}
+        frames = [p for p in survey.frames if p.header.lsn in ends or p.first_lsn in begins]
+        compared = frames[:_COMPARED_FRAMES_MAX]
+        self._beside_gaps = list(_fingerprints(self._folder.disk, survey, compared))
+        self._gaps_compared = {}
         parts = [part for gap in survey.missing for part in self._parts(gap)]
         still_missing = [part.missing for part in parts if not part.groups]
         self._report.missing += still_missing
         if parts and not still_missing:
-            self._report.repaired += [part.repaired for part in parts]
+            self._report.repaired += [RepairedRange(*one.missing, one.source) for one in parts]
             groups = [group for part in parts for group in part.groups]
             self._replace(first_lsn, reached, survey, groups)
         return max(reached, survey.scan.last_lsn)
@@ -225,12 +230,12 @@ class _Repair:
         for part in self._parts(gone):
             if part.groups:
                 self._replace(*part.missing, None, part.groups)
-                self._report.repaired.append(part.repaired)
+                self._report.repaired.append(RepairedRange(*part.missing, part.source))
             else:
                 self._report.missing.append(part.missing)
 
     def _parts(self, gap: MissingRange) -> Iterator[_RepairPart]:
-        """A gap, part by part, each from the first source that has the next LSN."""
+        """Split a gap into parts, each from the first source that has the next LSN."""
         lsn = gap.first_lsn
         while lsn <= gap.last_lsn:
             part = self._next_part(lsn, gap.last_lsn)
@@ -253,10 +258,30 @@ class _Repair:
                 reached = part.last_lsn + 1
             if groups:
                 uncompared = self._report.uncompared
-                if not self._copy_check.check(source) and source.name not in uncompared:
+                if not self._is_compared(source) and source.name not in uncompared:
                     uncompared.append(source.name)
                 return _RepairPart(MissingRange(lsn, reached - 1), source.name, groups)
         return self._without_source(MissingRange(lsn, later - 1))
+
+    def _is_compared(self, source: RepairSource) -> bool:
+        """Whether there was anything to compare; `Refused` if the source holds another record."""
+        if self._sample is None:
+            self._sample = list(self._sampled())
+        for results, fingerprints in (
+            (self._gaps_compared, self._beside_gaps),
+            (self._sample_compared, self._sample),
+        ):
+            if id(source) not in results:
+                compared = [_compare_fingerprint(one, source) for one in fingerprints]
+                results[id(source)] = any(compared)
+        return self._gaps_compared[id(source)] or self._sample_compared[id(source)]
+
+    def _sampled(self) -> Iterator[_Fingerprint]:
+        step = max(1, -(-len(self._firsts) // _SAMPLED_SEGMENTS_MAX))
+        for first_lsn in self._firsts[::step]:
+            survey = survey_segment(self._folder, first_lsn, 0)
+            ends = [*survey.frames[:1], *survey.frames[1:][-1:]]
+            yield from _fingerprints(self._folder.disk, survey, ends)
 
     def _without_source(self, missing: MissingRange) -> _RepairPart:
         """A part that no source has. Below the floor it was pruned, and is filled as lost."""
@@ -272,7 +297,7 @@ class _Repair:
         return _RepairPart(missing, cause, [Group(self._term, *missing, NO_RECORDS, 0, cause)])
 
     def _set_aside(self, path: str) -> None:
-        """Give the damaged file a second name that no earlier repair has taken."""
+        """Give the damaged file a second name."""
         for number in itertools.count(1):
             aside = path + DAMAGED_SUFFIX + (f"-{number}" if number > 1 else "")
             if self._folder.disk.link(path, aside):
@@ -328,52 +353,6 @@ def _placed(piece: FrameHead | Group, window: Window | None, offset: int) -> byt
         offset=offset,
     )
     return made.data
-
-
-class _CopyCheck:
-    """Compares sources with what is whole in a log: with each segment that has gaps, and with a
-    sample of all, once."""
-
-    def __init__(self, folder: Folder, firsts: list[int]) -> None:
-        self._folder = folder
-        self._firsts = firsts
-        self._sample: list[_Fingerprint] | None = None
-        self._beside_gaps: list[_Fingerprint] = []
-        self._results: dict[tuple[int, bool], bool] = {}
-        """By source, of the sample and of the rest: comparing makes the source scan segments."""
-
-    def compare_gaps_of(self, survey: Survey) -> None:
-        """From now on also compare the frames next to the gaps of this segment."""
-        ends = {one.first_lsn - 1 for one in survey.missing}
-        begins = {one.last_lsn + 1 for one in survey.missing}
-        frames = [p for p in survey.frames if p.header.lsn in ends or p.first_lsn in begins]
-        fingerprints = _fingerprints(self._folder.disk, survey, frames[:_COMPARED_FRAMES_MAX])
-        self._beside_gaps = list(fingerprints)
-        self._results = {key: result for key, result in self._results.items() if key[1]}
-
-    def check(self, source: RepairSource) -> bool:
-        """Whether there was anything to compare; `Refused` if the source holds another record."""
-        if self._sample is None:
-            self._sample = list(self._sampled())
-        beside_gaps = self._compare(source, self._beside_gaps, is_sample=False)
-        sample = self._compare(source, self._sample, is_sample=True)
-        return beside_gaps or sample
-
-    def _compare(
-        self, source: RepairSource, fingerprints: list[_Fingerprint], *, is_sample: bool
-    ) -> bool:
-        key = (id(source), is_sample)
-        if key not in self._results:
-            compared = [_compare_fingerprint(one, source) for one in fingerprints]
-            self._results[key] = any(compared)
-        return self._results[key]
-
-    def _sampled(self) -> Iterator[_Fingerprint]:
-        step = max(1, -(-len(self._firsts) // _SAMPLED_SEGMENTS_MAX))
-        for first_lsn in self._firsts[::step]:
-            survey = survey_segment(self._folder, first_lsn, 0)
-            ends = [*survey.frames[:1], *survey.frames[1:][-1:]]
-            yield from _fingerprints(self._folder.disk, survey, ends)
 
 
 class _Fingerprint(NamedTuple):

@@ -101,7 +101,9 @@ def scan(
     while offset < window.end:
         peeked = _whole(window, offset, result.last_lsn, native=native)
         if peeked is None:
-            result.said_lsn = _claimed_lsn(window, offset, result.last_lsn)
+            head = window.peek(offset)
+            if head is not None and head.header.lsn > result.last_lsn:
+                result.said_lsn = head.header.lsn
             result.why = _misplaced(window, offset, result, native=native)
             result.gave_up = _look_further(window, offset + 1, result, native=native)
             corrupt = (
@@ -130,7 +132,7 @@ def _note_frame(result: SegmentScan, peeked: FrameHead, *, native: bool) -> None
 
 
 def _proves(peeked: FrameHead, previous_lsn: int, *, native: bool) -> int:
-    """Through which LSN this frame says that the log was synced."""
+    """The LSN through which this frame says that the log was synced."""
     if peeked.envelope is not None:
         return peeked.envelope.synced_lsn
     return 0 if native else previous_lsn
@@ -147,11 +149,6 @@ def _whole(window: Window, offset: int, above: int, *, native: bool) -> FrameHea
         right = envelope.offset == offset and envelope.first_lsn == above + 1
         right = right and envelope.synced_lsn <= above and envelope.first_lsn <= peeked.header.lsn
     return peeked if right and window.payload(peeked) is not None else None
-
-
-def _claimed_lsn(window: Window, offset: int, above: int) -> int | None:
-    peeked = window.peek(offset)
-    return peeked.header.lsn if peeked is not None and peeked.header.lsn > above else None
 
 
 def _misplaced(window: Window, offset: int, result: SegmentScan, *, native: bool) -> str | None:
@@ -229,7 +226,6 @@ def _look_further(window: Window, offset: int, result: SegmentScan, *, native: b
 
 
 def _magics(window: Window, offset: int) -> Iterator[int]:
-    """Every offset from `offset` on with the magic."""
     while offset + len(MAGIC) <= window.end:
         data = bytes(window.view(offset, _SEARCH_BYTES))
         at = data.find(MAGIC)
@@ -261,13 +257,13 @@ def adopt(folder: Folder, listing: SpoolListing, *, first_lsn: int | None) -> Sp
     path = folder.file(listing.published[0])
     with folder.disk.open(path) as file:
         window = Window(file, path, end=file.stat().size_bytes)
-        begins_lsn = _first_lsn(window, asked_lsn=first_lsn or 1)
+        begins_lsn = _first_lsn(window, requested_lsn=first_lsn or 1)
     folder.disk.rename(path, folder.segment(begins_lsn))
     folder.disk.sync_dir(folder.path)
     return folder.listing()
 
 
-def _first_lsn(window: Window, *, asked_lsn: int) -> int:
+def _first_lsn(window: Window, *, requested_lsn: int) -> int:
     """Where a published spool begins: 1 where it holds nothing.
 
     Damage at the very beginning has to be found here. Once the file is a segment, only its first
@@ -298,7 +294,7 @@ def _first_lsn(window: Window, *, asked_lsn: int) -> int:
             lsn=1,
             advice=_RESTORE,
         )
-    if not whole and not _may_begin_at(asked_lsn, window):
+    if not whole and not _may_begin_at(requested_lsn, window):
         raise SpoolCorrupt(
             "no frame of this file is whole, so that nothing says which LSNs were used",
             path=window.path,
@@ -345,7 +341,7 @@ class MissingRange(NamedTuple):
 
 @dataclass(slots=True)
 class Survey:
-    """One segment, looked at wholly."""
+    """Everything in one segment, and what is missing."""
 
     path: str
     scan: SegmentScan
@@ -354,7 +350,7 @@ class Survey:
 
 
 def survey(window: Window, *, first_lsn: int | None = None, last_lsn: int = 0) -> Survey:
-    """Look at a segment that is known to begin at `first_lsn` and to have reached `last_lsn`."""
+    """Check a segment that begins at `first_lsn` and reached `last_lsn`, if these are known."""
     head = window.peek(0)
     native = not _is_foreign_segment(window, head)
     if first_lsn is None:
@@ -367,7 +363,6 @@ def survey(window: Window, *, first_lsn: int | None = None, last_lsn: int = 0) -
 
 
 def survey_segment(folder: Folder, first_lsn: int, last_lsn: int) -> Survey:
-    """The same, of a segment of a spool."""
     path = folder.segment(first_lsn)
     with folder.disk.open(path) as file:
         window = Window(file, path, end=file.stat().size_bytes)
@@ -384,16 +379,16 @@ def groups_between(disk: Disk, path: str, first_lsn: int, last_lsn: int) -> Iter
         reached = first_lsn - 1
         try:
             for peeked, payload in frames_after(window, offset=0, lsn=reached, last_lsn=last_lsn):
-                yield from _groups_of_frame(peeked, payload, first_lsn, last_lsn)
+                yield from _part_of_frame(peeked, payload, first_lsn, last_lsn)
                 reached = peeked.header.lsn
         except SpoolCorrupt:
             for peeked in survey(window).frames:
                 whole = window.payload(peeked) if peeked.header.lsn > reached else None
                 if whole is not None:
-                    yield from _groups_of_frame(peeked, whole, first_lsn, last_lsn)
+                    yield from _part_of_frame(peeked, whole, first_lsn, last_lsn)
 
 
-def _groups_of_frame(
+def _part_of_frame(
     peeked: FrameHead, payload: memoryview, first_lsn: int, last_lsn: int
 ) -> Iterator[Group]:
     from headwater.log.spool.codec import decode_group

@@ -30,15 +30,19 @@ from headwater.core.limits import (
     TERM_MAX,
 )
 from headwater.core.settings import whole_number
-from headwater.log.record.group import Group, GroupRing
+from headwater.log.record.group import Group, GroupRing, SealedRange
 from headwater.log.spool.codec import PreparedAppend, prepare_append
 from headwater.log.spool.commit import Appended, CallOrder, GroupCommit, PendingAppend
 from headwater.log.spool.folder import Folder, SpoolLock, SpoolWatermarks
-from headwater.log.spool.reader import SpoolReader
 from headwater.log.spool.recovery import Recovered, recover
-from headwater.log.spool.state import SpoolConfig, SpoolMetrics, SpoolSegment, SpoolState
+from headwater.log.spool.state import (
+    SpoolConfig,
+    SpoolMetrics,
+    SpoolReader,
+    SpoolSegment,
+    SpoolState,
+)
 from headwater.log.spool.writer import SegmentWriter
-from headwater.log.wal import Pruned, SealedRange
 
 T = TypeVar("T")
 _log: Final = logging.getLogger(__name__)
@@ -46,7 +50,10 @@ _U64_MAX: Final = 2**64 - 1
 
 
 class Spool:
-    """A `Wal` on a local disk. One process at a time has it open."""
+    """A `Wal` on a local disk. One process at a time has it open.
+
+    See `Wal` for the methods that it defines.
+    """
 
     def __init__(
         self, folder: Folder, config: SpoolConfig, recovered: Recovered, lock: SpoolLock
@@ -135,7 +142,6 @@ class Spool:
 
     @property
     def synced_lsn(self) -> int:
-        """Through here every byte is on stable storage."""
         return self._state.synced_lsn
 
     @property
@@ -144,15 +150,12 @@ class Spool:
         return self._writer.term
 
     def oldest_lsn(self) -> int:
-        """The first LSN that can be read; in an empty log, the next one to be written."""
         return self._state.floor_lsn + 1
 
     def current_lsn(self) -> int:
-        """The last LSN that readers may see; one below the next."""
         return self._state.current_lsn
 
     def bytes_since(self, lsn: int) -> int:
-        """Bytes of log after `lsn`, to within one step of the index."""
         self._lock.check_not_forked()
         return self._reader.bytes_since(lsn)
 
@@ -226,7 +229,6 @@ class Spool:
         return read.groups
 
     async def wait_for_lsn_after(self, lsn: int, *, timeout_s: float | None = None) -> int:
-        """Return `current_lsn()` as soon as it is above `lsn`, or what it is after `timeout_s`."""
         self._lock.check_not_forked()
         lsn = whole_number("lsn", lsn)
         if timeout_s is not None and math.isnan(timeout_s):
@@ -234,18 +236,17 @@ class Spool:
             raise Refused("timeout_s is not a number: give seconds, or None to wait without end")
         return await self._state.wait_for_lsn_after(lsn, timeout_s)
 
-    async def prune_through(self, lsn: int) -> Pruned:
-        """Raise the floor to `lsn`, durably, then drop the segments wholly below it."""
+    async def prune_through(self, lsn: int) -> int:
         return await _on_thread(self._prune_through, whole_number("lsn", lsn))
 
     async def sync(self) -> None:
-        """Return once everything that was appended is on stable storage, whatever `sync` says."""
+        """Sync everything that was appended, whatever the setting `sync` says."""
         self._lock.check_open()
         if self.synced_lsn < self.current_lsn():
             await _on_thread(self._writer.sync)
 
     async def seal(self) -> None:
-        """Seal the active segment, for a hand-over; the next append begins another."""
+        """Seal the active segment; the next append begins another."""
         self._lock.check_open()
         await _on_thread(self._writer.seal, "hand-over")
 
@@ -273,20 +274,24 @@ class Spool:
         if not self._lock.is_forked:
             await _on_thread(self._close)
 
-    def _prune_through(self, lsn: int) -> Pruned:
+    def _prune_through(self, lsn: int) -> int:
         with self._names_locked():
             lsn = min(lsn, self._state.current_lsn - self.keeps_last)
             if lsn > self._state.floor_lsn:
                 self._store_watermarks(floor_lsn=lsn)
-            removed = self._state.raise_floor(lsn)
+            segments = self._state.raise_floor(lsn)
             self._tail.prune_through(lsn)
-            return self._remove(removed)
+            for segment in segments:
+                self._folder.disk.unlink(self._folder.index(segment.first_lsn))
+                self._folder.disk.unlink(self._folder.segment(segment.first_lsn))
+            self.metrics.segments_pruned += len(segments)
+            self.metrics.bytes_pruned += sum(segment.size_bytes for segment in segments)
+            return self._state.floor_lsn
 
     def _tend(self) -> None:
         self._writer.tend()
         with self._names_locked():
-            if self._state.synced_lsn > self._watermarks.synced_lsn:
-                self._store_watermarks()
+            self._store_synced_lsn()
 
     def _close(self) -> None:
         if not self._lock.end():
@@ -301,13 +306,14 @@ class Spool:
             # Waits for a prune or tend that is under way, whatever failed here.
             with self._changing_names:
                 try:
-                    self._store_last_watermarks()
+                    if self._state.failure is None:
+                        self._store_synced_lsn()
                 finally:
                     self._state.end(Refused(closed))
                     self._lock.release()
 
-    def _store_last_watermarks(self) -> None:
-        if self._state.failure is None and self._state.synced_lsn > self._watermarks.synced_lsn:
+    def _store_synced_lsn(self) -> None:
+        if self._state.synced_lsn > self._watermarks.synced_lsn:
             self._lock.check_held()
             self._store_watermarks()
 
@@ -333,19 +339,10 @@ class Spool:
             self._state.fail(error)
             raise
 
-    def _remove(self, segments: list[SpoolSegment]) -> Pruned:
-        for segment in segments:
-            self._folder.disk.unlink(self._folder.index(segment.first_lsn))
-            self._folder.disk.unlink(self._folder.segment(segment.first_lsn))
-        size_bytes = sum(segment.size_bytes for segment in segments)
-        self.metrics.segments_pruned += len(segments)
-        self.metrics.bytes_pruned += size_bytes
-        return Pruned(self._state.floor_lsn, len(segments), size_bytes)
-
 
 async def _on_thread(function: Callable[..., T], *args: Any) -> T:
-    """Run a change to its end, whatever signal comes: at the interpreter's exit there are no
-    threads, and it runs on the caller's."""
+    """Run a change to its end, whatever signal comes: at the interpreter's exit it runs on the
+    caller's thread."""
 
     def work() -> T:
         with portal.signals_deferred():
@@ -357,7 +354,7 @@ async def _on_thread(function: Callable[..., T], *args: Any) -> T:
 def _pending(
     prepared: PreparedAppend, term: int, first_lsn: int | None, timestamp_ms: int | None
 ) -> PendingAppend:
-    """An append whose numbers fit into a frame: a batch must not fail because of one of them."""
+    """Check the numbers here: a batch must not fail because one append's do not fit a frame."""
     term = whole_number("term", term, at_least=1, at_most=TERM_MAX)
     if first_lsn is not None:
         first_lsn = whole_number("first_lsn", first_lsn, at_least=0, at_most=_U64_MAX)

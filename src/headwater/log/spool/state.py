@@ -1,4 +1,6 @@
-"""What readers and writers of a spool share: settings, metrics, segments, positions, waiters.
+"""What readers and writers of a spool share, and reading by LSN.
+
+Reads are served from memory where the tail reaches back, otherwise from the segments.
 
 Always holds: `floor_lsn <= current_lsn`; `synced_lsn <= current_lsn`, unless appends wait for their
 sync, and then they are equal; segments are dense and rising, and the last one is being written.
@@ -7,16 +9,25 @@ sync, and then they are equal; segments are dense and rising, and the last one i
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from headwater.core import limits, runtime
-from headwater.core.errors import HeadwaterError, Refused
+from headwater.core.errors import Corrupt, HeadwaterError, NotFound, Refused
 from headwater.core.metrics import Histogram, Metrics
-from headwater.core.settings import check_above_zero
-from headwater.log.spool.folder import SparseIndex
+from headwater.core.settings import check_above_zero, whole_number
+from headwater.log.record.arrow_types import without_views
+from headwater.log.record.group import NO_RECORDS, Group, GroupRing
+from headwater.log.spool.codec import decode_group
+from headwater.log.spool.folder import Folder, SparseIndex, decode_index
+from headwater.log.spool.frame import FrameHead, SpoolCorrupt, Window, frames_after
+
+_log: Final = logging.getLogger(__name__)
 
 Sync = Literal["always", "none"] | float
 
@@ -42,9 +53,9 @@ class SpoolConfig:
 
     def __post_init__(self) -> None:
         # True would be an interval of one second.
-        given: object = self.sync
-        known = given in ("always", "none")
-        if isinstance(given, bool) or (isinstance(given, str) and not known):
+        sync: object = self.sync
+        is_word = sync in ("always", "none")
+        if isinstance(sync, bool) or (isinstance(sync, str) and not is_word):
             raise Refused(f"sync is {self.sync!r}: always, none, or a number of seconds")
         if not isinstance(self.sync, str) and not self.sync > 0:
             raise Refused(f"sync is {self.sync}: an interval is above 0")
@@ -156,16 +167,10 @@ class SpoolState:
             lsn = max(lsn, self.floor_lsn)
             if lsn >= self.current_lsn:
                 return None
-            low, high = 0, len(self._segments) - 1
-            while low < high:
-                middle = (low + high) // 2
-                if self._segments[middle].last_lsn > lsn:
-                    high = middle
-                else:
-                    low = middle + 1
-            segment = self._segments[low]
-            if segment.last_lsn <= lsn:
+            place = bisect_right(self._segments, lsn, key=lambda one: one.last_lsn)
+            if place == len(self._segments):
                 return None
+            segment = self._segments[place]
             return ReadPosition(segment, lsn, segment.size_bytes, segment.last_lsn)
 
     def holds(self, segment: SpoolSegment) -> bool:
@@ -180,18 +185,17 @@ class SpoolState:
         self._wake_waiters()
 
     def begin_segment(self, segment: SpoolSegment) -> None:
-        """The active segment is sealed, and this one follows."""
         with self.mutex:
             self._segments.append(segment)
 
     def raise_floor(self, lsn: int) -> list[SpoolSegment]:
-        """Raise the floor; returns the segments that are not needed any more."""
+        """Raise the floor; returns the segments that lie below it."""
         with self.mutex:
             self.floor_lsn = max(self.floor_lsn, lsn)
             sealed = self._segments[:-1]
-            gone = [one for one in sealed if one.last_lsn <= self.floor_lsn]
-            del self._segments[: len(gone)]
-            return gone
+            pruned = [one for one in sealed if one.last_lsn <= self.floor_lsn]
+            del self._segments[: len(pruned)]
+            return pruned
 
     def fail(self, error: HeadwaterError) -> None:
         """Nothing more is written."""
@@ -204,7 +208,6 @@ class SpoolState:
             self.fail(error)
 
     async def wait_for_lsn_after(self, lsn: int, timeout_s: float | None) -> int:
-        """The current LSN, as soon as it is above `lsn`, or when the time is over."""
         if self.current_lsn > lsn or (timeout_s is not None and timeout_s <= 0):
             return self.current_lsn
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -234,3 +237,201 @@ class SpoolState:
                 del self._waiters[future]
         for future in due:
             resolve_from_thread(future)
+
+
+def load_index(folder: Folder, segment: SpoolSegment) -> SparseIndex:
+    """The index of a sealed segment: from its file, or rebuilt from the heads of its frames."""
+    index = _stored_index(folder, segment)
+    if index is None:
+        index = SparseIndex(segment.first_lsn)
+        for peeked in frame_heads(folder, segment, 0):
+            index.note(peeked.first_lsn, peeked.offset)
+    return index
+
+
+def frame_heads(folder: Folder, segment: SpoolSegment, offset: int) -> Iterator[FrameHead]:
+    path = folder.segment(segment.first_lsn)
+    with folder.disk.open(path) as file:
+        window = Window(file, path, end=segment.size_bytes)
+        while offset < window.end and (peeked := window.peek(offset)) is not None:
+            yield peeked
+            offset = peeked.end
+
+
+def _stored_index(folder: Folder, segment: SpoolSegment) -> SparseIndex | None:
+    path = folder.index(segment.first_lsn)
+    try:
+        with folder.disk.open(path) as file:
+            data = file.read_at(0, file.stat().size_bytes)
+    except NotFound:
+        return None
+    stored = decode_index(data, first_lsn=segment.first_lsn, segment_bytes=segment.size_bytes)
+    if stored is None or stored[1] != segment.last_lsn:
+        _log.warning("%s is not the index of its segment; it is rebuilt", path)
+        return None
+    return stored[0]
+
+
+class BoundedRead:
+    """The result of one read: groups in order, until there are enough records or bytes."""
+
+    def __init__(self, lsn: int, *, max_records: int | None, max_bytes: int) -> None:
+        """Without `max_records` there are LOG_READ_RECORDS at most, and a lost range, which may be
+        of any length, counts as one record and is never cut."""
+        self.lsn = lsn
+        """How far the read has come."""
+        self.groups: list[Group] = []
+        self.max_records = limits.LOG_READ_RECORDS if max_records is None else max_records
+        self._keeps_lost_whole = max_records is None
+        self._records_left = self.max_records
+        self._bytes_left = max_bytes
+
+    def add(self, group: Group) -> bool:
+        """Add what fits of a group; False once there is enough."""
+        part = group.after(self.lsn)
+        if part is None:
+            return True
+        counts_as_one = self._keeps_lost_whole and part.lost is not None
+        if not counts_as_one:
+            part = part.between(part.first_lsn, part.first_lsn + self._records_left - 1)
+            if part is None:
+                return False
+        whole, part = part, self._fitting(part)
+        if part is None:
+            return False
+        self.groups.append(part)
+        self.lsn = part.last_lsn
+        self._records_left -= 1 if counts_as_one else len(part)
+        self._bytes_left -= part.nbytes
+        return part is whole and self._records_left > 0 and self._bytes_left > 0
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether another frame of this size fits. A frame that would be cut is left to the next
+        read, which would have to read, check and decode it again for the rest."""
+        return size_bytes <= self._bytes_left
+
+    def _fitting(self, part: Group) -> Group | None:
+        """As many records as there are bytes left for; at least one in an empty read."""
+        if part.nbytes <= self._bytes_left or part.lost is not None:
+            return part
+        plain = without_views(part.records)
+        counts = range(1, len(part) + 1)
+        fitting = bisect_right(counts, self._bytes_left, key=lambda n: plain.slice(0, n).nbytes)
+        count = fitting if self.groups else max(1, fitting)
+        return part.between(part.first_lsn, part.first_lsn + count - 1)
+
+
+class SpoolReader:
+    """Finds records. Any number of threads may read while others write and prune."""
+
+    def __init__(
+        self, folder: Folder, state: SpoolState, tail: GroupRing, metrics: SpoolMetrics
+    ) -> None:
+        self._folder = folder
+        self._state = state
+        self._tail = tail
+        self._metrics = metrics
+        self._loading = threading.Lock()
+
+    def begin(self, lsn: int, max_records: int | None, max_bytes: int) -> BoundedRead:
+        if max_records is not None:
+            max_records = whole_number("max_records", max_records, at_least=1)
+        return BoundedRead(
+            max(whole_number("lsn", lsn), self._state.floor_lsn),
+            max_records=max_records,
+            max_bytes=whole_number("max_bytes", max_bytes, at_least=1),
+        )
+
+    def read_tail(self, read: BoundedRead) -> bool:
+        """Read from memory; False if the tail does not reach back that far."""
+        groups = self._tail.after(read.lsn, read.max_records)
+        if groups is None:
+            return False
+        for group in groups:
+            if not read.add(group):
+                break
+        self._metrics.tail_reads += 1
+        return True
+
+    def read_disk(self, read: BoundedRead) -> None:
+        """Read from the segments. Blocks."""
+        self._metrics.disk_reads += 1
+        while (position := self._state.after(read.lsn)) is not None:
+            if read.groups and position.lsn > read.lsn:
+                # Pruned meanwhile: one read has no gap inside.
+                return
+            read.lsn = position.lsn
+            try:
+                if not self._read_segment(position, read):
+                    return
+            except NotFound:
+                if self._state.holds(position.segment):
+                    if read.groups:
+                        return
+                    raise self._file_gone(position.segment, read.lsn + 1) from None
+            except SpoolCorrupt:
+                # Groups before the damage are returned; the next read raises.
+                if read.groups:
+                    return
+                raise
+
+    def _read_segment(self, position: ReadPosition, read: BoundedRead) -> bool:
+        path = self._folder.segment(position.segment.first_lsn)
+        with self._folder.disk.open(path) as file:
+            window = Window(file, path, end=position.end)
+            offset = self.index(position.segment).offset_for(read.lsn + 1)
+            frames = frames_after(window, offset=offset, lsn=read.lsn, last_lsn=position.last_lsn)
+            for head, payload in frames:
+                group = _decode(window, head, payload)
+                skipped = _skipped_lsns(group, read.lsn) if head.envelope is None else None
+                if skipped is not None and not read.add(skipped):
+                    return False
+                if not read.add(group) or not read.has_room(head.header.payload_bytes):
+                    return False
+        return True
+
+    def bytes_since(self, lsn: int) -> int:
+        """Bytes of log after `lsn`, to within a step of the index."""
+        while (position := self._state.after(lsn)) is not None:
+            try:
+                start = self.index(position.segment).offset_for(position.lsn + 1)
+            except NotFound:
+                if self._state.holds(position.segment):
+                    raise self._file_gone(position.segment, position.lsn + 1) from None
+                continue  # pruned meanwhile
+            first_lsn = position.segment.first_lsn
+            later = (one for one in self._state.segments() if one.first_lsn > first_lsn)
+            return position.end - start + sum(one.size_bytes for one in later)
+        return 0
+
+    def index(self, segment: SpoolSegment) -> SparseIndex:
+        if segment.index is None:
+            with self._loading:
+                if segment.index is None:
+                    segment.index = load_index(self._folder, segment)
+        return segment.index
+
+    def _file_gone(self, segment: SpoolSegment, lsn: int) -> SpoolCorrupt:
+        path = self._folder.segment(segment.first_lsn)
+        return SpoolCorrupt("the file is gone", path=path, offset=0, lsn=lsn)
+
+
+def _decode(window: Window, head: FrameHead, payload: memoryview) -> Group:
+    try:
+        return decode_group(head.header, payload)
+    except Corrupt as error:
+        raise SpoolCorrupt(
+            f"the frame is whole, and what it holds cannot be read: {error}",
+            path=window.path,
+            offset=head.offset,
+            lsn=head.first_lsn,
+        ) from error
+
+
+def _skipped_lsns(group: Group, lsn: int) -> Group | None:
+    """LSNs that another implementation skipped before a group, as a lost range: followers of the
+    log have to get past them, and they never had records."""
+    if group.first_lsn <= lsn + 1:
+        return None
+    cause = "left out by the implementation that wrote this log"
+    return Group(group.term, lsn + 1, group.first_lsn - 1, NO_RECORDS, group.timestamp_ms, cause)

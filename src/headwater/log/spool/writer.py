@@ -42,7 +42,7 @@ _JOINED_MAX_BYTES = 128 * KIB
 
 
 class SegmentWriter:
-    """The only writer of the active segment."""
+    """Writes to the active segment; nothing else does."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class SegmentWriter:
         return self._next_schema if self._state.active.is_empty else self._schema
 
     def flush(self, appends: list[PendingAppend]) -> None:
-        """Write these appends in order, and settle each of them."""
+        """Write these appends in order, and settle each."""
         started_s = runtime.monotonic_s()
         with self._mutex:
             batch = self._new_batch()
@@ -95,10 +95,12 @@ class SegmentWriter:
                     if self._seal_reason(append, batch) is not None:
                         batch = self._commit(batch)
                         self._check(append, batch)
-                        batch = self._sealed_for(append, batch)
+                        if (reason := self._seal_reason(append, batch)) is not None:
+                            self._seal_for(reason)
+                            batch = self._new_batch()
                     batch.add(append)
                 except HeadwaterError as error:
-                    append.fail(error)
+                    append.settle(error)
             self._commit(batch)
         self._metrics.flush_seconds.observe(runtime.monotonic_s() - started_s)
 
@@ -127,12 +129,14 @@ class SegmentWriter:
             if self._interval_over() and self._synced_bytes < self._size_bytes:
                 self._sync()
             if not self._state.active.is_empty and self._is_old():
-                self._seal_by_age()
+                self._seal_for("age")
 
-    def _seal_by_age(self) -> None:
+    def _seal_for(self, reason: str) -> None:
         try:
-            self._seal("age")
+            self._seal(reason)
         except (NoSpace, Unavailable) as error:
+            if reason != "age":
+                raise
             # It is written on, and sealed when there is room for another one.
             self._old_from_s = runtime.monotonic_s() + LOG_TEND_EVERY_S
             _log.warning("%s is old, and was not sealed: %s", self._where, error)
@@ -148,7 +152,6 @@ class SegmentWriter:
                 self._file.close()
 
     def _new_batch(self) -> WriteBatch:
-        """An empty batch after all that is published."""
         is_empty = self._state.active.is_empty
         return WriteBatch(
             next_lsn=self._state.current_lsn + 1,
@@ -208,22 +211,11 @@ class SegmentWriter:
             return "size"
         return "age" if self._is_old() else None
 
-    def _sealed_for(self, append: PendingAppend, batch: WriteBatch) -> WriteBatch:
-        """The batch that takes an append; the active segment is sealed first if it has to be."""
-        reason = self._seal_reason(append, batch)
-        if reason is None:
-            return batch
-        if reason == "age":
-            self._seal_by_age()
-        else:
-            self._seal(reason)
-        return self._new_batch()
-
     def _is_old(self) -> bool:
         return runtime.monotonic_s() >= self._old_from_s
 
     def _commit(self, batch: WriteBatch) -> WriteBatch:
-        """Write a batch, sync it if that is promised, publish it, and settle its appends."""
+        """Write a batch, sync it if that is promised, publish it; returns the next batch."""
         if batch.appends:
             try:
                 self._check_owned()
@@ -233,7 +225,7 @@ class SegmentWriter:
                 self._check_still_owned()
             except HeadwaterError as error:
                 for append, _ in batch.appends:
-                    append.fail(error)
+                    append.settle(error)
             else:
                 self._publish(batch)
         return self._new_batch()
@@ -273,7 +265,7 @@ class SegmentWriter:
         except HeadwaterError as error:
             failure = self._fail(error)
             if self._config.sync_always:
-                self._forget_unsynced()
+                self._cut_unsynced()
             raise failure from error
         self._metrics.syncs += 1
         self._metrics.sync_seconds.observe(runtime.monotonic_s() - started_s)
@@ -284,7 +276,7 @@ class SegmentWriter:
         self._synced_bytes = self._size_bytes
         self._synced_s = runtime.monotonic_s()
 
-    def _forget_unsynced(self) -> None:
+    def _cut_unsynced(self) -> None:
         """Cut off what the failed sync was for: it was never acknowledged, and may be only in the
         page cache, where the next process that opens the log would find it and trust it."""
         try:
@@ -332,20 +324,22 @@ class SegmentWriter:
         if self._synced_bytes < self._size_bytes:
             self._sync()
         sealed = self._state.active
-        segment, file = self._create(sealed.last_lsn + 1)
-        self._keep_index(sealed)
-        # A segment that was full or old is followed by one with the columns that were in use.
-        self._next_schema = self._in_use() if reason in ("size", "age") else None
+        file = self._create(sealed.last_lsn + 1)
+        self._store_index(sealed)
+        self._next_schema = None
+        if reason in ("size", "age") and self._schema is not None:
+            # It goes on with the columns that were in use.
+            used = [field for field in self._schema if field.name in self._used]
+            self._next_schema = pa.schema(used)
+        self._index = SparseIndex(sealed.last_lsn + 1)
+        segment = SpoolSegment(sealed.last_lsn + 1, sealed.last_lsn, 0, self._index)
         self._state.begin_segment(segment)
-        self._use(segment, file)
+        self._file.close()
+        self._file, self._size_bytes, self._synced_bytes = file, 0, 0
+        self._used = set()
         self._metrics.segments_sealed[reason] += 1
 
-    def _in_use(self) -> pa.Schema | None:
-        if self._schema is None:
-            return None
-        return pa.schema([field for field in self._schema if field.name in self._used])
-
-    def _create(self, first_lsn: int) -> tuple[SpoolSegment, DiskFile]:
+    def _create(self, first_lsn: int) -> DiskFile:
         path = self._folder.segment(first_lsn)
         file = self._folder.disk.create(path)
         try:
@@ -357,16 +351,9 @@ class SegmentWriter:
             file.close()
             self._folder.disk.unlink(path)
             raise
-        return SpoolSegment(first_lsn, first_lsn - 1, 0, SparseIndex(first_lsn)), file
+        return file
 
-    def _use(self, segment: SpoolSegment, file: DiskFile) -> None:
-        self._file.close()
-        self._file, self._size_bytes, self._synced_bytes = file, 0, 0
-        self._used = set()
-        assert segment.index is not None
-        self._index = segment.index
-
-    def _keep_index(self, sealed: SpoolSegment) -> None:
+    def _store_index(self, sealed: SpoolSegment) -> None:
         data = self._index.encode(last_lsn=sealed.last_lsn, segment_bytes=sealed.size_bytes)
         try:
             with self._folder.replacing(self._folder.index(sealed.first_lsn)) as file:
@@ -377,7 +364,6 @@ class SegmentWriter:
 
 
 def _joined(frames: list[bytearray]) -> list[bytes | bytearray]:
-    """The same bytes in as few writes as pays."""
     joined: list[bytes | bytearray] = []
     small: list[bytearray] = []
     for frame in [*frames, None]:

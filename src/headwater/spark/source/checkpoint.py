@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, Final
 
 from headwater.buffer.consumer import TakenOver
-from headwater.buffer.consumer.group import OtherQuery, QueryStep
+from headwater.buffer.consumer.progress import OtherQuery, QueryStep
 from headwater.buffer.queue import QueuePosition
 from headwater.core import runtime
 from headwater.core.errors import Fenced, Refused, Trimmed

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from headwater.buffer.consumer.group import NO_STEP, OtherQuery
+from headwater.buffer.consumer.progress import NO_STEP, OtherQuery
 from headwater.buffer.queue import QueuePosition
 from headwater.core import runtime
 from headwater.core.errors import Refused, Trimmed

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.buffer.consumer.group import QueryStep
+from headwater.buffer.consumer.progress import QueryStep
 from headwater.buffer.queue import QueuePosition
 from headwater.core.errors import Refused
 

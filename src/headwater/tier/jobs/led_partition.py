@@ -22,8 +22,7 @@ from headwater.core.errors import (
 )
 from headwater.core.limits import TERM_MAX
 from headwater.core.settings import whole_number
-from headwater.log.record.group import Group
-from headwater.log.wal import SealedRange, Wal
+from headwater.log.record.group import Group, SealedRange, Wal
 from headwater.tier.errors import LocalLogDamaged
 from headwater.tier.events import SegmentId, SegmentMetadata, TopicIdPartition
 from headwater.tier.jobs.config import COPY_MEMORY, ByteBudget, ByteRate, TierConfig, TierMetrics

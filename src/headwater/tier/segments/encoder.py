@@ -21,9 +21,8 @@ from headwater.core import limits, runtime
 from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import TERM_MAX
 from headwater.core.runtime import decode_ulid
-from headwater.log.record.group import COMMIT_TIMESTAMP, Group
+from headwater.log.record.group import COMMIT_TIMESTAMP, Group, Wal
 from headwater.log.spool.codec import fill_columns, merge_schemas
-from headwater.log.wal import Wal
 from headwater.tier.errors import NotOneSegment
 from headwater.tier.events import SegmentId, SegmentMetadata, TopicIdPartition
 from headwater.tier.segments.columns import LSN, SegmentColumns, open_writer

@@ -13,14 +13,14 @@ Enters: batches and their counts, from appenders. Leaves: descriptors with seque
 In files:
 
     chunk       the bytes of one chunk
-    chunk_log   all chunks, with floors, and `end.json`
-    registers   the contents of the registers
+    chunk_log   all chunks, and the registers of the queue
     tail        writing to the end of the queue, and whose turn it is
     appender    appending for one producer id
     producers   the record of a producer id, and how silent producers are forgotten
-    reading     from a sequence, or a time, to descriptors
-    clients     the owning consumer, and readers that own nothing
-    collector   the passes of the collector: retention, orphans, producers
+    reader      from a sequence, or a time, to descriptors
+    consumer    the owner of the partition
+    collector   the passes of the collector, and what is past the retention
+    orphans     uploads that were never appended
 
 Always holds:
 
@@ -36,9 +36,10 @@ from headwater.lazy_exports import exports
 if TYPE_CHECKING:
     from headwater.buffer.queue.native.appender import NativeAppender
     from headwater.buffer.queue.native.chunk_log import ChunkLog, create_native_queue
-    from headwater.buffer.queue.native.clients import NativeConsumer, NativeReader
     from headwater.buffer.queue.native.collector import NativeCollector
-    from headwater.buffer.queue.native.tail import QueueTail, raise_schema_floor
+    from headwater.buffer.queue.native.consumer import NativeConsumer
+    from headwater.buffer.queue.native.reader import NativeReader
+    from headwater.buffer.queue.native.tail import raise_schema_floor
 
 __all__ = [
     "ChunkLog",
@@ -46,7 +47,6 @@ __all__ = [
     "NativeCollector",
     "NativeConsumer",
     "NativeReader",
-    "QueueTail",
     "create_native_queue",
     "raise_schema_floor",
 ]
@@ -56,8 +56,9 @@ __getattr__, __dir__ = exports(
     {
         "appender": "NativeAppender",
         "chunk_log": "ChunkLog create_native_queue",
-        "clients": "NativeConsumer NativeReader",
         "collector": "NativeCollector",
-        "tail": "QueueTail raise_schema_floor",
+        "consumer": "NativeConsumer",
+        "reader": "NativeReader",
+        "tail": "raise_schema_floor",
     },
 )

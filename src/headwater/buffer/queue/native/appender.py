@@ -34,9 +34,13 @@ from headwater.buffer.queue.contract import (
     ProducerState,
 )
 from headwater.buffer.queue.native.chunk import Chunk, check_producer_sequences, entry_bytes
-from headwater.buffer.queue.native.chunk_log import ChunkLog, StoredChunk
-from headwater.buffer.queue.native.producers import ProducerRegistration
-from headwater.buffer.queue.native.registers import Mark, consumer_register, read_consumer
+from headwater.buffer.queue.native.chunk_log import (
+    ChunkLog,
+    StoredChunk,
+    consumer_register,
+    read_consumer,
+)
+from headwater.buffer.queue.native.producers import Mark, ProducerRegistration
 from headwater.buffer.queue.native.tail import DeadNumber, LostRace, QueueTail, write_note
 from headwater.core import limits, runtime
 from headwater.core.errors import (
@@ -69,7 +73,7 @@ class UnknownAttempt(NamedTuple):
 
 
 class NativeAppender(Appender):
-    """One life of one producer id on one partition."""
+    """One incarnation of a producer id on one partition."""
 
     inline_max_bytes = limits.INLINE_MAX_BYTES
     takes_deferred = True
@@ -83,7 +87,6 @@ class NativeAppender(Appender):
         self._tail = QueueTail(self._chunks, self.counters, producer_id)
         self._marks = ProducerRegistration(store, prefix, producer_id)
         self._pace_s = pace_s
-        self._policy = RetryPolicy()
         self._landed = 0
         self._places: dict[int, AppendedBatch] = {}
         self._unsettled: UnknownAttempt | None = None
@@ -118,12 +121,8 @@ class NativeAppender(Appender):
         consumer = await read_consumer(consumer_register(self._chunks.store, self._chunks.prefix))
         if consumer.sequence > (await self._tail.find()).next_sequence:
             # Unless what was found is dead, and not the end.
-            last = (await self._chunks.last_alive(self._tail.chunk.number)).chunk
-            if consumer.sequence > last.next_sequence:
-                raise RolledBack(
-                    f"{self._chunks.prefix}: {consumer.sequence} batches are acknowledged and "
-                    f"there are only {last.next_sequence}: the queue went back"
-                )
+            last = await self._chunks.last_alive(self._tail.chunk.number)
+            self._chunks.check_end(consumer, last.chunk)
         if end.number > (await self._chunks.ends.read()).chunk:
             # The process that created it ended before it noted that.
             self._chunks.ends.note_created(end, self.counters)
@@ -133,11 +132,7 @@ class NativeAppender(Appender):
             await self._check_unused(self._tail.chunk)
             self._openings = end.openings
             return ProducerState(0, None, is_known=False)
-        opening = await write_note(
-            self._tail,
-            lambda last: last.written(runtime.new_token(), opened=[self._marks.owner]),
-            self._policy.start(attempts=limits.APPEND_ATTEMPTS),
-        )
+        opening = await write_note(self._tail, opened=[self._marks.owner])
         self._openings = opening.openings
         mark = await self._marks.last_accepted(self._chunks, before, opening.number)
         if mark is not None and mark.sequence >= opening.next_sequence:
@@ -153,7 +148,7 @@ class NativeAppender(Appender):
         return ProducerState(mark.producer_sequence, mark.metadata, mark.sequence)
 
     async def _check_unused(self, last: Chunk) -> None:
-        """`RolledBack` if there is no record of this producer, and yet batches of it are kept.
+        """`RolledBack` if this producer has no record, although the queue retains batches of it.
 
         A producer that was forgotten has nothing at or above the floor. Only the end of the queue
         is checked: to search all of it would cost every new producer too much.
@@ -194,7 +189,7 @@ class NativeAppender(Appender):
             if batch.producer_sequence not in self._places:
                 raise Bug(f"producer sequence {batch.producer_sequence} was answered long ago")
         self._forget_before(batches[0].producer_sequence if batches else 0)
-        budget = self._policy.start(attempts=limits.APPEND_ATTEMPTS)
+        budget = RetryPolicy().start(attempts=limits.APPEND_ATTEMPTS)
         look_first = not self._tail.is_alone
         while todo := [batch for batch in batches if batch.producer_sequence > self._landed]:
             if self._unsettled is not None and await self._settle(self._unsettled, todo):
@@ -235,7 +230,6 @@ class NativeAppender(Appender):
         self._is_open = False
 
     async def _write(self, todo: list[NewBatch]) -> None:
-        """Append as much as one write takes."""
         last = self._tail.chunk
         if self._last is not None and last.next_sequence <= self._last.sequence:
             if not await self._tail.is_dead(last.number):
@@ -303,7 +297,6 @@ class NativeAppender(Appender):
         return True
 
     async def _check_fence(self, last: Chunk) -> None:
-        """Raise `Fenced` if another producer opened under this id, as the last chunk shows."""
         count = last.openings - self._openings
         if count <= 0:
             return
@@ -342,7 +335,6 @@ class NativeAppender(Appender):
         return fits
 
     def _note(self, chunk: Chunk) -> None:
-        """Take in this producer's entries of a chunk."""
         self._written_s = runtime.monotonic_s()
         if self._marks.owner not in chunk.owners:
             return
@@ -355,7 +347,7 @@ class NativeAppender(Appender):
                 self._since_refresh += 1
 
     def _note_mark(self, mark: Mark | None, todo: list[NewBatch]) -> None:
-        """The same from the mark, once the chunk is gone: one write appends contiguous batches."""
+        """The same from the mark, once the chunk is deleted: a write appends adjacent batches."""
         if mark is None or mark.producer_sequence <= self._landed:
             return
         sequence, lsn = mark.sequence, mark.first_lsn

@@ -26,7 +26,6 @@ from headwater.core.errors import Bug, Corrupt, LimitExceeded, NotSupported
 from headwater.core.runtime import decode_ulid, encode_ulid
 
 MAGIC: Final = b"HWC2"
-_OLDER: Final = (b"HWC1",)
 _HEAD: Final = struct.Struct("<4sI")
 _SUM: Final = struct.Struct("<Q")
 OVERHEAD_BYTES: Final = _HEAD.size + _SUM.size
@@ -88,6 +87,11 @@ class ChunkEntry(msgspec.Struct, frozen=True, array_like=True):
     def stored_bytes(self) -> int:
         """About how many bytes of a chunk this entry takes."""
         return entry_bytes(self.metadata, self.inline)
+
+
+def last_batch_id(time_ms: int) -> str:
+    """The highest id that a batch of this time can have."""
+    return encode_ulid(max(0, time_ms) << 80 | (1 << 80) - 1)
 
 
 def entry_bytes(metadata: bytes | None, inline: bytes | None) -> int:
@@ -309,12 +313,6 @@ def _parse(view: memoryview) -> Chunk:
         raise Corrupt(f"{len(view)} bytes are no chunk: the shortest has {OVERHEAD_BYTES}")
     magic, length = _HEAD.unpack(view[: _HEAD.size])
     if magic != MAGIC:
-        if magic in _OLDER:
-            raise NotSupported(
-                f"chunk format {magic!r}, which says nothing of the records' timestamps; this "
-                f"version reads {MAGIC!r}. Read the stream with the version that wrote it "
-                "(headwater read --format arrow), and produce it into a new one."
-            )
         if magic[:3] == MAGIC[:3]:
             raise NotSupported(
                 f"chunk format {magic!r}; this version reads {MAGIC!r}. Upgrade Headwater, if a "

@@ -1,4 +1,9 @@
-"""The chunks of a native queue, a numbered log, and `end.json`, which says how far it has come.
+"""The chunks of a native queue, which are a numbered log, and the registers of the queue.
+
+    <prefix>/queue.json      the floors, which only rise
+    <prefix>/end.json        how far the queue has come at least
+    <prefix>/consumer.json   the owner, and what is acknowledged
+    <prefix>/gc.json         how far the collector has looked
 
 Always holds: the last chunk is never deleted. A chunk is deleted only once collectors have seen
 FLOOR_SETTLE_S pass since the floor passed it, which is why a floor that was read less than
@@ -17,25 +22,113 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from headwater.buffer.queue.contract import Counters, QueuePosition, batch_trimmed
-from headwater.buffer.queue.native.chunk import Chunk, decode_chunk, encode_chunk, first_chunk
-from headwater.buffer.queue.native.registers import (
-    ConsumerRecord,
-    QueueEnd,
-    QueueFloors,
-    consumer_register,
-    missing_queue,
+import msgspec
+
+from headwater.buffer.queue.contract import BatchTrimmed, Counters, QueuePosition, batch_trimmed
+from headwater.buffer.queue.native.chunk import (
+    NO_BATCH_FLOOR,
+    Chunk,
+    decode_chunk,
+    encode_chunk,
+    first_chunk,
 )
 from headwater.core import limits, runtime
-from headwater.core.errors import (
-    Corrupt,
-    HeadwaterError,
-    NotFound,
-    NotSupported,
-    RolledBack,
-)
-from headwater.core.lease import Lease
+from headwater.core.errors import Corrupt, HeadwaterError, NotFound, NotSupported, RolledBack
+from headwater.core.lease import FloorAge, Lease
 from headwater.store import LeasedFloor, LogFloor, NumberedLog, Object, Register, Store, Version
+
+
+class QueueFloors(msgspec.Struct, frozen=True):
+    """What is dead in a queue."""
+
+    id: str
+    chunk_floor: int = 0
+    """Chunks below it may be deleted, and nothing at those numbers counts."""
+    floor_sequence: int = 0
+    """The oldest retained batch. It may be inside the oldest retained chunk."""
+    floor_lsn: int = 1
+    batch_floor: str = NO_BATCH_FLOOR
+    """Batches at or below it are not appended any more."""
+    floor_ms: int = 0
+    """By the store's clock: nothing in the oldest retained chunk was appended before this."""
+
+    @property
+    def floor(self) -> QueuePosition:
+        """Where the oldest retained batch begins."""
+        return QueuePosition(self.floor_sequence, self.floor_lsn)
+
+
+class QueueEnd(msgspec.Struct, frozen=True):
+    """A chunk that existed: the queue ends there or beyond."""
+
+    chunk: int = 0
+    first_sequence: int = 0
+    """Of its first entry, or of the next to come."""
+    first_lsn: int = 1
+
+
+class ConsumerRecord(msgspec.Struct, frozen=True):
+    """Who owns the consumer, and how far it came."""
+
+    epoch: int = 0
+    group: str = ""
+    sequence: int = 0
+    """The first one that is not acknowledged."""
+    lsn: int = 1
+    bytes: int = 0
+    """Of all batches acknowledged so far."""
+    chunk: int = 0
+    """The chunk of the last acknowledged batch."""
+    opened_ms: int = 0
+    truncated: int = 0
+    """Where the last truncation put the position: equal to `sequence` until something after that
+    is acknowledged. What is before it, the group may never have read."""
+
+
+class CollectorRecord(msgspec.Struct, frozen=True):
+    """How far the collector has searched for uploads that were never appended."""
+
+    batch_floor: str = NO_BATCH_FLOOR
+    """Up to this id, uploads without an entry were deleted."""
+    chunk: int = 0
+    """Chunks below it were read."""
+    referenced: tuple[str, ...] = ()
+    """Ids above `batch_floor` in the chunks that were read."""
+    full_ms: int = 0
+    """When the last full pass ran."""
+    shard: str = ""
+    """The last shard of producers that was read."""
+    passes: int = 0
+    """Counts passes that read the store's time."""
+    settled_chunk: int = 0
+    """The floor of the chunks has been here for FLOOR_SETTLE_S: what is below may be deleted."""
+    settling: FloorAge = FloorAge()
+    """The floor of the chunks that is waited for next."""
+
+
+def consumer_register(store: Store, prefix: str) -> Register[ConsumerRecord]:
+    """The register of the owner and of what is acknowledged."""
+    return Register(store, f"{prefix}/consumer.json", ConsumerRecord)
+
+
+async def read_consumer(register: Register[ConsumerRecord]) -> ConsumerRecord:
+    """The consumer's record, which exists from the queue's creation on."""
+    try:
+        return (await register.read()).value
+    except NotFound as error:
+        raise RolledBack(
+            f"{register.key} is gone: what was acknowledged is not known. Restore it from a backup."
+        ) from error
+
+
+def missing_queue(prefix: str) -> RolledBack:
+    """The error for a queue that does not exist: it is created before its stream is announced."""
+    return RolledBack(
+        f"there is no queue at {prefix}, though its stream has one: it was deleted or moved. "
+        "Restore the folder from a backup; if that cannot be, make another stream, for in an empty "
+        "queue sequences and LSNs begin again."
+    )
+
 
 # How many chunks are requested at once.
 READ_AHEAD: Final = 16
@@ -62,7 +155,7 @@ class ChunkLog(NumberedLog):
         self.register = Register(store, f"{prefix}/queue.json", QueueFloors)
         self.ends = EndRecorder(store, prefix)
         self.floor = QueuePosition(0, 1)
-        """No batch below it is kept, as of the last read."""
+        """No batch below it is retained, as of the last read."""
 
     @property
     def chunk_floor(self) -> int:
@@ -106,6 +199,23 @@ class ChunkLog(NumberedLog):
         floor = (await self.floors()).chunk_floor
         return LogFloor(floor, floor)
 
+    def check_floor(self, consumer: ConsumerRecord, queue: QueueFloors) -> None:
+        """`RolledBack` if the floor is above what the consumer acknowledged."""
+        if consumer.sequence < queue.floor_sequence:
+            raise RolledBack(
+                f"{self.prefix}: batches up to {queue.floor_sequence} were acknowledged and "
+                f"deleted, and the consumer's record knows only of {consumer.sequence}: it went "
+                "back"
+            )
+
+    def check_end(self, consumer: ConsumerRecord, last: Chunk) -> None:
+        """`RolledBack` if the queue ends before what the consumer acknowledged."""
+        if last.next_sequence < consumer.sequence:
+            raise RolledBack(
+                f"{self.prefix}: {consumer.sequence} batches are acknowledged and there are only "
+                f"{last.next_sequence}: the queue went back"
+            )
+
     def _check_id(self, queue: QueueFloors) -> None:
         if queue.id != self.queue_id:
             raise Corrupt(f"{self.prefix} holds queue {queue.id}, not {self.queue_id}")
@@ -144,10 +254,19 @@ class ChunkLog(NumberedLog):
         held = await self.load(number)
         if held is not None:
             return held
-        queue = await self.floors()
-        if number < queue.chunk_floor:
-            raise batch_trimmed(f"{self.prefix}: chunk {number}", queue.floor)
+        if number < (await self.floors()).chunk_floor:
+            raise self.trimmed(number)
         raise self.missing(number)
+
+    def trimmed(self, number: int) -> BatchTrimmed:
+        """The error for a chunk below the floor."""
+        return batch_trimmed(f"{self.prefix}: chunk {number}", self.floor)
+
+    async def check_alive(self, number: int) -> None:
+        """`BatchTrimmed` if what was just read at this number does not count."""
+        if await self.is_dead(number):
+            await self.floors()
+            raise self.trimmed(number)
 
     async def run(self, first: int, count: int) -> list[StoredChunk]:
         """Chunks from `first` on, until one is missing or open, at most `count`.
@@ -168,7 +287,7 @@ class ChunkLog(NumberedLog):
         return chunks
 
     async def last(self, known: int = 0) -> StoredChunk:
-        """The last chunk. `known` is one that was there once: the search begins at it.
+        """The last chunk. The search begins at `known`, a chunk that existed once.
 
         `end.json` is read first: the queue ends there or beyond.
         """
@@ -225,7 +344,7 @@ class ChunkLog(NumberedLog):
 
 
 async def create_native_queue(store: Store, prefix: str, queue_id: str) -> None:
-    """Create a queue if there is none. `queue.json` comes last: where it is, all of it is."""
+    """Create a queue if there is none. `queue.json` is written last: it shows that all is there."""
     chunks = ChunkLog(store, prefix, queue_id)
     if await chunks.is_made():
         return
@@ -249,7 +368,7 @@ class EndRecorder:
         self._written_s = -END_WRITES_APART_S
 
     async def read(self) -> QueueEnd:
-        """How far the queue has come at least; requested once. `NotFound` if that is gone."""
+        """Where the queue ends, or beyond; requested once. `NotFound` if the object is gone."""
         if self.latest is None:
             self.latest = (await self.register.read()).value
         return self.latest

@@ -6,7 +6,8 @@ A pass has three parts, each bounded:
   chunks go are folded, the floor is raised, the batches are deleted, and once the floor has
   settled, the chunks that are wholly below it. A floor settles by the time that collectors
   themselves saw pass (`core.lease`): the store's clock, which may be set forward, only decides
-  what is past the retention;
+  what is past the retention. The floor rises batch by batch: a chunk may hold hundreds of megabytes
+  of batches, or days of them;
 - *orphaned*: batches that were uploaded and never appended. The batch floor is raised to them and
   written into the last chunk, and *then* the queue is read once more: it shows what was appended
   before, and a producer that appends after it sees the floor and is refused;
@@ -15,28 +16,46 @@ A pass has three parts, each bounded:
 
 To delete uploads by age alone is the obvious alternative; it deletes what a stalled producer
 appends right after, and has reported as accepted.
+
+The store's clock says how old a batch is, not the producer's: it was appended after the chunk
+before its own was last changed, and no later than its own was. Within these bounds the producer's
+time is used. A clock that is a year ahead would otherwise keep everything behind it for a year, and
+one that is late would have its batches deleted as soon as they are acknowledged.
 """
 
 from __future__ import annotations
 
 import contextlib
+from typing import NamedTuple
 
 import msgspec
 
-from headwater.buffer.queue.contract import BatchTrimmed, Collected, Collector, Retention
-from headwater.buffer.queue.native.chunk_log import ChunkLog
-from headwater.buffer.queue.native.orphans import OrphanPass
-from headwater.buffer.queue.native.producers import SilencePass
-from headwater.buffer.queue.native.reading import ChunkPosition, ChunkReader, acknowledge_to
-from headwater.buffer.queue.native.registers import (
+from headwater.buffer.queue.contract import BatchTrimmed, Collected, Collector, Counters, Retention
+from headwater.buffer.queue.native.chunk import Chunk, ChunkEntry
+from headwater.buffer.queue.native.chunk_log import (
+    ChunkLog,
     CollectorRecord,
     ConsumerRecord,
+    QueueFloors,
+    StoredChunk,
     consumer_register,
+    missing_queue,
     read_consumer,
 )
-from headwater.buffer.queue.native.retention import RetentionPass, delete_all
+from headwater.buffer.queue.native.orphans import OrphanPass, delete_all
+from headwater.buffer.queue.native.producers import (
+    Mark,
+    ProducerShard,
+    SilencePass,
+    fold_marks,
+    last_marks,
+    shard_name,
+    shard_register,
+)
+from headwater.buffer.queue.native.reader import ChunkPosition, ChunkReader, acknowledge_to
+from headwater.buffer.queue.native.tail import DeadNumber, LostRace, QueueTail
 from headwater.core import limits, runtime
-from headwater.core.errors import RolledBack
+from headwater.core.errors import NotFound, RolledBack
 from headwater.core.lease import FloorClock
 from headwater.store import LogFloor, Register, Store, next_standing
 
@@ -75,7 +94,8 @@ class NativeCollector(Collector):
         await self._sweep(scanned.settled_chunk, report)
         if scanned.settled_chunk < queue.chunk_floor:
             if full:
-                await self._settle(queue.chunk_floor)
+                await runtime.sleep(limits.FLOOR_SETTLE_S)
+                await self._note_standing(queue.chunk_floor, settled=queue.chunk_floor)
                 await self._sweep(queue.chunk_floor, report)
             else:
                 await self._note_standing(queue.chunk_floor)
@@ -141,15 +161,18 @@ class NativeCollector(Collector):
         self._standing.see(scanned.settling)
         return scanned, await self._store.now_ms(self._scanned.key)
 
-    async def _note_standing(self, chunk_floor: int) -> None:
+    async def _note_standing(self, chunk_floor: int, *, settled: int = 0) -> None:
         """Add the time that the pass took, or begin to wait for the floor that it raised.
 
         The process may end here; the next collector goes on from what is written.
         """
-        scanned = await self._scanned.update(
-            lambda now: self._settled(now or CollectorRecord(), chunk_floor)
-        )
-        self._standing.see(scanned.value.settling)
+
+        def change(now: CollectorRecord | None) -> CollectorRecord:
+            now = now or CollectorRecord()
+            now = msgspec.structs.replace(now, settled_chunk=max(now.settled_chunk, settled))
+            return self._settled(now, chunk_floor)
+
+        self._standing.see((await self._scanned.update(change)).value.settling)
 
     def _settled(self, now: CollectorRecord, chunk_floor: int) -> CollectorRecord:
         """With the time that was seen to pass, under a floor that was read or raised before."""
@@ -159,13 +182,201 @@ class NativeCollector(Collector):
         settling = next_standing(settling, LogFloor(chunk_floor, settled))
         return msgspec.structs.replace(now, settled_chunk=settled, settling=settling)
 
-    async def _settle(self, chunk_floor: int) -> None:
-        """Stay until this floor, which was read or raised before, has settled."""
-        await runtime.sleep(limits.FLOOR_SETTLE_S)
 
-        def change(now: CollectorRecord | None) -> CollectorRecord:
-            now = now or CollectorRecord()
-            settled = max(now.settled_chunk, chunk_floor)
-            return self._settled(msgspec.structs.replace(now, settled_chunk=settled), chunk_floor)
+class ExpiredRange(NamedTuple):
+    """How far the retention has passed the chunks from the floor on."""
 
-        await self._scanned.update(change)
+    whole: list[Chunk]
+    """Chunks of which nothing is kept."""
+    within: Chunk | None
+    """The chunk after them, if it was looked at."""
+    passed: int
+    """How many of its entries are not kept."""
+    since_ms: int
+    """Nothing in the chunk after `whole` was appended before this."""
+
+
+class RetentionPass:
+    """One pass over what is acknowledged."""
+
+    def __init__(
+        self,
+        chunks: ChunkLog,
+        consumer: ConsumerRecord,
+        last: StoredChunk,
+        retention: Retention,
+        *,
+        now_ms: int,
+    ) -> None:
+        """`now_ms` is the store's time."""
+        self._chunks = chunks
+        self._consumer = consumer
+        self._last = last
+        self._retention = retention
+        self._now_ms = now_ms
+
+    async def collect(self, queue: QueueFloors, report: Collected) -> QueueFloors:
+        """Raise the floor above what is not needed, and delete it; the floors as they are then."""
+        walked = await self._go_on(await self._walk(queue))
+        raised = _floors_above(queue, walked)
+        if raised == queue:
+            return queue
+        # What was read counts under a floor read after it; a mark of what never was loses a batch.
+        now = await self._chunks.floors()
+        if _floor_position(now) != _floor_position(queue):
+            return now
+        await self._fold(walked.whole)
+        if not await self._raise_floor(queue, raised):
+            return await self._chunks.floors()  # another collector was quicker
+        await self._delete_batches(walked, queue, raised, report)
+        report.is_cut_short |= walked.within is None
+        return raised
+
+    async def _walk(self, queue: QueueFloors) -> ExpiredRange:
+        whole: list[Chunk] = []
+        since_ms, last = queue.floor_ms, self._last.chunk.number
+        while len(whole) < limits.GC_CHUNKS:
+            number = queue.chunk_floor + len(whole)
+            if number == last:
+                passed = self._passed(self._last, since_ms, queue)
+                return ExpiredRange(whole, self._last.chunk, passed, since_ms)
+            run = await self._chunks.run(number, min(limits.GC_PARALLEL, last - number))
+            for held in run:
+                passed = self._passed(held, since_ms, queue)
+                chunk = held.chunk
+                is_acked = chunk.closed and chunk.next_sequence <= self._consumer.sequence
+                if passed < len(held.chunk.entries) or not is_acked:
+                    return ExpiredRange(whole, held.chunk, passed, since_ms)
+                whole.append(held.chunk)
+                since_ms = held.modified_ms
+            if not run:
+                break
+        return ExpiredRange(whole, None, 0, since_ms)
+
+    def _passed(self, held: StoredChunk, since_ms: int, queue: QueueFloors) -> int:
+        """How many of the first entries of a chunk are not needed."""
+        chunk = held.chunk
+        sequence, through_bytes = chunk.first_sequence, chunk.bytes_before
+        for passed, entry in enumerate(chunk.entries):
+            through_bytes += entry.size_bytes
+            if sequence + passed >= queue.floor_sequence and not (
+                sequence + passed < self._consumer.sequence
+                and (
+                    sequence + passed < self._retention.before_sequence
+                    or self._is_past(max(since_ms, min(entry.max_ms, held.modified_ms)))
+                    or self._is_much(through_bytes)
+                )
+            ):
+                return passed
+        return len(chunk.entries)
+
+    def _is_past(self, appended_ms: int) -> bool:
+        retention_ms = self._retention.retention_ms
+        return retention_ms is not None and appended_ms <= self._now_ms - retention_ms
+
+    def _is_much(self, through_bytes: int) -> bool:
+        """Whether as much as is to be kept comes after so many bytes."""
+        kept_bytes = self._retention.retention_bytes
+        after_bytes = self._last.chunk.bytes_through - through_bytes
+        return kept_bytes is not None and after_bytes >= kept_bytes
+
+    async def _go_on(self, walked: ExpiredRange) -> ExpiredRange:
+        """The last chunk stays, since the next one is made from it.
+
+        If nothing in it is kept, an empty one is put after it, so that it can go. If what keeps
+        it are entries that claim to be later than its last change, it is closed: what is written
+        into it would make them younger every time.
+        """
+        last = self._last.chunk
+        if walked.within != last or not last.entries:
+            return walked
+        is_whole = walked.passed == len(last.entries)
+        if not is_whole and not self._is_held_up(walked):
+            return walked
+        tail = QueueTail(self._chunks, Counters())
+        tail.adopt(self._last)
+        try:
+            if not last.closed:
+                await tail.write(last.written(runtime.new_token(), closed=True))
+            if is_whole:
+                await tail.write(tail.chunk.written(runtime.new_token()))
+                closed = await self._chunks.store.head(self._chunks.key(last.number))
+                return ExpiredRange([*walked.whole, last], tail.chunk, 0, closed.modified_ms)
+        except NotFound:
+            pass  # another collector was quicker
+        except (LostRace, DeadNumber):
+            pass  # a producer appends: the chunk will not be the last for long
+        return walked
+
+    def _is_held_up(self, walked: ExpiredRange) -> bool:
+        last = self._last.chunk
+        if last.closed or last.first_sequence + walked.passed >= self._consumer.sequence:
+            return False
+        ahead = last.entries[walked.passed].max_ms > self._last.modified_ms
+        return ahead and self._is_past(walked.since_ms)
+
+    async def _fold(self, expired: list[Chunk]) -> None:
+        shards: dict[str, dict[str, Mark]] = {}
+        for chunk in expired:
+            for producer, mark in last_marks(chunk).items():
+                shards.setdefault(shard_name(producer), {})[producer] = mark
+        for name, marks in shards.items():
+            await self._fold_shard(name, marks)
+
+    async def _fold_shard(self, name: str, marks: dict[str, Mark]) -> None:
+        register = shard_register(self._chunks.store, self._chunks.prefix, name)
+        await register.update(lambda shard: fold_marks(shard or ProducerShard(), marks))
+
+    async def _raise_floor(self, before: QueueFloors, raised: QueueFloors) -> bool:
+        """Whether the floors were raised: not if they moved since `before` was read.
+
+        That they did not move shows that every chunk read since was real.
+        """
+
+        def change(now: QueueFloors | None) -> QueueFloors:
+            if now is None:
+                raise missing_queue(self._chunks.prefix)
+            if _floor_position(now) != _floor_position(before):
+                return now
+            return msgspec.structs.replace(raised, batch_floor=now.batch_floor)
+
+        stored = (await self._chunks.register.update(change)).value
+        return _floor_position(stored) == _floor_position(raised)
+
+    async def _delete_batches(
+        self, walked: ExpiredRange, before: QueueFloors, raised: QueueFloors, report: Collected
+    ) -> None:
+        """Delete what the floor passed; what was below it before is left to the full pass."""
+        chunks = walked.whole if walked.within is None else [*walked.whole, walked.within]
+        entries: list[ChunkEntry] = []
+        for chunk in chunks:
+            first = max(0, before.floor_sequence - chunk.first_sequence)
+            entries += chunk.entries[first : max(0, raised.floor_sequence - chunk.first_sequence)]
+        uploaded = [entry for entry in entries if entry.inline is None]
+        keys = [self._chunks.batch_key(entry.batch_id) for entry in uploaded]
+        gone = await delete_all(self._chunks.store, keys, report)
+        report.batches_expired += len(entries) - (len(keys) - gone)
+        report.bytes_expired += sum(entry.size_bytes for entry in entries)
+
+
+def _floor_position(queue: QueueFloors) -> tuple[int, int]:
+    return queue.chunk_floor, queue.floor_sequence
+
+
+def _floors_above(queue: QueueFloors, walked: ExpiredRange) -> QueueFloors:
+    if walked.within is None:
+        if not walked.whole:
+            return queue
+        end = walked.whole[-1]
+        number, sequence, lsn = end.number + 1, end.next_sequence, end.next_lsn
+    else:
+        chunk, entries = walked.within, walked.within.entries[: walked.passed]
+        number, sequence = chunk.number, chunk.first_sequence + walked.passed
+        lsn = chunk.first_lsn + sum(entry.rows for entry in entries)
+    return msgspec.structs.replace(
+        queue,
+        chunk_floor=number,
+        floor_sequence=sequence,
+        floor_lsn=lsn,
+        floor_ms=walked.since_ms if number > queue.chunk_floor else queue.floor_ms,
+    )

@@ -7,6 +7,7 @@ later are refused by every appender; only a full pass finds them.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,15 +15,18 @@ import msgspec
 import xxhash
 
 from headwater.buffer.queue.contract import Collected, Counters, Retention
-from headwater.buffer.queue.native.chunk_log import ChunkLog
-from headwater.buffer.queue.native.registers import CollectorRecord, QueueFloors, missing_queue
-from headwater.buffer.queue.native.retention import delete_all
+from headwater.buffer.queue.native.chunk import last_batch_id
+from headwater.buffer.queue.native.chunk_log import (
+    ChunkLog,
+    CollectorRecord,
+    QueueFloors,
+    missing_queue,
+)
 from headwater.buffer.queue.native.tail import QueueTail, write_note
 from headwater.core import limits, runtime
-from headwater.core.errors import NotFound, Refused
-from headwater.core.retry import RetryPolicy
+from headwater.core.errors import HeadwaterError, NotFound, Refused
 from headwater.core.runtime import decode_ulid, encode_ulid
-from headwater.store import Register
+from headwater.store import Register, Store
 
 
 @dataclass
@@ -79,19 +83,12 @@ class OrphanPass:
                 marker = await self._raise_batch_floor(seen.marked)
                 # Between the two readings some were appended, and none can be from here on.
                 await self._scan(seen, floor, through=marker)
-            if orphans:
-                await self._delete_orphans(listed, seen, report)
+                orphans = [batch_id for batch_id in orphans if batch_id not in seen.referenced]
+            keys = [self._chunks.batch_key(batch_id) for batch_id in orphans]
+            report.batches_orphaned += await delete_all(self._chunks.store, keys, report)
+            report.bytes_orphaned += sum(listed[batch_id] for batch_id in orphans)
             floor = max(listed, default=floor)
             await self._save(before, seen, floor, full=full and not has_more)
-
-    async def _delete_orphans(
-        self, listed: dict[str, int], seen: ScanProgress, report: Collected
-    ) -> None:
-        """Delete those of these uploads to which no chunk refers."""
-        orphans = sorted(batch_id for batch_id in listed if batch_id not in seen.referenced)
-        keys = [self._chunks.batch_key(batch_id) for batch_id in orphans]
-        report.batches_orphaned += await delete_all(self._chunks.store, keys, report)
-        report.bytes_orphaned += sum(listed[batch_id] for batch_id in orphans)
 
     async def _scan(self, seen: ScanProgress, above: str, *, through: int | None = None) -> None:
         """Read on from where the last one stopped: which batches do closed chunks refer to?
@@ -124,7 +121,7 @@ class OrphanPass:
     def _ceiling(self, referenced: ReferencedIds) -> str:
         """The id up to which uploads are checked: old ones by their ids, or as many as memory
         takes, and never those that a transaction holds."""
-        ceiling = _ulid_at(runtime.wall_ms() - self._retention.grace_ms)
+        ceiling = last_batch_id(runtime.wall_ms() - self._retention.grace_ms)
         newest = referenced.newest()
         if len(newest) > limits.GC_REFERENCED:
             ceiling = max(ceiling, newest[-limits.GC_REFERENCED])
@@ -134,7 +131,6 @@ class OrphanPass:
         return ceiling
 
     async def _list(self, after: str, ceiling: str) -> dict[str, int]:
-        """The next GC_LISTED uploads above `after`, up to the ceiling, with their sizes."""
         folder = f"{self._chunks.prefix}/batches"
         listed: dict[str, int] = {}
         async for meta in self._chunks.store.list(folder, start_after=f"{folder}/{after}"):
@@ -155,12 +151,7 @@ class OrphanPass:
 
         await self._chunks.register.update(change)
         await self._tail.find()
-        marker = await write_note(
-            self._tail,
-            lambda last: last.written(runtime.new_token(), batch_floor=to),
-            RetryPolicy().start(attempts=limits.APPEND_ATTEMPTS),
-        )
-        return marker.number
+        return (await write_note(self._tail, batch_floor=to)).number
 
     async def _save(
         self, before: CollectorRecord, seen: ScanProgress, floor: str, *, full: bool
@@ -186,11 +177,6 @@ class OrphanPass:
 
         if (floor, seen.chunk) != (before.batch_floor, before.chunk) or full:
             await self._register.update(change)
-
-
-def _ulid_at(time_ms: int) -> str:
-    """The highest ULID of this time."""
-    return encode_ulid(max(0, time_ms) << 80 | (1 << 80) - 1)
 
 
 def _is_ulid(text: str) -> bool:
@@ -254,3 +240,20 @@ class ReferencedIds:
         size = 8 * len(self._filter)
         places = [(digest >> shift & 0xFFFFFFFF) % size for shift in (0, 32, 64, 96)]
         return [(place // 8, 1 << place % 8) for place in places]
+
+
+async def delete_all(store: Store, keys: list[str], report: Collected) -> int:
+    """Delete objects, some at a time; how many went. The next pass repeats what failed."""
+    gone = 0
+    for first in range(0, len(keys), limits.GC_PARALLEL):
+        group = keys[first : first + limits.GC_PARALLEL]
+        for outcome in await asyncio.gather(
+            *(store.delete(key) for key in group), return_exceptions=True
+        ):
+            if isinstance(outcome, HeadwaterError):
+                report.failed += 1
+            elif outcome is not None:
+                raise outcome
+            else:
+                gone += 1
+    return gone

@@ -1,5 +1,9 @@
 """The record of a producer id: its latest incarnation, its last accepted batch, and its end.
 
+Records are in 4,096 shards (`<prefix>/producers/<3 hex>.json`) and not in an object each: they are
+dropped one day, and an object whose key may be created again must not be deleted, because a slow
+delete would remove the later one.
+
 Always holds: a mark only rises. Only the incarnation that the record names may renew it, and the
 collector, which folds into it what it is about to delete.
 
@@ -20,27 +24,77 @@ had happened, and its successor does not learn of it.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
 
 from headwater.buffer.queue.contract import Collected, Counters
 from headwater.buffer.queue.native.chunk import Chunk, ProducerIncarnation
-from headwater.buffer.queue.native.chunk_log import READ_AHEAD, ChunkLog
-from headwater.buffer.queue.native.registers import (
+from headwater.buffer.queue.native.chunk_log import (
+    READ_AHEAD,
+    ChunkLog,
     CollectorRecord,
-    Mark,
-    ProducerRecord,
-    ProducerShard,
     QueueFloors,
-    check_producer_id,
-    shard_name,
 )
 from headwater.buffer.queue.native.tail import QueueTail, write_note
 from headwater.core import limits, runtime
-from headwater.core.errors import Fenced, NotFound
-from headwater.core.retry import RetryPolicy
+from headwater.core.errors import Fenced, NotFound, Refused
 from headwater.store import Register, Store
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """A producer's last accepted batch, as far as its record knows."""
+
+    producer_sequence: int
+    sequence: int
+    first_lsn: int
+    chunk: int
+    metadata: bytes | None = None
+
+
+class ProducerRecord(msgspec.Struct, frozen=True):
+    """One producer id."""
+
+    incarnation: str
+    """The incarnation that opened last."""
+    anchor: int
+    """A chunk before which `mark` covers all batches of this producer."""
+    anchor_ms: int
+    mark: Mark | None = None
+    closed: int | None = None
+    """No incarnation so far has anything after this chunk, nor ever will: a collector has written
+    there that they must stop, or the only one was closed for good."""
+    silent_looks: int = 0
+    """How often collectors found nothing retained and nothing changed, each time a seventh of
+    PRODUCER_EXPIRY_MS after the time before."""
+    silent_looked_ms: int = 0
+    """When that was last counted, by the store's clock; 0 if none has looked since the last
+    change."""
+
+
+class ProducerShard(msgspec.Struct, frozen=True):
+    """Some of the producers."""
+
+    producers: dict[str, ProducerRecord] = {}
+    dropped: int = 0
+    """How many were forgotten."""
+
+
+def shard_name(producer: str) -> str:
+    """The shard of a producer id."""
+    return hashlib.blake2s(producer.encode(), digest_size=2).hexdigest()[:3]
+
+
+def check_producer_id(producer: str) -> str:
+    """The id itself; `Refused` says what an id may be."""
+    if not producer or len(producer.encode()) > limits.PRODUCER_ID_MAX_BYTES:
+        raise Refused(
+            f"{producer!r} is no producer id: it has 1 to {limits.PRODUCER_ID_MAX_BYTES} bytes"
+        )
+    return producer
+
 
 CLOSED: Final = "closed-"
 """The prefix of incarnations under which nothing is appended: the collector gives them to producers
@@ -76,24 +130,19 @@ class ProducerRegistration:
         """
         before = PreviousIncarnation(True, anchor)
 
-        def change(shard: ProducerShard | None) -> ProducerShard:
+        def change(shard: ProducerShard) -> ProducerRecord:
             nonlocal before
-            shard = shard or ProducerShard()
-            known = shard.producers.get(self.producer)
-            before = (
-                PreviousIncarnation(True, anchor)
-                if known is None
-                else PreviousIncarnation(False, known.anchor)
-            )
-            mark = None if known is None else known.mark
-            record = ProducerRecord(self.owner.incarnation, before.anchor, runtime.wall_ms(), mark)
-            return with_record(shard, self.producer, record)
+            known, mark = shard.producers.get(self.producer), None
+            before = PreviousIncarnation(True, anchor)
+            if known is not None:
+                before, mark = PreviousIncarnation(False, known.anchor), known.mark
+            return ProducerRecord(self.owner.incarnation, before.anchor, runtime.wall_ms(), mark)
 
-        await self._register.update(change)
+        await self._update(change)
         return before
 
     async def read(self) -> Mark | None:
-        """The mark, if this life is still the one; `Fenced` if it is not."""
+        """The mark; `Fenced` unless this incarnation is still the latest."""
         try:
             shard = (await self._register.read()).value
         except NotFound:
@@ -103,19 +152,13 @@ class ProducerRegistration:
     async def renew(self, mark: Mark | None) -> None:
         """Move the mark forward, or confirm it where it is."""
 
-        def change(shard: ProducerShard | None) -> ProducerShard:
-            shard = shard or ProducerShard()
-            known = self._checked(shard)
-            at_ms = runtime.wall_ms()
-            if mark is None or (
-                known.mark is not None and known.mark.producer_sequence > mark.producer_sequence
-            ):
-                record = reset_silence(msgspec.structs.replace(known, anchor_ms=at_ms))
-            else:
-                record = ProducerRecord(self.owner.incarnation, mark.chunk, at_ms, mark)
-            return with_record(shard, self.producer, record)
+        def change(shard: ProducerShard) -> ProducerRecord:
+            known, at_ms = self._checked(shard), runtime.wall_ms()
+            if mark is None or _later(mark, known.mark) is not mark:
+                return reset_silence(msgspec.structs.replace(known, anchor_ms=at_ms))
+            return ProducerRecord(self.owner.incarnation, mark.chunk, at_ms, mark)
 
-        await self._register.update(change)
+        await self._update(change)
 
     async def retire(self, mark: Mark | None, last_chunk: int) -> None:
         """Declare that this id appends nothing more, and has nothing after `last_chunk`.
@@ -124,18 +167,23 @@ class ProducerRegistration:
         note: there is no other incarnation that a note would have to stop.
         """
 
-        def change(shard: ProducerShard | None) -> ProducerShard:
-            shard = shard or ProducerShard()
+        def change(shard: ProducerShard) -> ProducerRecord:
             known = self._checked(shard)
-            record = msgspec.structs.replace(
+            return msgspec.structs.replace(
                 known,
                 incarnation=CLOSED + runtime.new_token().hex(),
                 mark=_later(known.mark, mark),
                 closed=last_chunk,
             )
-            return with_record(shard, self.producer, record)
 
-        await self._register.update(change)
+        await self._update(change)
+
+    async def _update(self, change: Callable[[ProducerShard], ProducerRecord]) -> None:
+        def changed(shard: ProducerShard | None) -> ProducerShard:
+            shard = shard or ProducerShard()
+            return with_record(shard, self.producer, change(shard))
+
+        await self._register.update(changed)
 
     async def last_accepted(
         self, chunks: ChunkLog, before: PreviousIncarnation, opening: int
@@ -159,21 +207,15 @@ class ProducerRegistration:
         # What was not found may have been deleted, and folded, while it was looked for.
         return _later(await self.read(), mark)
 
-    def fenced(self, by: str = "") -> Fenced:
-        """The error for an earlier incarnation."""
-        if by.startswith(CLOSED):
-            return Fenced(FORGOTTEN.format(producer=self.producer))
-        return Fenced(
-            f"another producer opened under the id {self.producer!r} and goes on in its place"
-        )
-
     def _checked(self, shard: ProducerShard) -> ProducerRecord:
         known = shard.producers.get(self.producer)
-        if known is None:
+        if known is not None and known.incarnation == self.owner.incarnation:
+            return known
+        if known is None or known.incarnation.startswith(CLOSED):
             raise Fenced(FORGOTTEN.format(producer=self.producer))
-        if known.incarnation != self.owner.incarnation:
-            raise self.fenced(known.incarnation)
-        return known
+        raise Fenced(
+            f"another producer opened under the id {self.producer!r} and goes on in its place"
+        )
 
 
 def shard_register(store: Store, prefix: str, name: str) -> Register[ProducerShard]:
@@ -258,7 +300,7 @@ class SilencePass:
                 await self._close(register, silent[: limits.CHUNK_OPENINGS])
 
     def _is_silent(self, one: ProducerRecord) -> bool:
-        """Whether nothing was kept and nothing changed for long.
+        """Whether nothing is retained and nothing changed for long.
 
         No producer's clock is used: one that is a week late would have its producer closed while
         it appends.
@@ -266,7 +308,7 @@ class SilencePass:
         return self._is_passed(one) and one.silent_looks >= SILENT_LOOKS
 
     def _is_passed(self, one: ProducerRecord) -> bool:
-        """Whether nothing of it is kept that its record knows of."""
+        """Whether the floor has passed everything that the record names."""
         stands_at = max(one.anchor, one.mark.chunk if one.mark else 0)
         return stands_at < self._floor and one.closed is None
 
@@ -274,7 +316,6 @@ class SilencePass:
         return one.closed is not None and one.closed < self._floor
 
     def _looked_at(self, shard: ProducerShard | None) -> ProducerShard:
-        """Without those that are over, and with the time in those that may be silent."""
         shard = shard or ProducerShard()
         kept = {name: one for name, one in shard.producers.items() if not self._is_over(one)}
         for name, one in kept.items():
@@ -283,7 +324,7 @@ class SilencePass:
         return ProducerShard(kept, shard.dropped + len(shard.producers) - len(kept))
 
     def _looked_at_one(self, one: ProducerRecord) -> ProducerRecord:
-        """With one look more if it is time for one; from here on if the clock was set back."""
+        """Count a look if it is time for one; begin again if the clock was set back."""
         now_ms, before_ms = self._now_ms, one.silent_looked_ms
         looks = one.silent_looks
         if before_ms and now_ms >= before_ms:
@@ -293,7 +334,7 @@ class SilencePass:
         return msgspec.structs.replace(one, silent_looks=looks, silent_looked_ms=now_ms)
 
     async def _close(self, register: Register[ProducerShard], silent: list[str]) -> None:
-        """Take their place in the record, then in the queue, then note in which chunk that is."""
+        """Fence them in the record, then in the queue, then record the chunk of that note."""
         incarnation = CLOSED + runtime.new_token().hex()
 
         def take(shard: ProducerShard | None) -> ProducerShard:
@@ -315,11 +356,7 @@ class SilencePass:
             return
         tail = QueueTail(self._chunks, Counters())
         await tail.find()
-        note = await write_note(
-            tail,
-            lambda last: last.written(runtime.new_token(), opened=closed),
-            RetryPolicy().start(attempts=limits.APPEND_ATTEMPTS),
-        )
+        note = await write_note(tail, opened=closed)
 
         def close(shard: ProducerShard | None) -> ProducerShard:
             shard = shard or ProducerShard()

@@ -20,13 +20,18 @@ courtesy: they decide how often writers meet, and nothing else depends on them.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 from headwater.buffer.queue.contract import Counters
-from headwater.buffer.queue.native.chunk import Chunk, encode_chunk
+from headwater.buffer.queue.native.chunk import (
+    NO_BATCH_FLOOR,
+    Chunk,
+    ProducerIncarnation,
+    encode_chunk,
+)
 from headwater.buffer.queue.native.chunk_log import ChunkLog, StoredChunk
-from headwater.core import runtime
+from headwater.core import limits, runtime
 from headwater.core.errors import (
     Bug,
     Conflict,
@@ -38,7 +43,7 @@ from headwater.core.errors import (
     staying_unknown,
 )
 from headwater.core.lease import Lease
-from headwater.core.retry import Budget
+from headwater.core.retry import RetryPolicy
 
 # A writer that saw another one's write within this time reads the chunk before it writes.
 COMPANY_S: Final = 10.0
@@ -88,7 +93,7 @@ class QueueTail:
         return since is None or runtime.monotonic_s() - since > COMPANY_S
 
     async def find(self) -> Chunk:
-        """Look for the end: the chunk that was last, and if it is closed, beyond it."""
+        """Search for the end: begin at the last known chunk, and continue if it is closed."""
         known = 0 if self._held is None else self.chunk.number
         if self._held is not None and not self.chunk.closed and known >= self.chunks.chunk_floor:
             held = await self.chunks.load(known)
@@ -99,7 +104,7 @@ class QueueTail:
         return self.chunk
 
     async def go_on(self, held: StoredChunk) -> None:
-        """Go on from what was found, if that is not behind what was there before."""
+        """Continue from this chunk; `RolledBack` if it is behind the last known one."""
         before = 0 if self._held is None else self.chunk.next_sequence
         behind = held.chunk.next_sequence < before
         # Below the floor it is what a stalled writer left, with batches that are in no queue;
@@ -113,7 +118,7 @@ class QueueTail:
         self.adopt(held)
 
     def adopt(self, held: StoredChunk) -> None:
-        """Go on from this chunk."""
+        """Make this the last known chunk."""
         if self._held is None or held.version != self._held.version:
             self.changed_s = runtime.monotonic_s()
             if self._held is not None:
@@ -170,7 +175,6 @@ class QueueTail:
             ) from error
 
     async def _adopt_current(self, number: int, conflict: Conflict) -> None:
-        """Take what is there instead; look for the end if nothing is."""
         if conflict.current is not None:
             await self.go_on(self.chunks.decode(number, conflict.current))
             return
@@ -184,16 +188,33 @@ class QueueTail:
         await self.go_on(last)
 
 
-async def write_note(tail: QueueTail, make: Callable[[Chunk], Chunk], budget: Budget) -> Chunk:
-    """Write something that is no entry, made from the last chunk; returns the chunk it is in.
+async def write_note(
+    tail: QueueTail,
+    *,
+    opened: Sequence[ProducerIncarnation] = (),
+    batch_floor: str = NO_BATCH_FLOOR,
+    schema_floor: int = 0,
+    check: Callable[[int], Awaitable[None]] | None = None,
+) -> Chunk:
+    """Write something that is not an entry on top of the last chunk; returns the chunk it is in.
 
-    An unknown outcome is met by another try: what is no entry may be said twice.
+    After an unknown outcome it is written again: a note means the same if it is there twice.
+    `check` gets the sequence after the last batch, and raises if one before it must not be there.
+    It is called until nothing was appended between a check and the write that follows it: that
+    write is made on top of the content that was checked.
     """
+    budget = RetryPolicy().start(attempts=limits.APPEND_ATTEMPTS)
     unknown: OutcomeUnknown | None = None
     while True:
+        if check is not None:
+            with staying_unknown(unknown):
+                await check(tail.chunk.next_sequence)
+        note = tail.chunk.written(
+            runtime.new_token(), opened=opened, batch_floor=batch_floor, schema_floor=schema_floor
+        )
         try:
             with staying_unknown(unknown):
-                await tail.write(make(tail.chunk))
+                await tail.write(note)
             return tail.chunk
         except (LostRace, DeadNumber):
             pass
@@ -207,32 +228,12 @@ async def write_note(tail: QueueTail, make: Callable[[Chunk], Chunk], budget: Bu
 
 
 async def raise_schema_floor(
-    tail: QueueTail, floor: int, check: Callable[[int], Awaitable[None]], budget: Budget
+    chunks: ChunkLog, floor: int, check: Callable[[int], Awaitable[None]]
 ) -> None:
-    """Let nothing be appended any more that was fitted to a schema older than `floor`.
-
-    `check` is given the sequence after the last batch, and raises if one before it must not be
-    there. It is called until nothing was appended between a check and the write that follows it:
-    that write is made on top of the content that was checked.
-    """
-    unknown: OutcomeUnknown | None = None
-    while True:
-        with staying_unknown(unknown):
-            last = await tail.find()
-            await check(last.next_sequence)
-            if last.schema_floor >= floor:
-                return
-        try:
-            with staying_unknown(unknown):
-                await tail.write(last.written(runtime.new_token(), schema_floor=floor))
-            return
-        except (LostRace, DeadNumber):
-            pass
-        except OutcomeUnknown as error:
-            # Said twice, it means the same; and what was appended on top of it has been checked.
-            unknown = error
-        if not await budget.pause():
-            raise unknown or Contended(f"{tail.chunks.prefix}: others kept winning")
+    """Refuse batches that were fitted to an older schema than `floor`, once `check` accepts."""
+    tail = QueueTail(chunks, Counters())
+    await tail.find()
+    await write_note(tail, schema_floor=floor, check=check)
 
 
 SLOT_LEAST_S: Final = 0.0005
@@ -278,13 +279,13 @@ class AppendTurns:
         self._appended_s = runtime.monotonic_s()
 
     def see(self, chunk: Chunk) -> None:
-        """Take in who appended."""
+        """Note which writers appended."""
         now_s, now_ms = runtime.monotonic_s(), runtime.wall_ms()
         for offset, entry in enumerate(chunk.entries):
             producer = chunk.owners[entry.owner].producer
             sequence, seen = chunk.first_sequence + offset, self._seen.get(producer)
             if seen is None or sequence > seen.sequence:
-                # What is there at the first look may be from long ago, and its writer gone.
+                # Entries of the first chunk that is read may be old, and their writers closed.
                 age_s = 0.0 if self._has_looked else max(0.0, (now_ms - entry.max_ms) / 1000)
                 again = seen is not None and (sequence > seen.sequence + 1 or seen.again)
                 self._seen[producer] = LastAppend(sequence, now_s - age_s, again)
@@ -293,13 +294,13 @@ class AppendTurns:
         self._seen = {name: one for name, one in self._seen.items() if one.sequence >= oldest}
 
     def took(self, seconds: float) -> None:
-        """Take in that an append of this writer landed, and how long its write took."""
+        """Note that an append of this writer landed, and how long its write took."""
         slot_s = min(SLOT_MOST_S, max(SLOT_LEAST_S, seconds))
         self._slot_s += (slot_s - self._slot_s) / 4
         self._appended_s = runtime.monotonic_s()
 
     def wait_s(self, lost: int) -> float:
-        """How long to let others pass: not at all while there is room for all.
+        """How long to let other writers append first; 0 while there is time for all.
 
         Each writer has one turn in a round, and keeps its place in the round from append to
         append. Writers that met move apart at random.

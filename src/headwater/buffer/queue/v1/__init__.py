@@ -2,11 +2,11 @@
 
 Descriptors have sequences, LSNs and rows, although the manifest has only sequences.
 
-    appender, consumer, reader, collector   the four interfaces of a queue
-    adopt                                   creating a queue, adopting another's
+    appender, consumer, reader, collector   the four interfaces of a queue; `reader` counts rows
+                                            to get LSNs
     manifest_format, batch_format           the published bytes
-    manifest_object, side_object            the manifest, and the object beside it
-    ledger                                  counting rows to get LSNs
+    manifest_object                         the keys of a queue, and its manifest
+    side_object                             the object beside the manifest; creating and adopting
     acked                                   segments of acknowledged entries
 
 Always holds:
@@ -23,13 +23,16 @@ from typing import TYPE_CHECKING
 from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
-    from headwater.buffer.queue.v1.adopt import Adopted, adopt_v1_queue, create_v1_queue
     from headwater.buffer.queue.v1.appender import UNKNOWN_LSN, V1Appender
     from headwater.buffer.queue.v1.collector import V1Collector
     from headwater.buffer.queue.v1.consumer import V1Consumer
-    from headwater.buffer.queue.v1.manifest_format import pack_calls
     from headwater.buffer.queue.v1.reader import V1Reader
-    from headwater.buffer.queue.v1.side_object import ConsumedElsewhere
+    from headwater.buffer.queue.v1.side_object import (
+        Adopted,
+        ConsumedElsewhere,
+        adopt_v1_queue,
+        create_v1_queue,
+    )
 
 __all__ = [
     "Adopted",
@@ -41,18 +44,15 @@ __all__ = [
     "V1Reader",
     "adopt_v1_queue",
     "create_v1_queue",
-    "pack_calls",
 ]
 
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "adopt": "Adopted adopt_v1_queue create_v1_queue",
         "appender": "UNKNOWN_LSN V1Appender",
         "collector": "V1Collector",
         "consumer": "V1Consumer",
-        "manifest_format": "pack_calls",
         "reader": "V1Reader",
-        "side_object": "ConsumedElsewhere",
+        "side_object": "Adopted ConsumedElsewhere adopt_v1_queue create_v1_queue",
     },
 )

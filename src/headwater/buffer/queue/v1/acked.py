@@ -18,7 +18,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, S
 from typing import Final, NamedTuple
 
 from headwater.buffer.queue.contract import Descriptor
-from headwater.buffer.queue.v1.ledger import Ledger, NumberedEntry, entry_descriptor
 from headwater.buffer.queue.v1.manifest_format import (
     Manifest,
     ManifestEntry,
@@ -26,8 +25,7 @@ from headwater.buffer.queue.v1.manifest_format import (
     encode_manifest,
     items_of,
 )
-from headwater.buffer.queue.v1.manifest_object import StoredManifest
-from headwater.buffer.queue.v1.side_object import RANKS, SegmentName, SideState, V1Names
+from headwater.buffer.queue.v1.manifest_object import RANKS, SegmentName, StoredManifest, V1Names
 from headwater.core import limits, runtime
 from headwater.core.errors import (
     AlreadyExists,
@@ -38,6 +36,37 @@ from headwater.core.errors import (
     staying_unknown,
 )
 from headwater.store import ByteRange, Store
+
+
+class NumberedEntry(NamedTuple):
+    """What was counted for an entry."""
+
+    first_lsn: int
+    rows: int
+    size_bytes: int
+    min_ms: int
+    max_ms: int
+    duplicate: bool = False
+
+
+def entry_descriptor(names: V1Names, entry: ManifestEntry, counted: NumberedEntry) -> Descriptor:
+    """The descriptor of a counted entry."""
+    last = entry.metadata[-1].payload if len(entry.metadata) else b""
+    return Descriptor(
+        sequence=entry.sequence,
+        location=entry.location,
+        first_lsn=counted.first_lsn,
+        rows=counted.rows,
+        size_bytes=counted.size_bytes,
+        min_ms=counted.min_ms,
+        max_ms=counted.max_ms,
+        batch_id=names.batch_id(entry.location),
+        metadata=last or None,
+        format="v1",
+        calls=bytes(items_of(entry)),
+        duplicate=counted.duplicate,
+    )
+
 
 _CACHED: Final = 4
 _OUTRANKS: Final = 0xFFFF_FFFF
@@ -56,22 +85,22 @@ class AckedSegments:
         self._discards = 0
 
     async def write(
-        self, found: StoredManifest, ledger: Ledger, sequences: range, newest_ms: int
+        self, found: StoredManifest, start: int, counted: Sequence[NumberedEntry], newest_ms: int
     ) -> int:
-        """Write segments of these counted entries. Returns the newest time of all."""
+        """Write segments of the counted entries from `start` on. Returns the newest time of all."""
         self._writer = self._writer or runtime.new_token().hex()
-        for part in _parts(found, sequences):
-            counted = [ledger[sequence] for sequence in part]
-            newest_ms = max([newest_ms, *(one.max_ms for one in counted if one.rows)])
+        for part in _parts(found, range(start, start + len(counted))):
+            numbered = counted[part.start - start : part.stop - start]
+            newest_ms = max([newest_ms, *(one.max_ms for one in numbered if one.rows)])
             token = runtime.new_token()
             entries = found.manifest.entries[part.start - found.front : part.stop - found.front]
-            data = encode_segment(token, entries, counted, newest_ms)
+            data = encode_segment(token, entries, numbered, newest_ms)
             key = self._names.segment(part, found.epoch, self._discards, self._writer)
             await self._put(key, data, token)
         return newest_ms
 
     async def write_taken(
-        self, taken: range, epoch: int, side: SideState, lsn: int, location: str
+        self, taken: range, epoch: int, newest_ms: int, lsn: int, location: str
     ) -> None:
         """Write segments without records for entries that another implementation took.
 
@@ -79,13 +108,13 @@ class AckedSegments:
         Headwater wrote and did not acknowledge.
         """
         writer = runtime.new_token().hex()
-        newest_ms = max(side.newest_ms, 0)
+        time_ms = max(newest_ms, 0)
         for start in range(taken.start, taken.stop, limits.V1_SEGMENT_ENTRIES):
             part = range(start, min(start + limits.V1_SEGMENT_ENTRIES, taken.stop))
             entries = [ManifestEntry(sequence, location, ()) for sequence in part]
-            counted = NumberedEntry(lsn, 0, 0, newest_ms, newest_ms, duplicate=True)
+            counted = NumberedEntry(lsn, 0, 0, time_ms, time_ms, duplicate=True)
             token = runtime.new_token()
-            data = encode_segment(token, entries, [counted] * len(part), side.newest_ms)
+            data = encode_segment(token, entries, [counted] * len(part), newest_ms)
             await self._put(self._names.segment(part, epoch, _OUTRANKS, writer), data, token)
 
     async def read(self, sequences: range) -> list[Descriptor]:
@@ -162,9 +191,10 @@ class AckedSegments:
         best: str | None = None
         while low < high:
             middle = (low + high) // 2
-            key = await self._at(middle)
-            if key is None:
+            ranges = await self._cover(range(middle, middle + limits.V1_SEGMENT_ENTRIES))
+            if not ranges:
                 return None
+            key = ranges[0].key
             try:
                 found = await self._store.get(key, ByteRange(0, HEADER_BYTES))
             except NotFound:
@@ -204,7 +234,6 @@ class AckedSegments:
                 raise
 
     async def _cover(self, sequences: range) -> list[SegmentRange]:
-        """The segment to use for each of these sequences."""
         if not sequences:
             return []
         found: list[SegmentName] = []
@@ -214,12 +243,6 @@ class AckedSegments:
                     break  # too long for a segment to reach back to these
                 found.append(name)
         return cover(found, sequences)
-
-    async def _at(self, sequence: int) -> str | None:
-        """The key of the segment with this sequence, or of the next one."""
-        for key, _ in await self._cover(range(sequence, sequence + limits.V1_SEGMENT_ENTRIES)):
-            return key
-        return None
 
     async def _list(self, sequence: int) -> AsyncGenerator[SegmentName, None]:
         """The segments that end at this sequence or later, ordered by their ends."""
@@ -246,7 +269,6 @@ class AckedSegments:
 
 
 def _parts(found: StoredManifest, sequences: range) -> Sequence[range]:
-    """Split sequences into ranges that fit into one segment each."""
     parts, start, size_bytes = [], sequences.start, 0
     for sequence in sequences:
         # Locations and frames are small beside the items, and bounded.
@@ -401,6 +423,4 @@ def _unwrapped(segments: list[SegmentName]) -> list[SegmentName]:
     part = RANKS // 4
     if not any(one.rank >= RANKS - part for one in segments):
         return segments
-    return [
-        one._replace(rank=one.rank + RANKS) if 0 <= one.rank < part else one for one in segments
-    ]
+    return [one._replace(rank=one.rank + RANKS) if one.rank < part else one for one in segments]

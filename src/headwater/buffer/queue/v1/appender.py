@@ -31,31 +31,26 @@ from headwater.buffer.compression import Compression
 from headwater.buffer.queue.contract import (
     AppendedBatch,
     Appender,
-    Counters,
     EncodedBytes,
     NewBatch,
     ProducerState,
     Uncounted,
     Unsettled,
 )
-from headwater.buffer.queue.v1.acked import AckedSegments
-from headwater.buffer.queue.v1.batch_format import BatchCount, BatchCounts, encode_batch
-from headwater.buffer.queue.v1.ledger import Ledger
+from headwater.buffer.queue.v1.batch_format import BatchCount, encode_batch
 from headwater.buffer.queue.v1.manifest_format import unpack_metadata
-from headwater.buffer.queue.v1.manifest_object import ManifestObject, ManifestRetry, StoredManifest
-from headwater.buffer.queue.v1.side_object import (
-    ConsumedElsewhere,
-    SideObject,
-    SideState,
-    V1Names,
-    location_digest,
-    read_view,
-)
+from headwater.buffer.queue.v1.manifest_object import ManifestRetry, StoredManifest
+from headwater.buffer.queue.v1.reader import V1Queue
+from headwater.buffer.queue.v1.side_object import ConsumedElsewhere, SideState, location_digest
 from headwater.buffer.records import VALUE
 from headwater.core import limits
 from headwater.core.errors import Conflict, Corrupt, OutcomeUnknown, Refused, Unavailable
 from headwater.core.retry import RetryPolicy
 from headwater.store import Store, Version
+
+UNKNOWN_LSN: Final = 0
+"""The first LSN of an appended batch if it is unknown: another implementation consumes the queue,
+or a batch before it cannot be counted."""
 
 
 class UnsettledAttempt(NamedTuple):
@@ -84,17 +79,14 @@ class V1Appender(Appender):
         policy: RetryPolicy | None = None,
         lenient: bool = False,
     ) -> None:
-        names = V1Names(prefix, queue_id)
-        self.counters = Counters()
         self.inline_max_bytes = 0
         self.producer_id = producer_id
         self._store = store
-        self._names = names
         self._policy = policy or RetryPolicy()
-        self._manifest = ManifestObject(store, names.manifest, self.counters, lenient=lenient)
-        self._side = SideObject(store, names, queue_id, self._policy)
-        self._acked = AckedSegments(store, names)
-        self._numbering = Numbering(store, names, self._manifest, self._side, self._acked)
+        self._queue = V1Queue(store, prefix, queue_id, policy=self._policy, lenient=lenient)
+        self.counters = self._queue.counters
+        self._counted_epoch: int | None = None
+        """The manifest's epoch when the side object was read last."""
         self._base: StoredManifest | None = None
         self._in_company = False
         """Whether another writer won a race lately: then it is better to read before writing."""
@@ -103,8 +95,8 @@ class V1Appender(Appender):
 
     async def open(self) -> ProducerState:
         """Check that the queue exists. v1 does not record producers, and fences none."""
-        await self._side.read()
-        self._base = await self._manifest.read()
+        await self._queue.side.read()
+        self._base = await self._queue.manifest.read()
         return ProducerState(0, None)
 
     def encode(self, batch: Batch, compression: Compression) -> bytes | memoryview:
@@ -119,10 +111,10 @@ class V1Appender(Appender):
         return encode_batch(batch.records.column(VALUE), compression)
 
     async def upload(self, batch_id: str, data: EncodedBytes) -> None:
-        await self._store.put(self._names.batch(batch_id), data)
+        await self._store.put(self._queue.names.batch(batch_id), data)
 
     async def append(self, batches: Sequence[NewBatch]) -> list[AppendedBatch]:
-        wanted = {self._names.batch(batch.batch_id): batch for batch in batches}
+        wanted = {self._queue.names.batch(batch.batch_id): batch for batch in batches}
         if len(wanted) < len(batches):
             raise Refused("the same batch is given twice")
         self._placed = {at: s for at, s in self._placed.items() if at in wanted}
@@ -130,20 +122,20 @@ class V1Appender(Appender):
         if any(at not in self._placed for at in wanted):
             await self._land(wanted)
         for at, batch in wanted.items():
-            self._numbering.add(at, BatchCount(batch.rows, batch.size_bytes, batch.max_ms))
-        return await self._numbering.place(self._base, [self._placed[at] for at in wanted])
+            # A batch of this producer need not be read to be counted.
+            self._queue.counts.add(at, BatchCount(batch.rows, batch.size_bytes, batch.max_ms))
+        return await self._positions(self._base, [self._placed[at] for at in wanted])
 
     async def close(self, *, for_good: bool = False) -> None:
         """Nothing to do: v1 does not record producers."""
 
     async def _land(self, wanted: dict[str, NewBatch]) -> None:
-        """Append what has not landed, until all has."""
-        race = ManifestRetry(self._policy, self._manifest)
+        race = ManifestRetry(self._policy, self._queue.manifest)
         # Forgotten until everything has landed: after an unknown outcome, the old base is stale.
         base, self._base = self._base, None
         try:
             if base is None or self._in_company:
-                base = await self._manifest.read()
+                base = await self._queue.manifest.read()
             while True:
                 await self._settle(base)
                 rest = {at: batch for at, batch in wanted.items() if at not in self._placed}
@@ -159,7 +151,7 @@ class V1Appender(Appender):
         except (Unavailable, Refused) as error:
             if self._unsettled:
                 raise OutcomeUnknown(
-                    f"{self._names.manifest}: {len(self._unsettled)} batches may have been "
+                    f"{self._queue.names.manifest}: {len(self._unsettled)} batches may have been "
                     f"appended: append them again, which checks that first. {error}"
                 ) from error
             raise
@@ -175,7 +167,7 @@ class V1Appender(Appender):
                 (at, unpack_metadata(batch.calls)) for at, batch in rest.items()
             )
             token = next(iter(rest)).encode()
-            found = await self._manifest.replace(base, appended, token=token)
+            found = await self._queue.manifest.replace(base, appended, token=token)
         except Conflict as conflict:
             if conflict.nothing_landed:
                 # The refusal does not settle an earlier attempt on the same version.
@@ -194,7 +186,6 @@ class V1Appender(Appender):
         self._unsettled.pop(at, None)
 
     async def _settle(self, base: StoredManifest) -> None:
-        """Settle earlier attempts with a manifest that was read after them."""
         if not self._unsettled:
             return
         lowest = min(attempt.sequence for attempt in self._unsettled.values())
@@ -218,11 +209,11 @@ class V1Appender(Appender):
         self, base: StoredManifest, passed: dict[str, UnsettledAttempt]
     ) -> None:
         """Settle attempts whose possible sequences were dequeued, with the side object."""
-        side = await self._side.read()
+        side = await self._queue.side.read()
         known, known_from = side.remembered(), side.remembered_from
         lowest = min(attempt.sequence for attempt in passed.values())
         if max(side.floor_sequence, known_from - limits.V1_LOOK_BACK_ENTRIES) <= lowest:
-            older = await self._acked.read(range(lowest, known_from))
+            older = await self._queue.acked.read(range(lowest, known_from))
             if lowest + len(older) >= known_from:
                 known |= {location_digest(batch.location): batch.sequence for batch in older}
                 known_from = min(known_from, lowest)
@@ -249,65 +240,35 @@ class V1Appender(Appender):
             else "what was acknowledged there is not retained any more"
         )
         return Unsettled(
-            f"{self._names.manifest}: {len(places)} batches may have been appended at sequence "
-            f"{lowest:,} or later, the first at {places[0]}, and {why}: whether they were is "
-            "unknown, and nothing is appended on a guess. Look for their records where the stream "
-            "is consumed.",
-            batch_ids=frozenset(map(self._names.batch_id, places)),
+            f"{self._queue.names.manifest}: {len(places)} batches may have been appended at "
+            f"sequence {lowest:,} or later, the first at {places[0]}, and {why}: whether they were "
+            "is unknown, and nothing is appended on a guess. Look for their records where the "
+            "stream is consumed.",
+            batch_ids=frozenset(map(self._queue.names.batch_id, places)),
         )
 
-
-UNKNOWN_LSN: Final = 0
-"""The first LSN of an appended batch if it is unknown: another implementation consumes the queue,
-or a batch before it cannot be counted."""
-
-
-class Numbering:
-    """Counts the LSNs of appended batches, from append to append."""
-
-    def __init__(
-        self,
-        store: Store,
-        names: V1Names,
-        manifest: ManifestObject,
-        side: SideObject,
-        acked: AckedSegments,
-    ) -> None:
-        self._names = names
-        self._manifest = manifest
-        self._side = side
-        self._acked = acked
-        self._counts = BatchCounts(store)
-        self._ledger = Ledger(names, self._counts)
-        self._epoch: int | None = None
-        """The manifest's epoch when the side object was read last."""
-
-    def add(self, location: str, count: BatchCount) -> None:
-        """Add the count of a batch of this producer, which need not be read."""
-        self._counts.add(location, count)
-
-    async def place(
+    async def _positions(
         self, found: StoredManifest | None, sequences: Sequence[int]
     ) -> list[AppendedBatch]:
         """The positions of appended batches; `found` is a manifest that was read after that."""
         if not sequences:
             return []
         try:
-            return await self._place(found or await self._manifest.read(), sequences)
+            return await self._count(found or await self._queue.manifest.read(), sequences)
         except ConsumedElsewhere:
             return [AppendedBatch(sequence, UNKNOWN_LSN) for sequence in sequences]
         except Unavailable as error:
             raise OutcomeUnknown(
-                f"{self._names.manifest}: appended as sequences {sequences[0]:,} to "
+                f"{self._queue.names.manifest}: appended as sequences {sequences[0]:,} to "
                 f"{sequences[-1]:,}, whose LSNs could not be read: append them again, which only "
                 f"reads. {error}"
             ) from error
 
-    async def _place(self, found: StoredManifest, sequences: Sequence[int]) -> list[AppendedBatch]:
-        ledger = self._ledger
+    async def _count(self, found: StoredManifest, sequences: Sequence[int]) -> list[AppendedBatch]:
+        ledger = self._queue.ledger
         end = max(sequences) + 1
         # Adopting the queue raises the epoch, and continues with other LSNs.
-        is_renumbered = found.epoch != self._epoch
+        is_renumbered = found.epoch != self._counted_epoch
         if is_renumbered or min(sequences) < ledger.start or ledger.end < found.front:
             found = await self._follow()
         while ledger.end < end:
@@ -325,16 +286,16 @@ class Numbering:
         return placed
 
     async def _follow(self) -> StoredManifest:
-        found, side = await read_view(self._manifest, self._side)
-        self._ledger.follow(side)
-        self._epoch = found.epoch
+        found, side = await self._queue.view()
+        self._queue.ledger.follow(side)
+        self._counted_epoch = found.epoch
         return found
 
     async def _first_lsn(self, sequence: int) -> int:
-        if self._ledger.start <= sequence < self._ledger.end:
-            return self._ledger[sequence].first_lsn
-        if sequence < self._ledger.start:
+        if self._queue.ledger.start <= sequence < self._queue.ledger.end:
+            return self._queue.ledger[sequence].first_lsn
+        if sequence < self._queue.ledger.start:
             # Acknowledged before this was asked.
-            for batch in await self._acked.read(range(sequence, sequence + 1)):
+            for batch in await self._queue.acked.read(range(sequence, sequence + 1)):
                 return batch.first_lsn
         return UNKNOWN_LSN

@@ -22,9 +22,9 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from headwater.buffer.queue.contract import Collected, Collector, Descriptor, Retention
-from headwater.buffer.queue.v1.acked import AckedSegments
-from headwater.buffer.queue.v1.manifest_object import ManifestObject, StoredManifest
-from headwater.buffer.queue.v1.side_object import SideObject, SideState, V1Names, read_view
+from headwater.buffer.queue.v1.manifest_object import StoredManifest
+from headwater.buffer.queue.v1.reader import V1Queue
+from headwater.buffer.queue.v1.side_object import SideState
 from headwater.core import limits
 from headwater.core.errors import BadKey, NotFound, OutcomeUnknown, Refused, Unavailable
 from headwater.store import Register, Store
@@ -40,28 +40,24 @@ class V1Collector(Collector):
     """Deletes only acknowledged batches past the retention."""
 
     def __init__(self, store: Store, prefix: str, queue_id: str, *, lenient: bool = False) -> None:
-        names = V1Names(prefix, queue_id)
         self._store = store
-        self._names = names
-        self._manifest = ManifestObject(store, names.manifest, lenient=lenient)
-        self._side = SideObject(store, names, queue_id)
-        self._acked = AckedSegments(store, names)
-        self._clock = Register(store, names.clock, ClockReads)
+        self._queue = V1Queue(store, prefix, queue_id, lenient=lenient)
+        self._clock = Register(store, self._queue.names.clock, ClockReads)
         self._now_ms: int | None = None
 
     async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
         done = Collected()
         self._now_ms = None
-        found, side = await read_view(self._manifest, self._side)
+        found, side = await self._queue.view()
         pending = {found.manifest.entries[n].location for n in range(len(found.manifest.entries))}
         if side.swept_sequence < side.floor_sequence:
             side = await self._sweep(side, found, pending, done)
         if side.swept_sequence == side.floor_sequence:
-            before, floor = side.floor_sequence, await self._expired(found, side, retention)
-            if floor.floor_sequence > side.floor_sequence:
-                side = await self._side.update(lambda now: _raised(now, floor))
+            before, raised = side.floor_sequence, await self._expired(found, side, retention)
+            if raised.floor_sequence > before:
+                side = await self._queue.side.update(lambda now: _raise_floor(now, raised))
                 side = await self._sweep(side, found, pending, done)
-                passed = floor.floor_sequence - before
+                passed = raised.floor_sequence - before
                 done.is_cut_short = passed >= limits.V1_COLLECT_BATCHES and not done.failed
         if full:
             await self._sweep_segments(side.swept_sequence, done)
@@ -78,19 +74,23 @@ class V1Collector(Collector):
         Not above the manifest's first entry: other implementations would find references to
         deleted batches that are acknowledged and not yet dequeued.
         """
-        floor = (side.floor_sequence, side.floor_lsn, side.floor_bytes)
+        raised = side
         end = min(side.sequence, found.front, side.floor_sequence + limits.V1_COLLECT_BATCHES)
-        past = self._acked.each(range(side.floor_sequence, end))
+        past = self._queue.acked.each(range(side.floor_sequence, end))
         async with contextlib.aclosing(past) as segments:
             async for batches in segments:
                 async for batch, written_ms in self._dated(batches, retention):
-                    retained_bytes = side.acked_bytes - floor[2]
+                    retained_bytes = side.acked_bytes - raised.floor_bytes
                     is_past = await self._is_past(written_ms, retained_bytes, retention)
-                    if batch.sequence != floor[0] or not is_past:
-                        return _at(side, floor)
-                    taken_bytes = floor[2] + batch.size_bytes
-                    floor = (batch.sequence + 1, batch.last_lsn + 1, taken_bytes)
-        return _at(side, floor)
+                    if batch.sequence != raised.floor_sequence or not is_past:
+                        return raised
+                    raised = msgspec.structs.replace(
+                        raised,
+                        floor_sequence=batch.sequence + 1,
+                        floor_lsn=batch.last_lsn + 1,
+                        floor_bytes=raised.floor_bytes + batch.size_bytes,
+                    )
+        return raised
 
     async def _dated(
         self, batches: list[Descriptor], retention: Retention
@@ -121,7 +121,6 @@ class V1Collector(Collector):
         return written_ms + retention.retention_ms <= self._now_ms
 
     async def _store_time(self) -> int:
-        """The store's time: the modification time of an object that it just wrote."""
         await self._clock.update(lambda asked: ClockReads((asked or ClockReads()).times + 1))
         return await self._store.now_ms(self._clock.key)
 
@@ -135,34 +134,33 @@ class V1Collector(Collector):
         """
         swept = side.swept_sequence
         end = max(swept, min(side.floor_sequence, found.front))
-        async for batches in self._acked.each(range(swept, end)):
-            failed_before = done.failed
-            for first in range(0, len(batches), limits.V1_SEGMENTS_AT_ONCE):
-                group = batches[first : first + limits.V1_SEGMENTS_AT_ONCE]
-                await asyncio.gather(*(self._delete(batch, pending, done) for batch in group))
-            if done.failed > failed_before:
-                break
-            swept = max([swept, *(batch.sequence + 1 for batch in batches)])
-        else:
-            swept = end
+        async with contextlib.aclosing(self._queue.acked.each(range(swept, end))) as segments:
+            async for batches in segments:
+                failed_before = done.failed
+                for first in range(0, len(batches), limits.V1_SEGMENTS_AT_ONCE):
+                    group = batches[first : first + limits.V1_SEGMENTS_AT_ONCE]
+                    await asyncio.gather(*(self._delete(batch, pending, done) for batch in group))
+                if done.failed > failed_before:
+                    break
+                swept = max([swept, *(batch.sequence + 1 for batch in batches)])
+            else:
+                swept = end
         await self._sweep_segments(swept, done)
-        return await self._side.update(
+        return await self._queue.side.update(
             lambda now: msgspec.structs.replace(now, swept_sequence=max(now.swept_sequence, swept))
         )
 
     async def _sweep_segments(self, before: int, done: Collected) -> None:
-        """Delete the segments whose batches are all gone."""
-        async for key in self._acked.keys_before(before):
+        async for key in self._queue.acked.keys_before(before):
             try:
-                await self._acked.delete(key)
+                await self._queue.acked.delete(key)
                 done.chunks_expired += 1
             except (Unavailable, OutcomeUnknown, Refused):
                 done.failed += 1
 
     async def _delete(self, batch: Descriptor, pending: set[str], done: Collected) -> None:
-        """Delete one batch, if it has a name of this queue and is not pending again."""
         # A batch that was appended twice is deleted with the later entry.
-        is_own = self._names.is_own(batch.location)
+        is_own = self._queue.names.is_own(batch.location)
         if not is_own or batch.location in pending:
             done.batches_left += not is_own and not batch.duplicate
             return
@@ -176,15 +174,12 @@ class V1Collector(Collector):
             done.bytes_expired += batch.size_bytes
 
 
-def _at(side: SideState, floor: tuple[int, int, int]) -> SideState:
-    sequence, lsn, floor_bytes = floor
-    return msgspec.structs.replace(
-        side, floor_sequence=sequence, floor_lsn=lsn, floor_bytes=floor_bytes
-    )
-
-
-def _raised(now: SideState, to: SideState) -> SideState:
-    """The current value with the floor of `to`, if that is higher."""
-    if to.floor_sequence <= now.floor_sequence:
+def _raise_floor(now: SideState, raised: SideState) -> SideState:
+    if raised.floor_sequence <= now.floor_sequence:
         return now
-    return _at(now, (to.floor_sequence, to.floor_lsn, to.floor_bytes))
+    return msgspec.structs.replace(
+        now,
+        floor_sequence=raised.floor_sequence,
+        floor_lsn=raised.floor_lsn,
+        floor_bytes=raised.floor_bytes,
+    )

@@ -19,23 +19,15 @@ from __future__ import annotations
 
 import msgspec
 
-from headwater.buffer.queue.contract import Counters, Descriptor, QueueConsumer, Uncounted
+from headwater.buffer.queue.contract import Descriptor, QueueConsumer, Uncounted
 from headwater.buffer.queue.v1.manifest_format import Manifest
-from headwater.buffer.queue.v1.manifest_object import (
-    ManifestObject,
-    ManifestRetry,
-    StoredManifest,
-    raise_epoch,
-)
-from headwater.buffer.queue.v1.reader import EntryReader
+from headwater.buffer.queue.v1.manifest_object import ManifestRetry, StoredManifest, raise_epoch
+from headwater.buffer.queue.v1.reader import V1Queue
 from headwater.buffer.queue.v1.side_object import (
     QueueView,
-    SideObject,
     SideState,
-    V1Names,
     check_front,
     check_not_back,
-    read_view,
     remember_locations,
 )
 from headwater.core import limits, runtime
@@ -63,14 +55,11 @@ class V1Consumer(QueueConsumer):
         policy: RetryPolicy | None = None,
         lenient: bool = False,
     ) -> None:
-        names = V1Names(prefix, queue_id)
-        self.counters = Counters()
         self.epoch = 0
-        self._names = names
         self._policy = policy or RetryPolicy()
-        self._manifest = ManifestObject(store, names.manifest, self.counters, lenient=lenient)
-        self._side_object = SideObject(store, names, queue_id, self._policy)
-        self._reader = EntryReader(store, names, self._side_object)
+        self._queue = V1Queue(store, prefix, queue_id, policy=self._policy, lenient=lenient)
+        self.counters = self._queue.counters
+        self._key = self._queue.names.manifest
         self._queue_id = queue_id
         self._claim = ""
         self._side = SideState(queue_id)
@@ -91,7 +80,11 @@ class V1Consumer(QueueConsumer):
         _check_group(view.side, group, take_over)
         self._check_resume(view, last_acked_sequence)
         if last_acked_sequence is not None:
-            await self._check_countable(view, last_acked_sequence + 1)
+            # Before the predecessor is fenced.
+            async with self._queue.lock:
+                _, uncounted = await self._queue.count(view, last_acked_sequence + 1)
+            if uncounted is not None:
+                raise uncounted
         claim = runtime.new_token().hex()
 
         def claimed(side: SideState) -> SideState:
@@ -100,16 +93,14 @@ class V1Consumer(QueueConsumer):
                 side, group=group, claim=claim, opened_ms=runtime.wall_ms()
             )
 
-        side = await self._side_object.update(claimed)
+        side = await self._queue.side.update(claimed)
         try:
             found = await self._raise_epoch(side, claim)
-            self._side = await self._side_object.update(
+            self._side = await self._queue.side.update(
                 lambda now: msgspec.structs.replace(_owned(now, claim), epoch=found.epoch)
             )
         except Unavailable as error:
-            raise OutcomeUnknown(
-                f"{self._names.manifest}: opened by half: open it again. {error}"
-            ) from error
+            raise OutcomeUnknown(f"{self._key}: opened by half: open it again. {error}") from error
         self._claim, self.epoch = claim, found.epoch
         self._count_pending(found)
         if last_acked_sequence is None:
@@ -123,9 +114,9 @@ class V1Consumer(QueueConsumer):
         start = 0 if sequence is None else sequence + 1
         if start < self._side.sequence:
             # A garbage collector may have raised the floor.
-            self._side = _owned(await self._side_object.read(), self._claim)
+            self._side = _owned(await self._queue.side.read(), self._claim)
         try:
-            return await self._reader.after(QueueView(found, self._side), start, limit)
+            return await self._queue.read(QueueView(found, self._side), start, limit)
         except Uncounted:
             # A successor may have acknowledged the batch meanwhile, and a collector deleted it.
             await self._fenced_read()
@@ -135,7 +126,7 @@ class V1Consumer(QueueConsumer):
         found = await self._fenced_read()
         if sequence >= found.next_sequence:
             raise Refused(
-                f"{self._names.manifest}: sequence {sequence:,} cannot be acknowledged: the next "
+                f"{self._key}: sequence {sequence:,} cannot be acknowledged: the next "
                 f"one is {found.next_sequence:,}"
             )
         if sequence >= self._side.sequence:
@@ -148,105 +139,83 @@ class V1Consumer(QueueConsumer):
     async def give_up(self, sequence: int, *, rows: int = 0) -> None:
         found = await self._fenced_read()
         if not self._side.sequence <= sequence < found.next_sequence:
-            raise Refused(f"{self._names.manifest}: sequence {sequence:,} is not pending")
-        async with self._reader.lock:
-            self._reader.ledger.follow(self._side)
+            raise Refused(f"{self._key}: sequence {sequence:,} is not pending")
+        async with self._queue.lock:
+            self._queue.ledger.follow(self._side)
             try:
-                await self._reader.ledger.extend(found, sequence + 1)
+                await self._queue.ledger.extend(found, sequence + 1)
             except Uncounted as error:
                 if error.descriptor.sequence != sequence:
                     raise
             else:
-                raise Refused(
-                    f"{self._names.manifest}: batch {sequence:,} can be counted, and keeps its rows"
-                )
+                raise Refused(f"{self._key}: batch {sequence:,} can be counted, and keeps its rows")
         # A consumer that crashed may have written down what it counted before the batch was lost.
-        await self._reader.acked.discard_from(self._side.sequence)
-        self._side = await self._side_object.update(lambda now: self._without(now, sequence, rows))
+        await self._queue.acked.discard_from(self._side.sequence)
+        self._side = await self._queue.side.update(lambda now: self._without(now, sequence, rows))
 
     def _without(self, now: SideState, sequence: int, rows: int) -> SideState:
-        given_up = sorted({*_owned(now, self._claim).given_up, sequence})
+        given_up = sorted((dict(_owned(now, self._claim).given_up) | {sequence: rows}).items())
         if len(given_up) > limits.V1_GIVEN_UP_MAX:
             raise LimitExceeded(
-                f"{self._names.manifest}: {len(given_up):,} pending batches are given up; "
+                f"{self._key}: {len(given_up):,} pending batches are given up; "
                 f"V1_GIVEN_UP_MAX is {limits.V1_GIVEN_UP_MAX:,}. Acknowledge some first."
             )
-        given_up_rows = [*now.given_up_rows, (sequence, rows)] if rows else now.given_up_rows
-        return msgspec.structs.replace(now, given_up=given_up, given_up_rows=given_up_rows)
+        return msgspec.structs.replace(now, given_up=given_up)
 
     async def _present(self) -> QueueView:
-        """The queue, before it is opened."""
-        if await self._side_object.find() is None:
-            found = await self._manifest.find()
+        if await self._queue.side.find() is None:
+            found = await self._queue.manifest.find()
             if found is None:
-                await self._side_object.read()
+                await self._queue.side.read()
             else:
                 # If nothing was ever dequeued, LSNs are known without a side object.
-                check_front(self._names.manifest, found, await self._side_object.find())
-                await self._side_object.create(SideState(self._queue_id))
-        return await read_view(self._manifest, self._side_object)
+                check_front(self._key, found, await self._queue.side.find())
+                await self._queue.side.create(SideState(self._queue_id))
+        return await self._queue.view()
 
     def _check_resume(self, view: QueueView, last_acked_sequence: int | None) -> None:
         if last_acked_sequence is None:
             return
         if last_acked_sequence >= view.found.next_sequence:
             raise Refused(
-                f"{self._names.manifest}: sequence {last_acked_sequence:,} cannot have been "
+                f"{self._key}: sequence {last_acked_sequence:,} cannot have been "
                 f"acknowledged: the next one is {view.found.next_sequence:,}. The position belongs "
                 "to another queue, or the queue was deleted and created again."
             )
-        self._reader.check_retained(view.side, last_acked_sequence + 1)
-
-    async def _check_countable(self, view: QueueView, end: int) -> None:
-        """Raise `Uncounted` before fencing if a batch to acknowledge cannot be counted."""
-        while True:
-            async with self._reader.lock:
-                self._reader.ledger.follow(view.side)
-                try:
-                    await self._reader.ledger.extend(view.found, end)
-                    return
-                except Uncounted as error:
-                    view = await read_view(self._manifest, self._side_object)
-                    if view.side.sequence <= error.descriptor.sequence:
-                        raise
-                    # It was acknowledged and collected while it was read.
+        self._queue.check_retained(view.side, last_acked_sequence + 1)
 
     async def _raise_epoch(self, side: SideState, claim: str) -> StoredManifest:
-        """Raise the manifest's epoch, and remove the acknowledged entries."""
-
         async def prepared(found: StoredManifest) -> Manifest:
             nonlocal side
             if found.front > side.sequence:
-                side = _owned(await self._side_object.read(), claim)
-                check_front(self._names.manifest, found, side)
-            check_not_back(self._names.manifest, found, side)
+                side = _owned(await self._queue.side.read(), claim)
+                check_front(self._key, found, side)
+            check_not_back(self._key, found, side)
             return found.manifest.dequeued(side.sequence - 1)
 
-        return await raise_epoch(self._manifest, self._policy, prepared)
+        return await raise_epoch(self._queue.manifest, self._policy, prepared)
 
     async def _fenced_read(self) -> StoredManifest:
-        """The manifest, if it is still this consumer's."""
         if not self._claim:
-            raise Refused(f"{self._names.manifest}: open the consumer first")
-        found = await self._manifest.read()
+            raise Refused(f"{self._key}: open the consumer first")
+        found = await self._queue.manifest.read()
         self._check_epoch(found)
         return found
 
     def _check_epoch(self, found: StoredManifest) -> None:
         if found.epoch != self.epoch:
             raise Fenced(
-                f"{self._names.manifest}: the epoch is {found.epoch:,}, and this consumer has "
+                f"{self._key}: the epoch is {found.epoch:,}, and this consumer has "
                 f"{self.epoch:,}: another one was opened. Stop, or open again."
             )
-        check_front(self._names.manifest, found, self._side)
+        check_front(self._key, found, self._side)
         self._count_pending(found)
 
     async def _acknowledge(self, found: StoredManifest, end: int) -> None:
-        """Write segments, then the side object."""
         before = self._side
         sequences = range(before.sequence, end)
-        async with self._reader.lock:
-            ledger = self._reader.ledger
+        async with self._queue.lock:
+            ledger = self._queue.ledger
             ledger.follow(before)
             try:
                 await ledger.extend(found, end)
@@ -254,7 +223,9 @@ class V1Consumer(QueueConsumer):
                 await self._fenced_read()
                 raise
             counted = [ledger[sequence] for sequence in sequences]
-            newest_ms = await self._reader.acked.write(found, ledger, sequences, before.newest_ms)
+            newest_ms = await self._queue.acked.write(
+                found, before.sequence, counted, before.newest_ms
+            )
         lsn = counted[-1].first_lsn + counted[-1].rows
         acked_bytes = before.acked_bytes + sum(one.size_bytes for one in counted)
         recent = remember_locations(before.recent, (found.entry(s).location for s in sequences))
@@ -269,23 +240,21 @@ class V1Consumer(QueueConsumer):
                 acked_bytes=acked_bytes,
                 newest_ms=newest_ms,
                 recent=recent,
-                given_up=[s for s in now.given_up if s >= end],
-                given_up_rows=[(s, rows) for s, rows in now.given_up_rows if s >= end],
+                given_up=[one for one in now.given_up if one[0] >= end],
             )
 
-        self._side = await self._side_object.update(acknowledged)
+        self._side = await self._queue.side.update(acknowledged)
         self._count_pending(found)
 
     async def _shorten(self, found: StoredManifest) -> None:
-        """Remove the acknowledged entries from the manifest."""
         through = self._side.sequence - 1
-        race = ManifestRetry(self._policy, self._manifest)
+        race = ManifestRetry(self._policy, self._queue.manifest)
         try:
             while found.front <= through:
                 shorter = found.manifest.dequeued(through)
                 try:
                     # Only this consumer dequeues under this epoch, so the bytes are its own.
-                    found = await self._manifest.replace(found, shorter, sole_writer=True)
+                    found = await self._queue.manifest.replace(found, shorter, sole_writer=True)
                 except (Conflict, OutcomeUnknown) as error:
                     found = await race.lost(found, error)
                     self._check_epoch(found)
@@ -293,7 +262,7 @@ class V1Consumer(QueueConsumer):
                         raise race.contended() from error
         except Unavailable as error:
             raise OutcomeUnknown(
-                f"{self._names.manifest}: acknowledged through sequence {through:,}, and the "
+                f"{self._key}: acknowledged through sequence {through:,}, and the "
                 f"manifest still has it: acknowledge again. {error}"
             ) from error
         self._count_pending(found)

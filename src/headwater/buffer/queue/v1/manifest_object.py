@@ -1,4 +1,4 @@
-"""The manifest as a shared object: reading it, replacing it, and noticing that it went back.
+"""The keys of a v1 queue, and its manifest: reading it, replacing it, noticing that it went back.
 
 A manifest has no room for a nonce, so a write is recognised by its content: an appender finds its
 location, which no other writer uses, a consumer its epoch. Therefore the caller of `replace`
@@ -15,6 +15,7 @@ numbers is lower than this object saw before.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
@@ -36,11 +37,109 @@ from headwater.core.errors import (
     NotFound,
     NotSupported,
     OutcomeUnknown,
+    Refused,
     RolledBack,
     staying_unknown,
 )
 from headwater.core.retry import RetryPolicy
+from headwater.core.runtime import decode_ulid, ulid_time_ms
 from headwater.store import Object, Store, Version
+from headwater.store.objects import check_key
+
+_SUFFIX: Final = ".batch"
+_SEGMENT: Final = re.compile(r"([0-9]{20})-([0-9]{20})-([0-9a-f]{24})-[0-9a-f]{32}")
+_ORDINAL: Final = re.compile(r"[0-9a-f]{16}")
+"""How the Go producer numbers the batches of a run, in a folder that has the run's ULID."""
+RANKS: Final = 1 << 96
+"""An epoch of 64 bits, and 32 bits for what one consumer gave up."""
+
+
+class SegmentName(NamedTuple):
+    """The parts of a segment's key."""
+
+    key: str
+    first: int
+    last: int
+    rank: int
+    """Of two segments with the same entry, the one with the higher rank counts."""
+
+
+class V1Names:
+    """The keys of one queue."""
+
+    def __init__(self, prefix: str, queue_id: str) -> None:
+        self.prefix = check_key(prefix)
+        self.manifest = f"{prefix}/manifest"
+        self.side = f"{prefix}/headwater/side.json"
+        self.acked = f"{prefix}/headwater/acked/{queue_id}"
+        self.clock = f"{prefix}/headwater/clock.json"
+
+    def batch(self, batch_id: str) -> str:
+        """The key of a batch of Headwater, which is also its location; `Refused` if not a ULID."""
+        decode_ulid(batch_id)
+        return f"{self.prefix}/{batch_id}{_SUFFIX}"
+
+    def batch_id(self, location: str) -> str:
+        """The id of a batch that is named as Headwater names batches; empty for others."""
+        folder, _, name = location.rpartition("/")
+        return _ulid(name) if folder == self.prefix else ""
+
+    def is_own(self, location: str) -> bool:
+        """Whether a known producer of this queue uses such names.
+
+        Only such batches are deleted once they are acknowledged: any other name may belong to
+        another queue's batch, or to something else.
+        """
+        if self.batch_id(location):
+            return True
+        folder, _, ordinal = location.rpartition("/")
+        parent, _, run_id = folder.rpartition("/")
+        return parent == self.prefix and bool(_ORDINAL.fullmatch(ordinal)) and _is_ulid(run_id)
+
+    def segment(self, sequences: range, epoch: int, discards: int, writer: str) -> str:
+        """The key of a writer's segment with these sequences.
+
+        The key begins with the last sequence: a listing from a sequence on has every segment that
+        contains it. `discards` orders what one consumer wrote before and after it gave a batch up.
+        """
+        rank = f"{epoch:016x}{discards:08x}"
+        return f"{self.segments_from(sequences[-1])}-{sequences[0]:020d}-{rank}-{writer}"
+
+    def segments_from(self, last_sequence: int) -> str:
+        """A key at or before those of segments that end at this sequence or later."""
+        return f"{self.acked}/{last_sequence:020d}"
+
+    def segments_through(self, last_sequence: int) -> str:
+        """A key after those of segments that end at this sequence or earlier."""
+        return f"{self.segments_from(last_sequence)}."
+
+    def segment_name(self, key: str) -> SegmentName | None:
+        """The parts of a segment's key; None for the key of another object."""
+        found = _SEGMENT.fullmatch(key.removeprefix(f"{self.acked}/"))
+        if found is None:
+            return None
+        last, first, rank = found.groups()
+        return SegmentName(key, int(first), int(last), int(rank, 16))
+
+
+def time_of_name_ms(location: str) -> int | None:
+    """The time in the name of a batch; None if it has none."""
+    found = _ulid(location.rpartition("/")[2])
+    return ulid_time_ms(found) if found else None
+
+
+def _ulid(name: str) -> str:
+    stem = name.removesuffix(_SUFFIX)
+    return stem if stem != name and _is_ulid(stem) else ""
+
+
+def _is_ulid(text: str) -> bool:
+    try:
+        decode_ulid(text)
+    except Refused:
+        return False
+    return True
+
 
 _EPOCHS: Final = 1 << 64
 _EPOCH_LAST: Final = _EPOCHS - 2
@@ -109,17 +208,20 @@ class ManifestObject:
             raise self._gone()
         return found
 
-    async def create(self) -> None:
-        """Create an empty manifest, unless there is one."""
-        try:
-            await self._store.put_if_absent(self.key, encode_manifest(Manifest()), token=None)
-        except AlreadyExists:
-            return
-        except OutcomeUnknown as unknown:
-            with staying_unknown(unknown):
-                found = await self.find()
-            if found is None:
-                raise
+    async def find_or_create(self) -> StoredManifest:
+        """The manifest; a new and empty one if there is none."""
+        found = await self.find()
+        if found is None:
+            try:
+                await self._store.put_if_absent(self.key, encode_manifest(Manifest()), token=None)
+            except AlreadyExists:
+                pass
+            except OutcomeUnknown as unknown:
+                with staying_unknown(unknown):
+                    found = await self.find()
+                if found is None:
+                    raise
+        return found or await self.read()
 
     async def replace(
         self,
@@ -248,7 +350,7 @@ class ManifestRetry:
 async def raise_epoch(
     manifest: ManifestObject,
     policy: RetryPolicy,
-    prepared: Callable[[StoredManifest], Awaitable[Manifest]],
+    prepared: Callable[[StoredManifest], Awaitable[Manifest]] | None = None,
 ) -> StoredManifest:
     """Raise the manifest's epoch to a new one, and return the manifest as written.
 
@@ -259,7 +361,8 @@ async def raise_epoch(
     race = ManifestRetry(policy, manifest)
     found = await manifest.read()
     while True:
-        raised = (await prepared(found)).with_epoch(next_epoch(found.epoch))
+        other = found.manifest if prepared is None else await prepared(found)
+        raised = other.with_epoch(next_epoch(found.epoch))
         try:
             return await manifest.replace(found, raised)
         except (Conflict, OutcomeUnknown) as error:

@@ -1,12 +1,23 @@
-"""Reading a v1 queue without opening it."""
+"""Reading a v1 queue: counting its entries, to get the first LSN of each, and describing them.
+
+An entry's first LSN is the first unacknowledged LSN, which the side object has, plus the rows of
+all entries between. The ledger counts each entry once and continues from there.
+
+Always holds: the result for an entry depends only on the queue, not on who counts or when. An entry
+is a duplicate if its location is among the V1_REMEMBERED entries before it, acknowledged or not. If
+the window depended on what is pending, an entry would have records for one reader and none for
+another.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 
 from headwater.buffer.queue.contract import (
     BatchTrimmed,
+    Counters,
     Descriptor,
     QueuePosition,
     QueueReader,
@@ -15,18 +26,26 @@ from headwater.buffer.queue.contract import (
     Uncounted,
     batch_trimmed,
 )
-from headwater.buffer.queue.v1.acked import AckedSegments
-from headwater.buffer.queue.v1.batch_format import BatchCounts
-from headwater.buffer.queue.v1.ledger import Ledger
-from headwater.buffer.queue.v1.manifest_object import ManifestObject
+from headwater.buffer.queue.v1.acked import AckedSegments, NumberedEntry, entry_descriptor
+from headwater.buffer.queue.v1.batch_format import BatchCount, BatchCounts
+from headwater.buffer.queue.v1.manifest_format import ManifestEntry, items_of, time_range_ms
+from headwater.buffer.queue.v1.manifest_object import (
+    ManifestObject,
+    StoredManifest,
+    V1Names,
+    time_of_name_ms,
+)
 from headwater.buffer.queue.v1.side_object import (
+    BEFORE_ALL_MS,
     QueueView,
     SideObject,
     SideState,
-    V1Names,
+    location_digest,
     read_view,
 )
-from headwater.core.errors import Refused, RolledBack
+from headwater.core import limits
+from headwater.core.errors import BadKey, Bug, Damaged, NotFound, NotSupported, Refused, RolledBack
+from headwater.core.retry import RetryPolicy
 from headwater.store import Store
 
 
@@ -34,16 +53,13 @@ class V1Reader(QueueReader):
     """Reads without opening. The first call counts every pending batch; later ones continue."""
 
     def __init__(self, store: Store, prefix: str, queue_id: str, *, lenient: bool = False) -> None:
-        names = V1Names(prefix, queue_id)
-        self._names = names
-        self._side = SideObject(store, names, queue_id)
-        self._manifest = ManifestObject(store, names.manifest, lenient=lenient)
-        self._reader = EntryReader(store, names, self._side)
+        self._queue = V1Queue(store, prefix, queue_id, lenient=lenient)
 
     async def state(self) -> QueueState:
-        async with self._reader.lock:
-            (found, side), uncounted = await self._counted(await self._view())
-            ledger = self._reader.ledger
+        queue = self._queue
+        async with queue.lock:
+            (found, side), uncounted = await queue.count(await queue.view())
+            ledger = queue.ledger
             waiting = (ledger[s] for s in range(side.sequence, ledger.end))
             oldest = next((one.min_ms for one in waiting if one.rows), None)
             if oldest is None and uncounted is not None:
@@ -64,26 +80,27 @@ class V1Reader(QueueReader):
             )
 
     async def floor(self) -> QueuePosition:
-        return (await self._side.read()).floor
+        return (await self._queue.side.read()).floor
 
     async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
-        view = await self._view()
+        view = await self._queue.view()
         while True:
             start = view.side.floor_sequence if sequence is None else sequence + 1
             try:
-                return await self._reader.after(view, start, limit)
+                return await self._queue.read(view, start, limit)
             except Uncounted as error:
-                view = await self._later(error)
+                view = await self._queue.later_view(error)
 
     async def sequence_at_lsn(self, lsn: int) -> int | None:
         if lsn < 1:
             raise Refused(f"LSN {lsn}: they begin with 1")
-        async with self._reader.lock:
-            view, uncounted = await self._view(), None
+        queue = self._queue
+        async with queue.lock:
+            view, uncounted = await queue.view(), None
             lsn = view.side.used_from(lsn)
             if lsn >= view.side.lsn:
-                view, uncounted = await self._counted(view)
-            side, ledger = view.side, self._reader.ledger
+                view, uncounted = await queue.count(view)
+            side, ledger = view.side, queue.ledger
             self._check_lsn_retained(side, lsn)
             if side.lsn <= lsn < ledger.next_lsn:
                 return ledger.sequence_at_lsn(lsn)
@@ -91,14 +108,14 @@ class V1Reader(QueueReader):
                 if uncounted is not None and lsn > ledger.next_lsn:
                     raise uncounted
                 return None if uncounted is None else uncounted.descriptor.sequence
-            held = await self._reader.acked.search(
+            held = await queue.acked.search(
                 range(side.floor_sequence, side.sequence),
                 lambda header: header.next_lsn > lsn,
                 lambda batch: batch.first_lsn <= lsn <= batch.last_lsn,
             )
             if held is None:
-                self._check_lsn_retained(await self._side.read(), lsn)
-                raise RolledBack(f"{self._names.acked}: what had LSN {lsn:,} is gone. Restore it.")
+                self._check_lsn_retained(await queue.side.read(), lsn)
+                raise RolledBack(f"{queue.names.acked}: what had LSN {lsn:,} is gone. Restore it.")
             return held
 
     async def batch_at_time(self, time_us: int, by: TimeBy) -> Descriptor | None:
@@ -112,17 +129,18 @@ class V1Reader(QueueReader):
         return None
 
     async def _sequence_at_time(self, time_ms: int) -> int | None:
-        async with self._reader.lock:
-            (_, side), uncounted = await self._counted(await self._view())
+        queue = self._queue
+        async with queue.lock:
+            (_, side), uncounted = await queue.count(await queue.view())
             if side.newest_ms >= time_ms:
-                held = await self._reader.acked.search(
+                held = await queue.acked.search(
                     range(side.floor_sequence, side.sequence),
                     lambda header: header.newest_ms >= time_ms,
                     lambda batch: batch.rows > 0 and batch.max_ms >= time_ms,
                 )
                 if held is not None:
                     return held
-            ledger = self._reader.ledger
+            ledger = queue.ledger
             for sequence in range(side.sequence, ledger.end):
                 if ledger[sequence].rows and ledger[sequence].max_ms >= time_ms:
                     return sequence
@@ -130,55 +148,70 @@ class V1Reader(QueueReader):
                 raise uncounted
             return None
 
-    async def _view(self) -> QueueView:
-        return await read_view(self._manifest, self._side)
-
-    async def _counted(self, view: QueueView) -> tuple[QueueView, Uncounted | None]:
-        """Count the pending batches, under the lock, up to one that cannot be counted.
-
-        Returns the view that was counted, and the error that ended the count.
-        """
-        while True:
-            self._reader.ledger.follow(view.side)
-            try:
-                await self._reader.ledger.extend(view.found, view.found.next_sequence)
-                return view, None
-            except Uncounted as error:
-                try:
-                    view = await self._later(error)
-                except Uncounted:
-                    return view, error
-
-    async def _later(self, error: Uncounted) -> QueueView:
-        """A newer view, if the batch was acknowledged and collected while it was read."""
-        view = await self._view()
-        if view.side.sequence <= error.descriptor.sequence:
-            raise error
-        return view
-
     def _check_lsn_retained(self, side: SideState, lsn: int) -> None:
         if lsn < side.floor_lsn:
-            raise batch_trimmed(f"{self._names.manifest}: LSN {lsn}", side.floor)
+            raise batch_trimmed(f"{self._queue.names.manifest}: LSN {lsn}", side.floor)
 
 
-class EntryReader:
-    """Reads a queue from its floor to its end: segments first, then the manifest."""
+class V1Queue:
+    """The objects of one queue, and what this process counted of its entries."""
 
-    def __init__(self, store: Store, names: V1Names, side: SideObject) -> None:
-        self._names = names
-        self._side = side
-        self.counts = BatchCounts(store)
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        queue_id: str,
+        *,
+        policy: RetryPolicy | None = None,
+        lenient: bool = False,
+    ) -> None:
+        names = self.names = V1Names(prefix, queue_id)
+        self.counters = Counters()
+        self.manifest = ManifestObject(store, names.manifest, self.counters, lenient=lenient)
+        self.side = SideObject(store, names, queue_id, policy)
         self.acked = AckedSegments(store, names)
+        self.counts = BatchCounts(store)
         self.ledger = Ledger(names, self.counts)
         self.lock = asyncio.Lock()
         """Held while counting: two tasks must not count the same entries."""
 
-    async def after(self, view: QueueView, start: int, limit: int) -> list[Descriptor]:
-        """Up to `limit` batches from `start` on."""
+    async def view(self) -> QueueView:
+        """A consistent view of manifest and side object."""
+        return await read_view(self.manifest, self.side)
+
+    async def later_view(self, error: Uncounted) -> QueueView:
+        """A newer view, if the batch was acknowledged and collected while it was read."""
+        view = await self.view()
+        if view.side.sequence <= error.descriptor.sequence:
+            raise error
+        return view
+
+    async def count(
+        self, view: QueueView, end: int | None = None
+    ) -> tuple[QueueView, Uncounted | None]:
+        """Count the pending batches up to `end`, under the lock, or up to one that cannot be.
+
+        Returns the view that was counted, and the error that ended the count.
+        """
+        while True:
+            self.ledger.follow(view.side)
+            try:
+                await self.ledger.extend(
+                    view.found, view.found.next_sequence if end is None else end
+                )
+                return view, None
+            except Uncounted as error:
+                try:
+                    view = await self.later_view(error)
+                except Uncounted:
+                    return view, error
+
+    async def read(self, view: QueueView, start: int, limit: int) -> list[Descriptor]:
+        """Up to `limit` batches from `start` on: from segments first, then from the manifest."""
         found, side = view
         if start > found.next_sequence:
             raise Refused(
-                f"{self._names.manifest}: nothing can be read after sequence {start - 1:,}: the "
+                f"{self.names.manifest}: nothing can be read after sequence {start - 1:,}: the "
                 f"next one is {found.next_sequence:,}"
             )
         self.check_retained(side, start)
@@ -202,7 +235,7 @@ class EntryReader:
     def check_retained(self, side: SideState, start: int) -> None:
         """`BatchTrimmed` if the batch at `start` is not there any more."""
         if start < side.floor_sequence:
-            raise batch_trimmed(f"{self._names.manifest}: batch {start}", side.floor)
+            raise batch_trimmed(f"{self.names.manifest}: batch {start}", side.floor)
 
     async def _retained(self, sequences: range) -> list[Descriptor]:
         if not sequences:
@@ -211,10 +244,149 @@ class EntryReader:
         if len(batches) < len(sequences):
             # They were deleted while they were read, or are lost.
             missing = sequences.start + len(batches)
-            side = await self._side.read()
+            side = await self.side.read()
             self.check_retained(side, missing)
             raise RolledBack(
-                f"{self._names.acked}: what was acknowledged at sequence {missing:,} is gone, and "
+                f"{self.names.acked}: what was acknowledged at sequence {missing:,} is gone, and "
                 f"the floor is {side.floor_sequence:,}. Restore the folder."
             )
         return batches
+
+
+_UNCOUNTABLE = (NotFound, Damaged, NotSupported, BadKey)
+"""Errors of the batch itself, which repeating the request would not change."""
+
+
+class Ledger:
+    """Counts of the entries from `start` up to `end`."""
+
+    def __init__(self, names: V1Names, counts: BatchCounts) -> None:
+        self._names = names
+        self._counts = counts
+        self.start = self.end = -1
+        self.next_lsn = 0
+        """The LSN of the first record at `end`."""
+        self.size_bytes = 0
+        """The size of all batches from `start` up to `end`."""
+        self.newest_ms = BEFORE_ALL_MS
+        """The latest ingestion time of any record up to `end`, including acknowledged ones."""
+        self._counted: dict[int, NumberedEntry] = {}
+        self._last_at: dict[bytes, int] = {}
+        self._given_up: dict[int, int] = {}
+        """The number of LSNs of each batch that was given up."""
+
+    def __getitem__(self, sequence: int) -> NumberedEntry:
+        return self._counted[sequence]
+
+    def follow(self, side: SideState) -> None:
+        """Begin at the acknowledged position: continue the count if possible, else restart it."""
+        given_up = dict(side.given_up)
+        lost_since = any(s in self._counted for s in given_up.keys() - self._given_up.keys())
+        if lost_since or self._lsn_at(side.sequence) != side.lsn:
+            # The count is behind or ahead, or includes a batch that was given up later.
+            self.start = self.end = side.sequence
+            self.next_lsn = side.lsn
+            self.size_bytes = 0
+            self.newest_ms = side.newest_ms
+            self._counted.clear()
+            self._last_at = side.remembered()
+        self._given_up = given_up
+        self.forget(side.sequence)
+
+    def _lsn_at(self, sequence: int) -> int | None:
+        if sequence == self.end:
+            return self.next_lsn
+        counted = self._counted.get(sequence)
+        return None if counted is None else counted.first_lsn
+
+    def forget(self, before: int) -> None:
+        """Drop the counts of entries before this one, but keep the sums."""
+        for sequence in range(self.start, min(before, self.end)):
+            self.size_bytes -= self._counted.pop(sequence).size_bytes
+        self.start = max(self.start, min(before, self.end))
+
+    async def extend(self, found: StoredManifest, end: int) -> None:
+        """Count up to `end`; `Uncounted` at an entry that cannot be counted."""
+        if self.end < found.front and self.end < end:
+            raise Bug(f"counting from {self.end}, and the manifest begins at {found.front}")
+        while self.end < end:
+            group = range(self.end, min(end, self.end + limits.V1_COUNTS_AT_ONCE))
+            entries = [found.entry(sequence) for sequence in group]
+            repeated = self._repeated(entries)
+            counts = await asyncio.gather(
+                *(self._count(entry, again) for entry, again in zip(entries, repeated, strict=True))
+            )
+            for entry, again, count in zip(entries, repeated, counts, strict=True):
+                if not isinstance(count, BatchCount):
+                    raise self._uncounted(entry, count) from count
+                self._add(entry, count, duplicate=again)
+
+    def sequence_at_lsn(self, lsn: int) -> int:
+        """The sequence of the counted entry with this record."""
+        counted = range(self.start, self.end)
+        after = bisect.bisect_right(counted, lsn, key=lambda s: self._counted[s].first_lsn)
+        # Entries without rows begin with the next one's LSN: the last of them has the record.
+        return counted[after - 1]
+
+    def describe(self, found: StoredManifest, sequence: int) -> Descriptor:
+        """The descriptor of a counted entry."""
+        return entry_descriptor(self._names, found.entry(sequence), self._counted[sequence])
+
+    def _repeated(self, entries: list[ManifestEntry]) -> list[bool]:
+        repeated = []
+        within: dict[bytes, int] = {}
+        for entry in entries:
+            mark = location_digest(entry.location)
+            before = within.get(mark, self._last_at.get(mark))
+            within[mark] = entry.sequence
+            repeated.append(before is not None and entry.sequence - before <= limits.V1_REMEMBERED)
+        return repeated
+
+    async def _count(self, entry: ManifestEntry, again: bool) -> BatchCount | Exception:
+        if again:
+            return BatchCount(0, 0, 0)
+        if entry.sequence in self._given_up:
+            return BatchCount(self._given_up[entry.sequence], 0, 0)
+        try:
+            return await self._counts.of(entry.location)
+        except _UNCOUNTABLE as error:
+            return error
+
+    def _add(self, entry: ManifestEntry, count: BatchCount, *, duplicate: bool) -> None:
+        counted = self._numbered(entry, count, duplicate=duplicate)
+        self._counted[entry.sequence] = counted
+        if counted.rows:
+            self.newest_ms = max(self.newest_ms, counted.max_ms)
+        self.end = entry.sequence + 1
+        self.next_lsn += count.rows
+        self.size_bytes += count.size_bytes
+        self._last_at[location_digest(entry.location)] = entry.sequence
+        if len(self._last_at) > 2 * limits.V1_REMEMBERED:
+            oldest = self.end - limits.V1_REMEMBERED
+            self._last_at = {mark: s for mark, s in self._last_at.items() if s >= oldest}
+
+    def _numbered(
+        self, entry: ManifestEntry, count: BatchCount, *, duplicate: bool = False
+    ) -> NumberedEntry:
+        """Add the first LSN and the ingestion times to a count.
+
+        Without items, the time is that of the batch's name, or of its object, or else that of the
+        last record before it.
+        """
+        times = time_range_ms(items_of(entry))
+        if times is None:
+            written = count.modified_ms or max(self.newest_ms, 0)
+            named = time_of_name_ms(entry.location)
+            times = (written, written) if named is None else (named, named)
+        return NumberedEntry(self.next_lsn, count.rows, count.size_bytes, *times, duplicate)
+
+    def _uncounted(self, entry: ManifestEntry, error: Exception) -> Uncounted:
+        return Uncounted(
+            f"{self._names.manifest}: batch {entry.sequence:,} at {entry.location!r} cannot be "
+            f"counted, and no record after LSN {self.next_lsn - 1:,} has an LSN until it is. "
+            f"{type(error).__name__}: {error}. Restore the object, or give the batch up: it then "
+            "has no records.",
+            descriptor=entry_descriptor(
+                self._names, entry, self._numbered(entry, BatchCount(0, 0, 0))
+            ),
+        )

@@ -1,4 +1,4 @@
-"""The side object of a v1 queue, the keys of its objects, and a consistent view of the queue.
+"""The side object of a v1 queue, a consistent view of the queue, and creating and adopting one.
 
 The side object has what the published format cannot express: the LSN of the first unacknowledged
 batch, who may acknowledge, the last acknowledged locations, and the floor. It is written before
@@ -12,128 +12,53 @@ Always holds:
 - `sequence`, compared with a manifest that was read earlier, is at or above that manifest's first
   pending sequence, unless another implementation dequeued;
 - only the consumer with the current `claim` moves `sequence`.
+
+A queue is adopted if another implementation's consumer dequeued from it. The entries that it took
+have sequences, but the number of their records is unknown. Headwater's producers and readers may
+have returned LSNs for them and for what is pending, so LSNs continue above every LSN that can have
+been returned: no LSN ever means two records. Segments record the taken entries, without records and
+at a location that no object can have, so that what Headwater's consumers acknowledged before stays
+readable.
+
+    side object: claim it             no consumer of Headwater moves the acknowledged sequence
+    manifest: the next epoch          the other consumer is fenced, and takes nothing more
+    segments of what was taken
+    side object: sequence and LSN
+
+The write of the epoch determines what was taken. After a crash the segments are true, and adopting
+again writes them again under a higher epoch. Producers that count LSNs notice the new epoch and
+read the side object.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 import msgspec
 
 from headwater.buffer.queue.contract import QueuePosition
+from headwater.buffer.queue.v1.acked import AckedSegments
 from headwater.buffer.queue.v1.manifest_object import (
     ManifestObject,
     StoredManifest,
+    V1Names,
     is_earlier_epoch,
+    raise_epoch,
 )
-from headwater.core import limits
-from headwater.core.errors import Contended, NotFound, Refused, RolledBack
+from headwater.core import limits, runtime
+from headwater.core.errors import (
+    Contended,
+    LimitExceeded,
+    NotFound,
+    OutcomeUnknown,
+    Refused,
+    RolledBack,
+    Unavailable,
+)
 from headwater.core.retry import RetryPolicy
-from headwater.core.runtime import decode_ulid, ulid_time_ms
 from headwater.store import Register, Store
-from headwater.store.objects import check_key
-
-_SUFFIX: Final = ".batch"
-_SEGMENT: Final = re.compile(r"([0-9]{20})(?:-([0-9]{20})-([0-9a-f]{24}))?(?:-[0-9a-f]{32})?")
-_ORDINAL: Final = re.compile(r"[0-9a-f]{16}")
-"""How the Go producer numbers the batches of a run, in a folder that has the run's ULID."""
-_NO_RANK: Final = -1
-RANKS: Final = 1 << 96
-"""An epoch of 64 bits, and 32 bits for what one consumer gave up."""
-
-
-class SegmentName(NamedTuple):
-    """The parts of a segment's key."""
-
-    key: str
-    first: int
-    """The first sequence that it may have; 0 if the name does not say."""
-    last: int
-    rank: int
-    """Of two segments with the same entry, the one with the higher rank counts."""
-
-
-class V1Names:
-    """The keys of one queue."""
-
-    def __init__(self, prefix: str, queue_id: str) -> None:
-        self.prefix = check_key(prefix)
-        self.manifest = f"{prefix}/manifest"
-        self.side = f"{prefix}/headwater/side.json"
-        self.acked = f"{prefix}/headwater/acked/{queue_id}"
-        self.clock = f"{prefix}/headwater/clock.json"
-
-    def batch(self, batch_id: str) -> str:
-        """The key of a batch of Headwater, which is also its location; `Refused` if not a ULID."""
-        decode_ulid(batch_id)
-        return f"{self.prefix}/{batch_id}{_SUFFIX}"
-
-    def batch_id(self, location: str) -> str:
-        """The id of a batch that is named as Headwater names batches; empty for others."""
-        folder, _, name = location.rpartition("/")
-        return _ulid(name) if folder == self.prefix else ""
-
-    def is_own(self, location: str) -> bool:
-        """Whether a known producer of this queue uses such names.
-
-        Only such batches are deleted once they are acknowledged: any other name may belong to
-        another queue's batch, or to something else.
-        """
-        if self.batch_id(location):
-            return True
-        folder, _, ordinal = location.rpartition("/")
-        parent, _, run_id = folder.rpartition("/")
-        return parent == self.prefix and bool(_ORDINAL.fullmatch(ordinal)) and _is_ulid(run_id)
-
-    def segment(self, sequences: range, epoch: int, discards: int, writer: str) -> str:
-        """The key of a writer's segment with these sequences.
-
-        The key begins with the last sequence: a listing from a sequence on has every segment that
-        contains it. `discards` orders what one consumer wrote before and after it gave a batch up.
-        """
-        rank = f"{epoch:016x}{discards:08x}"
-        return f"{self.segments_from(sequences[-1])}-{sequences[0]:020d}-{rank}-{writer}"
-
-    def segments_from(self, last_sequence: int) -> str:
-        """A key at or before those of segments that end at this sequence or later."""
-        return f"{self.acked}/{last_sequence:020d}"
-
-    def segments_through(self, last_sequence: int) -> str:
-        """A key after those of segments that end at this sequence or earlier."""
-        return f"{self.segments_from(last_sequence)}."
-
-    def segment_name(self, key: str) -> SegmentName | None:
-        """The parts of a segment's key; None for the key of another object."""
-        found = _SEGMENT.fullmatch(key.removeprefix(f"{self.acked}/"))
-        if found is None:
-            return None
-        last, first, rank = found.groups()
-        if first is None:
-            return SegmentName(key, 0, int(last), _NO_RANK)
-        return SegmentName(key, int(first), int(last), int(rank, 16))
-
-
-def time_of_name_ms(location: str) -> int | None:
-    """The time in the name of a batch; None if it has none."""
-    found = _ulid(location.rpartition("/")[2])
-    return ulid_time_ms(found) if found else None
-
-
-def _ulid(name: str) -> str:
-    stem = name.removesuffix(_SUFFIX)
-    return stem if stem != name and _is_ulid(stem) else ""
-
-
-def _is_ulid(text: str) -> bool:
-    try:
-        decode_ulid(text)
-    except Refused:
-        return False
-    return True
-
 
 DIGEST_BYTES: Final = 12
 BEFORE_ALL_MS: Final = -(1 << 63)
@@ -161,10 +86,9 @@ class SideState(msgspec.Struct, frozen=True):
     """The latest ingestion time acknowledged."""
     recent: bytes = b""
     """Digests of the last acknowledged locations, oldest first."""
-    given_up: list[int] = []
-    """Pending batches that cannot be counted, and that the consumer gave up."""
-    given_up_rows: list[tuple[int, int]] = []
-    """The number of LSNs of those that had been counted before they were lost."""
+    given_up: list[tuple[int, int]] = []
+    """Pending batches that cannot be counted and that the consumer gave up, each with the number of
+    its LSNs: 0, unless it had been counted before it was lost."""
     floor_sequence: int = 0
     floor_lsn: int = 1
     floor_bytes: int = 0
@@ -337,3 +261,158 @@ def check_not_back(key: str, found: StoredManifest, side: SideState) -> None:
                 "the manifest was deleted, or replaced by an older one. Restore the latest one; in "
                 "this one, batches would get sequences that were assigned before."
             )
+
+
+TAKEN: Final = "//taken by another consumer"
+"""The location of taken entries: the empty path segment makes it an invalid key in every store."""
+
+_LSN_LAST: Final = (1 << 62) - 1
+
+
+class Adopted(NamedTuple):
+    """The result of adopting one queue."""
+
+    sequence: int
+    """The sequence of the first pending batch, with which the queue continues."""
+    lsn: int
+    """The LSN of its first record."""
+    left_out: int = 0
+    """Batches that another consumer took."""
+    readable: int = 0
+    """Batches that Headwater's consumers acknowledged before, and that are retained."""
+    given_up: int = 0
+    """Such batches that cannot be read any more; the next garbage collection deletes them."""
+
+
+async def adopt_v1_queue(
+    store: Store, prefix: str, queue_id: str, *, lenient: bool = False
+) -> Adopted:
+    """Take over a queue that another implementation's consumer dequeued from, and fence it.
+
+    The queue continues at its first pending batch, with LSNs above every one that can have been
+    returned (from 1 if Headwater never had the queue). What was retained stays, unless more than
+    V1_TAKEN_MAX batches were taken since. Also fences a consumer of Headwater.
+    """
+    names = V1Names(prefix, queue_id)
+    manifest = ManifestObject(store, names.manifest, lenient=lenient)
+    side = SideObject(store, names, queue_id)
+    before = await side.find()
+    found = await manifest.find_or_create()
+    if before is not None:
+        check_not_back(names.manifest, found, before)
+    if found.front <= (0 if before is None else before.sequence):
+        there = await side.create(SideState(queue_id))
+        return Adopted(there.sequence, there.lsn)
+    claim = runtime.new_token().hex()
+    if before is not None:
+        front = found.front
+        before = await side.update(
+            lambda now: now if front <= now.sequence else msgspec.structs.replace(now, claim=claim)
+        )
+        if front <= before.sequence:
+            return Adopted(before.sequence, before.lsn)
+    try:
+        found = await raise_epoch(manifest, RetryPolicy())
+        if before is None:
+            return await _adopt_new(side, queue_id, found)
+        return await _adopt_known(AckedSegments(store, names), side, before, found)
+    except Unavailable as error:
+        raise OutcomeUnknown(
+            f"{names.manifest}: adopted only in part: adopt it again. {error}"
+        ) from error
+
+
+async def _adopt_new(side: SideObject, queue_id: str, found: StoredManifest) -> Adopted:
+    """Adopt a queue that Headwater never had: no LSN was ever returned."""
+    front = found.front
+    there = await side.create(
+        SideState(
+            queue_id,
+            epoch=found.epoch,
+            sequence=front,
+            floor_sequence=front,
+            swept_sequence=front,
+        )
+    )
+    if there.sequence < front:
+        raise _contended(queue_id)
+    return Adopted(there.sequence, there.lsn, front)
+
+
+async def _adopt_known(
+    acked: AckedSegments, side: SideObject, before: SideState, found: StoredManifest
+) -> Adopted:
+    """`before` is the side object that was claimed, `found` the manifest with the epoch raised."""
+    taken = range(before.sequence, found.front)
+    retained = before.sequence - before.floor_sequence
+    keeps = retained > 0 and len(taken) <= limits.V1_TAKEN_MAX
+    # No counted batch can have more records.
+    lsn = before.lsn + (found.next_sequence - before.sequence) * limits.V1_BATCH_ROWS_MAX
+    if lsn > _LSN_LAST:
+        raise LimitExceeded(
+            f"LSNs would continue at {lsn:,}, above {_LSN_LAST:,}: create another stream"
+        )
+    if keeps:
+        await acked.write_taken(taken, found.epoch, before.newest_ms, lsn, TAKEN)
+
+    def adopted(now: SideState) -> SideState:
+        if now.claim != before.claim:
+            raise _contended(now.queue_id)
+        past = _past(now, found.front, lsn, keeps=keeps)
+        return msgspec.structs.replace(past, epoch=found.epoch)
+
+    await side.update(adopted)
+    readable, given_up = (retained, 0) if keeps else (0, retained)
+    return Adopted(found.front, lsn, len(taken), readable, given_up)
+
+
+def _contended(queue_id: str) -> Contended:
+    return Contended(
+        f"queue {queue_id}: it was opened or adopted by another process meanwhile: check it, and "
+        "adopt it again if needed"
+    )
+
+
+def _past(now: SideState, front: int, lsn: int, *, keeps: bool) -> SideState:
+    """The side object with everything before `front` acknowledged, and LSNs from `lsn` on."""
+    past = msgspec.structs.replace(
+        now,
+        claim="",
+        sequence=front,
+        lsn=lsn,
+        passed_over=[*(one for one in now.passed_over if one[1] > now.floor_lsn), (now.lsn, lsn)],
+        given_up=[one for one in now.given_up if one[0] >= front],
+    )
+    if keeps:
+        again = min(front - now.sequence, limits.V1_REMEMBERED)
+        return msgspec.structs.replace(past, recent=remember_locations(now.recent, [TAKEN] * again))
+    return msgspec.structs.replace(
+        past,
+        recent=b"",
+        passed_over=[],
+        floor_sequence=front,
+        floor_lsn=lsn,
+        floor_bytes=now.acked_bytes,
+        # The collector deletes what is below the floor and not swept.
+        swept_sequence=front if now.swept_sequence == now.sequence else now.swept_sequence,
+    )
+
+
+async def create_v1_queue(
+    store: Store, prefix: str, queue_id: str, *, lenient: bool = False
+) -> None:
+    """Create the queue in the folder `prefix`, unless it exists.
+
+    A manifest of other producers is used as it is if nothing was dequeued from it. The manifest is
+    created first: if there is a side object, a missing manifest was deleted.
+    """
+    names = V1Names(prefix, queue_id)
+    manifest = ManifestObject(store, names.manifest, lenient=lenient)
+    side = SideObject(store, names, queue_id)
+    there = await side.find()
+    if there is None:
+        found = await manifest.find_or_create()
+        there = await side.find()  # after the manifest: see `read_view`
+        check_front(names.manifest, found, there)
+        there = await side.create(SideState(queue_id))
+    check_not_back(names.manifest, await manifest.read(), there)

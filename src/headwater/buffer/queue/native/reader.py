@@ -12,11 +12,27 @@ from typing import Final, NamedTuple, NoReturn
 
 import msgspec
 
-from headwater.buffer.queue.contract import BatchTrimmed, Descriptor, TimeBy, batch_trimmed
+from headwater.buffer.queue.contract import (
+    BatchTrimmed,
+    Descriptor,
+    QueuePosition,
+    QueueReader,
+    QueueState,
+    TimeBy,
+    batch_trimmed,
+)
 from headwater.buffer.queue.native.chunk import Chunk, ChunkBlock
-from headwater.buffer.queue.native.chunk_log import READ_AHEAD, ChunkLog, StoredChunk
-from headwater.buffer.queue.native.registers import ConsumerRecord, QueueFloors
+from headwater.buffer.queue.native.chunk_log import (
+    READ_AHEAD,
+    ChunkLog,
+    ConsumerRecord,
+    QueueFloors,
+    StoredChunk,
+    consumer_register,
+    read_consumer,
+)
 from headwater.core.errors import Refused, RolledBack
+from headwater.store import Store
 
 # Among so many polls that find nothing, one asks whether the floor has passed where it looks (over
 # chunks without entries, say), and one makes sure that the chunk before is still there.
@@ -49,11 +65,11 @@ class ChunkReader:
         self._idle = 0
         self._recent: dict[int, Chunk] = {}
         self.lowest_chunk = 0
-        """The lowest chunk that the last call looked at."""
+        """The lowest chunk that the last call read."""
         self.end_sequence = 0
         """The sequence after the last batch seen."""
         self._least_end = 0
-        """The same as it was when the end was last looked for, and not what a dead chunk says."""
+        """The same when the end was last searched for: never from a dead chunk."""
 
     async def after(self, sequence: int, limit: int) -> list[Descriptor]:
         """Up to `limit` batches from `sequence` on; `BatchTrimmed` if that one is gone."""
@@ -135,7 +151,7 @@ class ChunkReader:
         return held.chunk
 
     async def position_after(self, sequence: int) -> ChunkPosition:
-        """The place right after this batch, which must be there."""
+        """The position after this batch; `Refused` if it was not appended yet."""
         chunk = await self.locate(sequence)
         if not chunk.first_sequence <= sequence < chunk.next_sequence:
             raise Refused(
@@ -158,10 +174,9 @@ class ChunkReader:
             return
         if number in self._recent:
             await self._chunks.require(number)
-        if self._idle % FLOOR_POLLS == FLOOR_POLLS - 1:
-            queue = await self._chunks.floors()
-            if number < queue.chunk_floor:
-                raise batch_trimmed(f"{self._chunks.prefix}: chunk {number}", queue.floor)
+        is_floor_due = self._idle % FLOOR_POLLS == FLOOR_POLLS - 1
+        if is_floor_due and number < (await self._chunks.floors()).chunk_floor:
+            raise self._chunks.trimmed(number)
         if number > 0 and self._idle % LAST_POLLS == LAST_POLLS - 1:
             await self._chunks.require(number - 1)
             if await self._chunks.exists(number + 1):
@@ -169,16 +184,13 @@ class ChunkReader:
 
     async def _raise_hole(self, sequence: int) -> NoReturn:
         """What was read does not go on where it should: it is dead, or the queue is damaged."""
-        if await self._chunks.is_dead(self.lowest_chunk):
-            queue = await self._chunks.floors()
-            raise batch_trimmed(f"{self._chunks.prefix}: chunk {self.lowest_chunk}", queue.floor)
+        await self._chunks.check_alive(self.lowest_chunk)
         raise RolledBack(
             f"{self._chunks.prefix} does not go on with batch {sequence}, which was there: the "
             "queue went back"
         )
 
     def _chunk_from(self, sequence: int, number: int) -> int:
-        """The chunk to ask for when reading on from `sequence`."""
         for chunk in self._recent.values():
             if chunk.first_sequence <= sequence < chunk.next_sequence:
                 return chunk.number
@@ -265,3 +277,110 @@ class TimeSearch:
                 self.chunk = chunk.number
                 return one
         return None
+
+
+class NativeReader(QueueReader):
+    """Reads a partition's queue, and changes nothing."""
+
+    def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
+        self._prefix = prefix
+        self._chunks = ChunkLog(store, prefix, queue_id)
+        self._reading = ChunkReader(self._chunks)
+        self._register = consumer_register(store, prefix)
+
+    async def state(self) -> QueueState:
+        while True:
+            # What the consumer's position names may be acknowledged and deleted meanwhile.
+            with contextlib.suppress(BatchTrimmed):
+                return await self._state()
+
+    async def _state(self) -> QueueState:
+        # In this order none is behind the one before: all three only go forward.
+        queue = await self._chunks.floors()
+        consumer = await read_consumer(self._register)
+        self._chunks.check_floor(consumer, queue)
+        last = (await self._chunks.last_alive(consumer.chunk)).chunk
+        oldest_ms = None
+        if consumer.sequence < last.next_sequence:
+            chunk = last
+            if consumer.sequence < last.first_sequence:
+                # Its position is known to be there or later, and the end is known already.
+                held = await self._chunks.search(
+                    max(consumer.chunk, queue.chunk_floor),
+                    last.number,
+                    lambda chunk: chunk.first_sequence <= consumer.sequence,
+                )
+                chunk = held.chunk
+            await self._chunks.check_alive(chunk.number)
+            if not chunk.first_sequence <= consumer.sequence < chunk.next_sequence:
+                raise self._chunks.missing(chunk.number)
+            oldest_ms = chunk.entries[consumer.sequence - chunk.first_sequence].min_ms
+        return QueueState(
+            epoch=consumer.epoch,
+            group=consumer.group,
+            floor_sequence=queue.floor_sequence,
+            floor_lsn=queue.floor_lsn,
+            acked_sequence=consumer.sequence,
+            acked_lsn=consumer.lsn,
+            next_sequence=last.next_sequence,
+            next_lsn=last.next_lsn,
+            pending_bytes=last.bytes_through - consumer.bytes,
+            oldest_pending_ms=oldest_ms,
+            opened_ms=consumer.opened_ms,
+            truncated_sequence=consumer.truncated,
+        )
+
+    async def floor(self) -> QueuePosition:
+        return (await self._chunks.floors()).floor
+
+    async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
+        if limit < 1:
+            return []
+        while True:
+            if sequence is None:
+                start = (await self._chunks.floors()).floor_sequence
+            else:
+                start = sequence + 1
+            try:
+                found = await self._reading.after(start, limit)
+                await self._chunks.check_alive(self._reading.lowest_chunk)
+                return found
+            except BatchTrimmed as trimmed:
+                self._reading.reset()
+                if start < trimmed.floor_sequence and sequence is not None:
+                    raise
+
+    async def sequence_at_lsn(self, lsn: int) -> int | None:
+        while True:
+            queue = await self._chunks.floors()
+            if lsn < queue.floor_lsn:
+                raise batch_trimmed(f"{self._prefix}: LSN {lsn}", queue.floor)
+            # Chunks before it may be deleted during the search.
+            with contextlib.suppress(BatchTrimmed):
+                return await self._at_lsn(lsn, queue)
+
+    async def _at_lsn(self, lsn: int, queue: QueueFloors) -> int | None:
+        last = (await self._chunks.last_alive(queue.chunk_floor)).chunk
+        if lsn >= last.next_lsn:
+            return None
+        held = await self._chunks.search(
+            queue.chunk_floor, last.number, lambda chunk: chunk.first_lsn <= lsn
+        )
+        await self._chunks.check_alive(held.chunk.number)
+        places = held.chunk.places()
+        return [place.sequence for place in places if place.first_lsn <= lsn][-1]
+
+    async def batch_at_time(self, time_us: int, by: TimeBy) -> Descriptor | None:
+        while True:
+            # What is looked at may be deleted while it is searched for.
+            with contextlib.suppress(BatchTrimmed):
+                return await self._at_time(time_us, by)
+
+    async def _at_time(self, time_us: int, by: TimeBy) -> Descriptor | None:
+        queue = await self._chunks.floors()
+        last = (await self._chunks.last_alive(queue.chunk_floor)).chunk
+        search = TimeSearch(self._chunks, queue, time_us, by)
+        found = await search.up_to(last)
+        if found is not None:
+            await self._chunks.check_alive(search.chunk)
+        return found

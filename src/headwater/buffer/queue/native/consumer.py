@@ -7,35 +7,18 @@ that this consumer has not acknowledged: chunks without entries are deleted unac
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import msgspec
 
-from headwater.buffer.queue.contract import (
-    BatchTrimmed,
-    Counters,
-    Descriptor,
-    QueueConsumer,
-    QueuePosition,
-    QueueReader,
-    QueueState,
-    TimeBy,
-    batch_trimmed,
-)
-from headwater.buffer.queue.native.chunk_log import ChunkLog
-from headwater.buffer.queue.native.reading import (
-    ChunkPosition,
-    ChunkReader,
-    TimeSearch,
-    acknowledge_to,
-)
-from headwater.buffer.queue.native.registers import (
+from headwater.buffer.queue.contract import BatchTrimmed, Counters, Descriptor, QueueConsumer
+from headwater.buffer.queue.native.chunk_log import (
+    ChunkLog,
     ConsumerRecord,
-    QueueFloors,
     consumer_register,
     read_consumer,
 )
+from headwater.buffer.queue.native.reader import ChunkPosition, ChunkReader, acknowledge_to
 from headwater.core import runtime
 from headwater.core.errors import Bug, Fenced, Refused, RolledBack
 from headwater.store import Store
@@ -159,18 +142,10 @@ class NativeConsumer(QueueConsumer):
     async def _find_position(self, last_acked: int | None) -> ChunkPosition | None:
         queue = await self._chunks.floors()
         known = await read_consumer(self._register)
-        if known.sequence < queue.floor_sequence:
-            raise RolledBack(
-                f"{self._prefix}: batches up to {queue.floor_sequence} were acknowledged and "
-                f"deleted, and the consumer's record knows only of {known.sequence}: it went back"
-            )
+        self._chunks.check_floor(known, queue)
         last = (await self._chunks.last_alive(known.chunk)).chunk
         self._reading.end_sequence = last.next_sequence
-        if last.next_sequence < known.sequence:
-            raise RolledBack(
-                f"{self._prefix}: {known.sequence} batches are acknowledged and there are only "
-                f"{last.next_sequence}: the queue went back"
-            )
+        self._chunks.check_end(known, last)
         if last_acked is None:
             return None
         if last_acked >= last.next_sequence:
@@ -182,119 +157,3 @@ class NativeConsumer(QueueConsumer):
             await self._reading.locate(last_acked + 1)
             return None
         return await self._reading.position_after(last_acked)
-
-
-class NativeReader(QueueReader):
-    """Reads a partition's queue, and changes nothing."""
-
-    def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
-        self._prefix = prefix
-        self._chunks = ChunkLog(store, prefix, queue_id)
-        self._reading = ChunkReader(self._chunks)
-        self._register = consumer_register(store, prefix)
-
-    async def state(self) -> QueueState:
-        while True:
-            # What the consumer's position names may be acknowledged and deleted meanwhile.
-            with contextlib.suppress(BatchTrimmed):
-                return await self._state()
-
-    async def _state(self) -> QueueState:
-        # In this order none is behind the one before: all three only go forward.
-        queue = await self._chunks.floors()
-        consumer = await read_consumer(self._register)
-        if consumer.sequence < queue.floor_sequence:
-            raise RolledBack(
-                f"{self._prefix}: batches up to {queue.floor_sequence} were acknowledged and "
-                f"deleted, and the consumer's record knows only of {consumer.sequence}"
-            )
-        last = (await self._chunks.last_alive(consumer.chunk)).chunk
-        oldest_ms = None
-        if consumer.sequence < last.next_sequence:
-            chunk = last
-            if consumer.sequence < last.first_sequence:
-                # Its position is known to be there or later, and the end is known already.
-                held = await self._chunks.search(
-                    max(consumer.chunk, queue.chunk_floor),
-                    last.number,
-                    lambda chunk: chunk.first_sequence <= consumer.sequence,
-                )
-                chunk = held.chunk
-            await self._check_floor(chunk.number)
-            if not chunk.first_sequence <= consumer.sequence < chunk.next_sequence:
-                raise self._chunks.missing(chunk.number)
-            oldest_ms = chunk.entries[consumer.sequence - chunk.first_sequence].min_ms
-        return QueueState(
-            epoch=consumer.epoch,
-            group=consumer.group,
-            floor_sequence=queue.floor_sequence,
-            floor_lsn=queue.floor_lsn,
-            acked_sequence=consumer.sequence,
-            acked_lsn=consumer.lsn,
-            next_sequence=last.next_sequence,
-            next_lsn=last.next_lsn,
-            pending_bytes=last.bytes_through - consumer.bytes,
-            oldest_pending_ms=oldest_ms,
-            opened_ms=consumer.opened_ms,
-            truncated_sequence=consumer.truncated,
-        )
-
-    async def floor(self) -> QueuePosition:
-        return (await self._chunks.floors()).floor
-
-    async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
-        if limit < 1:
-            return []
-        while True:
-            if sequence is None:
-                start = (await self._chunks.floors()).floor_sequence
-            else:
-                start = sequence + 1
-            try:
-                found = await self._reading.after(start, limit)
-                await self._check_floor(self._reading.lowest_chunk)
-                return found
-            except BatchTrimmed as trimmed:
-                self._reading.reset()
-                if start < trimmed.floor_sequence and sequence is not None:
-                    raise
-
-    async def sequence_at_lsn(self, lsn: int) -> int | None:
-        while True:
-            queue = await self._chunks.floors()
-            if lsn < queue.floor_lsn:
-                raise batch_trimmed(f"{self._prefix}: LSN {lsn}", queue.floor)
-            # Chunks before it may be deleted during the search.
-            with contextlib.suppress(BatchTrimmed):
-                return await self._at_lsn(lsn, queue)
-
-    async def _at_lsn(self, lsn: int, queue: QueueFloors) -> int | None:
-        last = (await self._chunks.last_alive(queue.chunk_floor)).chunk
-        if lsn >= last.next_lsn:
-            return None
-        held = await self._chunks.search(
-            queue.chunk_floor, last.number, lambda chunk: chunk.first_lsn <= lsn
-        )
-        await self._check_floor(held.chunk.number)
-        places = held.chunk.places()
-        return [place.sequence for place in places if place.first_lsn <= lsn][-1]
-
-    async def batch_at_time(self, time_us: int, by: TimeBy) -> Descriptor | None:
-        while True:
-            # What is looked at may be deleted while it is searched for.
-            with contextlib.suppress(BatchTrimmed):
-                return await self._at_time(time_us, by)
-
-    async def _at_time(self, time_us: int, by: TimeBy) -> Descriptor | None:
-        queue = await self._chunks.floors()
-        last = (await self._chunks.last_alive(queue.chunk_floor)).chunk
-        search = TimeSearch(self._chunks, queue, time_us, by)
-        found = await search.up_to(last)
-        if found is not None:
-            await self._check_floor(search.chunk)
-        return found
-
-    async def _check_floor(self, number: int) -> None:
-        if await self._chunks.is_dead(number):
-            queue = await self._chunks.floors()
-            raise batch_trimmed(f"{self._prefix}: chunk {number}", queue.floor)

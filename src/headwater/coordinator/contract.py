@@ -1,4 +1,4 @@
-"""What a user of the coordinator provides: a delta that takes writes, a flusher, settings.
+"""What a user of the coordinator provides and gets: delta, flusher, settings, errors.
 
 A *delta* holds the writes since the last flush, in memory. It is frozen and handed to the
 flusher, and a new delta begins with the context that it returned (counters, positions: all
@@ -6,27 +6,38 @@ that continues). The *flusher* stores a frozen delta and returns a *snapshot* th
 
 Readers see three layers, each over the next: the current delta through its reader, the frozen
 deltas that are being flushed, and the snapshot.
+
+Error tree:
+
+HeadwaterError
+├── Unavailable
+│   └── Backpressure       the channel is full: the error holds the write, try it again later
+│       └── WriteTimeout   it stayed full for the caller's time limit
+├── Refused
+│   ├── ApplyFailed        the delta refused this write; it took a write epoch, nothing changed
+│   └── Shutdown           the coordinator was stopped; the error holds a write not applied
+├── FlushFailed            the flusher failed for good: nothing more is written; see its cause
+├── CoordinatorCancelled   such a cause: the coordinator, or its flusher, was cancelled
+└── MessageLost            a subscriber was too slow for 16 views: subscribe again
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from headwater.core import limits
-from headwater.core.errors import Refused
+from headwater.core.errors import HeadwaterError, Refused, Unavailable
 from headwater.core.settings import check_above_zero, whole_number
 
 W_contra = TypeVar("W_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
 D_co = TypeVar("D_co", covariant=True)
 F = TypeVar("F")
-F_co = TypeVar("F_co", covariant=True)
 F_contra = TypeVar("F_contra", contravariant=True)
 V = TypeVar("V")
-V_co = TypeVar("V_co", covariant=True)
 C = TypeVar("C")
 S_co = TypeVar("S_co", covariant=True)
 T = TypeVar("T")
@@ -112,11 +123,9 @@ class CoordinatorConfig:
     """How long `stop` repeats a flush whose error may pass."""
 
     def __post_init__(self) -> None:
-        check_above_zero(
-            self, "queue_capacity", "flush_interval_s", "flush_size_bytes", "max_frozen"
-        )
-        whole_number("queue_capacity", self.queue_capacity)
-        whole_number("max_frozen", self.max_frozen)
+        whole_number("queue_capacity", self.queue_capacity, at_least=1)
+        whole_number("max_frozen", self.max_frozen, at_least=1)
+        check_above_zero(self, "flush_interval_s", "flush_size_bytes")
         if not self.stop_grace_s >= 0:
             raise Refused(f"stop_grace_s is {self.stop_grace_s}: it must be 0 or more")
 
@@ -131,10 +140,80 @@ class ChannelConfig:
     capacity_bytes: int | None = None
     """Bytes that may wait, as `size_of` counts them; None for no bound. A write larger than the
     bound enters an empty channel alone."""
-    size_of: Callable[[Any], int] = field(default=len)
+    size_of: Callable[[Any], int] = len
 
     def __post_init__(self) -> None:
         for name in ("capacity", "capacity_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise Refused(f"channel {self.name!r}: {name} is {value}: it must be above 0")
+
+
+class Backpressure(Unavailable):
+    """The channel is full. `write` is the refused write."""
+
+    def __init__(self, message: str, *, write: Any) -> None:
+        super().__init__(message)
+        self.write = write
+
+
+class WriteTimeout(Backpressure):
+    """The channel stayed full for the caller's time limit."""
+
+
+class ApplyFailed(Refused):
+    """The delta refused a write, which used up its write epoch."""
+
+    def __init__(self, write_epoch: int, message: str) -> None:
+        super().__init__(f"write epoch {write_epoch}: {message}")
+        self.write_epoch = write_epoch
+        self.message = message
+
+
+class Shutdown(Refused):
+    """The coordinator was stopped. `write` was not applied; None if the call had none."""
+
+    def __init__(self, message: str, *, write: Any = None) -> None:
+        super().__init__(message)
+        self.write = write
+
+
+class FlushFailed(HeadwaterError):
+    """A flush failed for good, and with it everything that was not written before."""
+
+
+class CoordinatorCancelled(HeadwaterError):
+    """The coordinator's tasks, or a task that its flusher waited for, were cancelled."""
+
+
+class MessageLost(HeadwaterError):
+    """More views were published than are kept for a subscriber: subscribe again."""
+
+
+def message_of(error: BaseException) -> str:
+    """The text of an error; its type's name if it has no text or raises while making it."""
+    try:
+        return str(error) or type(error).__name__
+    except Exception:
+        return type(error).__name__
+
+
+class Termination:
+    """How a coordinator, or one subscription, terminated: by a stop, or by a failure."""
+
+    def __init__(self, cause: BaseException | None = None) -> None:
+        self.cause = cause
+
+    def error(self, write: Any = None) -> HeadwaterError:
+        """A new error for each caller: a shared one would collect every raiser's frames."""
+        if self.cause is None:
+            return Shutdown("the write coordinator was stopped", write=write)
+        if isinstance(self.cause, MessageLost):
+            return MessageLost(str(self.cause))
+        message = message_of(self.cause)
+        if not isinstance(self.cause, HeadwaterError):
+            # The text alone may say nothing: a KeyError's is its key.
+            message = f"{type(self.cause).__name__}: {message}"
+        error = FlushFailed(f"the write coordinator ended, and nothing more is written: {message}")
+        error.__cause__ = self.cause
+        return error
