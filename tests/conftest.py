@@ -103,6 +103,7 @@ def _takes_the_session(path: str) -> bool:
     return "spark: SparkSession" in (REPOSITORY / path).read_text(encoding="utf-8")
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Sharing:
     return Sharing(config, log)
 

@@ -70,5 +70,5 @@ def test_a_planted_bug_is_caught(bug: str) -> None:
 
 
 def test_the_same_seed_gives_the_same_history() -> None:
-    assert sink_history(5) == sink_history(5)
-    assert sink_history(5) != sink_history(6)
+    assert sink_history(1) == sink_history(1)
+    assert sink_history(1) != sink_history(2)
