@@ -60,7 +60,7 @@ coverage: venv
 
 .PHONY: check
 check: venv
-	@$(BIN)/ruff check $(TREES) || { echo "→ make format mends what can be mended by itself"; exit 1; }
+	@$(BIN)/ruff check $(TREES) || { echo "→ make format repairs what can be repaired automatically"; exit 1; }
 	@$(BIN)/ruff format --check $(TREES) || { echo "→ run: make format"; exit 1; }
 	@$(BIN)/mypy --strict $(TREES)
 	@$(BIN)/python scripts/check_layers.py

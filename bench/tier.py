@@ -13,7 +13,7 @@
 - the log to segments, and ranges of LSNs back, against pyarrow writing and reading the same table;
 - a reader that catches up from the tier, against pyarrow and bare gets (`_tier_reader.py`);
 - for how long copying, comparing and reading hold up the event loop (`_tier_loop.py`);
-- the log of events in object storage: publishing, catching up, high-water marks
+- the event log in object storage: publishing, catching up, high-water marks
   (`_tier_eventlog.py`).
 
 Times are processor time. An epoch has 100,000 segments.

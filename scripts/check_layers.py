@@ -45,7 +45,7 @@ LIBRARY_PACKAGES = {
 """A library that reaches outside, and the only places that import it."""
 
 _CLOCK = "the clock is core's: under the simulator time is virtual"
-_SLEEP = "sleeping is core's: under the simulator nobody waits for real time"
+_SLEEP = "sleeping is core's: under the simulator nothing waits for real time"
 _RANDOM = "randomness is core's: a seed must replay the same history"
 _TASKS = "spawning tasks is core's: the simulator must schedule every one of them"
 _THREADS = "threads are core's: the simulator runs blocking work inline at a scheduled instant"

@@ -3,7 +3,7 @@
 In `src`: files and functions of a readable size, packages whose `__init__.py` is a table of
 contents, names from the field, each class name once, no swallowed errors, no unfinished words, no
 prints. In every file of the repository: a final newline, no trailing blanks, and no words that
-belong to somebody's machine and not to the project.
+belong to one machine and not to the project.
 
     python scripts/tidy.py [ROOT]
 """
@@ -256,7 +256,7 @@ def main(arguments: list[str]) -> int:
     for line in found:
         print(line)
     if found:
-        print(f"tidy: {len(found)} to mend; the rules are in CONTRIBUTING.md", file=sys.stderr)
+        print(f"tidy: {len(found)} to repair; the rules are in CONTRIBUTING.md", file=sys.stderr)
     return 1 if found else 0
 
 

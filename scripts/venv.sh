@@ -78,7 +78,7 @@ is_everything_current() {
     done
 }
 
-is_usable() { # an environment somebody made by other means is welcome, a broken one is not
+is_usable() { # an environment made by other means is welcome, a broken one is not
     [ ! -e "$stamps/installing" ] && is_suitable "$venv/bin/python" || return 1
     if [ -f "$stamps/made" ]; then
         [ "$(cat "$stamps/made")" = "$(pwd)" ]

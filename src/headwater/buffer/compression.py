@@ -157,7 +157,7 @@ class _Frame:
 def _too_large(size_bytes: int, max_bytes: int) -> LimitExceeded:
     return LimitExceeded(
         f"the block holds {size_bytes:,} bytes or more; at most {max_bytes:,} are read. "
-        "Raise the limit if the block is known to be honest."
+        "Raise the limit if you trust the block."
     )
 
 

@@ -57,7 +57,7 @@ _EXISTS: Final = re.compile(r"stream '.*' exists$")
 _TAKE_IT: Final = "To take the one that is there, if it agrees: --exists-ok"
 _OF_PROGRAMS: Final = (
     (
-        'on_bad_batch="dead_letter" keeps a note of it and delivers what follows',
+        'on_bad_batch="dead_letter" records it and delivers the batches after it',
         "--skip-unreadable shows what follows, and names what is missing",
     ),
     (

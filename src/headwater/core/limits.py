@@ -266,7 +266,7 @@ TIER_READ_PARALLEL: Final = 4
 TIER_READ_PLANS: Final = 8
 """How often in a row a reader makes a new plan without coming any further."""
 
-# The tier's log of events in object storage.
+# The tier's event log in object storage.
 EVENT_MAX_BYTES: Final = 1 * MIB
 EVENT_PARTITIONS_MAX: Final = 4096
 EVENT_READS_AT_ONCE: Final = 64

@@ -408,7 +408,7 @@ class NumberedLog(ABC):
             raise
         except (Unavailable, Refused) as error:
             raise OutcomeUnknown(
-                f"{self.key(number)} may have landed, and the floor that would tell cannot be "
+                f"{self.key(number)} may have landed, and the floor that shows it cannot be "
                 f"read: {error}"
             ) from error
 

@@ -10,7 +10,7 @@ has the tokens of the earlier revisions, newest first.
 Always holds:
 
 - each revision is written once: a write names the version it replaces, and no two contents
-  ever have the same bytes (the nonce), hence never the same version;
+  ever have the same bytes (the nonce), and never the same version;
 - so whether a change that was to become revision r landed is a lasting fact: the token at r is
   its own or another's. The history has that fact for REGISTER_HISTORY changes. After more
   changes the caller gets `OutcomeUnknown` instead of a guess. Searching for the change's

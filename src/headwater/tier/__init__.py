@@ -6,11 +6,11 @@
     cache          the state after the events (segment_table has its columns)
     snapshot       the state as a value and as bytes
     segment_cover  which segment each LSN is read from
-    manager        follows a log of events, keeps their state, publishes new ones
+    manager        follows an event log, keeps their state, publishes new ones
     segments       ranges of the log as Parquet objects
     reader         reads LSNs from the local log and the tier
     jobs           what a leader does: copies, merges, expires, removes, repairs
-    rebuild        a new log of events where the old one is damaged (event_replay reads that)
+    rebuild        a new event log where the old one is damaged (event_replay reads that)
 
 Always holds: events published under a stale epoch are ignored; each LSN is read from one segment,
 the one of the newest epoch.

@@ -7,7 +7,7 @@ Conflict
 NotFound
 └── StreamGone         the stream of a led partition was deleted: stop leading it
 Refused
-├── LogRenewed         the log of events continues under another prefix: open that one
+├── LogRenewed         the event log continues under another prefix: open that one
 └── NotOneSegment      these records do not fit into one segment: make two of them
 Damaged
 ├── LocalLogDamaged    the local log cannot be read: recreate it from the buffer or a copy
@@ -42,7 +42,7 @@ class StreamGone(NotFound):
 
 
 class LogRenewed(Refused):
-    """A log of events that was replaced by another: events published to this one are ignored."""
+    """An event log that was replaced by another: events published to this one are ignored."""
 
     @classmethod
     def to(cls, renewed_to: str, key: str) -> LogRenewed:

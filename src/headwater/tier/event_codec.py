@@ -155,7 +155,7 @@ def _decode_head(fields: FieldReader) -> int:
     if api_key == SNAPSHOT:
         raise NotSupported(
             f"metadata event with api key {SNAPSHOT} (a snapshot of a segment), which is never "
-            "written to the log of events: find its writer"
+            "written to the event log: find its writer"
         )
     if api_key not in _HEADS or version != VERSION:
         raise NotSupported(

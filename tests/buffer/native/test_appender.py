@@ -148,7 +148,7 @@ async def test_whoever_always_loses_is_told_that_nothing_landed(
     for _ in range(10):
         for operation in WRITES:
             backend.on(operation, "chunks/", after(lambda: other.append([batch(next(sequences))])))
-    with pytest.raises(Contended, match="others won 3 times"):
+    with pytest.raises(Contended, match="other writers won 3 times"):
         await appender.append([batch(1)])
     assert {producer for producer, _ in await queue.entries()} == {"other"}
     backend.forget()

@@ -238,7 +238,7 @@ async def test_a_write_whose_floor_cannot_be_read_has_an_unknown_outcome(operati
     first = appender._landed + 1
     await runtime.sleep(limits.FLOOR_LEASE_S)
     backend.on("get", "queue.json", fails(DOWN))
-    with pytest.raises(OutcomeUnknown, match="the floor that would tell"):
+    with pytest.raises(OutcomeUnknown, match="the floor that shows it"):
         await appender.append([batch(first)])
     assert await appender.append([batch(first)]) == [AppendedBatch(first - 1, first)]
     assert await queue.entries() == [("p", n) for n in range(1, first + 1)]

@@ -114,7 +114,7 @@ def test_races_that_are_lost_without_waiting_end_in_time_too() -> None:
 
         far.put = loses  # type: ignore[method-assign]
         started_s = runtime.monotonic_s()
-        with pytest.raises(Contended, match="others won"):
+        with pytest.raises(Contended, match="other writers won"):
             await appender.append([batch])
         assert runtime.monotonic_s() - started_s < 0.5 + 4 * REQUEST_S[1]
         assert 1 < appender.counters.writes < limits.V1_ATTEMPTS

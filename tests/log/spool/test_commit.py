@@ -210,7 +210,7 @@ def test_a_flush_that_raises_fails_all_that_wait_and_nothing_more_is_written() -
         wait(submitted(commit, mine))
     with pytest.raises(OutcomeUnknown, match="broken"):
         behind.result()
-    with pytest.raises(Refused, match="broke off"):
+    with pytest.raises(Refused, match="stopped at an error"):
         wait(submitted(commit, pending_append()))
     assert flushed == [[mine]]
     assert [type(error) for error in broken] == [OutcomeUnknown]

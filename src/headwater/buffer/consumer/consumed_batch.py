@@ -65,7 +65,7 @@ class ConsumedBatch:
 
     `records` has only the columns that the producer wrote, in their types; `table()` has all
     columns of the stream, in its types, and the reserved ones. A lost batch, and one that is in the
-    queue twice, has no records: `lost` tells them apart.
+    queue twice, has no records: `lost` distinguishes them.
     """
 
     def __init__(

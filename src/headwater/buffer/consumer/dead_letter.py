@@ -32,7 +32,7 @@ from headwater.core.errors import (
 from headwater.store import Store
 
 FORMAT: Final = 1
-GO_ON: Final = 'on_bad_batch="dead_letter" keeps a note of it and delivers what follows'
+GO_ON: Final = 'on_bad_batch="dead_letter" records it and delivers the batches after it'
 """How to continue without the batch."""
 
 

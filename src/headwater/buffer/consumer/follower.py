@@ -152,7 +152,7 @@ class Follower:
     async def next_descriptors(self, max_count: int) -> list[Descriptor]:
         """Up to `max_count` descriptors of the next batches."""
         if whole_number("max_count", max_count) < 0:
-            raise Refused(f"{max_count} descriptors: ask for none or more")
+            raise Refused(f"{max_count} descriptors: request 0 or more")
         self._process.check()
         async with self._reading, explain_deletion(self.stream):
             self._check_open()

@@ -80,7 +80,7 @@ class Acceptance(tuple[Accepted, ...]):
     def _only(self) -> Accepted:
         if len(self) != 1:
             raise Refused(
-                f"this call has {len(self)} parts: go through them, each has numbers of its own"
+                f"this call has {len(self)} parts: iterate over them, each has its own numbers"
             )
         return self[0]
 
@@ -88,7 +88,7 @@ class Acceptance(tuple[Accepted, ...]):
 class PartlyAccepted(OutcomeUnknown):
     """Some records of a call are accepted, and the others are not: produce only those again.
 
-    It says of the whole call neither that it landed nor that it did not, hence its base.
+    Its base is `OutcomeUnknown`, because the call as a whole neither landed nor failed.
     """
 
     def __init__(self, message: str, *, reason: BaseException) -> None:
@@ -100,8 +100,8 @@ class PartlyAccepted(OutcomeUnknown):
 class Handle(msgspec.Struct, eq=False, gc=False):
     """The result of one produce call. Await it for the acceptance, as often as you like.
 
-    It costs next to nothing until it is awaited, and may be dropped. It is part of no cycle, and
-    a million of them must not slow down every garbage collection: hence `gc=False`.
+    It costs next to nothing until it is awaited, and may be dropped. It is part of no cycle,
+    and has `gc=False`, because a million of them must not slow down every garbage collection.
     """
 
     _source: ProducerBatch | UnroutedBatch | CallBatches

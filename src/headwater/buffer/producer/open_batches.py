@@ -183,7 +183,7 @@ class OpenBatches:
         self._close_unrouted(unrouted)
 
     def _lose(self, unrouted: UnroutedBatch, error: Exception) -> None:
-        """Fail the handles of records that could not be split, or they would wait for ever."""
+        """Fail the handles of records that could not be split, or they would wait without end."""
         batch = ProducerBatch(None, unrouted.first_s, None, partition=0)
         unrouted.route(None, batch)
         batch.rows = unrouted.rows

@@ -357,7 +357,7 @@ class PrimaryReplication:
         if not timeout_s >= 0:
             raise Refused(f"timeout_s is {timeout_s}: it must be 0 or more")
         if whole_number("lsn", lsn) < 1:
-            raise Refused(f"LSN {lsn} is no record's: they begin at 1")
+            raise Refused(f"LSN {lsn}: no record has it, because LSNs begin at 1")
         if lsn > self.wal.current_lsn():
             raise Refused(
                 f"LSN {lsn} is not in the log, which ends at {self.wal.current_lsn()}: wait for a "

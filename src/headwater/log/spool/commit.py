@@ -209,12 +209,14 @@ class GroupCommit:
         if isinstance(error, HeadwaterError) and not isinstance(error, _CHANGED_NOTHING):
             failure: HeadwaterError = error
         else:
-            failure = OutcomeUnknown(f"the log broke off: {error!r}. Open it again, and look")
+            failure = OutcomeUnknown(
+                f"the log stopped at an error: {error!r}. Open it again, and look"
+            )
             failure.__cause__ = error
         with self._mutex:
             failed, self._waiting = [*batch, *self._waiting], []
             self._waiting_bytes, self._has_writer = 0, False
-            self._closed = f"the log broke off: {error!r}. Open it again"
+            self._closed = f"the log stopped at an error: {error!r}. Open it again"
         self._on_broken(failure)
         for append in failed:
             append.settle(failure)

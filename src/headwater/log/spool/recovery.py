@@ -59,8 +59,8 @@ def cut_torn_end(
         return None
     if result.gave_up and result.why is None:
         raise SpoolCorrupt(
-            "these bytes are no whole frame, and too much after them looks like frames to tell "
-            "whether they were synced",
+            "these bytes are no whole frame, and so much after them looks like frames that it is "
+            "unknown whether they were synced",
             path=path,
             offset=result.valid_bytes,
             lsn=result.last_lsn + 1,

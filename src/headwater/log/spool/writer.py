@@ -288,7 +288,7 @@ class SegmentWriter:
     def _fail(self, error: HeadwaterError) -> HeadwaterError:
         failure = DiskFailed(
             f"{error}. Nothing more is written to this log, and what was not acknowledged may be "
-            "lost: look after the disk, then open the log again"
+            "lost: check the disk, then open the log again"
         )
         self._state.fail(failure)
         _log.error("%s", failure)

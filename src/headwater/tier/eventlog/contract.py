@@ -191,7 +191,7 @@ class MetadataEventLog(ABC):
 
     def check_open(self) -> None:
         if self._closed:
-            raise Refused("the log of metadata events is closed: open another")
+            raise Refused("the event log is closed: open another")
 
     def check_partition(self, partition: int) -> None:
         if not 0 <= partition < self.partition_count:

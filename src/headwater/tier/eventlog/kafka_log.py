@@ -132,8 +132,7 @@ async def _close_created(creating: asyncio.Task[TopicReader]) -> None:
 def _check_can_open() -> None:
     if importlib.util.find_spec("confluent_kafka") is None:
         raise NotSupported(
-            "a log of metadata events in Kafka needs its client: "
-            "pip install 'confluent-kafka>=2.16'"
+            "an event log in Kafka needs its client: pip install 'confluent-kafka>=2.16'"
         )
     if not runtime.current().outside_allowed:
         raise Refused("a simulation has no sockets: use InProcessEventLog")

@@ -151,7 +151,7 @@ class KafkaTopic:
     @property
     def _admin(self) -> AdminClient:
         if self._client is None:
-            raise Refused("the log of metadata events is closed: open another")
+            raise Refused("the event log is closed: open another")
         return self._client
 
     def close(self) -> None:

@@ -151,7 +151,7 @@ async def _open_record(
 ) -> LogRecord:
     if not 1 <= partition_count <= limits.EVENT_PARTITIONS_MAX:
         raise Refused(
-            f"a log of events has 1 to {limits.EVENT_PARTITIONS_MAX:,} partitions "
+            f"an event log has 1 to {limits.EVENT_PARTITIONS_MAX:,} partitions "
             f"(EVENT_PARTITIONS_MAX), not {partition_count}"
         )
     register = Register(store, log_key(prefix), LogRecord)

@@ -176,8 +176,8 @@ class NativeAppender(Appender):
             if self._unsettled is None and self._landed == before:
                 raise
             raise OutcomeUnknown(
-                f"{self._chunks.prefix}: some of {len(batches)} batches may be appended, and what "
-                f"would tell cannot be read: append the same ones again: {error}"
+                f"{self._chunks.prefix}: some of {len(batches)} batches may be appended, and the "
+                f"queue cannot be read to check: append the same ones again: {error}"
             ) from error
 
     async def _append(self, batches: Sequence[NewBatch]) -> list[AppendedBatch]:
@@ -197,7 +197,7 @@ class NativeAppender(Appender):
                 continue
             if budget.used >= limits.APPEND_ATTEMPTS or budget.remaining_s <= 0:
                 raise Contended(
-                    f"{self._chunks.prefix}: others won {budget.used} times: not appended"
+                    f"{self._chunks.prefix}: other writers won {budget.used} times: not appended"
                 )
             if look_first and self._unsettled is None:
                 await runtime.sleep(self._tail.turns.wait_s(budget.used))

@@ -170,7 +170,7 @@ class QueueTail:
             return await self.chunks.is_dead(number)
         except (Unavailable, Refused) as error:
             raise OutcomeUnknown(
-                f"{self.chunks.key(number)} may have landed, and the floor that would tell cannot "
+                f"{self.chunks.key(number)} may have landed, and the floor that shows it cannot "
                 f"be read: {error}"
             ) from error
 
@@ -182,8 +182,8 @@ class QueueTail:
             last = await self.chunks.last(number)
         except (Unavailable, Refused) as error:
             raise OutcomeUnknown(
-                f"{self.chunks.key(number)} may have landed and be gone, and the end that would "
-                f"tell cannot be read: {error}"
+                f"{self.chunks.key(number)} may have landed and be gone, and the end that "
+                f"shows it cannot be read: {error}"
             ) from error
         await self.go_on(last)
 

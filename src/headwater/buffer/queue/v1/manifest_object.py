@@ -344,7 +344,9 @@ class ManifestRetry:
 
     def contended(self) -> Contended:
         """The error once the attempts are over and nothing landed."""
-        return Contended(f"{self._manifest.key}: not changed: others won {self.losses} times")
+        return Contended(
+            f"{self._manifest.key}: not changed: other writers won {self.losses} times"
+        )
 
 
 async def raise_epoch(
