@@ -10,10 +10,11 @@ BIN := .venv/bin
 VENV := sh scripts/venv.sh
 TREES := $(wildcard src tests scripts bench)
 COVERAGE := --cov --cov-report=term:skip-covered
-# Two processes share the tests, a file at a time.
-SHARED := --numprocesses 2 --dist loadfile
+# Two processes share the tests; tests/conftest.py says how.
+SHARED := --numprocesses 2
 # A test that hangs is shown with the stacks of all its threads, and ends the run.
 HANGS := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+PYTEST = $(BIN)/python -m pytest $(HANGS) -m "not interop and not torture"
 
 # PYTHON=… names the interpreter to build .venv from; without it one is looked for.
 export PYTHON
@@ -23,7 +24,8 @@ help:
 	@echo "Headwater: make <target>"
 	@echo
 	@echo "  demo         run the main job end to end, on this machine, with nothing else installed"
-	@echo "  test         a fair sample of everything, with coverage      (ARGS='tests/store -k name')"
+	@echo "  test         a fair sample of everything                     (ARGS='tests/store -k name')"
+	@echo "  coverage     the same, and what of the code it runs; takes twice as long"
 	@echo "  check        ruff, mypy --strict, layers, tidy, pins, exports"
 	@echo "  format       let ruff put right what it can"
 	@echo
@@ -46,10 +48,15 @@ venv:
 demo: venv
 	@$(BIN)/python -m headwater.cli demo $(ARGS)
 
-# Coverage is a promise of the whole run: a part of it (ARGS) is not measured.
+# Tracing more than doubles the processor time of the tests. It is done when make is to check as well,
+# as CI has it do, and by make coverage; of a part of the tests (ARGS) coverage says nothing.
 .PHONY: test
 test: venv
-	$(BIN)/python -m pytest $(HANGS) -m "not interop and not torture" $(if $(ARGS),$(ARGS),$(SHARED) $(COVERAGE))
+	$(PYTEST) $(if $(ARGS),$(ARGS),$(SHARED) $(if $(filter check,$(MAKECMDGOALS)),$(COVERAGE)))
+
+.PHONY: coverage
+coverage: venv
+	$(PYTEST) $(SHARED) $(COVERAGE)
 
 .PHONY: check
 check: venv

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import subprocess
@@ -45,12 +46,18 @@ class WarmProcess:
         self._process.stdin.close()
         self._process.wait()
 
-    def run(self, root: Path, seed: int, **options: Any) -> None:
+    def run(self, root: Path, **options: Any) -> None:
         """One round, to its end."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        order = json.dumps({"root": str(root), "seed": seed, **options})
+        order = json.dumps({"root": str(root), **options})
         self._process.stdin.write(order.encode() + b"\n")
         self._process.stdin.flush()
         told = json.loads(self._process.stdout.readline() or '"the warm process ended"')
         assert told == "done", told
+
+
+@functools.cache
+def warm_process(module: str) -> WarmProcess:
+    """The one of this module, which ends with this process."""
+    return WarmProcess(module)

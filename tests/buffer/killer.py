@@ -29,7 +29,7 @@ from headwater.cli.demo.orders import accepted_numbers
 from headwater.core import runtime
 from headwater.store import open_store
 from tests.buffer.ledger import count, delivered_numbers, last_line
-from tests.warm_process import WarmProcess, serve
+from tests.warm_process import serve, warm_process
 
 PRODUCERS: Final = ("left", "right")
 RECORDS: Final = 300
@@ -193,16 +193,11 @@ def check(root: Path) -> None:
         assert delivered[name] == list(range(1, RECORDS + 1)), f"{name}: not everything arrived"
 
 
-_killer: list[WarmProcess] = []
-
-
 def kill_round(seed: int, *, resumes: bool = True) -> None:
     """One round. Raises when a promise was broken, and keeps what it left."""
-    if not _killer:
-        _killer.append(WarmProcess("tests.buffer.killer"))
     root = Path(tempfile.mkdtemp(prefix="headwater-buffer-kill-"))
     try:
-        _killer[0].run(root, seed, resumes=resumes)
+        warm_process("tests.buffer.killer").run(root, seed=seed, resumes=resumes)
         check(root)
     except BaseException as error:
         error.add_note(f"what the round left: {root} (seed {seed})")

@@ -76,6 +76,7 @@ def test_the_same_seed_gives_the_same_history() -> None:
     assert schema_history(1) == schema_history(1)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_noticed(bug: str) -> None:
     expect_noticed(

@@ -25,7 +25,7 @@ from tests.torture.surroundings import Replacement
 
 HISTORIES_TO_CATCH_A_BUG = 100
 CAUGHT = (*NOTICED, LookupError)
-RARE = {"hold-dropped-at-once": 360}
+RARE = {"hold-dropped-at-once": 366, "version-committed-again": 8}
 """Bugs that few histories notice, and a seed from which on one does so soon."""
 
 
@@ -58,6 +58,7 @@ def test_no_history_breaks_a_promise(scenario: Any) -> None:
     scenario.run_sample()
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_caught(bug: str) -> None:
     expect_noticed(
@@ -69,5 +70,5 @@ def test_a_planted_bug_is_caught(bug: str) -> None:
 
 
 def test_the_same_seed_gives_the_same_history() -> None:
-    assert sink_history(5) == sink_history(5)
-    assert sink_history(5) != sink_history(6)
+    assert sink_history(1) == sink_history(1)
+    assert sink_history(1) != sink_history(2)

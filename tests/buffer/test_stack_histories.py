@@ -231,26 +231,31 @@ def test_no_history_breaks_a_promise(scenario: Any) -> None:
     scenario.run_sample()
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", NATIVE)
 def test_a_bug_planted_above_a_native_queue_is_caught(bug: str) -> None:
     _expect_caught(native_history, NATIVE[bug], first=FIRST_NATIVE.get(bug, 0))
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", V1)
 def test_a_bug_planted_above_a_v1_queue_is_caught(bug: str) -> None:
     _expect_caught(v1_history, V1[bug], first=FIRST_V1.get(bug, 0))
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", TRUNCATING)
 def test_a_bug_planted_in_truncation_is_caught(bug: str) -> None:
     _expect_caught(truncating_history, TRUNCATING[bug], first=FIRST_TRUNCATING.get(bug, 0))
 
 
+@pytest.mark.planted
 def test_a_floor_that_settles_by_the_stores_clock_is_caught() -> None:
     bug = (NativeCollector, "_begin", settles_by_the_stores_clock)
     _expect_caught(clocks_history, bug, first=0)
 
 
+@pytest.mark.planted
 def test_an_outage_that_makes_no_answer_a_no_is_caught() -> None:
     _expect_caught(outages_history, NATIVE["unknown-is-a-failure"], first=0)
 

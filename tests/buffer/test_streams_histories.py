@@ -68,11 +68,13 @@ def test_no_history_breaks_a_promise(scenario: Any) -> None:
     scenario.run_sample()
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", PARTITIONS)
 def test_a_bug_among_partitions_is_caught(bug: str) -> None:
     _expect_caught(partitions_history, PARTITIONS[bug])
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", ALTERING)
 def test_a_bug_of_whoever_alters_is_caught(bug: str) -> None:
     _expect_caught(altering_history, ALTERING[bug])

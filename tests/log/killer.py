@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from headwater.log import Spool, SpoolConfig
 from tests.log.given import everything, values, wait
-from tests.warm_process import WarmProcess, serve
+from tests.warm_process import serve, warm_process
 
 LIVES: Final = 4
 LIFE_MAX_S: Final = 0.12
@@ -167,17 +167,12 @@ def check(root: Path) -> int:
     return len(acknowledged)
 
 
-_killer: list[WarmProcess] = []
-
-
 def kill_round(seed: int, *, boasts: bool = False) -> int:
     """One round; how many records were acknowledged. Raises when a promise was broken, and keeps
     what it left. A writer that `boasts` notes what it has before it has it."""
-    if not _killer:
-        _killer.append(WarmProcess("tests.log.killer"))
     root = Path(tempfile.mkdtemp(prefix="headwater-log-kill-"))
     try:
-        _killer[0].run(root, seed, boasts=boasts)
+        warm_process("tests.log.killer").run(root, seed=seed, boasts=boasts)
         acknowledged = check(root)
     except BaseException as error:
         error.add_note(f"what the round left: {root} (seed {seed})")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,25 +20,11 @@ from headwater.store import (
     Version,
 )
 from headwater.store.objects import Buffer
-from headwater.testing import MemoryWal, Simulation, simulate
+from headwater.testing import MemoryWal
 
 STREAM = "orders"
 STREAM_ID = "6f1e9a52-1111-4222-8333-444455556666"
 SLOTS_KEY = f"streams/{STREAM}/0/log/{STREAM_ID}/slots.json"
-
-
-def virtual(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """A test whose clock stands still while it has something to do."""
-
-    @functools.wraps(test)
-    def run() -> None:
-        async def main(_: Simulation) -> None:
-            await test()
-
-        simulate(main, stall_max_s=0)
-
-    del run.__wrapped__  # pytest would take the coroutine function for the test
-    return run
 
 
 def memory_store() -> Store:

@@ -25,7 +25,7 @@ from tests.planted import expect_noticed
 from tests.torture.replica_scenarios import SCENARIOS, replica_history
 
 HISTORIES_TO_CATCH_A_BUG = 60
-BEGIN_AT = {"empty-copy-begins-anywhere": 26}
+BEGIN_AT = {"empty-copy-begins-anywhere": 26, "gap-is-applied": 4}
 """Where a bug shows only in few histories, one of them."""
 
 
@@ -144,6 +144,7 @@ def test_no_history_breaks_a_promise(scenario: Any) -> None:
     scenario.run_sample()
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_caught(bug: str) -> None:
     owner, name, instead = PLANTED[bug]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.warm_process import warm_process
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
@@ -32,10 +32,7 @@ def _programs() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "code"), _programs(), ids=[name for name, _ in _programs()])
 def test_a_program_on_a_page_runs(name: str, code: str, tmp_path: Path) -> None:
     program = code.replace("file:///tmp/headwater", f"file://{tmp_path}/store")
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=tmp_path
-    )
-    assert done.returncode == 0, f"{name}: {done.stderr}"
+    warm_process("tests.project.programs").run(tmp_path, code=program)
 
 
 def test_there_are_programs_to_run() -> None:

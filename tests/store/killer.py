@@ -29,7 +29,7 @@ from headwater.core.errors import NotFound
 from headwater.store import IF_ABSENT, LocalBackend, Parts, Version
 from headwater.store.objects import Buffer
 from tests.store.scripted import GivenParts
-from tests.warm_process import WarmProcess, serve
+from tests.warm_process import serve, warm_process
 
 TASKS: Final = 4
 WRITES_MAX: Final = 5000
@@ -186,16 +186,11 @@ async def _check_usable(backend: LocalBackend) -> None:
             await backend.put(key, b"", version)
 
 
-_killer: list[WarmProcess] = []
-
-
 def kill_round(seed: int, kind: Kind = "sound") -> int:
     """One writer, killed. Raises when the store broke a promise; keeps what it left."""
-    if not _killer:
-        _killer.append(WarmProcess("tests.store.killer"))
     root = Path(tempfile.mkdtemp(prefix="headwater-kill-"))
     try:
-        _killer[0].run(root, seed, kind=kind)
+        warm_process("tests.store.killer").run(root, seed=seed, kind=kind)
         objects = check(root / "store", _acknowledged(root))
     except BaseException as error:
         error.add_note(f"what the killed process left: {root} (seed {seed})")

@@ -113,6 +113,7 @@ def test_no_history_loses_doubles_or_invents_an_update(scenario: Any) -> None:
     scenario.run_sample()
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     ("history", "parts"),
     [

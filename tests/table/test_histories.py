@@ -155,11 +155,13 @@ PLANTED: dict[str, list[Replacement]] = {
 }
 FIRST_SEEDS = {
     "rename-frees-whatever-is-there": 18,
-    "rename-arrives-wherever-it-is-free": 96,
+    "files-of-any-table": 12,
+    "rename-arrives-wherever-it-is-free": 138,
     "rename-is-not-finished-first": 11,
     "sweep-by-the-writers-clock": 38,
     "orphans-of-the-name": 86,
-    "floor-looked-at-too-early": 28,
+    "floor-looked-at-too-early": 37,
+    "unknown-is-hidden": 10,
 }
 """Where not to begin at 0: what takes a stall at one moment is seldom seen."""
 
@@ -169,6 +171,7 @@ def test_no_history_breaks_a_promise(scenario: Any) -> None:
     scenario.run_sample()
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_caught(bug: str) -> None:
     expect_noticed(

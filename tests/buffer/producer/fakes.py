@@ -40,30 +40,11 @@ Step = Callable[[Apply], Awaitable[Any]]
 ID = "6b1c7c0e-27a4-4a56-9d1f-3f1f8a2f6f11"
 
 
-def fails(error: Exception) -> Step:
-    """Not carried out."""
-
-    async def step(_: Apply) -> None:
-        raise error
-
-    return step
-
-
 def fails_after(seconds: float, error: Exception) -> Step:
     """Not carried out, which takes so long."""
 
     async def step(_: Apply) -> None:
         await runtime.sleep(seconds)
-        raise error
-
-    return step
-
-
-def lands_then(error: Exception) -> Step:
-    """Carried out, and answered with an error all the same."""
-
-    async def step(apply: Apply) -> None:
-        await apply()
         raise error
 
     return step

@@ -20,7 +20,8 @@ from headwater.buffer.stream import create_stream
 from headwater.core import portal, runtime
 from headwater.core.errors import Denied, NotFound, Refused
 from headwater.store import Store, open_store
-from tests.buffer.producer.fakes import FakeStream, fails, fake_stream
+from tests.buffer.producer.fakes import FakeStream, fake_stream
+from tests.store.scripted import fails
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from headwater.core.errors import Denied, OutcomeUnknown, Refused
 from headwater.core.limits import KIB
 from headwater.store import MemoryBackend, Store
 from headwater.testing import Faults, FaultyStore, Simulation, simulate
-from tests.buffer.producer.fakes import FakeStream, fails, fake_stream, hangs, takes
+from tests.buffer.producer.fakes import FakeStream, fake_stream, hangs, takes
 from tests.buffer.producer.opened import LOST, opened
-from tests.store.scripted import virtual
+from tests.store.scripted import fails, virtual
 
 COLUMNS = pa.schema([("n", pa.int64()), ("fill", pa.binary())])
 

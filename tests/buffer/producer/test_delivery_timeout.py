@@ -7,17 +7,9 @@ import pytest
 from headwater.buffer.producer import Producer
 from headwater.core import runtime
 from headwater.core.errors import Denied, Fenced, OutcomeUnknown, Refused, Unavailable
-from tests.buffer.producer.fakes import (
-    Step,
-    fails,
-    fails_after,
-    fake_stream,
-    hangs,
-    lands_then,
-    takes,
-)
+from tests.buffer.producer.fakes import Step, fails_after, fake_stream, hangs, takes
 from tests.buffer.producer.opened import DOWN, LOST, one_by_one, opened
-from tests.store.scripted import virtual
+from tests.store.scripted import fails, lands_then, virtual
 
 # The delivery timeout
 

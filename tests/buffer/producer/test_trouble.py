@@ -26,16 +26,14 @@ from headwater.core.runtime import ULID_MAX
 from tests.buffer.producer.fakes import (
     Apply,
     Step,
-    fails,
     fails_after,
     fake_stream,
     hangs,
     lands_partly,
-    lands_then,
     takes,
 )
 from tests.buffer.producer.opened import DOWN, LOST, one_by_one, opened
-from tests.store.scripted import virtual
+from tests.store.scripted import fails, lands_then, virtual
 
 
 async def breaks_off(producer: Producer) -> None:

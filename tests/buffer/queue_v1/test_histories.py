@@ -22,7 +22,7 @@ from tests.planted import expect_noticed
 from tests.torture.queue_v1_scenarios import SCENARIOS, Bug, foreign_history, history
 
 HISTORIES_TO_CATCH_A_BUG = 400
-LIKELY = {"dequeued-unseen": 42}
+LIKELY = {"dequeued-unseen": 42, "duplicates-delivered": 25}
 """Seeds to begin with, where most histories are blind to a bug: only to be done sooner."""
 CAUGHT = (AssertionError, ConsumedElsewhere, Damaged, UnhandledFailure)
 
@@ -97,35 +97,39 @@ async def _not_fenced(self: V1Consumer) -> StoredManifest:
     return await self._queue.manifest.read()
 
 
-@pytest.mark.parametrize(
-    "bug",
-    [
-        pytest.param(Bug(Store, "_conflict_with", _refused_says(False)), id="clean-412-in-doubt"),
-        pytest.param(Bug(Store, "_conflict_with", _refused_says(True)), id="every-conflict-clean"),
-        pytest.param(Bug(V1Appender, "_settle", _append_again), id="blind-re-append"),
-        pytest.param(Bug(V1Appender, "_settle_passed", _gone_is_not_landed), id="dequeued-unseen"),
-    ],
-)
-def test_a_planted_bug_is_caught_beside_a_foreign_consumer(bug: Bug) -> None:
+BESIDE_A_FOREIGN_CONSUMER = {
+    "clean-412-in-doubt": Bug(Store, "_conflict_with", _refused_says(False)),
+    "every-conflict-clean": Bug(Store, "_conflict_with", _refused_says(True)),
+    "blind-re-append": Bug(V1Appender, "_settle", _append_again),
+    "dequeued-unseen": Bug(V1Appender, "_settle_passed", _gone_is_not_landed),
+}
+PLANTED = {
+    "blind-re-append": Bug(V1Appender, "_settle", _append_again),
+    "dequeued-unseen": Bug(V1Appender, "_settle_passed", _gone_is_not_landed),
+    "manifest-before-side": Bug(V1Consumer, "dequeue", _manifest_first),
+    "unfenced-read": Bug(V1Consumer, "_fenced_read", _not_fenced),
+    "duplicates-delivered": Bug(Ledger, "_repeated", _every_one_is_the_first),
+    "unacknowledged-collected": Bug(V1Collector, "_expired", _all_of_it),
+    "side-before-manifest": Bug(reader_module, "read_view", _side_first),
+}
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize("bug", BESIDE_A_FOREIGN_CONSUMER)
+def test_a_planted_bug_is_caught_beside_a_foreign_consumer(bug: str) -> None:
     expect_noticed(
-        lambda seed: foreign_history(seed, bug), within=HISTORIES_TO_CATCH_A_BUG, by=CAUGHT
+        lambda seed: foreign_history(seed, BESIDE_A_FOREIGN_CONSUMER[bug]),
+        within=HISTORIES_TO_CATCH_A_BUG,
+        by=CAUGHT,
     )
 
 
-@pytest.mark.parametrize(
-    "bug",
-    [
-        pytest.param(Bug(V1Appender, "_settle", _append_again), id="blind-re-append"),
-        pytest.param(Bug(V1Appender, "_settle_passed", _gone_is_not_landed), id="dequeued-unseen"),
-        pytest.param(Bug(V1Consumer, "dequeue", _manifest_first), id="manifest-before-side"),
-        pytest.param(Bug(V1Consumer, "_fenced_read", _not_fenced), id="unfenced-read"),
-        pytest.param(Bug(Ledger, "_repeated", _every_one_is_the_first), id="duplicates-delivered"),
-        pytest.param(Bug(V1Collector, "_expired", _all_of_it), id="unacknowledged-collected"),
-        pytest.param(Bug(reader_module, "read_view", _side_first), id="side-before-manifest"),
-    ],
-)
-def test_a_planted_bug_is_caught(bug: Bug, request: pytest.FixtureRequest) -> None:
-    first = LIKELY.get(request.node.callspec.id, 0)
+@pytest.mark.planted
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_caught(bug: str) -> None:
     expect_noticed(
-        lambda seed: history(seed, bug), within=HISTORIES_TO_CATCH_A_BUG, first=first, by=CAUGHT
+        lambda seed: history(seed, PLANTED[bug]),
+        within=HISTORIES_TO_CATCH_A_BUG,
+        first=LIKELY.get(bug, 0),
+        by=CAUGHT,
     )

@@ -14,7 +14,8 @@ from headwater.log.primary.slot import (
     Slot,
 )
 from headwater.testing import MemoryWal
-from tests.log.leaders import Leader, leader, slot_register, virtual
+from tests.log.leaders import Leader, leader, slot_register
+from tests.store.scripted import virtual
 
 
 async def with_a_lost_slot() -> tuple[Leader, str]:

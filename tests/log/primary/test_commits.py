@@ -20,7 +20,8 @@ from headwater.log import (
 )
 from headwater.log.primary.commits import CommitPolicy
 from headwater.log.primary.registry import ReplicaState
-from tests.log.leaders import leader, slot_register, virtual
+from tests.log.leaders import leader, slot_register
+from tests.store.scripted import virtual
 
 
 def replicas(*durable: int) -> list[ReplicaState]:

@@ -6,7 +6,8 @@ import pytest
 
 from headwater.core import runtime
 from headwater.log.primary.commits import throttle_delay_s
-from tests.log.leaders import Leader, leader, virtual
+from tests.log.leaders import Leader, leader
+from tests.store.scripted import virtual
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from headwater.core.errors import Damaged, Fenced, OutcomeUnknown, Refused, Roll
 from headwater.log.primary.slot import FullRebootstrap, InvalidationCause, PartialResync, SlotStatus
 from headwater.store import Store
 from headwater.testing import MemoryWal
-from tests.log.leaders import SLOTS_KEY, Away, leader, slot_register, virtual
+from tests.log.leaders import SLOTS_KEY, Away, leader, slot_register
+from tests.store.scripted import virtual
 
 
 @virtual

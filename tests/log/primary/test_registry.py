@@ -11,7 +11,8 @@ from headwater.core import runtime
 from headwater.core.errors import Fenced, NotFound, Refused, Unavailable
 from headwater.log import AckN, PrimaryService
 from headwater.log.primary.registry import Acknowledgement
-from tests.log.leaders import leader, virtual
+from tests.log.leaders import leader
+from tests.store.scripted import virtual
 
 
 @virtual

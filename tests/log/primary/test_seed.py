@@ -18,7 +18,8 @@ from headwater.log.primary.slot import FullRebootstrap, InvalidationCause, Parti
 from headwater.store import open_store
 from headwater.testing import MemoryWal
 from tests.log.given import values
-from tests.log.leaders import Leader, leader, slot_register, virtual
+from tests.log.leaders import Leader, leader, slot_register
+from tests.store.scripted import virtual
 
 
 def retained(one: Leader) -> list[int]:

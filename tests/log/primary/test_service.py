@@ -16,7 +16,8 @@ from headwater.log.primary.service import PullResponse
 from headwater.log.primary.slot import FullRebootstrap, InvalidationCause, PartialResync
 from headwater.store import Store
 from headwater.testing import MemoryWal
-from tests.log.leaders import Away, leader, slot_register, virtual
+from tests.log.leaders import Away, leader, slot_register
+from tests.store.scripted import virtual
 
 
 def lsns(pulled: PullResponse) -> list[int]:

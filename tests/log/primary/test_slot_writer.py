@@ -23,7 +23,8 @@ from headwater.log import SlotRegister
 from headwater.log.primary.slot import InvalidationCause
 from headwater.log.primary.slot_writer import SlotWriter
 from headwater.store import Store
-from tests.log.leaders import SLOTS_KEY, Away, memory_store, slot_register, virtual
+from tests.log.leaders import SLOTS_KEY, Away, memory_store, slot_register
+from tests.store.scripted import virtual
 
 INTERVAL_S = 5.0
 

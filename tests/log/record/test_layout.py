@@ -11,8 +11,9 @@ import pytest
 from headwater.log import Group, changes_of
 from headwater.log.record.arrow_types import python_rows
 from tests.log.edges import EDGES
-from tests.log.leaders import memory_store, virtual
+from tests.log.leaders import memory_store
 from tests.log.replica.given import keyed_states
+from tests.store.scripted import virtual
 
 BEYOND: dict[str, tuple[pa.Array, object]] = {
     "seconds": (pa.array([2**62], pa.timestamp("s")), 2**62),

@@ -9,8 +9,9 @@ from headwater.core.errors import Refused
 from headwater.log import Bookmark, GoElsewhere
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk
-from tests.log.leaders import leader, virtual
+from tests.log.leaders import leader
 from tests.log.replica.given import Tampering, reaches, standby
+from tests.store.scripted import virtual
 
 
 def test_a_bookmark_is_a_term_and_an_lsn() -> None:

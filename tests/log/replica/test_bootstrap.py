@@ -17,7 +17,7 @@ from headwater.log.primary.slot import InvalidationCause
 from headwater.store import Store
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk
-from tests.log.leaders import Away, Leader, leader, memory_store, virtual
+from tests.log.leaders import Away, Leader, leader, memory_store
 from tests.log.replica.given import (
     Tampering,
     fails,
@@ -28,6 +28,7 @@ from tests.log.replica.given import (
     rows,
     standby,
 )
+from tests.store.scripted import virtual
 
 
 def changes(first_lsn: int, last_lsn: int, *, of: str = "log") -> list[Group]:

@@ -17,8 +17,9 @@ from headwater.log.primary.service import AcknowledgeResponse
 from headwater.log.replica.copies import SavedState, SavedStateFile
 from headwater.testing import Process, Simulation, simulate
 from headwater.testing.disk import CrashKind, FaultyDisk
-from tests.log.leaders import leader, virtual
+from tests.log.leaders import leader
 from tests.log.replica.given import PATH, Tampering, fails, is_prefix, reaches, standby
+from tests.store.scripted import virtual
 
 
 class Apart:

@@ -11,7 +11,7 @@ from headwater.log import Bookmark, Diverged, GoElsewhere
 from headwater.log.replica.contract import ReplicaPhase
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk
-from tests.log.leaders import Leader, leader, memory_store, virtual
+from tests.log.leaders import Leader, leader, memory_store
 from tests.log.replica.given import (
     Tampering,
     another,
@@ -24,6 +24,7 @@ from tests.log.replica.given import (
     rows,
     standby,
 )
+from tests.store.scripted import virtual
 
 
 async def diverged(disk: FaultyDisk) -> tuple[Leader, Tampering]:

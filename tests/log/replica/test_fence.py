@@ -27,7 +27,7 @@ from headwater.log.replica.copies import (
 from headwater.testing import MemoryWal
 from headwater.testing.disk import Crashed, CrashKind, FaultyDisk
 from tests.log.given import numbered
-from tests.log.leaders import leader, memory_store, virtual
+from tests.log.leaders import leader, memory_store
 from tests.log.replica.given import (
     PATH,
     Tampering,
@@ -38,6 +38,7 @@ from tests.log.replica.given import (
     rows,
     standby,
 )
+from tests.store.scripted import virtual
 
 
 @virtual

@@ -18,7 +18,7 @@ from headwater.log.replica.link import split_pull
 from headwater.store import Store
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk
-from tests.log.leaders import Away, leader, virtual
+from tests.log.leaders import Away, leader
 from tests.log.replica.given import (
     Tampering,
     copied,
@@ -30,6 +30,7 @@ from tests.log.replica.given import (
     rows,
     standby,
 )
+from tests.store.scripted import virtual
 
 
 @virtual

@@ -12,8 +12,8 @@ from headwater.log.record import hashes
 from headwater.log.record.group import NO_RECORDS, GroupRing
 from headwater.log.record.hashes import hashes_between
 from headwater.log.replica.link import compare_groups
-from tests.log.leaders import virtual
 from tests.log.replica.given import another, rows
+from tests.store.scripted import virtual
 
 
 def small(first_lsn: int, last_lsn: int) -> list[Group]:

@@ -19,8 +19,9 @@ from headwater.log.replica.contract import Image
 from headwater.log.replica.image import decode_image, encode_image
 from headwater.store import Store
 from tests.log.edges import EDGES
-from tests.log.leaders import Away, memory_store, virtual
+from tests.log.leaders import Away, memory_store
 from tests.log.replica.given import keyed_states, rows
+from tests.store.scripted import virtual
 
 INSERT, UPDATE, DELETE, REFRESH = map(int, Operation)
 

@@ -9,8 +9,9 @@ from headwater.buffer.records import Operation
 from headwater.core.errors import NotSupported
 from headwater.log import ChangeRecord, Group, KeyedState, group_of
 from headwater.log.replica import keyed_table
-from tests.log.leaders import memory_store, virtual
+from tests.log.leaders import memory_store
 from tests.log.replica.given import keyed_states, rows
+from tests.store.scripted import virtual
 
 
 def state() -> KeyedState:

@@ -21,8 +21,9 @@ from headwater.log import (
 from headwater.log.replica.contract import Image
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk
-from tests.log.leaders import leader, virtual
+from tests.log.leaders import leader
 from tests.log.replica.given import copied, is_prefix, reaches, rows, standby
+from tests.store.scripted import virtual
 
 NONE = pa.record_batch({"_value": pa.array([], pa.binary())})
 

@@ -15,7 +15,7 @@ from headwater.log.replica import follower
 from headwater.log.replica.contract import Bookmark, ReplicaPhase
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk
-from tests.log.leaders import leader, memory_store, virtual
+from tests.log.leaders import leader, memory_store
 from tests.log.replica.given import (
     PATH,
     Tampering,
@@ -29,6 +29,7 @@ from tests.log.replica.given import (
     rows,
     standby,
 )
+from tests.store.scripted import virtual
 
 
 @virtual

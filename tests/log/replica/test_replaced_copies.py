@@ -11,7 +11,7 @@ from headwater.core import runtime
 from headwater.log import Bookmark, LogCopies
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk
-from tests.log.leaders import leader, virtual
+from tests.log.leaders import leader
 from tests.log.replica.given import (
     Tampering,
     copied,
@@ -19,6 +19,7 @@ from tests.log.replica.given import (
     replica_disk,
     standby,
 )
+from tests.store.scripted import virtual
 
 
 @virtual

@@ -11,8 +11,9 @@ from headwater.core import runtime
 from headwater.core.errors import Refused, Unavailable
 from headwater.log import LogCopies, LogCopy, Replica
 from headwater.testing.disk import FaultyDisk
-from tests.log.leaders import Leader, leader, virtual
+from tests.log.leaders import Leader, leader
 from tests.log.replica.given import is_prefix, reaches, standby
+from tests.store.scripted import virtual
 
 
 async def made_anew(disk: FaultyDisk) -> tuple[Leader, Replica, asyncio.Task[None]]:

@@ -12,8 +12,9 @@ from headwater.log.replica.contract import ReplicaPhase
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk
 from tests.log.given import segment_path
-from tests.log.leaders import leader, virtual
+from tests.log.leaders import leader
 from tests.log.replica.given import Tampering, fails, reaches, standby
+from tests.store.scripted import virtual
 
 
 @pytest.mark.parametrize(

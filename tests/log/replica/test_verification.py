@@ -24,7 +24,7 @@ from headwater.log import (
 from headwater.log.replica.contract import ReplicaPhase
 from headwater.testing import MemoryWal
 from headwater.testing.disk import CrashKind, FaultyDisk
-from tests.log.leaders import Leader, leader, virtual
+from tests.log.leaders import Leader, leader
 from tests.log.replica.given import (
     Tampering,
     fails,
@@ -34,6 +34,7 @@ from tests.log.replica.given import (
     rows,
     standby,
 )
+from tests.store.scripted import virtual
 
 
 def others(first_lsn: int, last_lsn: int) -> Group:

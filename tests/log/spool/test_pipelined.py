@@ -55,6 +55,7 @@ def test_no_history_of_pipelined_appends_breaks_a_promise() -> None:
     PIPELINED.run_sample()
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_caught(bug: str) -> None:
     owner, name, instead = PLANTED[bug]

@@ -99,6 +99,7 @@ BUGS: dict[str, tuple[Replacement, ...]] = {
 }
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", BUGS)
 def test_histories_notice_a_planted_bug(bug: str) -> None:
     expect_noticed(lambda seed: source(seed, *BUGS[bug]), within=HISTORIES_TO_CATCH_A_BUG)

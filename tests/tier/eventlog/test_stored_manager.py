@@ -6,10 +6,10 @@ from headwater.core import runtime
 from headwater.testing import FaultyDisk
 from headwater.tier import TopicMetadataManager
 from headwater.tier.eventlog import Compactor
-from tests.store.scripted import Scripted
+from tests.store.scripted import Scripted, virtual
 from tests.tier.eventlog.stored_given import GRACE_S, opened
 from tests.tier.given import ORDERS
-from tests.tier.manager.given import HOME, PARTITIONS, copy_segment, numbers, start, virtual
+from tests.tier.manager.given import HOME, PARTITIONS, copy_segment, numbers, start
 
 
 async def following(backend: Scripted, disk: FaultyDisk | None = None) -> TopicMetadataManager:

@@ -322,6 +322,7 @@ def test_no_history_breaks_a_promise(scenario: Any) -> None:
     scenario.run_sample()
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_caught(bug: str) -> None:
     begin_at = BEGIN_AT.get(bug, 0)
@@ -334,12 +335,14 @@ def test_the_same_seed_gives_the_same_history() -> None:
     assert tier_history(5) != tier_history(6)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", READERS_PLANTED)
 def test_a_bug_that_is_planted_under_readers_of_the_log_is_caught(bug: str) -> None:
     with planted(bug):
         expect_noticed(reader_history, within=HISTORIES_TO_CATCH_A_BUG)
 
 
+@pytest.mark.planted
 def test_a_bound_for_the_epoch_of_a_first_leader_is_caught() -> None:
     with mock.patch.object(FollowedPartition, "check_publisher", bounds_the_first_epoch):
         expect_noticed(stack_history, within=12)

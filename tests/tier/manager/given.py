@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError
-from headwater.testing import FaultyDisk, Simulation, simulate
+from headwater.testing import FaultyDisk
 from headwater.tier import TopicIdPartition, metadata_partition_for
 from headwater.tier.eventlog import InProcessEventLog, LogItem, MetadataEventLog, Subscription
 from headwater.tier.eventlog.contract import InProcessSubscription
@@ -21,20 +20,6 @@ PARTITIONS = 4
 HOME = metadata_partition_for(ORDERS, PARTITIONS)
 """The metadata partition that has the events of `ORDERS`."""
 ELSEWHERE = next(p for p in range(PARTITIONS) if p != HOME)
-
-
-def virtual(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """A test whose clock stands still while it has something to do."""
-
-    @functools.wraps(test)
-    def run() -> None:
-        async def main(_: Simulation) -> None:
-            await test()
-
-        simulate(main, stall_max_s=0)
-
-    del run.__wrapped__  # pytest would take the coroutine function for the test
-    return run
 
 
 class TamperedLog(InProcessEventLog):

@@ -22,6 +22,7 @@ from headwater.tier.eventlog import (
     PositionReached,
     SnapshotDelivered,
 )
+from tests.store.scripted import virtual
 from tests.tier.event_histories import applied
 from tests.tier.given import ORDERS, became, finished, started
 from tests.tier.manager.given import (
@@ -32,7 +33,6 @@ from tests.tier.manager.given import (
     start,
     start_all,
     status_of,
-    virtual,
 )
 
 DELETING, DELETED = SegmentState.DELETE_STARTED, SegmentState.DELETE_FINISHED

@@ -22,6 +22,7 @@ from headwater.tier.eventlog import (
     EventUnreadable,
     PartitionFailed,
 )
+from tests.store.scripted import virtual
 from tests.tier.given import ORDERS, became, finished, partition_delete, started
 from tests.tier.manager.given import (
     ELSEWHERE,
@@ -33,7 +34,6 @@ from tests.tier.manager.given import (
     start,
     start_all,
     status_of,
-    virtual,
 )
 
 DELETING, DELETED = SegmentState.DELETE_STARTED, SegmentState.DELETE_FINISHED

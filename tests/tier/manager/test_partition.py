@@ -9,8 +9,9 @@ import pytest
 from headwater.core.errors import Refused
 from headwater.tier.errors import NotReady
 from headwater.tier.manager import ManagedPartition
+from tests.store.scripted import virtual
 from tests.tier.given import ORDERS, started
-from tests.tier.manager.given import ELSEWHERE, HOME, TamperedLog, start, start_all, virtual
+from tests.tier.manager.given import ELSEWHERE, HOME, TamperedLog, start, start_all
 
 
 @virtual

@@ -18,6 +18,7 @@ from headwater.tier import (
 )
 from headwater.tier.errors import EventUndecodable
 from headwater.tier.eventlog import SnapshotDelivered
+from tests.store.scripted import virtual
 from tests.tier.event_histories import applied
 from tests.tier.given import ORDERS, became, finished, partition_delete, started
 from tests.tier.manager.given import (
@@ -28,7 +29,6 @@ from tests.tier.manager.given import (
     numbers,
     start,
     start_all,
-    virtual,
 )
 
 

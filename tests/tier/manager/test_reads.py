@@ -12,6 +12,7 @@ from headwater.core.errors import Refused, RolledBack, Unavailable
 from headwater.tier import TopicIdPartition, encode_event
 from headwater.tier.errors import EventUndecodable, NotReady
 from headwater.tier.manager import TopicMetadataManager
+from tests.store.scripted import virtual
 from tests.tier.given import ORDERS, started
 from tests.tier.manager.given import (
     ELSEWHERE,
@@ -21,7 +22,6 @@ from tests.tier.manager.given import (
     numbers,
     start,
     start_all,
-    virtual,
 )
 
 

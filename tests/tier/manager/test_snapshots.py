@@ -25,6 +25,7 @@ from headwater.tier.manager import TopicMetadataManager
 from headwater.tier.manager.snapshots import SnapshotFolder
 from headwater.tier.segment_table import SegmentTable
 from headwater.tier.snapshot import PartitionDump, Snapshot, dump_all
+from tests.store.scripted import virtual
 from tests.tier.event_histories import Said, applied, histories
 from tests.tier.given import ORDERS, finished, partition_delete, started
 from tests.tier.manager.given import (
@@ -37,7 +38,6 @@ from tests.tier.manager.given import (
     numbers,
     start,
     start_all,
-    virtual,
 )
 
 
