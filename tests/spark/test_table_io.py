@@ -214,6 +214,38 @@ def test_a_table_with_identifier_fields_is_refused_in_plain_words(
     assert data_files(warehouse) == []
 
 
+@pytest.mark.parametrize(
+    ("written", "stored", "says"),
+    [
+        (pa.map_(pa.int64(), pa.string()), pa.map_(pa.int32(), pa.string()), "m.key is bigint"),
+        (
+            pa.map_(pa.struct([("a", pa.int32()), ("b", pa.int32())]), pa.string()),
+            pa.map_(pa.struct([("a", pa.int32())]), pa.string()),
+            "m.key.b int is new",
+        ),
+        (
+            pa.list_(pa.map_(pa.map_(pa.string(), pa.int64()), pa.string())),
+            pa.list_(pa.map_(pa.map_(pa.string(), pa.int32()), pa.string())),
+            "m.element.key.value is bigint",
+        ),
+    ],
+)
+def test_other_keys_of_a_map_are_refused_before_the_query_starts(
+    warehouse: Warehouse, written: pa.DataType, stored: pa.DataType, says: str
+) -> None:
+    table = made(warehouse.catalog(), pa.schema([("m", stored)]))
+    with pytest.raises(Refused, match=f"{says}.*keys of a map"):
+        table_columns.check_fits(table, pa.schema([("m", written)]), may_grow=True)
+
+
+def test_narrower_keys_of_a_map_and_wider_values_fit_a_table(warehouse: Warehouse) -> None:
+    table = made(warehouse.catalog(), pa.schema([("m", pa.map_(pa.int64(), pa.int32()))]))
+    columns = pa.schema([("m", pa.map_(pa.int32(), pa.int64()))])
+    table_columns.check_fits(table, columns, may_grow=True)
+    table_columns.add_columns(table, columns)
+    assert str(table.schema().find_type("m")) == "map<long, long>"
+
+
 def test_a_table_is_found_in_whichever_catalog_was_named(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
