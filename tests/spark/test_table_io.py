@@ -19,7 +19,7 @@ from headwater.spark.table_io import TableOptions, query_id_of
 from headwater.store.locations import FileRoot
 from headwater.table import commit as commits
 from headwater.table.catalog import RegisterCatalog
-from headwater.table.commit import Commit, CommittedVersion
+from headwater.table.commit import CommittedVersion, WriteResult
 from headwater.table.data_files import FilesRefused
 from headwater.table.reference import TableReference, table_reference
 from tests.table.test_catalog import interrupted
@@ -52,7 +52,7 @@ class Frame:
 
 def write(
     monkeypatch: pytest.MonkeyPatch, catalog: RegisterCatalog, frame: Any, version: int = 0
-) -> Commit:
+) -> WriteResult:
     monkeypatch.setattr(TableReference, "open_catalog", lambda _: catalog)
     target = table_reference(ORDERS, catalog.root.url, None, {})
     return table_io.write_batch_to_table(frame, target, OPTIONS, "query", version)
@@ -78,7 +78,7 @@ def test_files_of_a_commit_that_never_lands_are_removed(
     def lose(*_: object, **__: object) -> None:
         raise Contended("others won")
 
-    monkeypatch.setattr(commits, "commit", lose)
+    monkeypatch.setattr(commits, "commit_files", lose)
     with pytest.raises(Contended):
         write(monkeypatch, warehouse.catalog(), Frame(1))
     assert data_files(warehouse) == []
@@ -93,7 +93,7 @@ def test_files_that_cannot_be_removed_are_named(
     async def refuse(*_: object) -> None:
         raise Unavailable("not today")
 
-    monkeypatch.setattr(commits, "commit", lose)
+    monkeypatch.setattr(commits, "commit_files", lose)
     monkeypatch.setattr("headwater.store.store.Store.delete", refuse)
     with pytest.raises(Contended):
         write(monkeypatch, warehouse.catalog(), Frame(1))
@@ -106,7 +106,7 @@ def test_files_of_a_commit_that_may_have_landed_are_kept(
     def lose_sight(*_: object, **__: object) -> None:
         raise OutcomeUnknown("nobody answers")
 
-    monkeypatch.setattr(commits, "commit", lose_sight)
+    monkeypatch.setattr(commits, "commit_files", lose_sight)
     with pytest.raises(OutcomeUnknown):
         write(monkeypatch, warehouse.catalog(), Frame(1))
     assert len(data_files(warehouse)) == 1
@@ -118,7 +118,7 @@ def test_files_that_a_version_long_passed_may_have_in_the_table_are_kept(
     def passed(*_: object, **__: object) -> CommittedVersion:
         return CommittedVersion(None, is_ours=None)
 
-    monkeypatch.setattr(commits, "commit", passed)
+    monkeypatch.setattr(commits, "commit_files", passed)
     assert write(monkeypatch, warehouse.catalog(), Frame(1)).already_committed
     assert len(data_files(warehouse)) == 1
 
@@ -183,7 +183,7 @@ def test_files_for_a_table_that_is_another_by_now_are_removed_and_written_again_
 ) -> None:
     catalog = warehouse.catalog()
     made(catalog)
-    honest = commits.commit
+    honest = commits.commit_files
 
     def replaced(*asked: Any, **more: Any) -> Any:
         catalog.drop_table(ORDERS)
@@ -191,7 +191,7 @@ def test_files_for_a_table_that_is_another_by_now_are_removed_and_written_again_
         return honest(*asked, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(commits, "commit", replaced)
+        patch.setattr(commits, "commit_files", replaced)
         with pytest.raises(FilesRefused):
             write(patch, catalog, Frame(1))
     assert data_files(warehouse) == []
