@@ -137,10 +137,10 @@ def raises_the_floor_of_the_name(loaded: Callable[[], Table], first: Table, floo
 
 
 PLANTED: dict[str, list[Replacement]] = {
-    "rename-frees-whatever-is-there": [(Pointers, "_settle", frees_whatever_is_there)],
+    "rename-frees-whatever-is-there": [(Pointers, "_finish_rename", frees_whatever_is_there)],
     "rename-arrives-wherever-it-is-free": [(Pointers, "_arrive", arrives_wherever_it_is_free)],
     "rename-leaves-its-name-free": [(Pointers, "rename", leaves_its_name_free)],
-    "rename-is-not-finished-first": [(TablePointer, "is_settled", property(lambda _: True))],
+    "rename-is-not-finished-first": [(TablePointer, "is_in_rename", property(lambda _: False))],
     "files-of-any-table": [(commits, "check_files_belong", lambda *_: None)],
     "unknown-is-hidden": [
         (commits, "keeping_unknown", hides_the_unknown),

@@ -98,7 +98,7 @@ class CloudBackend(Backend):
         self._prefix = prefix
         self._place = place
         self.scheme = scheme
-        runtime.settle_native_threads_at_exit()
+        runtime.await_native_threads_at_exit()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a CloudBackend holds credentials and is not pickled: send the Store")

@@ -5,7 +5,8 @@ Each caller learns whether its own change landed. The object is JSON:
     {"register":1,"id":…,"revision":7,"token":…,"history":[…],"crc32":…,"value":…}
 
 `revision` grows by one with each change, `token` is the nonce of the change that made it, `history`
-has the tokens of the earlier revisions, newest first.
+has the tokens of the earlier revisions, newest first. `id` is the token of the first change: a
+register that is deleted and created again has another.
 
 Always holds:
 
@@ -182,7 +183,7 @@ class Register(Generic[T]):
                 raise unknown from None  # the failed read settles nothing
             return self._settle(base, token, current, unknown), current
         if base is None:
-            self._see(token, 1)
+            self._see(token, 1)  # the token of the first change is the register's id
         else:
             self._see(base.envelope.id, base.envelope.revision + 1)
         return True, None

@@ -32,7 +32,7 @@ from headwater.core.errors import (
     NotSupported,
     Refused,
 )
-from headwater.core.lease import FloorClock
+from headwater.core.lease import SettlingClock
 from headwater.tier.cache import TierCache
 from headwater.tier.event_codec import decode_event
 from headwater.tier.eventlog.contract import EventDelivered, EventUnreadable
@@ -84,7 +84,7 @@ class Compactor:
         self._log = log
         self._every_events = every_events
         self._grace_s = grace_s
-        self._clocks: dict[int, FloorClock] = {}
+        self._clocks: dict[int, SettlingClock] = {}
         self._swept: set[int] = set()
         self.failures: dict[int, HeadwaterError] = {}
         """By partition, why its last pass failed or stopped."""
@@ -117,7 +117,7 @@ class Compactor:
         `every_events` replaces the compactor's own setting for this pass.
         """
         events = self._log.events_of(partition)
-        clock = self._clocks.setdefault(partition, FloorClock())
+        clock = self._clocks.setdefault(partition, SettlingClock())
         floor = await events.floors.read()
         clock.see(floor.settling)
         floor, deleted = await self._trim(events, floor, clock)
@@ -129,7 +129,7 @@ class Compactor:
             raised, compacted, stopped_by = await self._raise_floor(events, floor)
             done = Compaction(partition, raised, compacted, deleted, stopped_by)
         leased = events.floors.leased.floor
-        if leased.trimmed < leased.floor:
+        if leased.counts_from < leased.needed_from:
             # The process may end here: the next one continues from the time that it observed.
             clock.see((await events.floors.add_observed_time(clock)).settling)
         return done
@@ -173,7 +173,7 @@ class Compactor:
         return position, None
 
     async def _trim(
-        self, events: StoredEvents, floor: PartitionFloor, clock: FloorClock
+        self, events: StoredEvents, floor: PartitionFloor, clock: SettlingClock
     ) -> tuple[PartitionFloor, int]:
         """Delete events that a snapshot has had for a grace period; returns the floor and how many
         objects were deleted."""

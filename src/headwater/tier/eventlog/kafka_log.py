@@ -75,7 +75,7 @@ class KafkaEventLog(MetadataEventLog):
             find_topic,
         )
 
-        runtime.settle_native_threads_at_exit()
+        runtime.await_native_threads_at_exit()
         try:
             # All clients know all settings: if one accepts them, the others do as well.
             opened = KafkaTopic(topic, admin_settings(servers, settings))

@@ -26,8 +26,8 @@ import msgspec
 
 from headwater.core import limits
 from headwater.core.errors import Corrupt, NotFound, NotSupported, RolledBack
-from headwater.core.lease import FloorAge, FloorClock, Lease
-from headwater.store import LeasedFloor, LogFloor, Register, Store, next_standing
+from headwater.core.lease import Lease, SettlingClock, SettlingFloor
+from headwater.store import LeasedFloor, LogFloor, Register, Store, next_settling
 from headwater.tier.errors import LogRenewed
 
 PREFIX: Final = "metadata"
@@ -79,7 +79,7 @@ class PartitionFloor(msgspec.Struct, frozen=True, omit_defaults=True):
     trimmed: int
     snapshot: SnapshotName | None
     """None while the floor is 0."""
-    settling: FloorAge = FloorAge()
+    settling: SettlingFloor = SettlingFloor()
     """The next value of `trimmed`; at or below `trimmed` if there is none."""
     renewed_to: str | None = None
     """The prefix of the log that replaces this one, which is no longer followed or written."""
@@ -138,7 +138,7 @@ class FloorRegister:
 
         return await self._update(change)
 
-    async def add_observed_time(self, clock: FloorClock) -> PartitionFloor:
+    async def add_observed_time(self, clock: SettlingClock) -> PartitionFloor:
         """Add the time that this process observed while the floor that settles was in place."""
 
         def change(now: PartitionFloor) -> PartitionFloor:
@@ -195,4 +195,4 @@ class FloorRegister:
 
 
 def _settling_next(floor: PartitionFloor) -> PartitionFloor:
-    return msgspec.structs.replace(floor, settling=next_standing(floor.settling, floor.position))
+    return msgspec.structs.replace(floor, settling=next_settling(floor.settling, floor.position))
