@@ -195,7 +195,7 @@ class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow)
     @plain_errors
     def prepareForTriggerAvailableNow(self) -> None:
         """Read up to the present end of the streams, and no further."""
-        portal.shared().call(self._batches().fix_end())
+        portal.shared().call(self._batches().prepare_available_now())
 
     @plain_errors
     def latestOffset(
