@@ -102,14 +102,14 @@ class World:
         self.parts = parts
         self.backend = RecordingBackend()
         self.gentle = self.random.random() < 0.15
-        swarm = simulation.stream("swarm")
+        swarm = simulation.random_source("swarm")
         faults = Faults() if self.gentle else Faults.swarm(swarm)
         if outages and not self.gentle:
             faults = faults.with_outages(swarm)
         self.network = FaultyStore(
             self.backend,
             faults,
-            simulation.stream("faults"),
+            simulation.random_source("faults"),
             record=simulation.record,
             spawn=simulation.spawn,
         )
