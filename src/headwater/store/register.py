@@ -150,13 +150,15 @@ class Register(Generic[T]):
 
         Revisions start at 1 again. `Conflict` if another writer wrote meanwhile.
         """
-        found = await self._store.get(self._key)
+        stored = await self._store.get(self._key)
         try:
-            self._decode(found)
+            self._decode(stored)
         except Corrupt:
             token = runtime.new_token().hex()
             data = self._encode(None, self._encode_value(value), token)
-            await self._store.put_if_unchanged(self._key, data, found.version, token=token.encode())
+            await self._store.put_if_unchanged(
+                self._key, data, stored.version, token=token.encode()
+            )
             return
         raise Refused(f"{self._key} can be decoded: change it with update instead")
 
@@ -258,7 +260,7 @@ class Register(Generic[T]):
 
     def _encode(self, base: _StoredRevision | None, encoded: bytes, token: str) -> bytes:
         if base is None:
-            head = _head(token, 1, token, [])
+            head = _head(token, 1, token, [])  # the id is the token of the first change
         else:
             last = base.envelope
             history = [last.token, *last.history][: self._history]

@@ -352,7 +352,7 @@ class Store:
         key: str,
         budget: Budget,
         attempt: Callable[[], Awaitable[T]],
-        writes: WriteAttempts | None = None,
+        write: WriteAttempts | None = None,
     ) -> T:
         """Repeat an idempotent attempt until it succeeds or the budget ends."""
         while True:
@@ -361,13 +361,13 @@ class Store:
             # `PreconditionFailed` of a request that has no condition: some servers answer so when
             # they are busy. That of a conditional write does not get here: its attempt settles it.
             except (OutcomeUnknown, Unavailable, PreconditionFailed) as error:
-                if writes is not None and not isinstance(error, Unreachable):
-                    writes.maybe_landed = True
-                maybe_landed = writes is not None and writes.maybe_landed
+                if write is not None and not isinstance(error, Unreachable):
+                    write.maybe_landed = True
+                maybe_landed = write is not None and write.maybe_landed
                 if not await self._pause(operation, budget, error):
                     raise _attempts_exhausted(key, budget, error, maybe_landed) from error
             except Refused as error:
-                if writes is not None and writes.maybe_landed:
+                if write is not None and write.maybe_landed:
                     raise OutcomeUnknown(
                         f"{key}: the change may or may not be made; a later attempt failed: {error}"
                     ) from error

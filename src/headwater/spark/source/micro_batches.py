@@ -278,9 +278,9 @@ class MicroBatches:
     ) -> dict[StreamPartition, QueuePosition]:
         """The group's position in each partition; the oldest record of a partition added later."""
         group = self._options.group_id
-        known = await gather_limited(feed.position_of(group) for feed in feeds)
+        stored = await gather_limited(feed.position_of(group) for feed in feeds)
         positions = {
-            feed.part: position for feed, position in zip(feeds, known, strict=True) if position
+            feed.part: position for feed, position in zip(feeds, stored, strict=True) if position
         }
         await self._check_ends(positions, f"group {group!r}")
         missing = [feed for feed in feeds if feed.part not in positions]
@@ -296,7 +296,7 @@ class MicroBatches:
             )
         if missing:
             resolved = await self._resolve_start(
-                [one for one in feeds if one.part in positions], missing
+                [feed for feed in feeds if feed.part in positions], missing
             )
             for feed in missing:
                 first = resolved.get(feed.key) or (await feed.bounds()).oldest
@@ -304,7 +304,7 @@ class MicroBatches:
         return positions
 
     async def _resolve_start(
-        self, known: list[PartitionFeed], missing: list[PartitionFeed]
+        self, begun: list[PartitionFeed], missing: list[PartitionFeed]
     ) -> dict[str, QueuePosition]:
         """Where the group begins in the partitions of its first start; none for later partitions.
 
@@ -312,14 +312,14 @@ class MicroBatches:
         it wrote the others, the next run would take those for partitions that were added later.
         """
         group = self._options.group_id
-        if not known:
+        if not begun:
             check_partitions_named(self._options, self._feeds)
-            found = await gather_limited(self._first_position(feed) for feed in missing)
-            together = {feed.key: position for feed, position in zip(missing, found, strict=True)}
-            await missing[0].begin(group, found[0], together=together)
-            known = missing[:1]
+            firsts = await gather_limited(self._first_position(feed) for feed in missing)
+            together = {feed.key: first for feed, first in zip(missing, firsts, strict=True)}
+            await missing[0].begin(group, firsts[0], together=together)
+            begun = missing[:1]
         resolved: dict[str, QueuePosition] = {}
-        for positions in await gather_limited(feed.starting_positions(group) for feed in known):
+        for positions in await gather_limited(feed.starting_positions(group) for feed in begun):
             resolved |= positions
         return resolved
 

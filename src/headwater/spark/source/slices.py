@@ -106,14 +106,14 @@ def share_limit(limit: int, waiting: Sequence[int], *, turn: int = 0) -> list[in
     by_turn = sorted(range(count), key=lambda index: (index - turn) % count)
     firsts = [index for index in by_turn if bounded[index]][:limit]
     taken = [int(index in firsts) for index in range(count)]
-    rest, left = [max(0, amount - 1) for amount in bounded], limit - len(firsts)
-    if not left:
+    rest, remaining = [max(0, amount - 1) for amount in bounded], limit - len(firsts)
+    if not remaining:
         return taken
     total = sum(rest)
     for index in firsts:
-        taken[index] += left * rest[index] // total
+        taken[index] += remaining * rest[index] // total
     unfilled = [index for index in by_turn if taken[index] < bounded[index]]
-    unfilled.sort(key=lambda index: -(left * rest[index] % total))
+    unfilled.sort(key=lambda index: -(remaining * rest[index] % total))
     for index in unfilled[: limit - sum(taken)]:
         taken[index] += 1
     return taken
@@ -142,12 +142,12 @@ def ends_by_bytes(
         slices[: _count_fitting(slices, share)]
         for slices, share in zip(waiting, shares, strict=True)
     ]
-    left = size_bytes - sum(map(_size_bytes, taken_slices))
+    remaining = size_bytes - sum(map(_size_bytes, taken_slices))
     by_turn = sorted(range(len(waiting)), key=lambda index: (index - turn) % len(waiting))
     for index in by_turn:
         slices, count = waiting[index], len(taken_slices[index])
-        more = _count_fitting(slices[count:], left)
-        left -= _size_bytes(slices[count : count + more])
+        more = _count_fitting(slices[count:], remaining)
+        remaining -= _size_bytes(slices[count : count + more])
         taken_slices[index] = slices[: count + more]
     ends = [_after(slices) for slices in taken_slices]
     if not any(one.take for slices in taken_slices for one in slices):
