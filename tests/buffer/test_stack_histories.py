@@ -18,12 +18,12 @@ from headwater.buffer.consumer.delivery import Delivery
 from headwater.buffer.consumer.progress import GroupPosition
 from headwater.buffer.producer import Handle, Producer
 from headwater.buffer.producer.sender import PartitionSender
-from headwater.buffer.queue import NewBatch, QueueState
-from headwater.buffer.queue.native import NativeAppender, NativeCollector, NativeReader
+from headwater.buffer.queue.contract import NewBatch, QueueState
+from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.buffer.queue.native.chunk_log import CollectorRecord, ConsumerRecord, StoredChunk
-from headwater.buffer.queue.native.collector import RetentionPass
-from headwater.buffer.queue.native.reader import acknowledge_to
-from headwater.buffer.queue.v1 import V1Appender
+from headwater.buffer.queue.native.collector import NativeCollector, RetentionPass
+from headwater.buffer.queue.native.reader import NativeReader, acknowledge_to
+from headwater.buffer.queue.v1.appender import V1Appender
 from headwater.buffer.stream import Stream
 from headwater.core import limits, runtime
 from headwater.core.errors import HeadwaterError, Unavailable

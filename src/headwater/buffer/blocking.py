@@ -19,7 +19,7 @@ from headwater.buffer.consumer import DeadLetter, Lag
 from headwater.buffer.consumer import lag as lag_async
 from headwater.buffer.consumer import list_dead_letters as list_dead_letters_async
 from headwater.buffer.consumer import lsn_at_time as lsn_at_time_async
-from headwater.buffer.queue import TimeBy
+from headwater.buffer.queue.contract import TimeBy
 from headwater.buffer.stream import DeletedReport, Stream
 from headwater.buffer.stream import alter_stream as alter_stream_async
 from headwater.buffer.stream import create_stream as create_stream_async

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from headwater.buffer.queue.native import create_native_queue
+from headwater.buffer.queue.native.chunk_log import create_native_queue
 from headwater.core import runtime
 from headwater.core.errors import Corrupt, RolledBack
 from headwater.store import MemoryBackend, Store

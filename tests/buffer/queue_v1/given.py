@@ -15,8 +15,10 @@ from typing import ParamSpec
 from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.contract import AppendedBatch, Descriptor, NewBatch
-from headwater.buffer.queue.v1 import V1Appender, V1Collector, V1Consumer, V1Reader, create_v1_queue
+from headwater.buffer.queue.v1.appender import V1Appender
 from headwater.buffer.queue.v1.batch_format import decode_batch, encode_batch
+from headwater.buffer.queue.v1.collector import V1Collector
+from headwater.buffer.queue.v1.consumer import V1Consumer
 from headwater.buffer.queue.v1.manifest_format import (
     Manifest,
     MetadataItem,
@@ -24,7 +26,8 @@ from headwater.buffer.queue.v1.manifest_format import (
     encode_manifest,
     pack_calls,
 )
-from headwater.buffer.queue.v1.side_object import SideState
+from headwater.buffer.queue.v1.reader import V1Reader
+from headwater.buffer.queue.v1.side_object import SideState, create_v1_queue
 from headwater.buffer.records import from_values
 from headwater.core import runtime
 from headwater.core.errors import Fenced, NotFound

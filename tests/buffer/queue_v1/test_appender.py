@@ -13,7 +13,7 @@ from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.compression import Compression
 from headwater.buffer.producer.call import with_column
 from headwater.buffer.queue.contract import AppendedBatch, Retention, Unsettled
-from headwater.buffer.queue.v1 import UNKNOWN_LSN, V1Appender, create_v1_queue
+from headwater.buffer.queue.v1.appender import UNKNOWN_LSN, V1Appender
 from headwater.buffer.queue.v1.batch_format import decode_batch
 from headwater.buffer.queue.v1.manifest_format import (
     Manifest,
@@ -21,6 +21,7 @@ from headwater.buffer.queue.v1.manifest_format import (
     MetadataItem,
     encode_manifest,
 )
+from headwater.buffer.queue.v1.side_object import create_v1_queue
 from headwater.buffer.records import KEY, VALUE, from_arrow, from_values
 from headwater.core import limits, runtime
 from headwater.core.errors import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headwater.buffer.queue.contract import Collected, Retention
-from headwater.buffer.queue.v1 import V1Collector
+from headwater.buffer.queue.v1.collector import V1Collector
 from headwater.core import limits, runtime
 from headwater.core.errors import Denied, RolledBack, Unavailable
 from headwater.store import MemoryBackend, Store

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from headwater.buffer.queue.contract import Descriptor, Retention
-from headwater.buffer.queue.v1 import V1Appender, V1Consumer, V1Reader, create_v1_queue
+from headwater.buffer.queue.v1.appender import V1Appender
+from headwater.buffer.queue.v1.consumer import V1Consumer
+from headwater.buffer.queue.v1.reader import V1Reader
+from headwater.buffer.queue.v1.side_object import create_v1_queue
 from headwater.core.errors import Fenced, OutcomeUnknown, RolledBack
 from headwater.core.retry import RetryPolicy
 from headwater.store import MemoryBackend, Store, Version

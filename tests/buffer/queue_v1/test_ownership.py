@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.queue.v1 import V1Consumer, create_v1_queue
+from headwater.buffer.queue.v1.consumer import V1Consumer
 from headwater.buffer.queue.v1.manifest_format import encode_manifest
+from headwater.buffer.queue.v1.side_object import create_v1_queue
 from headwater.core.errors import Fenced, NotFound, Refused, RolledBack
 from headwater.store import Store
 from tests.buffer.native.watched import Watched

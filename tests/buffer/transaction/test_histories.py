@@ -13,13 +13,18 @@ import msgspec
 import pytest
 
 from headwater.buffer.consumer import ownership
-from headwater.buffer.queue import Retention
+from headwater.buffer.queue.contract import Retention
 from headwater.buffer.stream import Stream
-from headwater.buffer.transaction import CommitResult, TaskUploads, TransactionCommitter, Uploader
 from headwater.buffer.transaction import holds as holds_module
-from headwater.buffer.transaction.commit import in_order
+from headwater.buffer.transaction.commit import (
+    CommitResult,
+    TaskUploads,
+    TransactionCommitter,
+    in_order,
+)
 from headwater.buffer.transaction.holds import Hold, Holds
 from headwater.buffer.transaction.record import ApplicationRecord, CommitAppender, PartitionBatches
+from headwater.buffer.transaction.upload import Uploader
 from headwater.core import runtime
 from tests.planted import NOTICED, expect_noticed
 from tests.torture.buffer_world import Parts

@@ -22,7 +22,7 @@ from headwater.buffer.producer.record_batch import (
     ProducerBatch,
     UnroutedBatch,
 )
-from headwater.buffer.queue.v1 import UNKNOWN_LSN
+from headwater.buffer.queue.v1.appender import UNKNOWN_LSN
 from headwater.core.errors import OutcomeUnknown, Refused
 
 

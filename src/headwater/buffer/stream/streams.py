@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from headwater.buffer import layout
-from headwater.buffer.queue.v1 import Adopted, adopt_v1_queue
+from headwater.buffer.queue.v1.side_object import Adopted, adopt_v1_queue
 from headwater.buffer.stream.config import (
     RetypeNeeded,
     StreamConfig,

@@ -227,15 +227,6 @@ async def write_note(
             await tail.find()
 
 
-async def raise_schema_floor(
-    chunks: ChunkLog, floor: int, check: Callable[[int], Awaitable[None]]
-) -> None:
-    """Refuse batches that were fitted to an older schema than `floor`, once `check` accepts."""
-    tail = QueueTail(chunks, Counters())
-    await tail.find()
-    await write_note(tail, schema_floor=floor, check=check)
-
-
 SLOT_LEAST_S: Final = 0.0005
 # A write that took longer says nothing of the store: the machine stood still, or a retry waited.
 SLOT_MOST_S: Final = 1.0
