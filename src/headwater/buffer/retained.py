@@ -22,7 +22,6 @@ unreadable.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -78,11 +77,7 @@ class RetainedBatches:
                 continue
             if not batches:
                 return
-            visits = asyncio.gather(*map(self._one, batches), return_exceptions=True)
-            # Wait for all of them before raising an error: the caller may then close the store.
-            for error in await visits:
-                if error is not None:
-                    raise error
+            await runtime.gather_each(self._one, batches, at_once=READ_AT_ONCE)
             self._last, self.next_lsn = batches[-1].sequence, batches[-1].last_lsn + 1
 
     async def _one(self, descriptor: Descriptor) -> None:

@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any, Final
 
 import pyarrow as pa
@@ -40,7 +39,7 @@ from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import open_source
 from headwater.buffer.stream.streams import resolve_stream
 from headwater.core import portal, runtime
-from headwater.core.errors import HeadwaterError, Refused
+from headwater.core.errors import HeadwaterError, Refused, adding_to
 from headwater.core.portal import Portal
 from headwater.store import Store
 
@@ -89,18 +88,9 @@ class BlockingProducer(BaseProducer):
     def __enter__(self) -> BlockingProducer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        try:
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
+        with adding_to(error, "closing the producer"):
             self.close()
-        except HeadwaterError as closing:
-            if error is None:
-                raise
-            error.add_note(f"closing the producer failed as well: {closing}")
 
     def __del__(self) -> None:
         super().__del__()

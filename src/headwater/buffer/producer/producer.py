@@ -18,7 +18,6 @@ import asyncio
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any, Final
 
 import pyarrow as pa
@@ -50,7 +49,7 @@ from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import explain_deletion, open_source
 from headwater.buffer.stream.streams import resolve_stream
 from headwater.core import runtime
-from headwater.core.errors import HeadwaterError, Refused
+from headwater.core.errors import Refused, adding_to
 from headwater.core.portal import Portal
 from headwater.store import Store
 
@@ -146,18 +145,9 @@ class Producer(BaseProducer):
     async def __aenter__(self) -> Producer:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        try:
+    async def __aexit__(self, kind: object, error: BaseException | None, at: object) -> None:
+        with adding_to(error, "closing the producer"):
             await self.close()
-        except HeadwaterError as closing:
-            if error is None:
-                raise
-            error.add_note(f"closing the producer failed as well: {closing}")
 
     async def produce(
         self,
@@ -348,14 +338,15 @@ async def open_sender(
     """Fence the last producer under the id in all partitions, and read what it had accepted."""
     settings = settings_for(stream, options)
     chosen = runtime.new_ulid() if producer_id is None else _checked_id(producer_id)
-    slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
 
     async def one(partition: int) -> tuple[Appender, ProducerState]:
         appender = stream.appender(partition, chosen)
-        async with slots, explain_deletion(stream):
+        async with explain_deletion(stream):
             return appender, await appender.open()
 
-    outcomes = await asyncio.gather(*map(one, range(stream.partitions)), return_exceptions=True)
+    outcomes = await runtime.gather_outcomes(
+        one, range(stream.partitions), at_once=PARTITIONS_AT_ONCE
+    )
     opened = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
     for outcome in outcomes:
         if isinstance(outcome, BaseException):

@@ -487,14 +487,12 @@ async def close_appenders(appenders: Sequence[Appender], *, for_good: bool) -> N
 
     It saves a successor a search, or the collector a wait; correctness never needs it.
     """
-    slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
     until_s = asyncio.get_running_loop().time() + CLOSE_TIMEOUT_S
 
     async def one(appender: Appender) -> None:
-        async with slots:
-            # Each is at least begun, for what closing does before its first request.
-            with contextlib.suppress(HeadwaterError, TimeoutError):
-                async with asyncio.timeout_at(until_s):
-                    await appender.close(for_good=for_good)
+        # Each is at least begun, for what closing does before its first request.
+        with contextlib.suppress(HeadwaterError, TimeoutError):
+            async with asyncio.timeout_at(until_s):
+                await appender.close(for_good=for_good)
 
-    await asyncio.gather(*(one(appender) for appender in appenders))
+    await runtime.gather_each(one, appenders, at_once=PARTITIONS_AT_ONCE)

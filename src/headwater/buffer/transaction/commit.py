@@ -308,17 +308,15 @@ class TransactionCommitter:
 
     async def _discard(self, uploads: dict[int, list[Upload]]) -> None:
         """Delete uploads that will not be appended; the collector deletes those that fail."""
-        slots = asyncio.Semaphore(DELETES_AT_ONCE)
+        producer = producer_id(self._attempt.application)
 
-        async def delete(partition: int, batch_id: str) -> None:
-            producer = producer_id(self._attempt.application)
-            async with slots:
-                with contextlib.suppress(HeadwaterError):
-                    await self._stream.appender(partition, producer).discard(batch_id)
+        async def delete(upload: tuple[int, str]) -> None:
+            partition, batch_id = upload
+            with contextlib.suppress(HeadwaterError):
+                await self._stream.appender(partition, producer).discard(batch_id)
 
-        await asyncio.gather(
-            *(delete(one, batch.batch_id) for one, batches in uploads.items() for batch in batches)
-        )
+        every = [(one, batch.batch_id) for one, batches in uploads.items() for batch in batches]
+        await runtime.gather_each(delete, every, at_once=DELETES_AT_ONCE)
 
     async def _release(self, *, for_good: bool = False) -> None:
         # Errors only delay the collection of leftovers: the next commit moves the hold, or it ends

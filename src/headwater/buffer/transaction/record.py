@@ -33,6 +33,7 @@ import msgspec
 from headwater.buffer import layout
 from headwater.buffer.queue.contract import Appender, BelowFloor, NewBatch
 from headwater.buffer.stream import Stream
+from headwater.core import runtime
 from headwater.core.errors import (
     Bug,
     Fenced,
@@ -310,27 +311,21 @@ class CommitAppender:
         if fresh:
             await self._open_all(fresh)
             await self._confirm(record)
-        slots = asyncio.Semaphore(PARALLEL)
-        tasks = (self._append(slots, share) for share in record.shares)
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        for outcome in outcomes:
-            if outcome is not None:
-                raise outcome
+        await runtime.gather_each(self._append, record.shares, at_once=PARALLEL)
 
-    async def _append(self, slots: asyncio.Semaphore, share: PartitionBatches) -> None:
+    async def _append(self, share: PartitionBatches) -> None:
         opened = self._opened[share.partition]
         self._check(share, opened)
         batches = share.batches(after=opened.before)
         if not batches:
             return
-        async with slots:
-            try:
-                await opened.appender.append(batches)
-            except BelowFloor as error:
-                raise Bug(
-                    f"partition {share.partition} of {self._stream.name!r}: the collector passed "
-                    f"uploads that {self._application} held: {error}"
-                ) from error
+        try:
+            await opened.appender.append(batches)
+        except BelowFloor as error:
+            raise Bug(
+                f"partition {share.partition} of {self._stream.name!r}: the collector passed "
+                f"uploads that {self._application} held: {error}"
+            ) from error
         opened.landed = share.last_producer_sequence
 
     def _check(self, share: PartitionBatches, opened: _OpenAppender) -> None:
@@ -355,18 +350,15 @@ class CommitAppender:
 
     async def _open_all(self, partitions: Iterable[int]) -> dict[int, _OpenAppender]:
         partitions = list(partitions)
-        slots = asyncio.Semaphore(PARALLEL)
 
         async def open_one(partition: int) -> None:
-            async with slots:
-                appender = self._stream.appender(partition, producer_id(self._application))
-                resumed = await appender.open()
-                landed = resumed.producer_sequence
-                self._opened[partition] = _OpenAppender(appender, landed, landed, resumed.is_known)
+            appender = self._stream.appender(partition, producer_id(self._application))
+            resumed = await appender.open()
+            landed = resumed.producer_sequence
+            self._opened[partition] = _OpenAppender(appender, landed, landed, resumed.is_known)
 
         missing = [one for one in partitions if one not in self._opened]
-        outcomes = await asyncio.gather(*map(open_one, missing), return_exceptions=True)
-        for outcome in outcomes:
+        for outcome in await runtime.gather_outcomes(open_one, missing, at_once=PARALLEL):
             if outcome is not None:
                 # What the others returned may be older than the record of the process that fenced.
                 await self.close()
