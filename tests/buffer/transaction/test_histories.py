@@ -118,7 +118,7 @@ def knows_nothing(self: ApplicationRecord, attempt: Any) -> bool:
     return False
 
 
-async def appends_from_the_start(self: CommitAppender, slots: Any, share: Any) -> None:
+async def appends_from_the_start(self: CommitAppender, share: Any) -> None:
     """Gives the batches of a record the next numbers, whichever those are."""
     opened = self._opened[share.partition]
     batches = share.batches(after=0)
