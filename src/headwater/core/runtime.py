@@ -55,6 +55,15 @@ def decode_ulid(text: str) -> int:
     return number
 
 
+def is_ulid(text: str) -> bool:
+    """Whether this is the text of a ULID."""
+    try:
+        decode_ulid(text)
+    except Refused:
+        return False
+    return True
+
+
 def ulid_time_ms(text: str) -> int:
     """The milliseconds since 1970 in a ULID."""
     return decode_ulid(text) >> _CHANCE_BITS
@@ -329,12 +338,16 @@ async def gather_outcomes(
 async def gather_each(
     call: Callable[[K], Awaitable[T]], items: Iterable[K], *, at_once: int
 ) -> list[T]:
-    """The same; raises the first error once all calls have ended."""
+    """The same; raises the first error once all calls have ended. An error may be a result."""
+
+    async def boxed(item: K) -> tuple[T]:
+        return (await call(item),)
+
     results: list[T] = []
-    for outcome in await gather_outcomes(call, items, at_once=at_once):
+    for outcome in await gather_outcomes(boxed, items, at_once=at_once):
         if isinstance(outcome, BaseException):
             raise outcome
-        results.append(outcome)
+        results.append(outcome[0])
     return results
 
 

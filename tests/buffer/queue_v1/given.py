@@ -55,7 +55,7 @@ class Queue:
         return self
 
     def appender(self, store: Store | None = None, policy: RetryPolicy | None = None) -> V1Appender:
-        return V1Appender(store or self.store, self.prefix, QUEUE, "p", policy=policy)
+        return V1Appender(store or self.store, self.prefix, QUEUE, policy=policy)
 
     def queue_consumer(
         self, store: Store | None = None, policy: RetryPolicy | None = None

@@ -489,7 +489,7 @@ async def test_a_producer_needs_a_queue_and_the_right_one() -> None:
         await queue.appender().open()
     await queue.made()
     await create_v1_queue(queue.store, PREFIX, QUEUE)
-    other = V1Appender(queue.store, PREFIX, "orders-of-another-stream", "p")
+    other = V1Appender(queue.store, PREFIX, "orders-of-another-stream")
     with pytest.raises(Refused, match="another stream"):
         await other.open()
     with pytest.raises(Refused, match="ULID"):

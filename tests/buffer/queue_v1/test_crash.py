@@ -286,7 +286,7 @@ async def test_a_segment_that_an_earlier_queue_of_the_place_left_is_not_read() -
         await old.store.put(key, segment)  # by a consumer that stood still meanwhile
     await create_v1_queue(old.store, PREFIX, "another")
     batch, data = new_batch(b"new")
-    appender = V1Appender(old.store, PREFIX, "another", "p")
+    appender = V1Appender(old.store, PREFIX, "another")
     await appender.upload(batch.batch_id, data)
     await appender.append([batch])
     queue_consumer = V1Consumer(old.store, PREFIX, "another")

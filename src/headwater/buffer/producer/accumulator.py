@@ -73,7 +73,8 @@ class RecordAccumulator:
         self.batches = OpenBatches(settings, partitions, portal)
         self._portal = portal
         self._handle_type: type[Handle] = Handle if portal is None else BlockingHandle
-        self._takes_values = takes_values
+        self.takes_values = takes_values
+        """Whether the stream carries opaque values, for `append_value`."""
         self._takes_keys = takes_keys
         self.clock = CallClock(asyncio.get_running_loop() if portal is None else None)
         self._buffer_bytes = settings.buffer_bytes
@@ -142,7 +143,7 @@ class RecordAccumulator:
     ) -> Handle | None:
         """The same, checking all limits; opens a window for the calls that follow."""
         self._close_window()
-        if not self._takes_values or self._line or self.refusal is not None:
+        if not self.takes_values or self._line or self.refusal is not None:
             return None
         size = len(value) + OFFSET_BYTES
         if key is not None:
@@ -332,10 +333,6 @@ class RecordAccumulator:
         """Raise the reason if calls are refused."""
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)
-
-    def take_values(self) -> None:
-        """Allow `append_value`: the stream carries opaque values."""
-        self._takes_values = True
 
     def _begin_in_child(self) -> None:
         # The parent sends these records, and one of its threads may have held the lock.

@@ -34,9 +34,8 @@ from headwater.buffer.producer.call import (
     Timestamps,
     is_whole_text,
 )
-from headwater.buffer.producer.config import Settings, settings_for
+from headwater.buffer.producer.config import ProducerMetrics, Settings, settings_for
 from headwater.buffer.producer.handle import Handle
-from headwater.buffer.producer.metrics import ProducerMetrics
 from headwater.buffer.producer.rows import arrow_table, listed_rows
 from headwater.buffer.producer.sender import PARTITIONS_AT_ONCE, Sender, close_appenders
 from headwater.buffer.producer.serializer import (
@@ -276,7 +275,7 @@ class Producer(BaseProducer):
             if self._serializer.stream is unrecorded.stream:  # else it was recorded meanwhile
                 await self._serializer.record(unrecorded)
                 if self.stream.is_opaque:
-                    self._accumulator.take_values()
+                    self._accumulator.takes_values = True
 
     async def append_in_line(self, checked: ProduceCall, entries: Any) -> Handle:
         """Line up with a checked call, and append it."""

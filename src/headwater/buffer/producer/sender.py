@@ -26,8 +26,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from headwater.buffer.producer.accumulator import RecordAccumulator, forked
-from headwater.buffer.producer.config import Settings
-from headwater.buffer.producer.metrics import ProducerMetrics
+from headwater.buffer.producer.config import ProducerMetrics, Settings
 from headwater.buffer.producer.record_batch import OpenBatch, ProducerBatch
 from headwater.buffer.producer.record_columns import defaults_for
 from headwater.buffer.producer.serializer import RecordSerializer
@@ -291,8 +290,9 @@ class PartitionSender:
             deferred = self.appender.takes_deferred and not is_older
             content = batch.build(sender.defaults, deferred=deferred)
             if is_older:
-                records, batch.schema_version = sender.serializer.refit(content.records)
-                content = content._replace(records=records)
+                stream = sender.serializer.stream
+                content = content._replace(records=stream.refit(content.records))
+                batch.schema_version = stream.schema_version
             batch.content = content
             batch.times = content.times()
         content = batch.content._replace(batch_id=batch.batch_id)

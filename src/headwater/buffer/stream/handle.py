@@ -136,7 +136,7 @@ class Stream:
             from headwater.buffer.queue.v1.appender import V1Appender
 
             lenient = self.config.is_lenient
-            return V1Appender(self.store, prefix, self.id, producer_id, lenient=lenient)
+            return V1Appender(self.store, prefix, self.id, lenient=lenient)
         from headwater.buffer.queue.native.appender import NativeAppender
 
         pace_s = WRITE_PACE_S.get(self.store.stats.scheme, 0.0)

@@ -24,8 +24,8 @@ from headwater.buffer.queue.native.chunk_log import (
 )
 from headwater.buffer.queue.native.tail import QueueTail, write_note
 from headwater.core import limits, runtime
-from headwater.core.errors import HeadwaterError, NotFound, Refused
-from headwater.core.runtime import decode_ulid, encode_ulid
+from headwater.core.errors import HeadwaterError, NotFound
+from headwater.core.runtime import decode_ulid, encode_ulid, is_ulid
 from headwater.store import Register, Store
 
 
@@ -137,7 +137,7 @@ class OrphanPass:
             batch_id = meta.key.removeprefix(f"{folder}/")
             if batch_id > ceiling or len(listed) >= limits.GC_LISTED:
                 break
-            if _is_ulid(batch_id):
+            if is_ulid(batch_id):
                 listed[batch_id] = meta.size_bytes
         return listed
 
@@ -177,14 +177,6 @@ class OrphanPass:
 
         if (floor, seen.chunk) != (before.batch_floor, before.chunk) or full:
             await self._register.update(change)
-
-
-def _is_ulid(text: str) -> bool:
-    try:
-        decode_ulid(text)
-    except Refused:
-        return False
-    return True
 
 
 class ReferencedIds:

@@ -74,13 +74,11 @@ class V1Appender(Appender):
         store: Store,
         prefix: str,
         queue_id: str,
-        producer_id: str,
         *,
         policy: RetryPolicy | None = None,
         lenient: bool = False,
     ) -> None:
         self.inline_max_bytes = 0
-        self.producer_id = producer_id
         self._store = store
         self._policy = policy or RetryPolicy()
         self._queue = V1Queue(store, prefix, queue_id, policy=self._policy, lenient=lenient)

@@ -37,12 +37,11 @@ from headwater.core.errors import (
     NotFound,
     NotSupported,
     OutcomeUnknown,
-    Refused,
     RolledBack,
     staying_unknown,
 )
 from headwater.core.retry import RetryPolicy
-from headwater.core.runtime import decode_ulid, ulid_time_ms
+from headwater.core.runtime import decode_ulid, is_ulid, ulid_time_ms
 from headwater.store import Object, Store, Version
 from headwater.store.objects import check_key
 
@@ -94,7 +93,7 @@ class V1Names:
             return True
         folder, _, ordinal = location.rpartition("/")
         parent, _, run_id = folder.rpartition("/")
-        return parent == self.prefix and bool(_ORDINAL.fullmatch(ordinal)) and _is_ulid(run_id)
+        return parent == self.prefix and bool(_ORDINAL.fullmatch(ordinal)) and is_ulid(run_id)
 
     def segment(self, sequences: range, epoch: int, discards: int, writer: str) -> str:
         """The key of a writer's segment with these sequences.
@@ -130,15 +129,7 @@ def time_of_name_ms(location: str) -> int | None:
 
 def _ulid(name: str) -> str:
     stem = name.removesuffix(_SUFFIX)
-    return stem if stem != name and _is_ulid(stem) else ""
-
-
-def _is_ulid(text: str) -> bool:
-    try:
-        decode_ulid(text)
-    except Refused:
-        return False
-    return True
+    return stem if stem != name and is_ulid(stem) else ""
 
 
 _EPOCHS: Final = 1 << 64
