@@ -159,11 +159,9 @@ class ChunkedColumn:
         self._length = sum(map(len, self._datas))
 
     def __len__(self) -> int:
-        """The total size in bytes."""
         return self._length
 
     def pieces(self) -> Iterator[memoryview]:
-        """The bytes, chunk by chunk."""
         return iter(self._datas)
 
     def placeholder(self) -> pa.Array:
@@ -203,11 +201,9 @@ class ValuesColumn:
         self._offsets = memoryview(_ZERO + memoryview(ends).cast("B")).cast("i")
 
     def __len__(self) -> int:
-        """The total size in bytes."""
         return self._offsets[-1]
 
     def placeholder(self) -> pa.Array:
-        """An array with this column's offsets, without its bytes."""
         return self._column(_placeholder_memory().slice(0, len(self)))
 
     def column(self) -> pa.Array:
@@ -228,7 +224,6 @@ class ValuesColumn:
 
 
 def is_placeholder(buffer: pa.Buffer) -> bool:
-    """Whether this is the memory of a placeholder."""
     return bool(buffer.address == _placeholder_memory().address)
 
 

@@ -91,7 +91,6 @@ class Batch(NamedTuple):
 
 
 def encode_batch(batch: Batch, compression: Compression = Compression.NONE) -> memoryview:
-    """The bytes of a batch."""
     return encode_parts(batch, compression).together()
 
 
@@ -289,7 +288,6 @@ class Calls:
 
     @classmethod
     def of(cls, calls: Sequence[Call]) -> Calls:
-        """Calls from tuples."""
         return cls.from_columns(*(zip(*calls, strict=True) if calls else ((), (), ())))
 
     @classmethod

@@ -32,7 +32,6 @@ T = TypeVar("T")
 
 
 def create_stream(source: str | Store, name: str, **settings: Any) -> Stream:
-    """Create a stream."""
     return _call(create_stream_async(source, name, **settings))
 
 

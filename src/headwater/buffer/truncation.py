@@ -71,7 +71,6 @@ class TruncationPlan(msgspec.Struct, frozen=True):
 
     @property
     def records(self) -> int:
-        """The number of records to delete."""
         return max(0, self.start_lsn - self.floor_lsn)
 
     @property

@@ -112,7 +112,6 @@ class ConsumedBatch:
 
     @property
     def first_lsn(self) -> int:
-        """The LSN of the first record."""
         return self.descriptor.first_lsn
 
     @property
@@ -122,7 +121,6 @@ class ConsumedBatch:
 
     @property
     def lsns(self) -> pa.Array:
-        """The LSN of every record."""
         return pa.arange(self.first_lsn, self.first_lsn + len(self))
 
     @property

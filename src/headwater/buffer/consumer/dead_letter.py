@@ -56,7 +56,6 @@ class UnreadableBatch(Damaged):
 def unreadable(
     stream: str, partition: int, descriptor: Descriptor, error: HeadwaterError
 ) -> UnreadableBatch:
-    """The error for one batch."""
     cause = f"{type(error).__name__}: {error}"
     if isinstance(error, NotFound):
         cure = "Restore the object (a versioned bucket keeps it)"

@@ -61,7 +61,6 @@ class FetchHandle:
     def of(
         cls, stream: Stream, partition: int, metrics: ConsumerMetrics | None = None
     ) -> FetchHandle:
-        """A handle with the settings of the stream."""
         return cls(
             stream.store,
             stream=stream.name,

@@ -123,7 +123,6 @@ class PartitionReader:
         return rows if (first, end) == (0, len(batch)) else rows.slice(first, max(end - first, 0))
 
     async def close(self) -> None:
-        """Stop reading ahead."""
         await self._ahead.close()
 
 
@@ -153,7 +152,6 @@ class AsyncReader:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of every batch."""
         return self._columns.schema
 
     def __aiter__(self) -> AsyncReader:

@@ -296,14 +296,12 @@ class RecordAccumulator:
     # For the sender
 
     def seal(self, batch: OpenBatch) -> None:
-        """Seal this batch, if it is still open."""
         with self.lock:
             self._close_window()
             if not batch.is_sealed:
                 self.batches.finish(batch)
 
     def seal_all(self) -> None:
-        """Seal every batch with a record."""
         with self.lock:
             self._close_window()
             self.batches.seal_all()
@@ -330,7 +328,6 @@ class RecordAccumulator:
         self.wake_calls()
 
     def check_open(self) -> None:
-        """Raise the reason if calls are refused."""
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)
 
@@ -401,7 +398,6 @@ class WaitingCall:
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other call is in line."""
         return len(self._line) == 1
 
 

@@ -204,7 +204,6 @@ class OpenProducers:
         portal.call_at_exit(self.close_all)
 
     def discard(self, producer: Producer) -> None:
-        """Forget one that is closed."""
         self._portals.pop(producer, None)
 
     def close_soon(self, producer: Producer) -> None:

@@ -49,27 +49,22 @@ class Acceptance(tuple[Accepted, ...]):
 
     @property
     def partition(self) -> int:
-        """The partition, if there is one part."""
         return self._only().partition
 
     @property
     def sequence(self) -> int:
-        """The queue sequence of the batch, if there is one part."""
         return self._only().sequence
 
     @property
     def first_lsn(self) -> int:
-        """The LSN of the first record, if there is one part; 0 if the queue does not know it."""
         return self._only().first_lsn
 
     @property
     def last_lsn(self) -> int:
-        """The LSN of the last record, if there is one part; 0 if the queue does not know it."""
         return self._only().last_lsn
 
     @property
     def producer_sequence(self) -> int:
-        """The batch among those of this producer, if there is one part."""
         return self._only().producer_sequence
 
     @property

@@ -86,12 +86,10 @@ class BaseProducer:
 
     @property
     def settings(self) -> Settings:
-        """The settings in force."""
         return self._sender.settings
 
     @property
     def metrics(self) -> ProducerMetrics:
-        """Counters and latencies."""
         return self._sender.metrics
 
     def __repr__(self) -> str:
@@ -278,7 +276,6 @@ class Producer(BaseProducer):
                     self._accumulator.takes_values = True
 
     async def append_in_line(self, checked: ProduceCall, entries: Any) -> Handle:
-        """Line up with a checked call, and append it."""
         with self._accumulator.line_up() as call:
             return await self.append(checked, entries, call)
 

@@ -177,7 +177,6 @@ class Sender:
             raise error
 
     def seal_all(self) -> None:
-        """Seal and send every batch with a record."""
         self.accumulator.seal_all()
         self.wakeup()
 
@@ -234,7 +233,6 @@ class PartitionSender:
         """Why no further batch is taken; after a loss, those before it are still sent."""
 
     def send(self, batch: ProducerBatch) -> None:
-        """Take a sealed batch."""
         if self._refusal is not None:
             self._fail(batch, self._refusal)
             return

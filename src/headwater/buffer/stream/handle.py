@@ -67,7 +67,6 @@ class Stream:
 
     @property
     def name(self) -> str:
-        """The name of the stream."""
         return self.config.name
 
     @property
@@ -77,12 +76,10 @@ class Stream:
 
     @property
     def partitions(self) -> int:
-        """The number of partitions."""
         return self.config.partitions
 
     @property
     def compression(self) -> Compression:
-        """The compression of its batches."""
         from headwater.buffer.compression import Compression
 
         return Compression[self.config.compression.upper()]
@@ -158,7 +155,6 @@ class Stream:
         return NativeReader(self.store, prefix, self.id)
 
     def collector(self, partition: int) -> Collector:
-        """The garbage collector of a partition."""
         prefix = self._writable_queue(partition)
         if self.config.format == "v1":
             return V1Collector(self.store, prefix, self.id, lenient=self.config.is_lenient)
@@ -233,11 +229,9 @@ class Stream:
         return self.with_config(now) if now.id == self.id else self
 
     def with_config(self, config: StreamConfig) -> Stream:
-        """The same stream with another config."""
         return Stream(self.store, config)
 
     def dead_letter_prefix(self, partition: int) -> str:
-        """The folder of a partition's dead letters."""
         self.check_partition(partition)
         return layout.dead_letter_prefix(self.name, partition, self.id)
 
@@ -249,7 +243,6 @@ class Stream:
         return queue_prefix(self.config, partition)
 
     def check_partition(self, partition: int) -> None:
-        """Refuse a partition that the stream does not have."""
         if not 0 <= whole_number("partition", partition) < self.partitions:
             last = self.partitions - 1
             existing = f"partitions 0 to {last}" if last else "only partition 0"
@@ -257,7 +250,6 @@ class Stream:
 
 
 def queue_prefix(config: StreamConfig, partition: int) -> str:
-    """The folder of a partition's queue."""
     if config.format == "v1":
         return layout.v1_prefix(config.name, partition)
     return layout.native_prefix(config.name, partition, config.id)

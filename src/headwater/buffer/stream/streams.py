@@ -135,7 +135,6 @@ def _check_same_settings(
 
 
 def check_alterable(now: StreamConfig, settings: Mapping[str, Any]) -> None:
-    """Refuse changes that a stream does not allow."""
     other = settings.get("format", now.format)
     if other != now.format:
         raise Refused(

@@ -77,7 +77,6 @@ class TaskUploads(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> int:
-        """The number of uploaded records."""
         return sum(one.rows for batches in self.uploads.values() for one in batches)
 
 

@@ -116,7 +116,6 @@ def check_timeout_ms(timeout_ms: int) -> int:
 
 
 def holds_register(stream: Stream) -> Register[Holds]:
-    """The register with the holds of a stream."""
     return Register(stream.store, layout.holds_key(stream.name, stream.id), Holds)
 
 
@@ -218,7 +217,6 @@ class Holder:
         await update_holds(self._register, change)
 
     async def drop(self) -> None:
-        """Drop the hold."""
         name = self._attempt.hold
         if name in (await read_holds(self._register)).holds:
             await update_holds(self._register, lambda now: now.with_hold(name, None))

@@ -92,7 +92,6 @@ class CommitAttempt(msgspec.Struct, frozen=True):
 
     @property
     def hold(self) -> str:
-        """The name of its hold."""
         return f"{self.application}.{self.token}"
 
     def __str__(self) -> str:
@@ -156,7 +155,6 @@ class PartitionBatches(msgspec.Struct, frozen=True):
 
     @property
     def last_producer_sequence(self) -> int:
-        """The producer sequence of the last batch."""
         return self.first_producer_sequence + len(self.uploads) - 1
 
 
@@ -224,7 +222,6 @@ class ApplicationRecord(msgspec.Struct, frozen=True):
 
 
 def application_register(stream: Stream, application: str) -> Register[ApplicationRecord]:
-    """The register of an application's record."""
     return Register(
         stream.store, layout.application_key(stream.name, stream.id, application), ApplicationRecord
     )

@@ -88,7 +88,6 @@ class Uploader:
             await self._add(partition, piece, version)
 
     async def add_all(self, parts: Sequence[tuple[int, pa.RecordBatch]]) -> None:
-        """Add records for several partitions."""
         for partition, records in parts:
             await self.add(partition, records)
 
@@ -229,7 +228,6 @@ class Uploader:
 
 
 def check_batch_bytes(batch_bytes: int) -> None:
-    """Refuse an invalid batch size."""
     if not 1 <= batch_bytes <= BATCH_BYTES_MOST:
         raise Refused(f"batchBytes is {batch_bytes:,}: it is 1 to {BATCH_BYTES_MOST:,}")
 

@@ -107,7 +107,6 @@ class CollectorRecord(msgspec.Struct, frozen=True):
 
 
 def consumer_register(store: Store, prefix: str) -> Register[ConsumerRecord]:
-    """The register of the owner and of what is acknowledged."""
     return Register(store, f"{prefix}/consumer.json", ConsumerRecord)
 
 
@@ -163,7 +162,6 @@ class ChunkLog(NumberedLog):
         return self.leased_floor.floor.floor
 
     def batch_key(self, batch_id: str) -> str:
-        """The key of an uploaded batch."""
         return f"{self.prefix}/batches/{batch_id}"
 
     def missing(self, number: int) -> RolledBack:
@@ -183,7 +181,6 @@ class ChunkLog(NumberedLog):
         return True
 
     async def floors(self) -> QueueFloors:
-        """The floors as they are now."""
         requested = Lease()
         try:
             queue = (await self.register.read()).value
@@ -237,7 +234,6 @@ class ChunkLog(NumberedLog):
             self.leased_floor.learn_alive(number, began)
 
     def decode(self, number: int, stored: Object) -> StoredChunk:
-        """A chunk from its object."""
         try:
             chunk = decode_chunk(stored.data, queue_id=self.queue_id, number=number)
         except (Corrupt, NotSupported) as error:
@@ -259,7 +255,6 @@ class ChunkLog(NumberedLog):
         raise self.missing(number)
 
     def trimmed(self, number: int) -> BatchTrimmed:
-        """The error for a chunk below the floor."""
         return batch_trimmed(f"{self.prefix}: chunk {number}", self.floor)
 
     async def check_alive(self, number: int) -> None:

@@ -199,7 +199,6 @@ class ReferencedIds:
         """Up to this id, some are only in the filter."""
 
     def add(self, ids: Iterable[str]) -> None:
-        """Remember these as well."""
         self._newest.update(ids)
         if len(self._newest) > 2 * limits.GC_REFERENCED:
             older = sorted(self._newest)[: -limits.GC_REFERENCED]

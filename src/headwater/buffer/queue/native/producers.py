@@ -83,7 +83,6 @@ class ProducerShard(msgspec.Struct, frozen=True):
 
 
 def shard_name(producer: str) -> str:
-    """The shard of a producer id."""
     return hashlib.blake2s(producer.encode(), digest_size=2).hexdigest()[:3]
 
 
@@ -219,7 +218,6 @@ class ProducerRegistration:
 
 
 def shard_register(store: Store, prefix: str, name: str) -> Register[ProducerShard]:
-    """The register of some of the producers."""
     return Register(store, f"{prefix}/producers/{name}.json", ProducerShard)
 
 
@@ -251,7 +249,6 @@ def reset_silence(record: ProducerRecord) -> ProducerRecord:
 
 
 def with_record(shard: ProducerShard, producer: str, record: ProducerRecord) -> ProducerShard:
-    """The shard with this record of a producer."""
     return msgspec.structs.replace(shard, producers={**shard.producers, producer: record})
 
 

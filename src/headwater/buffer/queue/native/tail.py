@@ -76,7 +76,6 @@ class QueueTail:
 
     @property
     def chunk(self) -> Chunk:
-        """The last chunk known."""
         return self.held.chunk
 
     @property
@@ -118,7 +117,6 @@ class QueueTail:
         self.adopt(held)
 
     def adopt(self, held: StoredChunk) -> None:
-        """Make this the last known chunk."""
         if self._held is None or held.version != self._held.version:
             self.changed_s = runtime.monotonic_s()
             if self._held is not None:
@@ -270,7 +268,6 @@ class AppendTurns:
         self._appended_s = runtime.monotonic_s()
 
     def see(self, chunk: Chunk) -> None:
-        """Note which writers appended."""
         now_s, now_ms = runtime.monotonic_s(), runtime.wall_ms()
         for offset, entry in enumerate(chunk.entries):
             producer = chunk.owners[entry.owner].producer

@@ -312,7 +312,6 @@ class SegmentHeader(NamedTuple):
 
     @property
     def next_sequence(self) -> int:
-        """The sequence after the last entry."""
         return self.first_sequence + self.entries
 
 

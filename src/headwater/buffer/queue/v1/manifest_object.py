@@ -157,7 +157,6 @@ class StoredManifest(NamedTuple):
 
     @property
     def next_sequence(self) -> int:
-        """The sequence of the next append."""
         return self.manifest.next_sequence
 
     @property
@@ -166,7 +165,6 @@ class StoredManifest(NamedTuple):
         return self.manifest.epoch
 
     def entry(self, sequence: int) -> ManifestEntry:
-        """The pending entry with this sequence."""
         return self.manifest.entries[sequence - self.front]
 
 

@@ -176,7 +176,6 @@ class V1Queue:
         """Held while counting: two tasks must not count the same entries."""
 
     async def view(self) -> QueueView:
-        """A consistent view of manifest and side object."""
         return await read_view(self.manifest, self.side)
 
     async def later_view(self, error: Uncounted) -> QueueView:
@@ -329,7 +328,6 @@ class Ledger:
         return counted[after - 1]
 
     def describe(self, found: StoredManifest, sequence: int) -> Descriptor:
-        """The descriptor of a counted entry."""
         return entry_descriptor(self._names, found.entry(sequence), self._counted[sequence])
 
     def _repeated(self, entries: list[ManifestEntry]) -> list[bool]:

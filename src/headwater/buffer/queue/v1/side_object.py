@@ -101,7 +101,6 @@ class SideState(msgspec.Struct, frozen=True):
 
     @property
     def floor(self) -> QueuePosition:
-        """Where the oldest retained batch begins."""
         return QueuePosition(self.floor_sequence, self.floor_lsn)
 
     def is_after(self, epoch: int) -> bool:
