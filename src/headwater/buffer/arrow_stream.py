@@ -42,7 +42,8 @@ def has_names(schema: bytes) -> bool:
     return _NAME in schema
 
 
-def read_stored_schema(data: bytes) -> pa.Schema:
+@functools.lru_cache(maxsize=64)  # the frames of a log have few schemas
+def _stored_schema(data: bytes) -> pa.Schema:
     """Decode a schema, with the storage type for each extension type."""
     if not has_names(data):
         return pa.ipc.read_schema(pa.py_buffer(data))
@@ -223,10 +224,6 @@ class ValuesColumn:
         return pa.Array.from_buffers(pa.binary(), len(self._values), buffers)
 
 
-def is_placeholder(buffer: pa.Buffer) -> bool:
-    return bool(buffer.address == _placeholder_memory().address)
-
-
 # Field numbers in Arrow's flatbuffers: Message.header, RecordBatch.compression.
 _MESSAGE_HEADER_FIELD: Final = 2
 _COMPRESSION_FIELD: Final = 3
@@ -263,7 +260,7 @@ class _Sink:
     def write(self, data: bytes | pa.Buffer) -> None:
         if isinstance(data, bytes):
             self.parts.append(data)
-        elif self._deferred is not None and is_placeholder(data):
+        elif self._deferred is not None and data.address == _placeholder_memory().address:
             self.parts.append(self._deferred)
         else:
             self.parts.append(memoryview(data).cast("B"))
@@ -320,10 +317,6 @@ def _corrupt(what: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, ValueError, StopIteration, struct.error) as error:
         raise Corrupt(f"{what}: {error}") from error
-
-
-# The frames of a log have few schemas.
-_stored_schema = functools.lru_cache(maxsize=64)(read_stored_schema)
 
 
 def _check_messages(buffer: pa.Buffer) -> list[pa.Message]:

@@ -13,7 +13,6 @@ A process that is killed, or ends by `os._exit`, sends nothing more.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -230,13 +229,11 @@ class OpenProducers:
                     )
         for home, producers in by_portal.items():
             try:
-                home.call(self._close_several(producers), timeout_s=wait_s)
+                closing = runtime.gather_each(self._close, producers, at_once=len(producers))
+                home.call(closing, timeout_s=wait_s)
             except TimeoutError:
                 for producer in producers:
                     _log_lost(producer, f"not accepted within {wait_s:g} s")
-
-    async def _close_several(self, producers: list[Producer]) -> None:
-        await asyncio.gather(*map(self._close, producers))
 
     async def _close(self, producer: Producer) -> None:
         try:

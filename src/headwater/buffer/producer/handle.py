@@ -112,7 +112,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         `OutcomeUnknown`: some may be; as `PartlyAccepted`, some are and the others are not.
         `accepted()` says which are. Cancelling the wait changes nothing.
         """
-        if not self._source.is_routed:
+        if isinstance(self._source, UnroutedBatch):
             await self._source.routed()
         for part in self._ranges():
             await part.batch.wait()

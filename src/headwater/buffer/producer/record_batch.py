@@ -231,9 +231,6 @@ class ProducerBatch(BaseBatch):
         self.free()
         self.wake()
 
-    async def routed(self) -> None:
-        """Nothing to wait for: its partition is known."""
-
     def ranges(self, start: int, rows: int) -> list[BatchRange]:
         return [BatchRange(self, start, rows)]
 
@@ -244,9 +241,6 @@ class CallBatches(NamedTuple):
     parts: list[BatchRange]
     portal: Portal | None
     is_routed: bool = True
-
-    async def routed(self) -> None:
-        """Nothing to wait for: the partitions are known."""
 
     def ranges(self, start: int, rows: int) -> list[BatchRange]:
         """All parts: it has one call."""

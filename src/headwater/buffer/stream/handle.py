@@ -28,7 +28,7 @@ from headwater.buffer.queue.native.reader import NativeReader
 from headwater.buffer.queue.native.tail import QueueTail, write_note
 from headwater.buffer.queue.v1.collector import V1Collector
 from headwater.buffer.queue.v1.consumer import V1Consumer
-from headwater.buffer.queue.v1.reader import V1Reader
+from headwater.buffer.queue.v1.reader import V1Queue, V1Reader
 from headwater.buffer.queue.v1.side_object import create_v1_queue
 from headwater.buffer.stream.config import (
     BATCH_BYTES,
@@ -132,8 +132,7 @@ class Stream:
         if self.config.format == "v1":
             from headwater.buffer.queue.v1.appender import V1Appender
 
-            lenient = self.config.is_lenient
-            return V1Appender(self.store, prefix, self.id, lenient=lenient)
+            return V1Appender(self._v1_queue(prefix))
         from headwater.buffer.queue.native.appender import NativeAppender
 
         pace_s = WRITE_PACE_S.get(self.store.stats.scheme, 0.0)
@@ -143,7 +142,7 @@ class Stream:
         """The queue's interface for the owner of a partition."""
         prefix = self._writable_queue(partition)
         if self.config.format == "v1":
-            return V1Consumer(self.store, prefix, self.id, lenient=self.config.is_lenient)
+            return V1Consumer(self._v1_queue(prefix))
         return NativeConsumer(self.store, prefix, self.id)
 
     def queue_reader(self, partition: int) -> QueueReader:
@@ -151,13 +150,13 @@ class Stream:
         self.check_partition(partition)
         prefix = queue_prefix(self.config, partition)
         if self.config.format == "v1":
-            return V1Reader(self.store, prefix, self.id, lenient=self.config.is_lenient)
+            return V1Reader(self._v1_queue(prefix))
         return NativeReader(self.store, prefix, self.id)
 
     def collector(self, partition: int) -> Collector:
         prefix = self._writable_queue(partition)
         if self.config.format == "v1":
-            return V1Collector(self.store, prefix, self.id, lenient=self.config.is_lenient)
+            return V1Collector(self._v1_queue(prefix))
         return NativeCollector(self.store, prefix, self.id)
 
     def retention(self) -> Retention:
@@ -234,6 +233,9 @@ class Stream:
     def dead_letter_prefix(self, partition: int) -> str:
         self.check_partition(partition)
         return layout.dead_letter_prefix(self.name, partition, self.id)
+
+    def _v1_queue(self, prefix: str) -> V1Queue:
+        return V1Queue(self.store, prefix, self.id, lenient=self.config.is_lenient)
 
     def _writable_queue(self, partition: int) -> str:
         """The prefix of a partition's queue, if this version may write it."""

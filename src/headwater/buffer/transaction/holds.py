@@ -299,15 +299,12 @@ async def _mark_ending(stream: Stream, register: Register[Holds]) -> Holds:
 
     def note(now: Holds) -> Holds:
         for name, hold in list(now.holds.items()):
-            if _is_unchanged(before.holds.get(name), hold):
+            then = before.holds.get(name)
+            if then is not None and (then.token, then.renewals) == (hold.token, hold.renewals):
                 now = now.with_hold(name, _note_renewals(hold, at_ms))
         return now
 
     return await update_holds(register, note)
-
-
-def _is_unchanged(before: Hold | None, now: Hold) -> bool:
-    return before is not None and (before.token, before.renewals) == (now.token, now.renewals)
 
 
 def _note_renewals(hold: Hold, at_ms: int) -> Hold:

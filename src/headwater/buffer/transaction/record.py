@@ -307,7 +307,8 @@ class CommitAppender:
         fresh = [one.partition for one in record.shares if one.partition not in self._opened]
         if fresh:
             await self._open_all(fresh)
-            await self._confirm(record)
+            if not _is_same_commit(record, await read_application(self._register)):
+                raise RecordReplaced
         await runtime.gather_each(self._append, record.shares, at_once=PARALLEL)
 
     async def _append(self, share: PartitionBatches) -> None:
@@ -339,11 +340,6 @@ class CommitAppender:
                 f"continues at {share.first_producer_sequence}: the queue went back to an older "
                 "state"
             )
-
-    async def _confirm(self, record: ApplicationRecord) -> None:
-        now = await read_application(self._register)
-        if not _is_same_commit(record, now):
-            raise RecordReplaced
 
     async def _open_all(self, partitions: Iterable[int]) -> dict[int, _OpenAppender]:
         partitions = list(partitions)

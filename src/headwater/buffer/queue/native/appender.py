@@ -188,7 +188,8 @@ class NativeAppender(Appender):
         for batch in known:
             if batch.producer_sequence not in self._places:
                 raise Bug(f"producer sequence {batch.producer_sequence} was answered long ago")
-        self._forget_before(batches[0].producer_sequence if batches else 0)
+        first = batches[0].producer_sequence if batches else 0
+        self._places = {number: one for number, one in self._places.items() if number >= first}
         budget = RetryPolicy().start(attempts=limits.APPEND_ATTEMPTS)
         look_first = not self._tail.is_alone
         while todo := [batch for batch in batches if batch.producer_sequence > self._landed]:
@@ -358,10 +359,6 @@ class NativeAppender(Appender):
                 sequence, lsn = sequence - 1, lsn - batch.rows
             self._places[batch.producer_sequence] = AppendedBatch(sequence, lsn)
         self._landed, self._last = mark.producer_sequence, mark
-
-    def _forget_before(self, producer_sequence: int) -> None:
-        for known in [known for known in self._places if known < producer_sequence]:
-            del self._places[known]
 
     def _refresh_if_due(self) -> None:
         due = self._since_refresh >= REFRESH_APPENDS or (

@@ -45,8 +45,7 @@ from headwater.buffer.queue.v1.side_object import ConsumedElsewhere, SideState, 
 from headwater.buffer.records import VALUE
 from headwater.core import limits
 from headwater.core.errors import Conflict, Corrupt, OutcomeUnknown, Refused, Unavailable
-from headwater.core.retry import RetryPolicy
-from headwater.store import Store, Version
+from headwater.store import Version
 
 UNKNOWN_LSN: Final = 0
 """The first LSN of an appended batch if it is unknown: another implementation consumes the queue,
@@ -69,20 +68,11 @@ class UnsettledAttempt(NamedTuple):
 class V1Appender(Appender):
     """Uploads batches and appends them, each once."""
 
-    def __init__(
-        self,
-        store: Store,
-        prefix: str,
-        queue_id: str,
-        *,
-        policy: RetryPolicy | None = None,
-        lenient: bool = False,
-    ) -> None:
-        self.inline_max_bytes = 0
-        self._store = store
-        self._policy = policy or RetryPolicy()
-        self._queue = V1Queue(store, prefix, queue_id, policy=self._policy, lenient=lenient)
-        self.counters = self._queue.counters
+    inline_max_bytes = 0
+
+    def __init__(self, queue: V1Queue) -> None:
+        self._queue = queue
+        self.counters = queue.counters
         self._counted_epoch: int | None = None
         """The manifest's epoch when the side object was read last."""
         self._base: StoredManifest | None = None
@@ -109,7 +99,7 @@ class V1Appender(Appender):
         return encode_batch(batch.records.column(VALUE), compression)
 
     async def upload(self, batch_id: str, data: EncodedBytes) -> None:
-        await self._store.put(self._queue.names.batch(batch_id), data)
+        await self._queue.store.put(self._queue.names.batch(batch_id), data)
 
     async def append(self, batches: Sequence[NewBatch]) -> list[AppendedBatch]:
         wanted = {self._queue.names.batch(batch.batch_id): batch for batch in batches}
@@ -128,7 +118,7 @@ class V1Appender(Appender):
         """Nothing to do: v1 does not record producers."""
 
     async def _land(self, wanted: dict[str, NewBatch]) -> None:
-        race = ManifestRetry(self._policy, self._queue.manifest)
+        race = ManifestRetry(self._queue.policy, self._queue.manifest)
         # Forgotten until everything has landed: after an unknown outcome, the old base is stale.
         base, self._base = self._base, None
         try:

@@ -27,7 +27,7 @@ from headwater.buffer.queue.v1.reader import V1Queue
 from headwater.buffer.queue.v1.side_object import SideState
 from headwater.core import limits
 from headwater.core.errors import BadKey, NotFound, OutcomeUnknown, Refused, Unavailable
-from headwater.store import Register, Store
+from headwater.store import Register
 
 
 class ClockReads(msgspec.Struct, frozen=True):
@@ -39,10 +39,10 @@ class ClockReads(msgspec.Struct, frozen=True):
 class V1Collector(Collector):
     """Deletes only acknowledged batches past the retention."""
 
-    def __init__(self, store: Store, prefix: str, queue_id: str, *, lenient: bool = False) -> None:
-        self._store = store
-        self._queue = V1Queue(store, prefix, queue_id, lenient=lenient)
-        self._clock = Register(store, self._queue.names.clock, ClockReads)
+    def __init__(self, queue: V1Queue) -> None:
+        self._store = queue.store
+        self._queue = queue
+        self._clock = Register(queue.store, queue.names.clock, ClockReads)
         self._now_ms: int | None = None
 
     async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
@@ -117,12 +117,9 @@ class V1Collector(Collector):
         if retention.retention_ms is None:
             return False
         if self._now_ms is None:
-            self._now_ms = await self._store_time()
+            await self._clock.update(lambda reads: ClockReads((reads or ClockReads()).times + 1))
+            self._now_ms = await self._store.now_ms(self._clock.key)
         return written_ms + retention.retention_ms <= self._now_ms
-
-    async def _store_time(self) -> int:
-        await self._clock.update(lambda asked: ClockReads((asked or ClockReads()).times + 1))
-        return await self._store.now_ms(self._clock.key)
 
     async def _sweep(
         self, side: SideState, found: StoredManifest, pending: set[str], done: Collected

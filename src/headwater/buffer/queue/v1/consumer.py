@@ -39,30 +39,18 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
-from headwater.core.retry import RetryPolicy
-from headwater.store import Store
 
 
 class V1Consumer(QueueConsumer):
     """Opens, reads and dequeues. Records keep their LSNs from one consumer to the next."""
 
-    def __init__(
-        self,
-        store: Store,
-        prefix: str,
-        queue_id: str,
-        *,
-        policy: RetryPolicy | None = None,
-        lenient: bool = False,
-    ) -> None:
+    def __init__(self, queue: V1Queue) -> None:
         self.epoch = 0
-        self._policy = policy or RetryPolicy()
-        self._queue = V1Queue(store, prefix, queue_id, policy=self._policy, lenient=lenient)
-        self.counters = self._queue.counters
-        self._key = self._queue.names.manifest
-        self._queue_id = queue_id
+        self.counters = queue.counters
+        self._queue = queue
+        self._key = queue.names.manifest
         self._claim = ""
-        self._side = SideState(queue_id)
+        self._side = SideState(queue.queue_id)
         self._pending = 0
 
     @property
@@ -170,7 +158,7 @@ class V1Consumer(QueueConsumer):
             else:
                 # If nothing was ever dequeued, LSNs are known without a side object.
                 check_front(self._key, found, await self._queue.side.find())
-                await self._queue.side.create(SideState(self._queue_id))
+                await self._queue.side.create(SideState(self._queue.queue_id))
         return await self._queue.view()
 
     def _check_resume(self, view: QueueView, last_acked_sequence: int | None) -> None:
@@ -193,7 +181,7 @@ class V1Consumer(QueueConsumer):
             check_not_back(self._key, found, side)
             return found.manifest.dequeued(side.sequence - 1)
 
-        return await raise_epoch(self._queue.manifest, self._policy, prepared)
+        return await raise_epoch(self._queue.manifest, self._queue.policy, prepared)
 
     async def _fenced_read(self) -> StoredManifest:
         if not self._claim:
@@ -248,7 +236,7 @@ class V1Consumer(QueueConsumer):
 
     async def _shorten(self, found: StoredManifest) -> None:
         through = self._side.sequence - 1
-        race = ManifestRetry(self._policy, self._queue.manifest)
+        race = ManifestRetry(self._queue.policy, self._queue.manifest)
         try:
             while found.front <= through:
                 shorter = found.manifest.dequeued(through)

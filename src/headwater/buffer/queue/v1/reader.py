@@ -52,8 +52,8 @@ from headwater.store import Store
 class V1Reader(QueueReader):
     """Reads without opening. The first call counts every pending batch; later ones continue."""
 
-    def __init__(self, store: Store, prefix: str, queue_id: str, *, lenient: bool = False) -> None:
-        self._queue = V1Queue(store, prefix, queue_id, lenient=lenient)
+    def __init__(self, queue: V1Queue) -> None:
+        self._queue = queue
 
     async def state(self) -> QueueState:
         queue = self._queue
@@ -165,10 +165,13 @@ class V1Queue:
         policy: RetryPolicy | None = None,
         lenient: bool = False,
     ) -> None:
+        self.store = store
+        self.queue_id = queue_id
+        self.policy = policy or RetryPolicy()
         names = self.names = V1Names(prefix, queue_id)
         self.counters = Counters()
         self.manifest = ManifestObject(store, names.manifest, self.counters, lenient=lenient)
-        self.side = SideObject(store, names, queue_id, policy)
+        self.side = SideObject(store, names, queue_id, self.policy)
         self.acked = AckedSegments(store, names)
         self.counts = BatchCounts(store)
         self.ledger = Ledger(names, self.counts)
