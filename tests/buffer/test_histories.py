@@ -135,7 +135,7 @@ class ThoroughCollector(NativeCollector):
     """Takes with a leftover chunk the batches that it names."""
 
     async def _sweep(self, floor: int, report: Collected) -> None:
-        async for meta in self._store.list(f"{self._prefix}/chunks"):
+        async for meta in self._store.list(f"{self._chunks.prefix}/chunks"):
             number = self._chunks.number_of(meta.key)
             if number is not None and number < floor:
                 held = await self._chunks.load(number)

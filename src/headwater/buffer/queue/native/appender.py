@@ -34,12 +34,7 @@ from headwater.buffer.queue.contract import (
     ProducerState,
 )
 from headwater.buffer.queue.native.chunk import Chunk, check_producer_sequences, entry_bytes
-from headwater.buffer.queue.native.chunk_log import (
-    ChunkLog,
-    StoredChunk,
-    consumer_register,
-    read_consumer,
-)
+from headwater.buffer.queue.native.chunk_log import ChunkLog, StoredChunk
 from headwater.buffer.queue.native.producers import Mark, ProducerRegistration
 from headwater.buffer.queue.native.tail import DeadNumber, LostRace, QueueTail, write_note
 from headwater.core import limits, runtime
@@ -118,7 +113,7 @@ class NativeAppender(Appender):
         end = await self._tail.find()
         while end.number < (await self._chunks.floors()).chunk_floor:
             end = await self._tail.find()
-        consumer = await read_consumer(consumer_register(self._chunks.store, self._chunks.prefix))
+        consumer = await self._chunks.read_consumer()
         if consumer.sequence > (await self._tail.find()).next_sequence:
             # Unless what was found is dead, and not the end.
             last = await self._chunks.last_alive(self._tail.chunk.number)

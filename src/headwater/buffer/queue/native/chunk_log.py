@@ -1,10 +1,5 @@
 """The chunks of a native queue, which are a numbered log, and the registers of the queue.
 
-    <prefix>/queue.json      the floors, which only rise
-    <prefix>/end.json        how far the queue has come at least
-    <prefix>/consumer.json   the owner, and what is acknowledged
-    <prefix>/gc.json         how far the collector has looked
-
 Always holds: the last chunk is never deleted. A chunk is deleted only once collectors have seen
 FLOOR_SETTLE_S pass since the floor passed it, which is why a floor that was read less than
 FLOOR_LEASE_S ago still says what counts (`headwater.store.numbered_log`).
@@ -106,29 +101,6 @@ class CollectorRecord(msgspec.Struct, frozen=True):
     """The floor of the chunks that is waited for next."""
 
 
-def consumer_register(store: Store, prefix: str) -> Register[ConsumerRecord]:
-    return Register(store, f"{prefix}/consumer.json", ConsumerRecord)
-
-
-async def read_consumer(register: Register[ConsumerRecord]) -> ConsumerRecord:
-    """The consumer's record, which exists from the queue's creation on."""
-    try:
-        return (await register.read()).value
-    except NotFound as error:
-        raise RolledBack(
-            f"{register.key} is gone: what was acknowledged is not known. Restore it from a backup."
-        ) from error
-
-
-def missing_queue(prefix: str) -> RolledBack:
-    """The error for a queue that does not exist: it is created before its stream is announced."""
-    return RolledBack(
-        f"there is no queue at {prefix}, though its stream has one: it was deleted or moved. "
-        "Restore the folder from a backup; if that cannot be, make another stream, for in an empty "
-        "queue sequences and LSNs begin again."
-    )
-
-
 # How many chunks are requested at once.
 READ_AHEAD: Final = 16
 # Some stores allow one write of an object a second, and chunks may be created faster than that.
@@ -152,6 +124,7 @@ class ChunkLog(NumberedLog):
         self.prefix = prefix
         self.queue_id = queue_id
         self.register = Register(store, f"{prefix}/queue.json", QueueFloors)
+        self.consumer = Register(store, f"{prefix}/consumer.json", ConsumerRecord)
         self.ends = EndRecorder(store, prefix)
         self.floor = QueuePosition(0, 1)
         """No batch below it is retained, as of the last read."""
@@ -172,6 +145,24 @@ class ChunkLog(NumberedLog):
             "producer write before."
         )
 
+    def missing_queue(self) -> RolledBack:
+        """The error for a queue that is gone: it is created before its stream is announced."""
+        return RolledBack(
+            f"there is no queue at {self.prefix}, though its stream has one: it was deleted or "
+            "moved. Restore the folder from a backup; if that cannot be, make another stream, for "
+            "in an empty queue sequences and LSNs begin again."
+        )
+
+    async def read_consumer(self) -> ConsumerRecord:
+        """The consumer's record, which exists from the queue's creation on."""
+        try:
+            return (await self.consumer.read()).value
+        except NotFound as error:
+            raise RolledBack(
+                f"{self.consumer.key} is gone: what was acknowledged is not known. Restore it from "
+                "a backup."
+            ) from error
+
     async def is_made(self) -> bool:
         """Whether there is a queue, which must be this one."""
         try:
@@ -185,7 +176,7 @@ class ChunkLog(NumberedLog):
         try:
             queue = (await self.register.read()).value
         except NotFound as error:
-            raise missing_queue(self.prefix) from error
+            raise self.missing_queue() from error
         self._check_id(queue)
         self.leased_floor.learn(LogFloor(queue.chunk_floor, queue.chunk_floor), requested)
         self.floor = max(self.floor, queue.floor)
@@ -347,7 +338,7 @@ async def create_native_queue(store: Store, prefix: str, queue_id: str) -> None:
     # Other creators write the same bytes, and they are recognised.
     await store.put_if_absent(chunks.key(0), data, token=queue_id.encode())
     await chunks.ends.register.update(lambda end: end or QueueEnd())
-    await consumer_register(store, prefix).update(lambda consumer: consumer or ConsumerRecord())
+    await chunks.consumer.update(lambda consumer: consumer or ConsumerRecord())
     await chunks.register.update(lambda queue: queue or QueueFloors(queue_id))
 
 

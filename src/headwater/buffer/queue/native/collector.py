@@ -38,9 +38,6 @@ from headwater.buffer.queue.native.chunk_log import (
     ConsumerRecord,
     QueueFloors,
     StoredChunk,
-    consumer_register,
-    missing_queue,
-    read_consumer,
 )
 from headwater.buffer.queue.native.orphans import OrphanPass, delete_all
 from headwater.buffer.queue.native.producers import (
@@ -65,9 +62,7 @@ class NativeCollector(Collector):
 
     def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
         self._store = store
-        self._prefix = prefix
         self._chunks = ChunkLog(store, prefix, queue_id)
-        self._consumer = consumer_register(store, prefix)
         self._scanned = Register(store, f"{prefix}/gc.json", CollectorRecord)
         self._standing = FloorClock()
 
@@ -81,7 +76,7 @@ class NativeCollector(Collector):
         report = Collected()
         queue = await self._chunks.floors()
         scanned, now_ms = await self._begin(queue.chunk_floor)
-        consumer = await read_consumer(self._consumer)
+        consumer = await self._chunks.read_consumer()
         last = await self._chunks.last(max(queue.chunk_floor, consumer.chunk))
         expiring = RetentionPass(self._chunks, consumer, last, retention, now_ms=now_ms)
         queue = await expiring.collect(queue, report)
@@ -101,7 +96,7 @@ class NativeCollector(Collector):
                 await self._note_standing(queue.chunk_floor)
         # In this order none is behind the one before: both only go forward.
         queue = await self._chunks.floors()
-        consumer = await read_consumer(self._consumer)
+        consumer = await self._chunks.read_consumer()
         report.floor_sequence, report.floor_lsn = queue.floor_sequence, queue.floor_lsn
         report.batch_floor = queue.batch_floor
         report.kept_pending = max(0, last.chunk.next_sequence - consumer.sequence)
@@ -115,14 +110,14 @@ class NativeCollector(Collector):
 
         def change(now: ConsumerRecord | None) -> ConsumerRecord:
             if now is None:
-                raise RolledBack(f"{self._consumer.key} is gone: restore it from a backup")
+                raise RolledBack(f"{self._chunks.consumer.key} is gone: restore it from a backup")
             if position.sequence <= now.sequence:
                 return now
             return msgspec.structs.replace(
                 acknowledge_to(now, position), truncated=position.sequence
             )
 
-        await self._consumer.update(change)
+        await self._chunks.consumer.update(change)
 
     async def _position_before(self, sequence: int) -> ChunkPosition | None:
         """The place before this batch; None if the floor is there, and so the position, too."""
@@ -335,7 +330,7 @@ class RetentionPass:
 
         def change(now: QueueFloors | None) -> QueueFloors:
             if now is None:
-                raise missing_queue(self._chunks.prefix)
+                raise self._chunks.missing_queue()
             if _floor_position(now) != _floor_position(before):
                 return now
             return msgspec.structs.replace(raised, batch_floor=now.batch_floor)

@@ -16,12 +16,7 @@ import xxhash
 
 from headwater.buffer.queue.contract import Collected, Counters, Retention
 from headwater.buffer.queue.native.chunk import last_batch_id
-from headwater.buffer.queue.native.chunk_log import (
-    ChunkLog,
-    CollectorRecord,
-    QueueFloors,
-    missing_queue,
-)
+from headwater.buffer.queue.native.chunk_log import ChunkLog, CollectorRecord, QueueFloors
 from headwater.buffer.queue.native.tail import QueueTail, write_note
 from headwater.core import limits, runtime
 from headwater.core.errors import HeadwaterError, NotFound
@@ -146,7 +141,7 @@ class OrphanPass:
 
         def change(now: QueueFloors | None) -> QueueFloors:
             if now is None:
-                raise missing_queue(self._chunks.prefix)
+                raise self._chunks.missing_queue()
             return msgspec.structs.replace(now, batch_floor=max(now.batch_floor, to))
 
         await self._chunks.register.update(change)

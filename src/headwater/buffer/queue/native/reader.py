@@ -28,8 +28,6 @@ from headwater.buffer.queue.native.chunk_log import (
     ConsumerRecord,
     QueueFloors,
     StoredChunk,
-    consumer_register,
-    read_consumer,
 )
 from headwater.core.errors import Refused, RolledBack
 from headwater.store import Store
@@ -283,10 +281,8 @@ class NativeReader(QueueReader):
     """Reads a partition's queue, and changes nothing."""
 
     def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
-        self._prefix = prefix
         self._chunks = ChunkLog(store, prefix, queue_id)
         self._reading = ChunkReader(self._chunks)
-        self._register = consumer_register(store, prefix)
 
     async def state(self) -> QueueState:
         while True:
@@ -297,7 +293,7 @@ class NativeReader(QueueReader):
     async def _state(self) -> QueueState:
         # In this order none is behind the one before: all three only go forward.
         queue = await self._chunks.floors()
-        consumer = await read_consumer(self._register)
+        consumer = await self._chunks.read_consumer()
         self._chunks.check_floor(consumer, queue)
         last = (await self._chunks.last_alive(consumer.chunk)).chunk
         oldest_ms = None
@@ -354,7 +350,7 @@ class NativeReader(QueueReader):
         while True:
             queue = await self._chunks.floors()
             if lsn < queue.floor_lsn:
-                raise batch_trimmed(f"{self._prefix}: LSN {lsn}", queue.floor)
+                raise batch_trimmed(f"{self._chunks.prefix}: LSN {lsn}", queue.floor)
             # Chunks before it may be deleted during the search.
             with contextlib.suppress(BatchTrimmed):
                 return await self._at_lsn(lsn, queue)
