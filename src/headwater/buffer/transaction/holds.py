@@ -41,7 +41,7 @@ from headwater.buffer.transaction.record import (
     producer_id,
 )
 from headwater.core import limits, runtime
-from headwater.core.errors import LimitExceeded, NotFound, OutcomeUnknown, Refused, Unavailable
+from headwater.core.errors import LimitExceeded, OutcomeUnknown, Refused, Unavailable
 from headwater.core.runtime import ULID_MAX, decode_ulid, encode_ulid
 from headwater.store import Register
 
@@ -121,10 +121,7 @@ def holds_register(stream: Stream) -> Register[Holds]:
 
 async def read_holds(register: Register[Holds]) -> Holds:
     """The holds; an empty value if none was ever taken."""
-    try:
-        return (await register.read()).value
-    except NotFound:
-        return Holds()
+    return await register.find() or Holds()
 
 
 async def update_holds(register: Register[Holds], change: Callable[[Holds], Holds]) -> Holds:

@@ -37,7 +37,6 @@ from headwater.core import runtime
 from headwater.core.errors import (
     Bug,
     Fenced,
-    NotFound,
     OutcomeUnknown,
     Refused,
     RolledBack,
@@ -229,10 +228,7 @@ def application_register(stream: Stream, application: str) -> Register[Applicati
 
 async def read_application(register: Register[ApplicationRecord]) -> ApplicationRecord:
     """The record; an empty one if the application never committed."""
-    try:
-        return (await register.read()).value
-    except NotFound:
-        return ApplicationRecord()
+    return await register.find() or ApplicationRecord()
 
 
 FINISH_ATTEMPTS: Final = 32

@@ -155,29 +155,20 @@ class ChunkLog(NumberedLog):
 
     async def read_consumer(self) -> ConsumerRecord:
         """The consumer's record, which exists from the queue's creation on."""
-        try:
-            return (await self.consumer.read()).value
-        except NotFound as error:
+        consumer = await self.consumer.find()
+        if consumer is None:
             raise RolledBack(
                 f"{self.consumer.key} is gone: what was acknowledged is not known. Restore it from "
                 "a backup."
-            ) from error
-
-    async def is_made(self) -> bool:
-        """Whether there is a queue, which must be this one."""
-        try:
-            self._check_id((await self.register.read()).value)
-        except NotFound:
-            return False
-        return True
+            )
+        return consumer
 
     async def floors(self) -> QueueFloors:
         requested = Lease()
-        try:
-            queue = (await self.register.read()).value
-        except NotFound as error:
-            raise self.missing_queue() from error
-        self._check_id(queue)
+        queue = await self.register.find()
+        if queue is None:
+            raise self.missing_queue()
+        self.check_id(queue)
         self.leased_floor.learn(LogFloor(queue.chunk_floor, queue.chunk_floor), requested)
         self.floor = max(self.floor, queue.floor)
         return queue
@@ -204,7 +195,8 @@ class ChunkLog(NumberedLog):
                 f"{last.next_sequence}: the queue went back"
             )
 
-    def _check_id(self, queue: QueueFloors) -> None:
+    def check_id(self, queue: QueueFloors) -> None:
+        """`Corrupt` if this is the record of another queue."""
         if queue.id != self.queue_id:
             raise Corrupt(f"{self.prefix} holds queue {queue.id}, not {self.queue_id}")
 
@@ -332,7 +324,8 @@ class ChunkLog(NumberedLog):
 async def create_native_queue(store: Store, prefix: str, queue_id: str) -> None:
     """Create a queue if there is none. `queue.json` is written last: it shows that all is there."""
     chunks = ChunkLog(store, prefix, queue_id)
-    if await chunks.is_made():
+    if (queue := await chunks.register.find()) is not None:
+        chunks.check_id(queue)
         return
     data = encode_chunk(first_chunk(queue_id))
     # Other creators write the same bytes, and they are recognised.

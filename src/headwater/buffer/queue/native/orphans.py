@@ -19,7 +19,7 @@ from headwater.buffer.queue.native.chunk import last_batch_id
 from headwater.buffer.queue.native.chunk_log import ChunkLog, CollectorRecord, QueueFloors
 from headwater.buffer.queue.native.tail import QueueTail, write_note
 from headwater.core import limits, runtime
-from headwater.core.errors import HeadwaterError, NotFound
+from headwater.core.errors import HeadwaterError
 from headwater.core.runtime import decode_ulid, encode_ulid, is_ulid
 from headwater.store import Register, Store
 
@@ -55,10 +55,7 @@ class OrphanPass:
 
     async def collect(self, report: Collected, *, full: bool) -> None:
         """Delete uploads that were not appended and cannot be appended any more, some at a time."""
-        try:
-            before = (await self._register.read()).value
-        except NotFound:
-            before = CollectorRecord()
+        before = await self._register.find() or CollectorRecord()
         # Also if the last one was in the future: then the clock was set back.
         full = full or abs(self._now_ms - before.full_ms) > limits.GC_FULL_EVERY_MS
         start = CollectorRecord() if full else before

@@ -40,7 +40,7 @@ from headwater.buffer.queue.native.chunk_log import (
 )
 from headwater.buffer.queue.native.tail import QueueTail, write_note
 from headwater.core import limits, runtime
-from headwater.core.errors import Fenced, NotFound, Refused
+from headwater.core.errors import Fenced, Refused
 from headwater.store import Register, Store
 
 
@@ -142,11 +142,7 @@ class ProducerRegistration:
 
     async def read(self) -> Mark | None:
         """The mark; `Fenced` unless this incarnation is still the latest."""
-        try:
-            shard = (await self._register.read()).value
-        except NotFound:
-            shard = ProducerShard()
-        return self._checked(shard).mark
+        return self._checked(await self._register.find() or ProducerShard()).mark
 
     async def renew(self, mark: Mark | None) -> None:
         """Move the mark forward, or confirm it where it is."""
@@ -368,10 +364,7 @@ class SilencePass:
 
     async def _next_shards(self) -> list[str]:
         """The shards to look at in this pass; the next pass goes on after them."""
-        try:
-            start = (await self._scanned.read()).value.shard
-        except NotFound:
-            start = ""
+        start = (await self._scanned.find() or CollectorRecord()).shard
         folder, names = f"{self._chunks.prefix}/producers", []
         after = f"{folder}/{start}.json" if start else ""
         async for meta in self._chunks.store.list(folder, start_after=after):

@@ -151,10 +151,8 @@ class SideObject:
 
     async def find(self) -> SideState | None:
         """The value; None before the queue was created."""
-        try:
-            return self._checked((await self._register.read()).value)
-        except NotFound:
-            return None
+        side = await self._register.find()
+        return None if side is None else self._checked(side)
 
     async def read(self) -> SideState:
         """The value; `NotFound` before the queue was created."""
