@@ -1,22 +1,7 @@
-"""The settings of a producer, of which Kafka's spellings are accepted as well, and its metrics.
+"""The settings of a producer, and its metrics. docs/producer.md lists both for users.
 
-| setting | Kafka's spelling | default |
-| --- | --- | --- |
-| `linger_ms` | `linger.ms` | the stream's, else 1,000, or 100 on a local store |
-| `batch_bytes` | `batch.size` | the stream's, else 8 MiB |
-| `buffer_bytes` | `buffer.memory` | 64 MiB |
-| `buffer_calls` | | 1,048,576 |
-| `on_full` | | `wait`; or `fail` |
-| `on_failure` | | `continue`; or `stop`, as a producer with a `producer_id` always does |
-| `max_block_ms` | `max.block.ms` | 60,000; None waits without end |
-| `max_in_flight` | `max.in.flight.requests.per.connection` | 8 uploads |
-| `compression` | `compression.type` | the stream's |
-| `partitioner` | | `key`; or `round_robin` |
-| `delivery_timeout_ms` | `delivery.timeout.ms` | 120,000 |
-
-Kafka's `acks=all`, `enable.idempotence=true` and `retries=2147483647` are accepted, because it is
-always so. Other values of them are refused, as are other settings of Kafka's producers, with what
-to use instead.
+Kafka's spellings of the settings are accepted as well. Settings of Kafka's producers that have no
+meaning here are refused with what to use instead, unless what they ask for is always so.
 """
 
 from __future__ import annotations
