@@ -286,9 +286,7 @@ async def adopt_v1_queue(
 ) -> Adopted:
     """Take over a queue that another implementation's consumer dequeued from, and fence it.
 
-    The queue continues at its first pending batch, with LSNs above every one that can have been
-    returned (from 1 if Headwater never had the queue). What was retained stays, unless more than
-    V1_TAKEN_MAX batches were taken since. Also fences a consumer of Headwater.
+    `adopt_stream` says what becomes of its batches. Also fences a consumer of Headwater.
     """
     names = V1Names(prefix, queue_id)
     manifest = ManifestObject(store, names.manifest, lenient=lenient)
