@@ -234,9 +234,9 @@ async def _check_values(
         if field.name not in batch.records.schema.names:
             continue
         column = batch.records.column(field.name)
-        found = _first_misfit(column, field)
-        if found is not None:
-            row, why = found
+        misfit = _first_misfit(column, field)
+        if misfit is not None:
+            row, why = misfit
             raise Refused(
                 f"stream {stream.name!r}: column {field.name!r} stays as it is, because not every "
                 f"retained value is {field_text(field)}: record {batch.first_lsn + row} of "

@@ -133,8 +133,8 @@ class ConsumedBatch:
                 f"the records of {self.stream!r} have typed columns "
                 f"({', '.join(self.records.schema.names)}): use `records` or `table()`"
             )
-        found: list[bytes | None] = self.records.column(VALUE).to_pylist()
-        return found
+        values: list[bytes | None] = self.records.column(VALUE).to_pylist()
+        return values
 
     @property
     def metadata(self) -> list[CallMetadata]:

@@ -261,9 +261,9 @@ class CommitAppender:
         self._finished: tuple[int, str] | None = None
         """Version and attempt of the record that this object finished last."""
 
-    async def continue_from(self, found: ApplicationRecord) -> None:
+    async def continue_from(self, record: ApplicationRecord) -> None:
         """Close the partitions, unless the record is the one that this object finished last."""
-        if self._finished != (found.version, found.attempt):
+        if self._finished != (record.version, record.attempt):
             await self.close()
 
     async def next_sequences(self, partitions: Iterable[int]) -> dict[int, int]:

@@ -242,15 +242,15 @@ class NativeAppender(Appender):
         base = last.follower() if last.closed else last
         room = limits.CHUNK_MAX_ENTRIES - len(base.entries)
         group = _fitting_batches(todo, room, limits.CHUNK_FULL_BYTES - base.stored_bytes)
-        stored = base.stored_bytes + sum(entry_bytes(one.metadata, one.inline) for one in group)
-        full = len(group) >= room or stored >= limits.CHUNK_FULL_BYTES
+        size_bytes = base.stored_bytes + sum(entry_bytes(one.metadata, one.inline) for one in group)
+        full = len(group) >= room or size_bytes >= limits.CHUNK_FULL_BYTES
         chunk = last.written(
             runtime.new_token(), owner=self._marks.owner, batches=group, closed=full or hurried
         )
         # An earlier attempt still in doubt was made on top of the same content.
         before = self._unsettled
         self._unsettled = UnknownAttempt(
-            chunk.number, None if last.closed else self._tail.held.version
+            chunk.number, None if last.closed else self._tail.stored.version
         )
         try:
             await self._tail.write(chunk)
@@ -277,19 +277,19 @@ class NativeAppender(Appender):
     async def _settle(self, doubt: UnknownAttempt, todo: list[NewBatch]) -> bool:
         """Find out whether the attempts landed; False if they may still land."""
         number = doubt.number
-        held: StoredChunk | None = self._tail.held
-        if held is None or held.chunk.number != number or held.version == doubt.base:
-            held = await self._chunks.load(number)
+        stored: StoredChunk | None = self._tail.stored
+        if stored is None or stored.chunk.number != number or stored.version == doubt.base:
+            stored = await self._chunks.load(number)
         if await self._tail.is_dead(number):
             self._note_mark(await self._marks.read(), todo)
             await self._tail.find()
             return True
-        if held is None and (doubt.base is not None or self._tail.chunk.number >= number):
+        if stored is None and (doubt.base is not None or self._tail.chunk.number >= number):
             raise self._chunks.missing(number)
-        if held is None or held.version == doubt.base:
+        if stored is None or stored.version == doubt.base:
             return False
-        await self._tail.go_on(held)
-        self._note(held.chunk)
+        await self._tail.go_on(stored)
+        self._note(stored.chunk)
         return True
 
     async def _check_fence(self, last: Chunk) -> None:
@@ -385,12 +385,12 @@ async def _renew_while_open(appender: weakref.ref[NativeAppender]) -> None:
     """
     while True:
         await runtime.sleep(limits.PRODUCER_EXPIRY_MS / 1000 / RENEWALS_PER_EXPIRY)
-        found = appender()
-        if found is None:
+        current = appender()
+        if current is None:
             return
         with contextlib.suppress(HeadwaterError):
-            await found.renew_record()
-        del found
+            await current.renew_record()
+        del current
 
 
 def _fitting_batches(todo: list[NewBatch], room: int, room_bytes: int) -> list[NewBatch]:

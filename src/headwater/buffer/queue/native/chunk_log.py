@@ -230,9 +230,9 @@ class ChunkLog(NumberedLog):
 
     async def require(self, number: int) -> StoredChunk:
         """A chunk that must exist: `BatchTrimmed` below the floor, `RolledBack` otherwise."""
-        held = await self.load(number)
-        if held is not None:
-            return held
+        stored = await self.load(number)
+        if stored is not None:
+            return stored
         if number < (await self.floors()).chunk_floor:
             raise self.trimmed(number)
         raise self.missing(number)
@@ -256,11 +256,11 @@ class ChunkLog(NumberedLog):
         while len(chunks) < count:
             start = first + len(chunks)
             numbers = range(start, start + min(READ_AHEAD, count - len(chunks)))
-            for held in await asyncio.gather(*map(self.load, numbers)):
-                if held is None:
+            for stored in await asyncio.gather(*map(self.load, numbers)):
+                if stored is None:
                     return chunks
-                chunks.append(held)
-                if not held.chunk.closed:
+                chunks.append(stored)
+                if not stored.chunk.closed:
                     return chunks
         return chunks
 
@@ -273,9 +273,9 @@ class ChunkLog(NumberedLog):
         low = max(known, end.chunk)
         while True:
             number = await self.first_free(low + 1, check_beyond=True) - 1
-            held = await self.load(number) if number >= self.chunk_floor else None
-            if held is not None and held.chunk.first_sequence >= end.first_sequence:
-                return held
+            stored = await self.load(number) if number >= self.chunk_floor else None
+            if stored is not None and stored.chunk.first_sequence >= end.first_sequence:
+                return stored
             floor = (await self.floors()).chunk_floor
             if floor <= number:
                 raise self.missing(number)
@@ -288,9 +288,9 @@ class ChunkLog(NumberedLog):
         deleted already, and it may be one that a stalled writer created.
         """
         while True:
-            held = await self.last(known)
-            if not await self.is_dead(held.chunk.number):
-                return held
+            stored = await self.last(known)
+            if not await self.is_dead(stored.chunk.number):
+                return stored
             known = self.chunk_floor
 
     async def _least_end(self) -> QueueEnd:
@@ -313,9 +313,9 @@ class ChunkLog(NumberedLog):
         low += 1
         while low <= high:
             middle = (low + high) // 2
-            held = await self.require(middle)
-            if is_before(held.chunk):
-                best, low = held, middle + 1
+            stored = await self.require(middle)
+            if is_before(stored.chunk):
+                best, low = stored, middle + 1
             else:
                 high = middle - 1
         return best

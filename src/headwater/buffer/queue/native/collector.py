@@ -236,21 +236,21 @@ class RetentionPass:
                 passed = self._passed(self._last, since_ms, queue)
                 return ExpiredRange(whole, self._last.chunk, passed, since_ms)
             run = await self._chunks.run(number, min(limits.GC_PARALLEL, last - number))
-            for held in run:
-                passed = self._passed(held, since_ms, queue)
-                chunk = held.chunk
+            for stored in run:
+                passed = self._passed(stored, since_ms, queue)
+                chunk = stored.chunk
                 is_acked = chunk.closed and chunk.next_sequence <= self._consumer.sequence
-                if passed < len(held.chunk.entries) or not is_acked:
-                    return ExpiredRange(whole, held.chunk, passed, since_ms)
-                whole.append(held.chunk)
-                since_ms = held.modified_ms
+                if passed < len(stored.chunk.entries) or not is_acked:
+                    return ExpiredRange(whole, stored.chunk, passed, since_ms)
+                whole.append(stored.chunk)
+                since_ms = stored.modified_ms
             if not run:
                 break
         return ExpiredRange(whole, None, 0, since_ms)
 
-    def _passed(self, held: StoredChunk, since_ms: int, queue: QueueFloors) -> int:
+    def _passed(self, stored: StoredChunk, since_ms: int, queue: QueueFloors) -> int:
         """How many of the first entries of a chunk are not needed."""
-        chunk = held.chunk
+        chunk = stored.chunk
         sequence, through_bytes = chunk.first_sequence, chunk.bytes_before
         for passed, entry in enumerate(chunk.entries):
             through_bytes += entry.size_bytes
@@ -258,7 +258,7 @@ class RetentionPass:
                 sequence + passed < self._consumer.sequence
                 and (
                     sequence + passed < self._retention.before_sequence
-                    or self._is_past(max(since_ms, min(entry.max_ms, held.modified_ms)))
+                    or self._is_past(max(since_ms, min(entry.max_ms, stored.modified_ms)))
                     or self._is_much(through_bytes)
                 )
             ):

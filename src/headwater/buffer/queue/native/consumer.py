@@ -65,13 +65,13 @@ class NativeConsumer(QueueConsumer):
         start = 0 if sequence is None else sequence + 1
         while True:
             try:
-                found = await self._reading.after(start, limit)
+                batches = await self._reading.after(start, limit)
             except (BatchTrimmed, Refused, RolledBack):
                 await self.check_fence()  # a successor may have moved on far from here
                 raise
             await self.check_fence()
-            if not found or not await self._chunks.is_dead(self._reading.lowest_chunk):
-                return found
+            if not batches or not await self._chunks.is_dead(self._reading.lowest_chunk):
+                return batches
             self._reading.reset()
 
     async def dequeue(self, sequence: int) -> None:

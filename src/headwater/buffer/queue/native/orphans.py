@@ -91,11 +91,11 @@ class OrphanPass:
             queue = await self._chunks.floors()
             number = start = max(seen.chunk, queue.chunk_floor)
             while run := await self._chunks.run(number, limits.GC_PARALLEL):
-                for held in run:
-                    kept = max(0, queue.floor_sequence - held.chunk.first_sequence)
+                for stored in run:
+                    kept = max(0, queue.floor_sequence - stored.chunk.first_sequence)
                     seen.referenced.add(
                         entry.batch_id
-                        for entry in held.chunk.entries[kept:]
+                        for entry in stored.chunk.entries[kept:]
                         if entry.inline is None and entry.batch_id > above
                     )
                 last = run[-1].chunk
@@ -117,9 +117,9 @@ class OrphanPass:
         newest = referenced.newest()
         if len(newest) > limits.GC_REFERENCED:
             ceiling = max(ceiling, newest[-limits.GC_REFERENCED])
-        held = self._retention.hold_below
-        if held is not None:
-            ceiling = min(ceiling, encode_ulid(max(0, decode_ulid(held) - 1)))
+        stored = self._retention.hold_below
+        if stored is not None:
+            ceiling = min(ceiling, encode_ulid(max(0, decode_ulid(stored) - 1)))
         return ceiling
 
     async def _list(self, after: str, ceiling: str) -> dict[str, int]:

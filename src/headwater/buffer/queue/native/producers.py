@@ -187,17 +187,17 @@ class ProducerRegistration:
         mark, end = await self.read(), opening
         while end >= before.anchor:
             numbers = range(end, max(before.anchor - 1, end - READ_AHEAD), -1)
-            for held in await asyncio.gather(*(chunks.load(number) for number in numbers)):
-                if held is None:
+            for stored in await asyncio.gather(*(chunks.load(number) for number in numbers)):
+                if stored is None:
                     # Deleted, so the collector has folded it, and whatever is older.
                     return _later(await self.read(), mark)
-                found = last_marks(held.chunk).get(self.producer)
-                if found is None:
+                last = last_marks(stored.chunk).get(self.producer)
+                if last is None:
                     continue
-                if await chunks.is_dead(held.chunk.number):
+                if await chunks.is_dead(stored.chunk.number):
                     # Perhaps not what was there: a stalled writer may have created it again.
                     return _later(await self.read(), mark)
-                return _later(found, mark)
+                return _later(last, mark)
             end = numbers[-1] - 1
         # What was not found may have been deleted, and folded, while it was looked for.
         return _later(await self.read(), mark)
