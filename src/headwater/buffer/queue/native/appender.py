@@ -178,9 +178,9 @@ class NativeAppender(Appender):
     async def _append(self, batches: Sequence[NewBatch]) -> list[AppendedBatch]:
         if not self._is_open:
             raise Bug("append before open")
-        known = [batch for batch in batches if batch.producer_sequence <= self._landed]
-        check_producer_sequences(list(batches[len(known) :]), self._landed)
-        for batch in known:
+        landed = [batch for batch in batches if batch.producer_sequence <= self._landed]
+        check_producer_sequences(list(batches[len(landed) :]), self._landed)
+        for batch in landed:
             if batch.producer_sequence not in self._places:
                 raise Bug(f"producer sequence {batch.producer_sequence} was answered long ago")
         first = batches[0].producer_sequence if batches else 0

@@ -264,13 +264,13 @@ class ChunkLog(NumberedLog):
                     return chunks
         return chunks
 
-    async def last(self, known: int = 0) -> StoredChunk:
-        """The last chunk. The search begins at `known`, a chunk that existed once.
+    async def last(self, start: int = 0) -> StoredChunk:
+        """The last chunk. The search begins at `start`, a chunk that existed once.
 
         `end.json` is read first: the queue ends there or beyond.
         """
         end = await self._least_end()
-        low = max(known, end.chunk)
+        low = max(start, end.chunk)
         while True:
             number = await self.first_free(low + 1, check_beyond=True) - 1
             stored = await self.load(number) if number >= self.chunk_floor else None
@@ -281,17 +281,17 @@ class ChunkLog(NumberedLog):
                 raise self.missing(number)
             low = max(floor, end.chunk)
 
-    async def last_alive(self, known: int = 0) -> StoredChunk:
+    async def last_alive(self, start: int = 0) -> StoredChunk:
         """The last chunk, for readers: a writer learns by writing whether it was the last.
 
         What `last` returns may lie below a floor that rose meanwhile. Then chunks after it may be
         deleted already, and it may be one that a stalled writer created.
         """
         while True:
-            stored = await self.last(known)
+            stored = await self.last(start)
             if not await self.is_dead(stored.chunk.number):
                 return stored
-            known = self.chunk_floor
+            start = self.chunk_floor
 
     async def _least_end(self) -> QueueEnd:
         try:

@@ -138,11 +138,11 @@ class NativeConsumer(QueueConsumer):
 
     async def _find_position(self, last_acked: int | None) -> ChunkPosition | None:
         queue = await self._chunks.floors()
-        known = await self._chunks.read_consumer()
-        self._chunks.check_floor(known, queue)
-        last = (await self._chunks.last_alive(known.chunk)).chunk
+        consumer = await self._chunks.read_consumer()
+        self._chunks.check_floor(consumer, queue)
+        last = (await self._chunks.last_alive(consumer.chunk)).chunk
         self._reading.end_sequence = last.next_sequence
-        self._chunks.check_end(known, last)
+        self._chunks.check_end(consumer, last)
         if last_acked is None:
             return None
         if last_acked >= last.next_sequence:
@@ -150,7 +150,7 @@ class NativeConsumer(QueueConsumer):
                 f"cannot resume after batch {last_acked} of {self._chunks.prefix}: there are only "
                 f"{last.next_sequence}. Is it another stream's position, or was the queue replaced?"
             )
-        if last_acked < known.sequence:
+        if last_acked < consumer.sequence:
             await self._reading.locate(last_acked + 1)
             return None
         return await self._reading.position_after(last_acked)

@@ -92,10 +92,10 @@ class OrphanPass:
             number = start = max(seen.chunk, queue.chunk_floor)
             while run := await self._chunks.run(number, limits.GC_PARALLEL):
                 for stored in run:
-                    kept = max(0, queue.floor_sequence - stored.chunk.first_sequence)
+                    first = max(0, queue.floor_sequence - stored.chunk.first_sequence)
                     seen.referenced.add(
                         entry.batch_id
-                        for entry in stored.chunk.entries[kept:]
+                        for entry in stored.chunk.entries[first:]
                         if entry.inline is None and entry.batch_id > above
                     )
                 last = run[-1].chunk

@@ -131,10 +131,10 @@ class ProducerRegistration:
 
         def change(shard: ProducerShard) -> ProducerRecord:
             nonlocal before
-            known, mark = shard.producers.get(self.producer), None
+            record, mark = shard.producers.get(self.producer), None
             before = PreviousIncarnation(True, anchor)
-            if known is not None:
-                before, mark = PreviousIncarnation(False, known.anchor), known.mark
+            if record is not None:
+                before, mark = PreviousIncarnation(False, record.anchor), record.mark
             return ProducerRecord(self.owner.incarnation, before.anchor, runtime.wall_ms(), mark)
 
         await self._update(change)
@@ -148,9 +148,9 @@ class ProducerRegistration:
         """Move the mark forward, or confirm it where it is."""
 
         def change(shard: ProducerShard) -> ProducerRecord:
-            known, at_ms = self._checked(shard), runtime.wall_ms()
-            if mark is None or _later(mark, known.mark) is not mark:
-                return reset_silence(msgspec.structs.replace(known, anchor_ms=at_ms))
+            record, at_ms = self._checked(shard), runtime.wall_ms()
+            if mark is None or _later(mark, record.mark) is not mark:
+                return reset_silence(msgspec.structs.replace(record, anchor_ms=at_ms))
             return ProducerRecord(self.owner.incarnation, mark.chunk, at_ms, mark)
 
         await self._update(change)
@@ -163,11 +163,11 @@ class ProducerRegistration:
         """
 
         def change(shard: ProducerShard) -> ProducerRecord:
-            known = self._checked(shard)
+            record = self._checked(shard)
             return msgspec.structs.replace(
-                known,
+                record,
                 incarnation=CLOSED + runtime.new_token().hex(),
-                mark=_later(known.mark, mark),
+                mark=_later(record.mark, mark),
                 closed=last_chunk,
             )
 
@@ -203,10 +203,10 @@ class ProducerRegistration:
         return _later(await self.read(), mark)
 
     def _checked(self, shard: ProducerShard) -> ProducerRecord:
-        known = shard.producers.get(self.producer)
-        if known is not None and known.incarnation == self.owner.incarnation:
-            return known
-        if known is None or known.incarnation.startswith(CLOSED):
+        record = shard.producers.get(self.producer)
+        if record is not None and record.incarnation == self.owner.incarnation:
+            return record
+        if record is None or record.incarnation.startswith(CLOSED):
             raise Fenced(FORGOTTEN.format(producer=self.producer))
         raise Fenced(
             f"another producer opened under the id {self.producer!r} and goes on in its place"
@@ -229,12 +229,12 @@ def last_marks(chunk: Chunk) -> dict[str, Mark]:
 def fold_marks(shard: ProducerShard, marks: dict[str, Mark]) -> ProducerShard:
     """The shard with marks that are at least these."""
     for producer, mark in marks.items():
-        known = shard.producers.get(producer)
-        if known is None or mark.chunk < known.anchor:
+        record = shard.producers.get(producer)
+        if record is None or mark.chunk < record.anchor:
             continue  # forgotten since: it is refused whatever its mark would say
-        if known.mark is None or known.mark.producer_sequence < mark.producer_sequence:
+        if record.mark is None or record.mark.producer_sequence < mark.producer_sequence:
             shard = with_record(
-                shard, producer, reset_silence(msgspec.structs.replace(known, mark=mark))
+                shard, producer, reset_silence(msgspec.structs.replace(record, mark=mark))
             )
     return shard
 
@@ -286,45 +286,47 @@ class SilencePass:
                 report.producers_forgotten += max(0, shard.dropped - before.dropped)
             silent = [
                 name
-                for name, one in shard.producers.items()
-                if self._is_silent(one) and name not in self._keep
+                for name, record in shard.producers.items()
+                if self._is_silent(record) and name not in self._keep
             ]
             if silent:
                 await self._close(register, silent[: limits.CHUNK_OPENINGS])
 
-    def _is_silent(self, one: ProducerRecord) -> bool:
+    def _is_silent(self, record: ProducerRecord) -> bool:
         """Whether nothing is retained and nothing changed for long.
 
         No producer's clock is used: one that is a week late would have its producer closed while
         it appends.
         """
-        return self._is_passed(one) and one.silent_looks >= SILENT_LOOKS
+        return self._is_passed(record) and record.silent_looks >= SILENT_LOOKS
 
-    def _is_passed(self, one: ProducerRecord) -> bool:
+    def _is_passed(self, record: ProducerRecord) -> bool:
         """Whether the floor has passed everything that the record names."""
-        stands_at = max(one.anchor, one.mark.chunk if one.mark else 0)
-        return stands_at < self._floor and one.closed is None
+        stands_at = max(record.anchor, record.mark.chunk if record.mark else 0)
+        return stands_at < self._floor and record.closed is None
 
-    def _is_over(self, one: ProducerRecord) -> bool:
-        return one.closed is not None and one.closed < self._floor
+    def _is_over(self, record: ProducerRecord) -> bool:
+        return record.closed is not None and record.closed < self._floor
 
     def _looked_at(self, shard: ProducerShard | None) -> ProducerShard:
         shard = shard or ProducerShard()
-        kept = {name: one for name, one in shard.producers.items() if not self._is_over(one)}
-        for name, one in kept.items():
-            if self._is_passed(one):
-                kept[name] = self._looked_at_one(one)
-        return ProducerShard(kept, shard.dropped + len(shard.producers) - len(kept))
+        remaining = {
+            name: record for name, record in shard.producers.items() if not self._is_over(record)
+        }
+        for name, record in remaining.items():
+            if self._is_passed(record):
+                remaining[name] = self._looked_at_one(record)
+        return ProducerShard(remaining, shard.dropped + len(shard.producers) - len(remaining))
 
-    def _looked_at_one(self, one: ProducerRecord) -> ProducerRecord:
+    def _looked_at_one(self, record: ProducerRecord) -> ProducerRecord:
         """Count a look if it is time for one; begin again if the clock was set back."""
-        now_ms, before_ms = self._now_ms, one.silent_looked_ms
-        looks = one.silent_looks
+        now_ms, before_ms = self._now_ms, record.silent_looked_ms
+        looks = record.silent_looks
         if before_ms and now_ms >= before_ms:
             if now_ms - before_ms < limits.PRODUCER_EXPIRY_MS / SILENT_LOOKS:
-                return one
+                return record
             looks += 1
-        return msgspec.structs.replace(one, silent_looks=looks, silent_looked_ms=now_ms)
+        return msgspec.structs.replace(record, silent_looks=looks, silent_looked_ms=now_ms)
 
     async def _close(self, register: Register[ProducerShard], silent: list[str]) -> None:
         """Fence them in the record, then in the queue, then record the chunk of that note."""
@@ -333,17 +335,17 @@ class SilencePass:
         def take(shard: ProducerShard | None) -> ProducerShard:
             shard = shard or ProducerShard()
             for name in silent:
-                known = shard.producers.get(name)
-                if known is not None and self._is_silent(known):
-                    taken = msgspec.structs.replace(known, incarnation=incarnation)
+                record = shard.producers.get(name)
+                if record is not None and self._is_silent(record):
+                    taken = msgspec.structs.replace(record, incarnation=incarnation)
                     shard = with_record(shard, name, taken)
             return shard
 
         shard = (await register.update(take)).value
         closed = [
             ProducerIncarnation(name, incarnation)
-            for name, one in shard.producers.items()
-            if one.incarnation == incarnation
+            for name, record in shard.producers.items()
+            if record.incarnation == incarnation
         ]
         if not closed:
             return
@@ -354,9 +356,9 @@ class SilencePass:
         def close(shard: ProducerShard | None) -> ProducerShard:
             shard = shard or ProducerShard()
             for owner in closed:
-                known = shard.producers.get(owner.producer)
-                if known is not None and known.incarnation == incarnation:
-                    done = msgspec.structs.replace(known, closed=note.number)
+                record = shard.producers.get(owner.producer)
+                if record is not None and record.incarnation == incarnation:
+                    done = msgspec.structs.replace(record, closed=note.number)
                     shard = with_record(shard, owner.producer, done)
             return shard
 

@@ -93,13 +93,13 @@ class QueueTail:
 
     async def find(self) -> Chunk:
         """Search for the end: begin at the last known chunk, and continue if it is closed."""
-        known = 0 if self._stored is None else self.chunk.number
-        if self._stored is not None and not self.chunk.closed and known >= self.chunks.chunk_floor:
-            stored = await self.chunks.load(known)
+        number = 0 if self._stored is None else self.chunk.number
+        if self._stored is not None and not self.chunk.closed and number >= self.chunks.chunk_floor:
+            stored = await self.chunks.load(number)
             if stored is not None and not stored.chunk.closed:
                 await self.go_on(stored)
                 return stored.chunk
-        await self.go_on(await self.chunks.last(max(known, self.chunks.chunk_floor)))
+        await self.go_on(await self.chunks.last(max(number, self.chunks.chunk_floor)))
         return self.chunk
 
     async def go_on(self, stored: StoredChunk) -> None:

@@ -248,7 +248,7 @@ def _adopt_command(key: str) -> str:
 
 def check_not_back(key: str, stored: StoredManifest, side: SideState) -> None:
     """Compare with a side object that was read earlier."""
-    for name, is_back, there, known in (
+    for name, is_back, there, before in (
         (
             "next sequence",
             stored.next_sequence < side.sequence,
@@ -259,7 +259,7 @@ def check_not_back(key: str, stored: StoredManifest, side: SideState) -> None:
     ):
         if is_back:
             raise RolledBack(
-                f"{key}: the {name} is {there:,}, and was {known:,} at the last acknowledgement: "
+                f"{key}: the {name} is {there:,}, and was {before:,} at the last acknowledgement: "
                 "the manifest was deleted, or replaced by an older one. Restore the latest one; in "
                 "this one, batches would get sequences that were assigned before."
             )
