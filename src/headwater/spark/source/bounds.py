@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from headwater.buffer.queue import Descriptor, QueuePosition
+from headwater.buffer.queue.contract import Descriptor, QueuePosition
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import UNLIMITED
 from headwater.core.errors import Refused, RolledBack, Trimmed
