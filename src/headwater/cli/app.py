@@ -71,7 +71,7 @@ def demo(
 
     Exit status: 0 yes, 1 no.
     """
-    from headwater.cli.demo.run import run_demo
+    from headwater.cli.demo_run import run_demo
 
     raise typer.Exit(run_demo(orders=orders, seconds=seconds))
 

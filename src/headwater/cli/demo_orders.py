@@ -1,19 +1,27 @@
-"""The orders of the demo, the process that produces them, and the proof that each arrived once.
+"""The orders of the demo, the two programs that handle them, and the proof that each arrived once.
 
-    python -m headwater.cli.demo.orders URL ID ORDERS SECONDS REPORT
+    python -m headwater.cli.demo_orders produce URL ID ORDERS SECONDS REPORT
+    python -m headwater.cli.demo_orders query URL FOLDER ORDERS
 
-The metadata of every call is the number of its last order. A successor under the same id learns the
-metadata of the last accepted call, and goes on with the number after it. A line goes to the report
-only after the acceptance that it tells of.
+A producer sends its orders under its own id. The metadata of every call is the number of its last
+order: a successor under the same id learns the metadata of the last accepted call, and goes on with
+the number after it. A line goes to the report only after the acceptance that it tells of.
+
+In the PySpark job two queries read the stream. The group `lake` owns it, acknowledges, and writes
+an Iceberg table; the group `dashboard` follows, for a windowed aggregate. After a third of the
+orders the job ends itself with SIGKILL, once, right after a snapshot of the table was committed and
+before Spark has written down that the micro-batch is done. Started again, Spark runs that
+micro-batch again, and the table knows that it has it.
 
 An order depends on its producer and number alone, so a missing one can be named. Three sources are
-compared by count and fingerprint: a producer's report, written after each acceptance; the stream,
-read without Spark; and the table's own files, read without Spark.
+compared by count and fingerprint: the producers' reports; the stream, read without Spark; and the
+table's own files, read without Spark.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -25,6 +33,7 @@ import msgspec
 import xxhash
 
 from headwater.core import runtime
+from headwater.core.portal import shared
 
 STREAM: Final = "orders"
 TABLE: Final = "shop.orders"
@@ -33,8 +42,6 @@ PRODUCTS: Final = ("coffee", "tea", "cocoa", "juice", "water")
 _OPENED: Final = datetime(2026, 1, 31, 8, tzinfo=UTC)
 _APART: Final = timedelta(milliseconds=150)
 _MIXED: Final = 2654435761  # a large odd number: neighbours get different customers and prices
-
-
 STORED: Final = "stored"
 """The job's report: a line for each micro-batch that is in the table."""
 SALES: Final = "sales.json"
@@ -219,8 +226,125 @@ async def produce(url: str, producer_id: str, orders: int, seconds: float, repor
     os.close(descriptor)
 
 
-if __name__ == "__main__":
-    from headwater.cli.terminal import run_loop
+WINDOW: Final = "30 minutes"
+TRIGGER: Final = "1 second"
+MICRO_BATCHES: Final = 8
+"""At least so many, so that a kill falls between some that are done and some that are not."""
+STRUCK: Final = "struck"
+"""There once the job has killed itself."""
 
-    _url, _id, _orders, _seconds, _report = sys.argv[1:]
-    run_loop(produce(_url, _id, int(_orders), float(_seconds), _report))
+
+def _is_closed(progress: Any) -> bool:
+    """Whether the source said that all it gave is acknowledged."""
+    if progress is None:
+        return False
+    from headwater.spark.source.offset import Offset
+
+    # Spark 4.1 shows an offset in the progress itself as Python would, and only here as JSON.
+    reached = msgspec.json.decode(progress.json)["sources"][0]["endOffset"]
+    return reached is not None and Offset.from_json(reached).closed
+
+
+class OrdersJob:
+    """One life of the PySpark job."""
+
+    def __init__(self, url: str, folder: Path, orders: int) -> None:
+        from headwater.spark import session
+
+        self._url = url
+        self._folder = folder
+        self._orders = orders
+        self._stored = self._stored_before()
+        self._spark: Any = session("headwater-demo", master="local[2]", quick_start=True)
+
+    def run(self) -> None:
+        """Until the table has everything; then the aggregate is written down."""
+        lake = (
+            self._events("lake")
+            .writeStream.foreachBatch(self._store)
+            .option("checkpointLocation", f"{self._folder}/checkpoints/lake")
+            .trigger(processingTime=TRIGGER)
+            .start()
+        )
+        dashboard = (
+            self._sales()
+            .writeStream.outputMode("complete")
+            .format("memory")
+            .queryName("sales")
+            .option("checkpointLocation", f"{self._folder}/checkpoints/dashboard")
+            .trigger(processingTime=TRIGGER)
+            .start()
+        )
+        while self._stored < self._orders and lake.isActive and dashboard.isActive:
+            shared().call(runtime.sleep(0.1))
+        for query in (lake, dashboard):
+            query.processAllAvailable()  # also raises what ended it
+            # Spark acknowledges a micro-batch when the next one begins: that which closes, here.
+            while query.isActive and not _is_closed(query.lastProgress):
+                shared().call(runtime.sleep(0.1))
+            query.stop()
+        rows = self._spark.table("sales").orderBy("window", "product").collect()
+        sales = [
+            Sale(f"{row.window.start:%H:%M}", row["product"], row["orders"], row["euros"])
+            for row in rows
+        ]
+        (self._folder / SALES).write_bytes(msgspec.json.encode(sales))
+        self._spark.stop()
+
+    def _events(self, group: str) -> Any:
+        from headwater.spark import from_json
+
+        stream = (
+            self._spark.readStream.format("headwater")
+            .option("subscribe", STREAM)
+            .option("groupId", group)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", max(1, self._orders // MICRO_BATCHES))
+            .load(self._url)
+        )
+        names = [column.split()[0] for column in SCHEMA.split(", ")]
+        return from_json(stream, SCHEMA).select(*names)
+
+    def _sales(self) -> Any:
+        return (
+            self._events("dashboard")
+            .selectExpr(f"window(ordered_at, '{WINDOW}') window", "product", "cents")
+            .groupBy("window", "product")
+            .agg({"cents": "sum", "*": "count"})
+            .selectExpr("window", "product", "`count(1)` orders", "`sum(cents)` / 100 euros")
+        )
+
+    def _store(self, batch: Any, number: int) -> None:
+        from headwater.spark import to_table
+
+        done: Any = to_table(
+            batch, TABLE, warehouse=self._url, txn_app_id="lake", txn_version=number
+        )
+        # A batch that runs again after a kill is there already, and counted already.
+        if not done.already_committed:
+            self._stored += done.rows
+        self._note(f"{number} {self._stored} {'again' if done.already_committed else 'stored'}")
+        if self._stored > self._orders // 3 and not (self._folder / STRUCK).exists():
+            (self._folder / STRUCK).touch()
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    def _note(self, line: str) -> None:
+        descriptor = os.open(self._folder / STORED, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.write(descriptor, f"{line}\n".encode())
+        os.close(descriptor)
+
+    def _stored_before(self) -> int:
+        report = self._folder / STORED
+        lines = report.read_text().splitlines() if report.exists() else []
+        return int(lines[-1].split()[1]) if lines else 0
+
+
+if __name__ == "__main__":
+    _work, _url, *_rest = sys.argv[1:]
+    if _work == "produce":
+        from headwater.cli.terminal import run_loop
+
+        _id, _orders, _seconds, _report = _rest
+        run_loop(produce(_url, _id, int(_orders), float(_seconds), _report))
+    else:
+        OrdersJob(_url, Path(_rest[0]), int(_rest[1])).run()

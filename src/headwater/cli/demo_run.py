@@ -1,4 +1,10 @@
-"""One run of the demo: its processes, what they have said so far, and whom to kill when."""
+"""`headwater demo`: the main job end to end on this machine, with kills, and the proof by counts.
+
+Two producers write orders into a stream; one is killed and started again. A PySpark job turns the
+stream into an Iceberg table and a windowed aggregate; it is killed between the commit of a snapshot
+and the commit of its offsets, and started again. Then the accepted orders are compared with those
+of the stream and of the table.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +25,7 @@ import typer
 
 from headwater.buffer.stream import create_stream
 from headwater.cli.advice import EXIT_NO, command
-from headwater.cli.demo.orders import (
+from headwater.cli.demo_orders import (
     PRODUCTS,
     SALES,
     STORED,
@@ -69,15 +75,12 @@ class Demo:
         self.producers = {
             name: self._process(
                 name,
-                "headwater.cli.demo.orders",
-                [self.url, name, str(self._each), str(seconds), str(self.reports[name])],
+                ["produce", self.url, name, str(self._each), str(seconds), str(self.reports[name])],
             )
             for name in PRODUCERS
         }
         self.job = self._process(
-            "the PySpark job",
-            "headwater.cli.demo.query",
-            [self.url, str(self._folder), str(self.total)],
+            "the PySpark job", ["query", self.url, str(self._folder), str(self.total)]
         )
         self._tails = {name: ReportFile(report) for name, report in self.reports.items()}
         self._stored_tail = ReportFile(self._folder / STORED)
@@ -161,9 +164,9 @@ class Demo:
             )
             self.job.start()
 
-    def _process(self, name: str, module: str, arguments: list[str]) -> DemoProcess:
-        log = self._folder / f"{module.rpartition('.')[2]}-{arguments[1].rpartition('/')[2]}.log"
-        return DemoProcess(name, module, arguments, log)
+    def _process(self, name: str, arguments: list[str]) -> DemoProcess:
+        log = self._folder / f"{name.rpartition(' ')[2]}.log"
+        return DemoProcess(name, "headwater.cli.demo_orders", arguments, log)
 
     def _say(self, words: str, style: str = "") -> None:
         self.progress.say(Note(words, style), is_error=False)
@@ -256,7 +259,7 @@ class ReportFile:
 
 @dataclass(slots=True)
 class DemoProcess:
-    """One module of the demo, run with arguments; its complaints go to a log."""
+    """A module that runs with arguments; its complaints go to a log."""
 
     name: str
     module: str
