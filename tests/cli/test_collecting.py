@@ -9,7 +9,7 @@ import pytest
 
 from headwater.buffer.queue.contract import Collected, Collector, Retention
 from headwater.buffer.stream import Stream, create_stream
-from headwater.cli.upkeep_commands import PARTITIONS_AT_ONCE, collect_all
+from headwater.cli.stream_records import PARTITIONS_AT_ONCE, collect_all
 from headwater.core import limits, runtime
 from headwater.core.errors import Unavailable
 from headwater.store import MemoryBackend, Store

@@ -11,20 +11,18 @@ import typer
 
 from headwater.cli.advice import HeadwaterTyper, output_failed
 from headwater.cli.doctor_command import doctor
-from headwater.cli.group_commands import group_app
 from headwater.cli.inspect_command import inspect_app
-from headwater.cli.log_commands import log_app
+from headwater.cli.log_commands import group_app, log_app
 from headwater.cli.options import AS_JSON
 from headwater.cli.produce_command import produce
-from headwater.cli.read_command import read
+from headwater.cli.read_command import lag, read
 from headwater.cli.render import show
 from headwater.cli.report import Report
 from headwater.cli.store_commands import store_app
 from headwater.cli.stream_commands import stream_app
-from headwater.cli.stream_records import copy, truncate
+from headwater.cli.stream_records import copy, gc, truncate
 from headwater.cli.terminal import open_closed_streams, write_whole
 from headwater.cli.tier_commands import tier_app
-from headwater.cli.upkeep_commands import gc, lag
 
 app = HeadwaterTyper(
     pretty_exceptions_enable=False,

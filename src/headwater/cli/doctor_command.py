@@ -27,7 +27,7 @@ from headwater.core.errors import Damaged, HeadwaterError, NotFound, Refused
 if TYPE_CHECKING:
     from headwater.buffer.retained import BadBatch, Verified
     from headwater.cli.doctor_checks import Finding
-    from headwater.cli.inspection.source import InspectedObject
+    from headwater.cli.inspect_command import InspectedObject
     from headwater.cli.report import InspectionReport
     from headwater.store import Store
 
@@ -261,7 +261,7 @@ async def _check_objects(
 
 
 async def _check_object(store: Store, key: str, size_bytes: int, kind: str) -> BadObject | None:
-    from headwater.cli.inspection.source import READ_MAX_BYTES, InspectedObject
+    from headwater.cli.inspect_command import READ_MAX_BYTES, InspectedObject
 
     if size_bytes > READ_MAX_BYTES:
         return BadObject(key, "unknown", f"it has {size_bytes:,} bytes: Headwater writes none such")
@@ -274,13 +274,13 @@ async def _check_object(store: Store, key: str, size_bytes: int, kind: str) -> B
 
 def _inspect(kind: str, source: InspectedObject) -> InspectionReport:
     if kind == "register":
-        from headwater.cli.inspection.register import describe_register
+        from headwater.cli.inspect_register import describe_register
 
         return describe_register(source, entries=1)
     if kind == "segment":
-        from headwater.cli.inspection.segment import describe_segment
+        from headwater.cli.inspect_segment import describe_segment
 
         return describe_segment(source, records=0)
-    from headwater.cli.inspection.event import describe_event
+    from headwater.cli.inspect_event import describe_event
 
     return describe_event(source)

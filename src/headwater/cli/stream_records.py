@@ -1,10 +1,12 @@
-"""`headwater stream copy` and `stream truncate`: copy records, or give up old ones."""
+"""`headwater stream copy`, `stream truncate`, `gc`: copy records, give up old ones, delete them."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -13,19 +15,23 @@ from headwater.cli.options import (
     AS_JSON,
     OPTION,
     PARTITION,
+    STREAM,
     URL,
     YES,
     on_stream,
     open_with_options,
     read_bound,
+    wanted_partitions,
 )
 from headwater.cli.render import Progress, echo, show
-from headwater.cli.report import Report
+from headwater.cli.report import Note, Report, ReportTable, size_words
 from headwater.cli.terminal import confirm, reporting, run_loop
-from headwater.core.errors import HeadwaterError, Refused
+from headwater.core import limits
+from headwater.core.errors import HeadwaterError, Refused, RolledBack
 
 if TYPE_CHECKING:
     from headwater.buffer.copying import CopyResult
+    from headwater.buffer.queue.contract import Collected
     from headwater.buffer.stream import Stream
     from headwater.buffer.truncation import Truncated, TruncationPlan
 
@@ -201,3 +207,199 @@ def describe_truncation(name: str, plans: list[TruncationPlan], outcomes: Outcom
             words += f"; LSNs {first:,} to {last:,} stay, in one batch with {plan.before_lsn:,}"
         report.say(words, mark="–" if outcome is None else "✓")
     return report
+
+
+PARTITIONS_AT_ONCE: Final = 16
+PASSES_MAX: Final = 10_000
+_COUNTED: Final = (
+    "batches_expired",
+    "batches_orphaned",
+    "chunks_expired",
+    "producers_forgotten",
+    "bytes_expired",
+    "bytes_orphaned",
+    "failed",
+    "batches_left",
+)
+
+
+def gc(
+    url: str = URL,
+    stream: str = STREAM,
+    partition: int | None = PARTITION,
+    full: bool = typer.Option(
+        False,
+        "--full",
+        help="Also look for what a crash left behind; takes up to 90 s for 16 partitions.",
+    ),
+    as_json: bool = AS_JSON,
+    option: list[str] = OPTION,
+) -> None:
+    """Delete what is not needed any more: batches past the retention, and uploads never appended.
+
+    Says what went and why, and what stays and why. Consumers do the same while they run.
+    Exit status: 0, or 1 if something could not be deleted; the next run tries it again.
+    """
+    from headwater.buffer.transaction.holds import holds_register, read_holds
+
+    async def run(opened: Stream) -> Report:
+        wanted = wanted_partitions(opened, partition)
+        waits = full and opened.config.format == "native"
+        if waits and not progress.is_shown:
+            turns = -(-len(wanted) // PARTITIONS_AT_ONCE)
+            wait_s = f"{turns * limits.FLOOR_SETTLE_S:,.0f} s"
+            words = f"waiting up to {wait_s} until pieces of the queue that are not needed may go"
+            progress.say(Note(words))
+        done = itertools.count(1)
+
+        def advance() -> None:
+            wait = f"; each may wait for {limits.FLOOR_SETTLE_S:.0f} s" if waits else ""
+            progress.show(f"{work}: {next(done):,} of {len(wanted):,} partitions{wait}")
+
+        collected = await collect_all(opened, wanted, full=full, advance=advance)
+        held = len((await read_holds(holds_register(opened))).holds)
+        return describe_collected(opened, collected, open_transactions=held)
+
+    work = f"collecting what {stream} does not need"
+    with Progress(work) as progress:
+        report = on_stream(url, option, stream, run, writing=True)
+    with reporting():
+        show(report, as_json=as_json)
+    if any(part.mark == "✗" for part in report.parts):
+        raise typer.Exit(EXIT_NO)
+
+
+def describe_collected(
+    stream: Stream, collected: dict[int, Collected], *, open_transactions: int
+) -> Report:
+    """What was deleted and why, what stays and why, for each partition."""
+    import msgspec
+
+    from headwater.cli.stream_report import retention_words
+
+    report = Report()
+    for partition, one in collected.items():
+        rows = _collected_rows(one, retention_words(stream.config))
+        table = ReportTable("", rows, has_labels=False)
+        part = Report(f"partition {partition} of {stream.name}", "✓", tables=[table])
+        if one.failed:
+            part.mark = "✗"
+            failed = f"  {one.failed:,} deletes did not work; the next run tries them again"
+            part.say(failed, "yellow")
+        report.parts.append(part)
+    if open_transactions:
+        report.say(
+            f"{open_transactions:,} open transactions: what they uploaded stays until they commit "
+            "or abort, or until they were not renewed for their sinkTimeout",
+            "dim",
+        )
+    report.record = {
+        "stream": stream.name,
+        "open_transactions": open_transactions,
+        "partitions": [
+            {"partition": partition, **msgspec.to_builtins(one)}
+            for partition, one in collected.items()
+        ],
+    }
+    return report
+
+
+def _collected_rows(one: Collected, retention: str) -> list[dict[str, Any]]:
+    why_left = (
+        f"batches: acknowledged and past their {retention}, but named by other software, which "
+        "may use them elsewhere. Nothing deletes them later: do it by hand"
+    )
+    expired, orphaned = size_words(one.bytes_expired), size_words(one.bytes_orphaned)
+    rows = [
+        (
+            "deleted",
+            one.batches_expired,
+            f"batches, {expired}: acknowledged, and past their {retention}",
+        ),
+        ("", one.batches_orphaned, f"batches, {orphaned}: uploaded and never appended"),
+        ("", one.chunks_expired, "chunks of the queue that had only such batches"),
+        ("forgotten", one.producers_forgotten, "producers: closed for good, or silent for 7 days"),
+        *([("left", one.batches_left, why_left)] if one.batches_left else []),
+        ("kept", one.kept_pending, "batches: not acknowledged"),
+        ("", one.kept_retained, f"batches: acknowledged, and kept for {retention}"),
+        (
+            "oldest now",
+            one.floor_sequence,
+            f"is the first batch that can be read, with LSN {one.floor_lsn:,}",
+        ),
+    ]
+    return [
+        {"what": Note(f"  {name}", "dim"), "count": count, "why": words}
+        for name, count, words in rows
+    ]
+
+
+async def collect_all(
+    stream: Stream, partitions: Sequence[int], *, full: bool, advance: Callable[[], None]
+) -> dict[int, Collected]:
+    """Collect each of these, several at once: what one waits for, the others wait for meanwhile.
+
+    An error of one is raised when all the others are done.
+    """
+    slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
+
+    async def one(partition: int) -> Collected:
+        async with slots:
+            done = await collect_partition(stream, partition, full=full)
+        advance()
+        return done
+
+    outcomes = await asyncio.gather(*map(one, partitions), return_exceptions=True)
+    reports: dict[int, Collected] = {}
+    for partition, outcome in zip(partitions, outcomes, strict=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        reports[partition] = outcome
+    return reports
+
+
+async def collect_partition(stream: Stream, partition: int, *, full: bool) -> Collected:
+    """Bounded passes until one finds nothing more; what they did together."""
+    from headwater.buffer.consumer.ownership import retention_of
+
+    collector, retention = stream.collector(partition), await retention_of(stream)
+    total = await collector.collect(retention, full=full)
+    last = total
+    for _ in range(PASSES_MAX):
+        if last.failed or not _found_much(last):
+            break
+        last = await collector.collect(retention)
+        total = _added(total, last)
+    return await _kept(stream, partition, total)
+
+
+async def _kept(stream: Stream, partition: int, total: Collected) -> Collected:
+    """With what is kept now: a consumer went on while the passes counted."""
+    import msgspec
+
+    from headwater.cli.stream_report import disorder
+
+    state = await stream.queue_reader(partition).state()
+    wrong = disorder(state)
+    if wrong is not None:
+        raise RolledBack(f"partition {partition} of {stream.name}: {wrong}")
+    return msgspec.structs.replace(
+        total,
+        kept_pending=state.pending,
+        kept_retained=state.acked_sequence - state.floor_sequence,
+        floor_sequence=state.floor_sequence,
+        floor_lsn=state.floor_lsn,
+    )
+
+
+def _found_much(report: Collected) -> bool:
+    """Whether another pass may find more: a pass itself leaves an empty chunk for the next."""
+    batches = report.batches_expired + report.batches_orphaned + report.batches_left
+    return batches > 0 or report.is_cut_short
+
+
+def _added(total: Collected, last: Collected) -> Collected:
+    import msgspec
+
+    sums = {name: getattr(total, name) + getattr(last, name) for name in _COUNTED}
+    return msgspec.structs.replace(last, **sums)

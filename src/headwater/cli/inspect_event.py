@@ -6,7 +6,7 @@ import re
 import uuid
 from typing import Any, Final
 
-from headwater.cli.inspection.source import InspectedObject, empty_object, fail_as_other
+from headwater.cli.inspect_command import InspectedObject, empty_object, fail_as_other
 from headwater.cli.report import InspectionReport
 from headwater.core.errors import (
     Corrupt,

@@ -13,8 +13,8 @@ from headwater.buffer.queue.native.chunk import MAGIC, OVERHEAD_BYTES, decode_ch
 from headwater.buffer.queue.v1 import acked, manifest_format
 from headwater.buffer.queue.v1.manifest_format import Manifest
 from headwater.buffer.queue.v1.manifest_object import V1Names
-from headwater.cli.inspection.register import describe_register
-from headwater.cli.inspection.source import InspectedObject, empty_object, fail_as_other, recognise
+from headwater.cli.inspect_command import InspectedObject, empty_object, fail_as_other, recognise
+from headwater.cli.inspect_register import describe_register
 from headwater.cli.report import InspectionReport
 from headwater.core.errors import Corrupt, HeadwaterError, NotSupported
 

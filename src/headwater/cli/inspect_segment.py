@@ -10,7 +10,7 @@ from typing import Any, Final
 import xxhash
 
 from headwater.cli.advice import command
-from headwater.cli.inspection.source import (
+from headwater.cli.inspect_command import (
     InspectedObject,
     empty_object,
     fail_as_other,

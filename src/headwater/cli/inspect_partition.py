@@ -19,8 +19,8 @@ from headwater.buffer.queue.v1.manifest_format import decode_manifest
 from headwater.buffer.queue.v1.manifest_object import V1Names
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import queue_prefix
-from headwater.cli.inspection.queue import add_manifest
-from headwater.cli.inspection.register import mark_rows
+from headwater.cli.inspect_queue import add_manifest
+from headwater.cli.inspect_register import mark_rows
 from headwater.cli.report import InspectionReport
 from headwater.cli.stream_report import disorder
 from headwater.core.errors import Corrupt, Damaged, NotFound, NotSupported, RolledBack, Trimmed

@@ -25,7 +25,7 @@ from headwater.buffer.transaction.record import (
     CommitAttempt,
     producer_id,
 )
-from headwater.cli.inspection.source import InspectedObject
+from headwater.cli.inspect_command import InspectedObject
 from headwater.cli.report import InspectionReport
 from headwater.cli.stream_report import retention_words
 from headwater.core.errors import Corrupt, NotSupported

@@ -11,7 +11,7 @@ import xxhash
 from headwater.buffer import batch as native
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.v1 import batch_format
-from headwater.cli.inspection.source import (
+from headwater.cli.inspect_command import (
     InspectedObject,
     empty_object,
     fail_as_other,
