@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, address, command
+from headwater.cli.advice import address, command
 from headwater.cli.options import AS_JSON, OPTION, open_with_options
-from headwater.cli.render import Progress, show
+from headwater.cli.render import Progress, conclude, show
 from headwater.cli.report import Report
 from headwater.cli.terminal import run_loop
 from headwater.core import runtime
@@ -66,9 +66,7 @@ def doctor(
     report.record = {"well": not wrong, "findings": findings}
     if contents is not None:
         report.record["verified"] = contents
-    show(report, as_json=as_json)
-    if wrong:
-        raise typer.Exit(EXIT_NO)
+    conclude(report, good=not wrong, as_json=as_json)
 
 
 def _as_typed(cure: str) -> str:
@@ -137,7 +135,7 @@ def _place(store: Store, scheme: str, contents: Contents | None) -> Iterator[Fin
             found = [finding async for finding in doctor_checks.check_reach_and_streams(store)]
             if contents is not None and found[0].status != "wrong":
                 with Progress() as progress:
-                    found += [one async for one in check_contents(store, contents, progress.show)]
+                    found += [one async for one in check_contents(store, contents, progress)]
             return found
 
     yield from run_loop(look())
@@ -180,7 +178,7 @@ class Contents:
 
 
 async def check_contents(
-    store: Store, contents: Contents, progress: Callable[[str], None] = lambda _: None
+    store: Store, contents: Contents, progress: Progress
 ) -> AsyncIterator[Finding]:
     """Read everything; a finding for each stream, each damaged object, and the rest together.
 
@@ -203,7 +201,7 @@ async def check_contents(
 
 
 async def _check_stream(
-    store: Store, name: str, contents: Contents, progress: Callable[[str], None]
+    store: Store, name: str, contents: Contents, progress: Progress
 ) -> AsyncIterator[Finding]:
     from headwater.buffer.retained import verify_stream
     from headwater.buffer.stream import open_stream
@@ -213,7 +211,8 @@ async def _check_stream(
     about = f"contents of {name}"
 
     def advance(found: Verified) -> None:
-        progress(f"stream {name}: {found.batches:,} batches, {found.size_bytes:,} bytes")
+        unit = f"batches, {found.size_bytes:,} bytes"
+        progress.show(f"stream {name}", found.batches, unit=unit)
 
     try:
         found = await verify_stream(await open_stream(store, name), progress=advance)
@@ -237,7 +236,7 @@ def _cure(name: str, bad: BadBatch) -> str:
 
 
 async def _check_objects(
-    store: Store, contents: Contents, progress: Callable[[str], None]
+    store: Store, contents: Contents, progress: Progress
 ) -> AsyncIterator[Finding]:
     from headwater.cli.doctor_checks import ok, wrong
 
@@ -245,7 +244,7 @@ async def _check_objects(
         kind = next((kind for kind, keys in _CHECKED if keys.fullmatch(meta.key)), None)
         if kind is None:
             continue
-        progress(f"{contents.objects:,} registers, segments and events")
+        progress.show("objects", contents.objects, unit="registers, segments and events")
         try:
             bad = await _check_object(store, meta.key, meta.size_bytes, kind)
         except NotFound:

@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, URL_VARIABLE, HeadwaterTyper, advice_for, command
+from headwater.cli.advice import URL_VARIABLE, HeadwaterTyper, advice_for, command
 from headwater.cli.options import (
     AS_JSON,
     OPTION,
@@ -33,7 +33,7 @@ from headwater.cli.options import (
     open_with_options,
     takes_event_log,
 )
-from headwater.cli.render import show
+from headwater.cli.render import conclude
 from headwater.cli.report import InspectionReport, Problem
 from headwater.cli.terminal import check_input, run_loop
 from headwater.core.errors import (
@@ -195,18 +195,16 @@ def segment(
     _conclude(describe_segment(read_source(source, option), records=records), as_json)
 
 
+def _conclude(report: InspectionReport, as_json: bool) -> None:
+    conclude(report, good=report.is_good, as_json=as_json)
+
+
 def _store_url(source: str) -> str:
     """The address of the store whose streams or events are inspected, and not one object."""
     url = os.environ.get(URL_VARIABLE, "") if source == STANDARD_INPUT else source
     if not url:
         raise Refused(f"it needs the address of the store: give URL, or set {URL_VARIABLE}")
     return url
-
-
-def _conclude(report: InspectionReport, as_json: bool) -> None:
-    show(report, as_json=as_json)
-    if not report.is_good:
-        raise typer.Exit(EXIT_NO)
 
 
 READ_MAX_BYTES: Final = 1 * GIB

@@ -5,7 +5,6 @@ Each part is read by itself, so that one that is damaged does not hide the other
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any, Final, TypeVar
 from headwater.buffer.queue.contract import Descriptor, QueueReader, QueueState
 from headwater.buffer.queue.native.chunk import Chunk
 from headwater.buffer.queue.native.chunk_log import ChunkLog, QueueFloors
-from headwater.buffer.queue.native.producers import ProducerRecord, shard_register
+from headwater.buffer.queue.native.producers import ProducerRecord, ProducerShard, shard_register
 from headwater.buffer.queue.v1.manifest_format import decode_manifest
 from headwater.buffer.queue.v1.manifest_object import V1Names
 from headwater.buffer.stream import Stream
@@ -23,7 +22,9 @@ from headwater.cli.inspect_queue import add_manifest
 from headwater.cli.inspect_register import mark_rows
 from headwater.cli.report import InspectionReport
 from headwater.cli.stream_report import disorder
+from headwater.cli.terminal import gather_bounded
 from headwater.core.errors import Corrupt, Damaged, NotFound, NotSupported, RolledBack, Trimmed
+from headwater.store.register import Revision
 
 CHUNKS_LISTED: Final = 100_000
 T = TypeVar("T")
@@ -196,7 +197,6 @@ async def _published(report: InspectionReport, stream: Stream, prefix: str, show
 
 LOOKED_AT: Final = 100
 """Of the oldest, and as many of the newest."""
-PARALLEL: Final = 16
 
 
 async def _check_entries(
@@ -251,12 +251,8 @@ async def _missing_objects(stream: Stream, wanted: Sequence[Descriptor]) -> list
             return True
         return False
 
-    missing: list[Descriptor] = []
-    for first in range(0, len(wanted), PARALLEL):
-        group = wanted[first : first + PARALLEL]
-        answers = await asyncio.gather(*(is_missing(one) for one in group))
-        missing += [one for one, answer in zip(group, answers, strict=True) if answer]
-    return missing
+    missing = await gather_bounded(is_missing, wanted)
+    return [one for one, is_gone in zip(wanted, missing, strict=True) if is_gone]
 
 
 SHARDS_READ: Final = 64
@@ -280,19 +276,16 @@ async def _read_marks(report: InspectionReport, stream: Stream, prefix: str) -> 
         if len(names) > SHARDS_READ:
             break
     marks = ProducerMarks(is_all=len(names) <= SHARDS_READ)
-    for first in range(0, min(len(names), SHARDS_READ), PARALLEL):
-        group = names[first : min(first + PARALLEL, SHARDS_READ)]
-        reading = (
-            _part(
-                report, f"producers/{name}.json", shard_register(stream.store, prefix, name).read()
-            )
-            for name in group
-        )
-        for found in await asyncio.gather(*reading):
-            if found is not None:
-                marks.producers |= found.value.producers
-                marks.rows += mark_rows(found.value)
-                marks.forgotten += found.value.dropped
+
+    async def shard(name: str) -> Revision[ProducerShard] | None:
+        register = shard_register(stream.store, prefix, name)
+        return await _part(report, f"producers/{name}.json", register.read())
+
+    for found in await gather_bounded(shard, names[:SHARDS_READ]):
+        if found is not None:
+            marks.producers |= found.value.producers
+            marks.rows += mark_rows(found.value)
+            marks.forgotten += found.value.dropped
     marks.rows.sort(key=lambda row: -row["seen_ms"])
     return marks
 

@@ -26,9 +26,9 @@ from headwater.cli.options import (
     open_with_options,
     wanted_partitions,
 )
-from headwater.cli.render import show
+from headwater.cli.render import conclude_change, show
 from headwater.cli.report import Note, Report
-from headwater.cli.terminal import confirm, reporting
+from headwater.cli.terminal import confirm
 from headwater.core import runtime
 from headwater.core.errors import Damaged, HeadwaterError, Refused
 
@@ -101,10 +101,7 @@ def repair(
         report = repair(os.path.abspath(folder), sources, give_up=give_up)
     finally:
         loop.call(stack.aclose())
-    with reporting():
-        show(describe_repair(report), as_json=as_json)
-    if report.missing:
-        raise typer.Exit(EXIT_NO)
+    conclude_change(describe_repair(report), good=not report.missing, as_json=as_json)
 
 
 def _copy(path: str, *, damaged: str) -> SpoolSource:
@@ -267,11 +264,9 @@ def drop(
     report = Report()
     for one in dropped:
         report.say(f"dropped the slot {group} of partition {one}", mark="✓")
-    with reporting():
-        show(report)
     if not dropped:
         typer.echo(f"stream {stream} has no slot {group} of a replica", err=True)
-        raise typer.Exit(EXIT_NO)
+    conclude_change(report, good=bool(dropped))
 
 
 @group_app.command()
@@ -307,8 +302,7 @@ def reset(
 
     on_stream(url, option, stream, run)
     what = "begins without slots" if epoch is None else f"is led by epoch {epoch} and later"
-    with reporting():
-        show(Report(f"partition {partition} of {stream} {what}", "✓"))
+    conclude_change(Report(f"partition {partition} of {stream} {what}", "✓"))
 
 
 def _register(stream: Stream, partition: int) -> SlotRegister:

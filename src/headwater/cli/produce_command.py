@@ -9,9 +9,9 @@ import typer
 
 from headwater.cli.advice import address, command
 from headwater.cli.options import OPTION, STREAM, URL, named_values, open_with_options, unescaped
-from headwater.cli.render import Progress, show
+from headwater.cli.render import Progress, conclude_change
 from headwater.cli.report import Note, bytes_words
-from headwater.cli.terminal import Interrupt, reporting
+from headwater.cli.terminal import Interrupt
 from headwater.core import portal
 from headwater.core.errors import Refused
 
@@ -84,8 +84,7 @@ def produce(
             outcome = _produced(store, call, form, files, interrupt)
     finally:
         portal.shared().call(store.close())
-    with reporting():
-        show(outcome.describe())
+    conclude_change(outcome.describe())
     if outcome.error is not None:
         raise outcome.error
     if outcome.interrupted:

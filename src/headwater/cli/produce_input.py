@@ -24,6 +24,7 @@ import pyarrow as pa
 from headwater.buffer.producer import BlockingProducer
 from headwater.buffer.producer.rows import check_pandas_index
 from headwater.buffer.records import KEY
+from headwater.cli.report import Size
 from headwater.cli.terminal import Interrupt, check_input
 from headwater.core.errors import Denied, LimitExceeded, Refused
 from headwater.core.limits import MIB, RECORD_MAX_BYTES
@@ -88,12 +89,12 @@ class LineBlock(NamedTuple):
         return self.data.split(b"\n")
 
 
-def input_bytes(files: list[str]) -> int | None:
+def input_bytes(files: list[str]) -> Size | None:
     """How much there is to read; None if that is unknown."""
     packed = (".gz", ".zst")
     plain = [name for name in files if os.path.isfile(name) and not name.endswith(packed)]
     sizes = [os.stat(name).st_size for name in plain]
-    return sum(sizes) if files and len(sizes) == len(files) else None
+    return Size(sum(sizes)) if files and len(sizes) == len(files) else None
 
 
 def value_pieces(

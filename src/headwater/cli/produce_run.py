@@ -264,13 +264,13 @@ def produce_all(
     in_order: bool,
     interrupt: Interrupt,
     progress: Progress,
-    total_bytes: int | None = None,
+    total_bytes: Size | None = None,
 ) -> ProduceOutcome:
     """Send every piece and wait until all of them are accepted; stop at the first failure."""
     outcome = ProduceOutcome(leading_rows=sending.first, resumes=isinstance(sending, Resumption))
     under_way = _PendingCalls(producer, outcome, in_order=in_order)
     started_s = runtime.monotonic_s()
-    read_bytes = 0
+    read_bytes = Size(0)
     try:
         for piece in pieces:
             left_rows = piece.rows
@@ -280,11 +280,8 @@ def produce_all(
                 left_rows -= call.rows
             outcome.read_rows += left_rows
             outcome.skipped_rows += left_rows
-            read_bytes += piece.input_bytes
-            words = f"{outcome.read_rows:,} records"
-            progress.show(
-                words, Size(read_bytes), None if total_bytes is None else Size(total_bytes)
-            )
+            read_bytes = Size(read_bytes + piece.input_bytes)
+            progress.show(f"{outcome.read_rows:,} records", read_bytes, total_bytes)
             under_way.settle()
         sending.check_whole()
     except WaitInterrupted:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import signal
 import sys
@@ -27,7 +26,7 @@ from headwater.cli.options import (
 )
 from headwater.cli.render import echo, show
 from headwater.cli.report import UNKNOWN, Report, Size
-from headwater.cli.terminal import Interrupt, WaitInterrupted, output_has_gone
+from headwater.cli.terminal import Interrupt, WaitInterrupted, gather_bounded, output_has_gone
 from headwater.core import portal, runtime
 from headwater.core.errors import HeadwaterError, NotFound
 
@@ -172,9 +171,6 @@ def read_all(
     return shown
 
 
-LAGS_AT_ONCE: Final = 16
-
-
 def lag(
     url: str = URL,
     stream: str = STREAM,
@@ -224,10 +220,7 @@ async def _lags(stream: Stream, partitions: list[int], group: str | None) -> lis
         except HeadwaterError as error:
             return error
 
-    found: list[Lag | HeadwaterError] = []
-    for first in range(0, len(partitions), LAGS_AT_ONCE):
-        several = partitions[first : first + LAGS_AT_ONCE]
-        found += await asyncio.gather(*(one(partition) for partition in several))
+    found = await gather_bounded(one, partitions)
     failed = [error for error in found if isinstance(error, HeadwaterError)]
     if failed and len(found) == 1:
         raise failed[0]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, command
+from headwater.cli.advice import command
 from headwater.cli.options import (
     AS_JSON,
     OPTION,
@@ -23,9 +22,9 @@ from headwater.cli.options import (
     read_bound,
     wanted_partitions,
 )
-from headwater.cli.render import Progress, echo, show
+from headwater.cli.render import Progress, conclude_change, echo
 from headwater.cli.report import Note, Report, ReportTable, size_words
-from headwater.cli.terminal import confirm, reporting, run_loop
+from headwater.cli.terminal import AT_ONCE, confirm, gather_bounded, run_loop
 from headwater.core import limits
 from headwater.core.errors import HeadwaterError, Refused, RolledBack
 
@@ -63,7 +62,7 @@ def copy(
     def advance(records: int, total: int) -> None:
         nonlocal copied
         copied = records
-        progress.show(f"{work}: {records:,} of {total:,} records")
+        progress.show(work, records, total, "records")
 
     async def run() -> list[CopyResult]:
         async with AsyncExitStack() as stack:
@@ -84,8 +83,7 @@ def copy(
         if copied:
             echo("cut off: the same command with --resume goes on", is_error=True)
         raise
-    with reporting():
-        show(describe_copy(name, new_name, done), as_json=as_json)
+    conclude_change(describe_copy(name, new_name, done), as_json=as_json)
 
 
 def describe_copy(name: str, new_name: str, done: list[CopyResult]) -> Report:
@@ -123,13 +121,9 @@ def truncate(
     wanted = None if partition is None else [partition]
 
     async def run(stream: Stream) -> Outcomes:
-        done = itertools.count(1)
-
-        def advance() -> None:
-            progress.show(f"{work}: {next(done):,} of {len(to_do):,} partitions")
-
         work = f"truncating {name}"
         with Progress(work) as progress:
+            advance = partial(progress.step, work, len(to_do), "partitions")
             return await truncate_all(stream, to_do, advance)
 
     plans = on_stream(
@@ -139,10 +133,8 @@ def truncate(
     if to_do and not yes:
         _ask(name, to_do)
     outcomes = on_stream(url, option, name, run, writing=True) if to_do else {}
-    with reporting():
-        show(describe_truncation(name, plans, outcomes), as_json=as_json)
-    if any(isinstance(one, HeadwaterError) or one.failed for one in outcomes.values()):
-        raise typer.Exit(EXIT_NO)
+    bad = any(isinstance(one, HeadwaterError) or one.failed for one in outcomes.values())
+    conclude_change(describe_truncation(name, plans, outcomes), good=not bad, as_json=as_json)
 
 
 def _bounds(text: str, partition: int | None) -> Any:
@@ -209,7 +201,6 @@ def describe_truncation(name: str, plans: list[TruncationPlan], outcomes: Outcom
     return report
 
 
-PARTITIONS_AT_ONCE: Final = 16
 PASSES_MAX: Final = 10_000
 _COUNTED: Final = (
     "batches_expired",
@@ -246,16 +237,12 @@ def gc(
         wanted = wanted_partitions(opened, partition)
         waits = full and opened.config.format == "native"
         if waits and not progress.is_shown:
-            turns = -(-len(wanted) // PARTITIONS_AT_ONCE)
+            turns = -(-len(wanted) // AT_ONCE)
             wait_s = f"{turns * limits.FLOOR_SETTLE_S:,.0f} s"
             words = f"waiting up to {wait_s} until pieces of the queue that are not needed may go"
             progress.say(Note(words))
-        done = itertools.count(1)
-
-        def advance() -> None:
-            wait = f"; each may wait for {limits.FLOOR_SETTLE_S:.0f} s" if waits else ""
-            progress.show(f"{work}: {next(done):,} of {len(wanted):,} partitions{wait}")
-
+        wait = f"; each may wait for {limits.FLOOR_SETTLE_S:.0f} s" if waits else ""
+        advance = partial(progress.step, work, len(wanted), f"partitions{wait}")
         collected = await collect_all(opened, wanted, full=full, advance=advance)
         held = len((await read_holds(holds_register(opened))).holds)
         return describe_collected(opened, collected, open_transactions=held)
@@ -263,10 +250,7 @@ def gc(
     work = f"collecting what {stream} does not need"
     with Progress(work) as progress:
         report = on_stream(url, option, stream, run, writing=True)
-    with reporting():
-        show(report, as_json=as_json)
-    if any(part.mark == "✗" for part in report.parts):
-        raise typer.Exit(EXIT_NO)
+    conclude_change(report, good=all(part.mark == "✓" for part in report.parts), as_json=as_json)
 
 
 def describe_collected(
@@ -337,25 +321,14 @@ def _collected_rows(one: Collected, retention: str) -> list[dict[str, Any]]:
 async def collect_all(
     stream: Stream, partitions: Sequence[int], *, full: bool, advance: Callable[[], None]
 ) -> dict[int, Collected]:
-    """Collect each of these, several at once: what one waits for, the others wait for meanwhile.
+    """Collect each of these, several at once."""
 
-    An error of one is raised when all the others are done.
-    """
-    slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
-
-    async def one(partition: int) -> Collected:
-        async with slots:
-            done = await collect_partition(stream, partition, full=full)
+    async def collect(partition: int) -> Collected:
+        collected = await collect_partition(stream, partition, full=full)
         advance()
-        return done
+        return collected
 
-    outcomes = await asyncio.gather(*map(one, partitions), return_exceptions=True)
-    reports: dict[int, Collected] = {}
-    for partition, outcome in zip(partitions, outcomes, strict=True):
-        if isinstance(outcome, BaseException):
-            raise outcome
-        reports[partition] = outcome
-    return reports
+    return dict(zip(partitions, await gather_bounded(collect, partitions), strict=True))
 
 
 async def collect_partition(stream: Stream, partition: int, *, full: bool) -> Collected:
