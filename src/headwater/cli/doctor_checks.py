@@ -12,26 +12,26 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from headwater.cli.report import Report
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError
 from headwater.core.limits import GIB
-from headwater.store import Store, check_store
+
+if TYPE_CHECKING:
+    from headwater.store import Store
 
 Status = Literal["ok", "note", "wrong"]
 MARKS: Final = {"ok": "✓", "note": "–", "wrong": "✗"}
 
 
-class Finding(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Finding:
     """What was looked at, what was found, and what to do about it."""
 
     name: str
@@ -163,6 +163,8 @@ Javas = Iterable[tuple[Path, int | None]]
 
 def ask_python(program: str) -> dict[str, Any] | None:
     """Version of another Python and what it lacks; None if it does not run."""
+    import subprocess
+
     try:
         ran = subprocess.run(
             [program, "-c", ASK], capture_output=True, text=True, timeout=ASK_TIMEOUT_S
@@ -322,6 +324,8 @@ def _reach_cure(store: Store) -> str:
 
 
 async def _check_promises(store: Store) -> Finding:
+    from headwater.store import check_store
+
     name = "conditional writes"
     try:
         report = await check_store(

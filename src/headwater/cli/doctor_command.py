@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import re
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from headwater.cli import doctor_checks
 from headwater.cli.advice import address, command
 from headwater.cli.options import AS_JSON, OPTION, open_with_options
 from headwater.cli.render import Progress, conclude, show
@@ -26,7 +28,6 @@ from headwater.core.errors import Damaged, HeadwaterError, NotFound, Refused
 
 if TYPE_CHECKING:
     from headwater.buffer.retained import BadBatch, Verified
-    from headwater.cli.doctor_checks import Finding
     from headwater.cli.inspect_command import InspectedObject
     from headwater.cli.report import InspectionReport
     from headwater.store import Store
@@ -48,16 +49,14 @@ def doctor(
     every batch, register, segment and event there. Exit status: 0 if nothing is wrong, 1 if
     something is.
     """
-    import msgspec
-
     if verify and url is None:
         raise typer.BadParameter("name the store to read", param_hint="--verify")
     contents = Contents() if verify else None
     # Before anything is shown: an address that is refused may hold a credential.
     store = None if url is None else open_with_options(url, option)
-    findings: list[Finding] = []
+    findings: list[doctor_checks.Finding] = []
     for found in _everything(store, url, contents):
-        finding = msgspec.structs.replace(found, cure=_as_typed(found.cure))
+        finding = dataclasses.replace(found, cure=_as_typed(found.cure))
         findings.append(finding)
         if not as_json:
             show(finding.describe())
@@ -77,9 +76,7 @@ def _as_typed(cure: str) -> str:
 
 def _everything(
     store: Store | None, url: str | None, contents: Contents | None
-) -> Iterator[Finding]:
-    from headwater.cli import doctor_checks
-
+) -> Iterator[doctor_checks.Finding]:
     yield doctor_checks.check_python(tuple(sys.version_info[:3]))
     yield from doctor_checks.check_packages(_version_of)
     if importlib.util.find_spec("pyspark") is not None:
@@ -99,8 +96,7 @@ def _version_of(package: str) -> str | None:
         return None
 
 
-def _spark() -> Iterator[Finding]:
-    from headwater.cli import doctor_checks
+def _spark() -> Iterator[doctor_checks.Finding]:
     from headwater.spark import java
 
     javas = ((one, java.inspect(one)[0]) for _, one in java.candidates(os.environ))
@@ -123,14 +119,12 @@ def _jars() -> list[str]:
     return [jar.name for parent in parents for jar in Path(parent, "jars").glob("*.jar")]
 
 
-def _place(store: Store, scheme: str, contents: Contents | None) -> Iterator[Finding]:
-    from headwater.cli import doctor_checks
-
+def _place(store: Store, scheme: str, contents: Contents | None) -> Iterator[doctor_checks.Finding]:
     yield doctor_checks.check_credentials(scheme, os.environ)
     if scheme == "s3" and importlib.util.find_spec("pyspark") is not None:
         yield doctor_checks.check_s3_jars(_jars())
 
-    async def look() -> list[Finding]:
+    async def look() -> list[doctor_checks.Finding]:
         async with store:
             found = [finding async for finding in doctor_checks.check_reach_and_streams(store)]
             if contents is not None and found[0].status != "wrong":
@@ -179,7 +173,7 @@ class Contents:
 
 async def check_contents(
     store: Store, contents: Contents, progress: Progress
-) -> AsyncIterator[Finding]:
+) -> AsyncIterator[doctor_checks.Finding]:
     """Read everything; a finding for each stream, each damaged object, and the rest together.
 
     `contents` is filled on the way. Chunks and manifests are read on the way to the batches, from
@@ -187,7 +181,6 @@ async def check_contents(
     checked.
     """
     from headwater.buffer.stream import stream_names
-    from headwater.cli.doctor_checks import wrong
 
     try:
         for name in await stream_names(store):
@@ -197,15 +190,16 @@ async def check_contents(
             yield finding
     except HeadwaterError as error:
         words = f"{type(error).__name__}: {error}"
-        yield wrong("contents", f"not read to the end: {words}", "repair that, and verify again")
+        yield doctor_checks.wrong(
+            "contents", f"not read to the end: {words}", "repair that, and verify again"
+        )
 
 
 async def _check_stream(
     store: Store, name: str, contents: Contents, progress: Progress
-) -> AsyncIterator[Finding]:
+) -> AsyncIterator[doctor_checks.Finding]:
     from headwater.buffer.retained import verify_stream
     from headwater.buffer.stream import open_stream
-    from headwater.cli.doctor_checks import failed, ok, wrong
     from headwater.cli.stream_report import bad_words
 
     about = f"contents of {name}"
@@ -219,14 +213,14 @@ async def _check_stream(
     except NotFound:
         return  # deleted
     except (Damaged, Refused) as error:
-        yield failed(about, error, f"headwater stream describe URL {name} says more")
+        yield doctor_checks.failed(about, error, f"headwater stream describe URL {name} says more")
         return
     contents.streams[name] = found
     for bad in found.bad:
-        yield wrong(about, bad_words(bad), _cure(name, bad))
+        yield doctor_checks.wrong(about, bad_words(bad), _cure(name, bad))
     if not found.bad:
         read = f"{found.batches:,} batches, {found.records:,} records, {found.size_bytes:,} bytes"
-        yield ok(about, f"every checksum matches: {read}")
+        yield doctor_checks.ok(about, f"every checksum matches: {read}")
 
 
 def _cure(name: str, bad: BadBatch) -> str:
@@ -237,9 +231,7 @@ def _cure(name: str, bad: BadBatch) -> str:
 
 async def _check_objects(
     store: Store, contents: Contents, progress: Progress
-) -> AsyncIterator[Finding]:
-    from headwater.cli.doctor_checks import ok, wrong
-
+) -> AsyncIterator[doctor_checks.Finding]:
     async for meta in store.list():
         kind = next((kind for kind, keys in _CHECKED if keys.fullmatch(meta.key)), None)
         if kind is None:
@@ -253,10 +245,12 @@ async def _check_objects(
         contents.size_bytes += meta.size_bytes
         if bad is not None:
             contents.bad.append(bad)
-            yield wrong("contents", f"{bad.key}: {bad.cause}", RESTORE)
+            yield doctor_checks.wrong("contents", f"{bad.key}: {bad.cause}", RESTORE)
     if not contents.bad:
         read = f"{contents.objects:,} registers, segments and events"
-        yield ok("contents", f"every checksum matches: {read}, {contents.size_bytes:,} bytes")
+        yield doctor_checks.ok(
+            "contents", f"every checksum matches: {read}, {contents.size_bytes:,} bytes"
+        )
 
 
 async def _check_object(store: Store, key: str, size_bytes: int, kind: str) -> BadObject | None:

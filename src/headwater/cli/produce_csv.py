@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from headwater.buffer.records import OPERATION, POSITION_COLUMNS, RESERVED, from_arrow
 from headwater.cli.json_lines import are_exact
-from headwater.cli.produce_input import TargetColumns, first_refused
+from headwater.cli.produce_input import TargetColumns, count_good, first_refused
 from headwater.core.errors import Refused
 
 _COLUMNS_MAX: Final = 10_000
@@ -61,14 +61,7 @@ class CsvColumns:
     @property
     def left_out(self) -> str:
         """What to say of columns that were empty throughout; nothing if there are none."""
-        names = sorted(self._empty - self._types.keys())
-        if not names:
-            return ""
-        return (
-            f"{', '.join(map(repr, names))}: empty throughout, which has no type, so no such "
-            f"column was sent. To have it there as null, declare a schema with it: "
-            f"{self._stream.alter}"
-        )
+        return self._stream.left_out(self._empty - self._types.keys(), "empty")
 
     def read(self, name: str, source: Any, block_bytes: int) -> Iterator[pa.RecordBatch]:
         """The rows of one file, which begins with a line of names."""
@@ -346,14 +339,10 @@ def _fits(texts: pa.Array, kind: pa.DataType, *, is_guessed: bool) -> int:
     """How many cells, from the first on, become values of the type as they are."""
     if _do_fit(texts, kind, is_guessed=is_guessed):
         return len(texts)
-    low, high = 0, len(texts)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _do_fit(texts.slice(low, middle - low), kind, is_guessed=is_guessed):
-            low = middle
-        else:
-            high = middle
-    return low
+    return count_good(
+        len(texts),
+        lambda low, end: _do_fit(texts.slice(low, end - low), kind, is_guessed=is_guessed),
+    )
 
 
 def _do_fit(texts: pa.Array, kind: pa.DataType, *, is_guessed: bool) -> bool:

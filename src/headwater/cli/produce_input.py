@@ -59,10 +59,7 @@ class InputPiece(NamedTuple):
 class InputCall(NamedTuple):
     """Records for one produce call."""
 
-    values: list[bytes] | None
-    keys: list[bytes] | None
-    columns: pa.RecordBatch | pa.Table | None
-    rows: int
+    records: InputPiece
     partition: int | None
     metadata: bytes | None
     end: int
@@ -332,6 +329,16 @@ class TargetColumns:
         schema = self._producer.stream.schema
         return {} if schema is None else {field.name: field.type for field in schema}
 
+    def left_out(self, columns: set[str], what: str) -> str:
+        """What to say of columns that hold nothing and so have no type; nothing without any."""
+        if not columns:
+            return ""
+        return (
+            f"{', '.join(map(repr, sorted(columns)))}: {what} throughout, which has no type, so no "
+            f"such column was sent. To have it there as null, declare a schema with it: "
+            f"{self.alter}"
+        )
+
     def check(self, records: pa.RecordBatch) -> None:
         """Refuse what the stream would; this records nothing, so rows can be tried."""
         self._producer.stream.taking_in(records.schema).fit(records)
@@ -341,19 +348,26 @@ class TargetColumns:
         self._producer.fit(records)
 
 
+def count_good(rows: int, are_good: Callable[[int, int], bool]) -> int:
+    """How many of the first rows are good, where not all of them are.
+
+    `are_good(start, end)` is asked of rows of which all before `start` are good.
+    """
+    low, high = 0, rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        if are_good(low, middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
 def first_refused(rows: int, error_of: Callable[[int, int], Refused | None]) -> tuple[int, Refused]:
     """How many of the first rows are taken together, and what is wrong with the next one.
 
     `error_of(start, end)` says what is wrong with these rows, of which all together are refused.
     """
-    low, high = 0, rows
-    wrong = Refused("no row")
-    while high - low > 1:
-        middle = (low + high) // 2
-        error = error_of(0, middle)
-        if error is None:
-            low = middle
-        else:
-            high, wrong = middle, error
+    good = count_good(rows, lambda _, end: error_of(0, end) is None)
     # By itself, if it is wrong by itself: then the error does not count other rows.
-    return low, error_of(low, high) or error_of(0, high) or wrong
+    return good, error_of(good, good + 1) or error_of(0, good + 1) or Refused("no row")

@@ -62,13 +62,7 @@ class JsonRows:
     @property
     def left_out(self) -> str:
         """What to say of columns that were null wherever they stood; nothing if there are none."""
-        names = sorted(self._left_out - self._types.keys())
-        if not names:
-            return ""
-        return (
-            f"{', '.join(map(repr, names))}: null throughout, which has no type, so no such column "
-            f"was sent. To have it there as null, declare a schema with it: {self._stream.alter}"
-        )
+        return self._stream.left_out(self._left_out - self._types.keys(), "null")
 
     def decode(self, name: str, block: LineBlock) -> DecodedRows:
         """The rows of a block, up to the first that is wrong; an empty line is none."""

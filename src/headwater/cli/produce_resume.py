@@ -160,7 +160,8 @@ class Resumption:
         if records.num_rows:
             position = InputPosition(end, self._stream.partitions, self._partition, self._keyed_by)
             metadata = msgspec.json.encode(position)
-            yield InputCall(None, None, records, records.num_rows, partition, metadata, end)
+            piece = InputPiece(None, None, records, records.num_rows, 0)
+            yield InputCall(piece, partition, metadata, end)
 
 
 def refuse_without_resume(producer: BlockingProducer) -> None:

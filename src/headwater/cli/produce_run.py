@@ -178,7 +178,7 @@ class FromTheStart:
     def calls(self, piece: InputPiece) -> Iterable[InputCall]:
         """All of it."""
         self._read += piece.rows
-        return (InputCall(*piece[:4], self._partition, self._metadata, self._read),)
+        return (InputCall(piece, self._partition, self._metadata, self._read),)
 
     def check_whole(self) -> None:
         """Whatever ended has been sent."""
@@ -201,12 +201,12 @@ class _PendingCalls:
 
     def send(self, call: InputCall) -> None:
         """Hand records of the input to the producer."""
-        where = call.partition
-        if call.columns is not None:
-            handle = self._producer.produce_arrow(call.columns, call.metadata, partition=where)
+        records, where = call.records, call.partition
+        if records.columns is not None:
+            handle = self._producer.produce_arrow(records.columns, call.metadata, partition=where)
         else:
             handle = self._producer.produce(
-                call.values or [], call.metadata, keys=call.keys, partition=where
+                records.values or [], call.metadata, keys=records.keys, partition=where
             )
         self._waiting.append((handle, call))
 
@@ -224,16 +224,16 @@ class _PendingCalls:
 
     def _count(self, handle: BlockingHandle, call: InputCall) -> None:
         parts = handle.accepted()
-        rows = sum(part.rows for part in parts)
+        rows, sent_rows = sum(part.rows for part in parts), call.records.rows
         self._outcome.add(parts)
-        if not self._has_gap and (rows == call.rows or self._in_order):
-            self._outcome.leading_rows = call.end - call.rows + rows
-        if rows < call.rows:
+        if not self._has_gap and (rows == sent_rows or self._in_order):
+            self._outcome.leading_rows = call.end - sent_rows + rows
+        if rows < sent_rows:
             self._has_gap = True
             try:
                 handle.result()
             except HeadwaterError as error:
-                self._fail(error, call.rows - rows)
+                self._fail(error, sent_rows - rows)
 
     def _fail(self, error: HeadwaterError, rows: int) -> None:
         """So many records of a call were not accepted, or may not have been."""
@@ -276,8 +276,8 @@ def produce_all(
             left_rows = piece.rows
             for call in sending.calls(piece):
                 under_way.send(call)
-                outcome.read_rows += call.rows
-                left_rows -= call.rows
+                outcome.read_rows += call.records.rows
+                left_rows -= call.records.rows
             outcome.read_rows += left_rows
             outcome.skipped_rows += left_rows
             read_bytes = Size(read_bytes + piece.input_bytes)

@@ -67,7 +67,7 @@ def open_output(
         elif format == "csv":
             output = CsvOutput(sink, schema)
         elif format == "arrow":
-            output = ArrowOutput(sink, schema)
+            output = WriterOutput(sink, pa.ipc.new_stream(sink, schema))
         else:
             output = ParquetOutput(sink, schema)
         try:
@@ -206,15 +206,29 @@ class JsonOutput(Output):
         self._sink.flush()
 
 
-class CsvOutput(Output):
+class WriterOutput(Output):
+    """A form that Arrow writes: an IPC stream."""
+
+    def __init__(self, sink: IO[bytes], writer: Any) -> None:
+        super().__init__(sink)
+        self._writer = writer
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+        self._sink.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class CsvOutput(WriterOutput):
     """A line of names, then a line a record; what is nested is JSON within its cell."""
 
     def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
         from pyarrow import csv
 
         self._schema = pa.schema([(field.name, _csv_type(field.type)) for field in schema])
-        super().__init__(sink)
-        self._writer = csv.CSVWriter(sink, self._schema)
+        super().__init__(sink, csv.CSVWriter(sink, self._schema))
 
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.num_columns == 1 and batch.column(0).null_count:
@@ -228,42 +242,16 @@ class CsvOutput(Output):
             column if column.type == field.type else _cells(column)
             for column, field in zip(batch.columns, self._schema, strict=True)
         ]
-        self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
-        self._sink.flush()
-
-    def close(self) -> None:
-        self._writer.close()
+        super().write(pa.record_batch(columns, schema=self._schema))
 
 
-class ArrowOutput(Output):
-    """An Arrow IPC stream."""
-
-    def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
-        super().__init__(sink)
-        self._writer = pa.ipc.new_stream(sink, schema)
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
-        self._sink.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class ParquetOutput(Output):
+class ParquetOutput(WriterOutput):
     """A Parquet file."""
 
     def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
         import pyarrow.parquet as pq
 
-        super().__init__(sink)
-        self._writer = pq.ParquetWriter(sink, schema, compression="zstd")
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
-
-    def close(self) -> None:
-        self._writer.close()
+        super().__init__(sink, pq.ParquetWriter(sink, schema, compression="zstd"))
 
     def abandon(self) -> None:
         # Else it completes the file when it is thrown away, which is closed by then.

@@ -25,7 +25,7 @@ import select
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Final, TypeVar
 
 import typer
@@ -146,12 +146,7 @@ class Interrupt:
         self._before = {number: signal.signal(number, self._note) for number in _NOTED_SIGNALS}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
