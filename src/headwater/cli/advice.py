@@ -232,17 +232,14 @@ def _with_url(ctx: Any, command: Any, arguments: list[str], url: str | None) -> 
     is_address = isinstance(first, str) and "://" in first
     if is_address or url is not None:
         return arguments if is_address or url is None else [url, *arguments]
-    required = [param.name for param in command.params if _is_required_argument(param)]
+    arguments_of = (one for one in command.params if one.param_type_name == "argument")
+    required = [param.name for param in arguments_of if param.required]
     if first is not None and any(parsed.get(name) is None for name in required):
         probe.fail(
             f"Missing argument 'URL': {first!r} is no address of a store. Give that first, or set "
             f"{URL_VARIABLE}."
         )
     return arguments
-
-
-def _is_required_argument(param: Any) -> bool:
-    return bool(param.param_type_name == "argument" and param.required)
 
 
 def output_failed(error: OSError) -> int:

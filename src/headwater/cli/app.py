@@ -10,7 +10,7 @@ import sys
 import typer
 
 from headwater.cli.advice import HeadwaterTyper, output_failed
-from headwater.cli.doctor_command import doctor
+from headwater.cli.doctor_command import doctor, installed_version
 from headwater.cli.inspect_command import inspect_app
 from headwater.cli.log_commands import group_app, log_app
 from headwater.cli.options import AS_JSON
@@ -78,14 +78,9 @@ def demo(
 def version(as_json: bool = AS_JSON) -> None:
     """What is installed here: worth adding to a report of a problem."""
     import platform
-    from importlib import metadata
 
-    versions: dict[str, str | None] = {}
-    for name in ("headwater", "obstore", "pyarrow", "pyspark"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
+    packages = ("headwater", "obstore", "pyarrow", "pyspark")
+    versions = {package: installed_version(package) for package in packages}
     versions["python"] = platform.python_version()
     machine = platform.platform(terse=True)
     facts = {name: one or "not installed" for name, one in versions.items()}

@@ -78,7 +78,7 @@ def _everything(
     store: Store | None, url: str | None, contents: Contents | None
 ) -> Iterator[doctor_checks.Finding]:
     yield doctor_checks.check_python(tuple(sys.version_info[:3]))
-    yield from doctor_checks.check_packages(_version_of)
+    yield from doctor_checks.check_packages(installed_version)
     if importlib.util.find_spec("pyspark") is not None:
         yield from _spark()
     folder = os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()
@@ -87,7 +87,8 @@ def _everything(
         yield from _place(store, urlsplit(url).scheme, contents)
 
 
-def _version_of(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """The version of a package; None if it is not installed."""
     from importlib import metadata
 
     try:

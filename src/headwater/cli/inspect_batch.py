@@ -12,9 +12,12 @@ from headwater.buffer import batch as native
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.v1 import batch_format
 from headwater.cli.inspect_command import (
+    FailedCheck,
     InspectedObject,
     empty_object,
     fail_as_other,
+    failed_checksum,
+    failed_size,
     show_records,
 )
 from headwater.cli.report import InspectionReport, offset_in
@@ -167,46 +170,34 @@ def _is_of_another_name(source: InspectedObject) -> bool:
         return False
 
 
-def _failed_checks(data: bytes) -> Iterator[tuple[str, int | None, str]]:
+def _failed_checks(data: bytes) -> Iterator[FailedCheck]:
     size = len(data)
     if size < native.OVERHEAD_BYTES:
-        yield "length", None, ""
+        yield FailedCheck("length")
         return
     if data[:4] != native.MAGIC:
-        yield "magic", 0, ""
+        yield FailedCheck("magic", 0)
     if data[-4:] != native.MAGIC:
         last = data.rfind(native.MAGIC)
-        after = size - last - 4
-        yield (
-            "magic at the end",
-            size - 4,
-            f"The end of a batch is at offset {last:,}, and {after:,} bytes follow it"
-            if last > 0
-            else "Its beginning is that of a batch: it was cut off, or its end is damaged",
-        )
+        detail = "Its beginning is that of a batch: it was cut off, or its end is damaged"
+        if last > 0:
+            detail = (
+                f"The end of a batch is at offset {last:,}, and {size - last - 4:,} bytes follow it"
+            )
+        yield FailedCheck("magic at the end", size - 4, detail)
     at = size - native.FOOTER_BYTES
     try:
         footer = native.read_footer(data)
     except _UNREADABLE:
-        yield "footer", at, ""
+        yield FailedCheck("footer", at)
         return
     stated = native.OVERHEAD_BYTES + footer.records_bytes + footer.calls_bytes
-    if stated != size:
-        way = (
-            f"{stated - size:,} are missing" if stated > size else f"{size - stated:,} are too many"
-        )
-        yield "sizes", at, f"The footer tells of {stated:,} bytes, so {way}"
-    stored = int.from_bytes(data[-12:-4], "little")
-    computed = xxhash.xxh3_64_intdigest(data[:-12])
-    if stored != computed:
-        yield (
-            "checksum",
-            size - 12,
-            f"It is {stored:016x}, and that of the bytes is {computed:016x}",
-        )
+    sizes = FailedCheck("sizes", at, f"The footer tells of {stated:,} bytes")
+    yield from failed_size(stated, size, sizes)
+    yield from failed_checksum(data, size - 12)
     if data[4] not in tuple(Compression):
-        yield "compression", 4, ""
-    yield "contents", None, "The checksum matches: it was written so"
+        yield FailedCheck("compression", 4)
+    yield FailedCheck("contents", None, "The checksum matches: it was written so")
 
 
 def _said_by_footer(data: bytes) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import contextlib
 import os
 import re
 import sys
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -355,6 +356,33 @@ def empty_object(what: str, title: str) -> InspectionReport:
     )
     problem = Problem("length", message, None, advice_for(Corrupt("")), "Corrupt")
     return InspectionReport(title, size_bytes=0, problems=[problem])
+
+
+class FailedCheck(NamedTuple):
+    """A check that a reader makes and that an object fails."""
+
+    check: str
+    offset: int | None = None
+    detail: str = ""
+
+
+def failed_size(stated: int, size: int, check: FailedCheck) -> Iterator[FailedCheck]:
+    """The check, with the difference, if an object does not have the size that it states."""
+    missing = stated - size
+    if missing:
+        words = f"{missing:,} are missing" if missing > 0 else f"{-missing:,} are too many"
+        yield check._replace(detail=f"{check.detail}, so {words}")
+
+
+def failed_checksum(data: bytes, offset: int) -> Iterator[FailedCheck]:
+    """The check, if the XXH3 of all before an offset is not the one that is there."""
+    import xxhash
+
+    stored = int.from_bytes(data[offset : offset + 8], "little")
+    computed = xxhash.xxh3_64_intdigest(data[:offset])
+    if stored != computed:
+        detail = f"It is {stored:016x}, and that of the bytes is {computed:016x}"
+        yield FailedCheck("checksum", offset, detail)
 
 
 _PARTS: Final = {"queue": "part of a queue", "wal": "segment of a log"}

@@ -13,7 +13,15 @@ from headwater.buffer.queue.native.chunk import MAGIC, OVERHEAD_BYTES, decode_ch
 from headwater.buffer.queue.v1 import acked, manifest_format
 from headwater.buffer.queue.v1.manifest_format import Manifest
 from headwater.buffer.queue.v1.manifest_object import V1Names
-from headwater.cli.inspect_command import InspectedObject, empty_object, fail_as_other, recognise
+from headwater.cli.inspect_command import (
+    FailedCheck,
+    InspectedObject,
+    empty_object,
+    fail_as_other,
+    failed_checksum,
+    failed_size,
+    recognise,
+)
 from headwater.cli.inspect_register import describe_register
 from headwater.cli.report import InspectionReport
 from headwater.core.errors import Corrupt, HeadwaterError, NotSupported
@@ -150,25 +158,20 @@ def describe_chunk(source: InspectedObject, *, entries: int) -> InspectionReport
     return report
 
 
-def _failed_chunk_checks(data: bytes) -> Iterator[tuple[str, int | None, str]]:
+def _failed_chunk_checks(data: bytes) -> Iterator[FailedCheck]:
     """The checks that a reader makes, in its order: those that fail, and where."""
     size = len(data)
     if size < OVERHEAD_BYTES:
-        yield "length", None, ""
+        yield FailedCheck("length")
         return
     if data[:4] != MAGIC:
-        yield "magic", 0, ""
+        yield FailedCheck("magic", 0)
     stated = int.from_bytes(data[4:8], "little") + OVERHEAD_BYTES
-    if stated != size:
-        way = (
-            f"{stated - size:,} are missing" if stated > size else f"{size - stated:,} are too many"
-        )
-        yield "length", 4, f"It tells of {stated:,} bytes in all, so {way}"
-    stored = int.from_bytes(data[-8:], "little")
-    computed = xxhash.xxh3_64_intdigest(data[:-8])
-    if stored != computed:
-        yield "checksum", size - 8, f"It is {stored:016x}, and that of the bytes is {computed:016x}"
-    yield "contents", None, "The checksum matches: it was written so, or is another's"
+    length = FailedCheck("length", 4, f"It tells of {stated:,} bytes in all")
+    yield from failed_size(stated, size, length)
+    yield from failed_checksum(data, size - 8)
+    detail = "The checksum matches: it was written so, or is another's"
+    yield FailedCheck("contents", None, detail)
 
 
 MANIFEST: Final = "published v1 manifest"

@@ -131,19 +131,19 @@ def describe_register(source: InspectedObject, *, entries: int) -> InspectionRep
         report.fail(Corrupt(f"the value of {name}: {error}"), "JSON")
         return report
     report.facts |= {"revision": envelope.revision, "register_id": envelope.id}
-    known = _known(source.key, value)
-    if known is None:
+    kind = _kind_of(source.key, value)
+    if kind is None:
         report.title = "register with a value of its own"
         report.facts["value"] = value
         return report
-    report.title = known.kind
+    report.title = kind.kind
     try:
-        typed = msgspec.json.decode(envelope.value, type=known.value)
+        typed = msgspec.json.decode(envelope.value, type=kind.value)
     except msgspec.ValidationError as error:
-        problem = Corrupt(f"the value of {name} does not fit {known.kind}: {error}")
+        problem = Corrupt(f"the value of {name} does not fit {kind.kind}: {error}")
         report.fail(problem, "value")
         return report
-    known.describe(report, typed, entries)
+    kind.describe(report, typed, entries)
     report.facts["checksum"] = f"CRC-32 {envelope.crc32} matches"
     report.facts["earlier_tokens"] = f"{len(envelope.history)} of at most {REGISTER_HISTORY}"
     if _SHARD.fullmatch(source.key) and isinstance(typed, ProducerShard):
@@ -169,7 +169,7 @@ def mark_rows(shard: ProducerShard) -> list[dict[str, Any]]:
     return rows
 
 
-def _known(key: str, value: Any) -> RegisterKind | None:
+def _kind_of(key: str, value: Any) -> RegisterKind | None:
     """By its name if that tells, else by the fields of its value."""
     if key in _BY_NAME:
         return _BY_NAME[key]
@@ -177,12 +177,12 @@ def _known(key: str, value: Any) -> RegisterKind | None:
         return None
     fields = set(value)
     for known in _KINDS:
-        if _telling(known.value) <= fields:
+        if _required_fields(known.value) <= fields:
             return known
     return None
 
 
-def _telling(value: type[Any]) -> set[str]:
+def _required_fields(value: type[Any]) -> set[str]:
     """The fields that are always written; all of them where each may be left out."""
     fields = msgspec.structs.fields(value)
     return {one.name for one in fields if one.required} or {one.name for one in fields}

@@ -92,10 +92,10 @@ class JsonRows:
             return self._decode_lines(name, block)
         first = LineBlock(block.first_line, b"\n".join(lines[:_FIRST_LINES]), 0)
         try:
-            begun = self._decode_lines(name, first)
+            first_rows = self._decode_lines(name, first)
         except Refused:
             return self._decode_lines(name, block)  # nothing but nulls, so far
-        if begun.error is not None:
+        if first_rows.error is not None:
             return self._decode_lines(name, block)  # a later line may say what `[]` is a list of
         rest = LineBlock(block.first_line + _FIRST_LINES, lines[-1], 0)
         columns = self._read_fast(rest.data)
@@ -104,9 +104,11 @@ class JsonRows:
             if columns is None
             else DecodedRows(pa.table(columns), None)
         )
-        tables = [table for table in (begun.table, more.table) if table.num_columns]
+        tables = [table for table in (first_rows.table, more.table) if table.num_columns]
         try:
-            united = pa.concat_tables(tables, promote_options="default") if tables else begun.table
+            united = (
+                pa.concat_tables(tables, promote_options="default") if tables else first_rows.table
+            )
         except pa.ArrowException:
             # The rest made the type of a column wider: all of them in that one.
             return self._decode_lines(name, block)
@@ -243,7 +245,7 @@ class JsonRows:
         try:
             return found.cast(kind)
         except pa.ArrowNotImplementedError:
-            return _as_told(name, values, kind)
+            return _array_of(name, values, kind)
         except pa.ArrowException as error:
             raise Refused(f"column {name!r} is {kind}: {error}{hint}") from error
 
@@ -300,7 +302,7 @@ def _is_number(kind: pa.DataType) -> bool:
     )
 
 
-def _as_told(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
+def _array_of(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
     """What only making it in that type makes: maps, and structs with fields left out."""
     try:
         return pa.array(values, kind)

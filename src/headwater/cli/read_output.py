@@ -128,7 +128,8 @@ class LinesOutput(Output):
         texts = _texts(column)
         self._check_digits(batch, column, texts)
         if texts is not None and not texts.null_count:
-            lines = column.to_pylist() if texts is not column else _encoded(texts)
+            raw = column if texts is not column else texts.cast(pa.binary())
+            lines: list[bytes] = raw.to_pylist()
             self._refuse_null_text(batch, lines, "value")
             return lines
         return self._with_text(batch, [_raw(value) for value in python_values(column)], "value")
@@ -314,11 +315,6 @@ def _texts(column: pa.Array) -> pa.Array | None:
         return column.cast(pa.string())
     except pa.ArrowInvalid:
         return None
-
-
-def _encoded(texts: pa.Array) -> list[bytes]:
-    found: list[bytes] = texts.cast(pa.binary()).to_pylist()
-    return found
 
 
 def _json_lines(batch: pa.RecordBatch) -> bytes:

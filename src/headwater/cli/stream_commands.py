@@ -249,9 +249,9 @@ def delete(
             f"Delete {what}, for good?",
             unasked=f"no terminal to confirm that stream {name!r} is to go: say --yes",
         )
-    deleted, untold = on_store(url, option, partial(run, delete_it))
-    good = not deleted.failed and untold is None
-    conclude_change(describe_deleted(deleted, untold), good=good)
+    deleted, unpublished = on_store(url, option, partial(run, delete_it))
+    good = not deleted.failed and unpublished is None
+    conclude_change(describe_deleted(deleted, unpublished), good=good)
 
 
 async def _exists(store: Store, name: str) -> bool:

@@ -333,6 +333,8 @@ async def collect_all(
 
 async def collect_partition(stream: Stream, partition: int, *, full: bool) -> Collected:
     """Bounded passes until one finds nothing more; what they did together."""
+    import msgspec
+
     from headwater.buffer.consumer.ownership import retention_of
 
     collector, retention = stream.collector(partition), await retention_of(stream)
@@ -342,7 +344,8 @@ async def collect_partition(stream: Stream, partition: int, *, full: bool) -> Co
         if last.failed or not _found_much(last):
             break
         last = await collector.collect(retention)
-        total = _added(total, last)
+        sums = {name: getattr(total, name) + getattr(last, name) for name in _COUNTED}
+        total = msgspec.structs.replace(last, **sums)
     return await _kept(stream, partition, total)
 
 
@@ -369,10 +372,3 @@ def _found_much(report: Collected) -> bool:
     """Whether another pass may find more: a pass itself leaves an empty chunk for the next."""
     batches = report.batches_expired + report.batches_orphaned + report.batches_left
     return batches > 0 or report.is_cut_short
-
-
-def _added(total: Collected, last: Collected) -> Collected:
-    import msgspec
-
-    sums = {name: getattr(total, name) + getattr(last, name) for name in _COUNTED}
-    return msgspec.structs.replace(last, **sums)

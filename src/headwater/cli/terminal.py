@@ -248,15 +248,15 @@ async def gather_bounded(work: Callable[[A], Awaitable[T]], items: Iterable[A]) 
     """
     slots = asyncio.Semaphore(AT_ONCE)
 
-    async def one(item: A) -> T:
+    async def one(item: A) -> tuple[T]:
         async with slots:
-            return await work(item)
+            return (await work(item),)  # a result that is an error is not one that was raised
 
     results: list[T] = []
     for outcome in await asyncio.gather(*map(one, items), return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome
-        results.append(outcome)
+        results += outcome
     return results
 
 
