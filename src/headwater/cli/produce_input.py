@@ -41,10 +41,6 @@ _CODECS: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _MAGIC_BYTES: Final = 6
 
 
-InputSource = str | io.BufferedReader
-"""The name of a file, or standard input."""
-
-
 class InputPiece(NamedTuple):
     """Some records on their way: values with or without keys, or columns."""
 
@@ -200,7 +196,7 @@ def column_pieces(
                         source = pa.CompressedInputStream(source, codec)
                     batches = csv.read(_name(name), source, BLOCK_BYTES)
                 else:
-                    batches = _READERS[kind](_columns_source(kind, name, opened))
+                    batches = _column_batches(kind, name, opened)
                 for batch in batches:
                     for piece in _sliced(batch):
                         yield InputPiece(None, None, piece, piece.num_rows, piece.nbytes)
@@ -235,51 +231,30 @@ class _InterruptibleInput(io.RawIOBase):
         return os.readv(self._descriptor, [buffer])
 
 
-def _columns_source(kind: str, name: str, opened: io.BufferedReader) -> InputSource:
-    """What to read a file of columns from."""
-    if name != STANDARD_INPUT:
-        return name
-    if kind == "parquet" or opened.peek(_MAGIC_BYTES).startswith(b"ARROW1"):
+def _column_batches(kind: str, name: str, opened: io.BufferedReader) -> Iterator[pa.RecordBatch]:
+    """The batches of a Parquet file, an Arrow file or an Arrow stream."""
+    is_arrow_file = opened.peek(_MAGIC_BYTES).startswith(b"ARROW1")
+    is_piped = name == STANDARD_INPUT
+    if is_piped and (kind == "parquet" or is_arrow_file):
         raise Refused(
             f"{_name(name)} cannot be read from its end, as such a file is: name the file, or send "
             "an Arrow stream (--arrow)"
         )
-    return opened
+    with contextlib.nullcontext(opened) if is_piped else pa.OSFile(os.fsencode(name)) as source:
+        if kind == "parquet":
+            import pyarrow.parquet as pq
 
-
-def _parquet(name: InputSource) -> Iterator[pa.RecordBatch]:
-    import pyarrow.parquet as pq
-
-    assert isinstance(name, str)  # standard input has no end to read it from
-    with pa.OSFile(os.fsencode(name)) as source, pq.ParquetFile(source) as file:
-        check_pandas_index(file.schema_arrow)
-        yield from file.iter_batches(batch_size=_PARQUET_ROWS)
-
-
-def _arrow(name: InputSource) -> Iterator[pa.RecordBatch]:
-    if not isinstance(name, str):
-        with pa.ipc.open_stream(name) as piped:
-            check_pandas_index(piped.schema)
-            yield from piped
-        return
-    with pa.OSFile(os.fsencode(name)) as source:
-        is_file = source.read(6) == b"ARROW1"
-        source.seek(0)
-        if is_file:
+            with pq.ParquetFile(source) as file:
+                check_pandas_index(file.schema_arrow)
+                yield from file.iter_batches(batch_size=_PARQUET_ROWS)
+        elif is_arrow_file:
             with pa.ipc.open_file(source) as file:
                 check_pandas_index(file.schema)
-                for number in range(file.num_record_batches):
-                    yield file.get_batch(number)
+                yield from map(file.get_batch, range(file.num_record_batches))
         else:
             with pa.ipc.open_stream(source) as stream:
                 check_pandas_index(stream.schema)
                 yield from stream
-
-
-_READERS: Final[dict[str, Callable[[InputSource], Iterator[pa.RecordBatch]]]] = {
-    "parquet": _parquet,
-    "arrow": _arrow,
-}
 
 
 @contextlib.contextmanager

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import typer
 
@@ -105,14 +104,14 @@ def read(
             separator = None if key_separator is None else unescaped(key_separator)
             shaped = open_output(format, output, reader.schema, separator, null)
             with reader, shaped as sink, watching:
-                view = read_all(reader, sink, limit=limit, interrupt=interrupt)
+                outcome = read_all(reader, sink, limit=limit, interrupt=interrupt)
     finally:
         home.call(store.close())
-    show(view.describe(stream, reader.lost), is_error=True)
+    show(describe_read(stream, outcome, reader.lost), is_error=True)
     if reader.lost:
         raise typer.Exit(EXIT_NO)
     # Ctrl-C is how following ends; another signal asks for the status of an interrupted command.
-    if view.interrupted and not (follow and interrupt.received == signal.SIGINT):
+    if outcome.interrupted and not (follow and interrupt.received == signal.SIGINT):
         raise typer.Exit(interrupt.exit_status)
 
 
@@ -127,48 +126,46 @@ def _time_by(text: str) -> TimeBy:
     return cast("TimeBy", text)
 
 
-@dataclass(slots=True)
-class ReadOutcome:
-    """What was shown."""
+def describe_read(stream: str, outcome: ReadOutcome, lost: list[LostRecords]) -> Report:
+    """What is missing from standard output."""
+    report = Report()
+    for one in lost:
+        report.say(
+            f"stream {stream!r}, partition {one.partition}: LSNs {one.first_lsn:,} to "
+            f"{one.last_lsn:,} cannot be read: {one.cause}",
+            "yellow",
+        )
+    if not outcome.records and not outcome.interrupted:
+        report.say("there are no records here")
+    return report
 
-    records: int = 0
+
+class ReadOutcome(NamedTuple):
+    """How many records were shown, and whether a signal ended that."""
+
+    records: int
     interrupted: bool = False
-
-    def describe(self, stream: str, lost: list[LostRecords]) -> Report:
-        """What is missing from standard output."""
-        report = Report()
-        for one in lost:
-            report.say(
-                f"stream {stream!r}, partition {one.partition}: LSNs {one.first_lsn:,} to "
-                f"{one.last_lsn:,} cannot be read: {one.cause}",
-                "yellow",
-            )
-        if not self.records and not self.interrupted:
-            report.say("there are no records here")
-        return report
 
 
 def read_all(
     reader: Reader, output: Output, *, limit: int | None, interrupt: Interrupt
 ) -> ReadOutcome:
     """Write every batch, in order."""
-    shown = ReadOutcome()
-    while limit is None or shown.records < limit:
-        batch: pa.RecordBatch | None
+    records = 0
+    while limit is None or records < limit:
         try:
             # No batch has been read yet when the wait is interrupted, so none is half shown.
             with interrupt.waiting():
-                batch = next(reader, None)
+                batch: pa.RecordBatch | None = next(reader, None)
         except WaitInterrupted:
-            shown.interrupted = True
-            break
+            return ReadOutcome(records, interrupted=True)
         if batch is None:
             break
         if limit is not None:
-            batch = batch.slice(0, limit - shown.records)
+            batch = batch.slice(0, limit - records)
         output.write(batch)
-        shown.records += batch.num_rows
-    return shown
+        records += batch.num_rows
+    return ReadOutcome(records)
 
 
 def lag(
