@@ -172,16 +172,16 @@ def compare(accepted: list[Order], read: list[Order], stored: list[Order]) -> Ve
     return Verdict(found, problems)
 
 
-def _differences(place: str, accepted: Iterable[Order], there: Iterable[Order]) -> list[str]:
-    wanted = Counter(one.order for one in accepted)
-    counted = Counter(one.order for one in there)
-    missing, extra = wanted - counted, counted - wanted
-    found = []
+def _differences(place: str, accepted: Iterable[Order], orders: Iterable[Order]) -> list[str]:
+    expected = Counter(one.order for one in accepted)
+    counted = Counter(one.order for one in orders)
+    missing, extra = expected - counted, counted - expected
+    differences = []
     if missing:
-        found.append(f"{place} lacks {missing.total():,}, for one {min(missing)}")
+        differences.append(f"{place} lacks {missing.total():,}, for one {min(missing)}")
     if extra:
-        found.append(f"{place} has {extra.total():,} too many, for one {min(extra)}")
-    return found
+        differences.append(f"{place} has {extra.total():,} too many, for one {min(extra)}")
+    return differences
 
 
 CALLS: Final = 250
@@ -212,10 +212,10 @@ async def produce(url: str, producer_id: str, orders: int, seconds: float, repor
         os.write(descriptor, f"resumed {done}\n".encode())
         while done < orders:
             first, last = done + 1, min(done + each, orders)
-            made = [order_of(producer_id, number) for number in range(first, last + 1)]
+            orders_now = [order_of(producer_id, number) for number in range(first, last + 1)]
             handle = await producer.produce(
-                [msgspec.json.encode(one) for one in made],
-                keys=[one.customer.encode() for one in made],
+                [msgspec.json.encode(one) for one in orders_now],
+                keys=[one.customer.encode() for one in orders_now],
                 metadata=b"%d" % last,
             )
             under_way.append((first, last, handle))

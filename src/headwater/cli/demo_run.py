@@ -308,8 +308,8 @@ class DemoProcess:
             return False
         if self.process.returncode != 0:
             text = self.log.read_text(errors="replace").strip()
-            said = text.splitlines()[-1] if text else "no word"
-            raise HeadwaterError(f"{self.name} failed: {said} (all of it: {self.log})")
+            last_line = text.splitlines()[-1] if text else "no word"
+            raise HeadwaterError(f"{self.name} failed: {last_line} (all of it: {self.log})")
         return True
 
 
@@ -337,9 +337,12 @@ def describe_sales(sales: list[Sale], products: list[str]) -> Report:
     """The windowed aggregate: a row for each half hour."""
     rows: list[dict[str, Any]] = []
     for window in sorted({sale.window for sale in sales}):
-        mine = {sale.product: sale for sale in sales if sale.window == window}
-        euros = {f"{one} €": f"{mine[one].euros:,.2f}" if one in mine else "" for one in products}
-        orders = sum(sale.orders for sale in mine.values())
+        by_product = {sale.product: sale for sale in sales if sale.window == window}
+        euros = {
+            f"{one} €": f"{by_product[one].euros:,.2f}" if one in by_product else ""
+            for one in products
+        }
+        orders = sum(sale.orders for sale in by_product.values())
         rows.append({"half hour": window, **euros, "orders": orders})
     report = Report()
     numbers = [f"{one} €" for one in products]

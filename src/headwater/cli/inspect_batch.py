@@ -44,24 +44,24 @@ def describe_batch(source: InspectedObject, *, records: int) -> InspectionReport
     return _published(source, records)
 
 
-def _native(source: InspectedObject, shown: int) -> InspectionReport:
+def _native(source: InspectedObject, limit: int) -> InspectionReport:
     data = source.data
     report = InspectionReport(NATIVE, size_bytes=len(data))
     try:
-        found = native.decode_batch(data, expected_id=_ulid(source.key))
+        batch = native.decode_batch(data, expected_id=_ulid(source.key))
     except _UNREADABLE as error:
         report.facts |= _said_by_footer(data)
         _judge_native(report, source, error)
         return report
     footer = native.read_footer(data)
-    low_ms, high_ms = found.calls.time_range_ms
+    low_ms, high_ms = batch.calls.time_range_ms
     report.facts |= {
-        "id": found.batch_id,
-        "id_time_ms": ulid_time_ms(found.batch_id),
+        "id": batch.batch_id,
+        "id_time_ms": ulid_time_ms(batch.batch_id),
         "records": footer.rows,
         "calls": footer.calls,
-        "first_ingested_ms": low_ms if len(found.calls) else None,
-        "last_ingested_ms": high_ms if len(found.calls) else None,
+        "first_ingested_ms": low_ms if len(batch.calls) else None,
+        "last_ingested_ms": high_ms if len(batch.calls) else None,
         "compression": Compression(data[4]).name.lower(),
         "records_size_bytes": footer.records_bytes,
         "records_uncompressed_bytes": footer.records_raw_bytes,
@@ -75,15 +75,15 @@ def _native(source: InspectedObject, shown: int) -> InspectionReport:
             "nulls": column.null_count,
             "size_bytes": column.nbytes,
         }
-        for field, column in zip(found.records.schema, found.records.columns, strict=True)
+        for field, column in zip(batch.records.schema, batch.records.columns, strict=True)
     ]
     report.table("columns", columns)
-    report.table("produce_calls", _call_rows(found), len(found.calls))
-    show_records(report, found.records, shown, found.records.num_rows)
+    report.table("produce_calls", _call_rows(batch), len(batch.calls))
+    show_records(report, batch.records, limit, batch.records.num_rows)
     return report
 
 
-def _published(source: InspectedObject, shown: int) -> InspectionReport:
+def _published(source: InspectedObject, limit: int) -> InspectionReport:
     data = source.data
     report = InspectionReport(PUBLISHED, size_bytes=len(data))
     try:
@@ -108,19 +108,19 @@ def _published(source: InspectedObject, shown: int) -> InspectionReport:
         del report.facts["id"]
     report.remark("the calls of a v1 batch, their times and metadata, are in the manifest")
     records = pa.record_batch([values], names=["_value"])
-    show_records(report, records, shown, records.num_rows)
+    show_records(report, records, limit, records.num_rows)
     return report
 
 
 def _judge_published(report: InspectionReport, data: bytes, error: HeadwaterError) -> None:
-    said = str(error)
-    check = next((name for words, name in _PUBLISHED_CHECKS if words in said), "records")
+    message = str(error)
+    check = next((name for words, name in _PUBLISHED_CHECKS if words in message), "records")
     advice, detail, offset = None, "", None
     if check == "record count":
         offset = len(data) - batch_format.FOOTER_BYTES + 1
-    elif " of the block" in said and data[-batch_format.FOOTER_BYTES] == Compression.NONE:
+    elif " of the block" in message and data[-batch_format.FOOTER_BYTES] == Compression.NONE:
         # Without compression the block is the beginning of the object.
-        offset = offset_in(said)
+        offset = offset_in(message)
         if data.startswith(_ZSTD_FRAME):
             detail = "It begins as a zstd frame does: is its compression code damaged?"
     try:

@@ -218,11 +218,11 @@ def describe_snapshot(source: InspectedObject) -> InspectionReport:
 def _judge_snapshot_name(
     report: InspectionReport, source: InspectedObject, snapshot: Snapshot
 ) -> None:
-    named = _SNAPSHOT_NAME.fullmatch(source.key)
-    if named is not None and int(named[1]) != snapshot.through_offset:
+    name = _SNAPSHOT_NAME.fullmatch(source.key)
+    if name is not None and int(name[1]) != snapshot.through_offset:
         error = Corrupt(
             f"this is the snapshot through {snapshot.through_offset:,}, under the name of the one "
-            f"through {int(named[1]):,}: it was copied or renamed"
+            f"through {int(name[1]):,}: it was copied or renamed"
         )
         report.fail(error, "name")
 

@@ -84,7 +84,7 @@ def _state_facts(state: QueueState, *, is_ordered: bool) -> dict[str, Any]:
     }
 
 
-async def _native(report: InspectionReport, stream: Stream, prefix: str, shown: int) -> None:
+async def _native(report: InspectionReport, stream: Stream, prefix: str, limit: int) -> None:
     chunks = ChunkLog(stream.store, prefix, stream.id)
     # Before the chunks: a mark is written once its chunk is, so none points beyond those.
     marks = await _read_marks(report, stream, prefix)
@@ -95,20 +95,20 @@ async def _native(report: InspectionReport, stream: Stream, prefix: str, shown: 
         report.facts |= {"chunk_floor": queue.chunk_floor, "batch_floor": queue.batch_floor}
         _check_numbers(report, chunks, numbers, queue)
     read = [number for number in numbers if queue is None or number >= queue.chunk_floor]
-    found = [
+    loaded = [
         (await _part(report, f"chunk {number}", chunks.load(number)), number)
-        for number in read[-shown:]
+        for number in read[-limit:]
     ]
-    held = [one.chunk for one, _ in found if one is not None]
+    newest = [one.chunk for one, _ in loaded if one is not None]
     report.facts["chunks"] = len(read)
-    report.table("newest_chunks", [_chunk_row(chunk) for chunk in held], len(read))
-    _check_neighbours(report, chunks, held)
+    report.table("newest_chunks", [_chunk_row(chunk) for chunk in newest], len(read))
+    _check_neighbours(report, chunks, newest)
     # Where the last chunk cannot be read, that is the problem, and no mark is measured against it.
-    if held and held[-1].number == read[-1]:
-        _check_marks(report, marks, held[-1])
+    if newest and newest[-1].number == read[-1]:
+        _check_marks(report, marks, newest[-1])
     report.facts |= {"producers": len(marks.rows), "producers_forgotten": marks.forgotten}
     if marks.rows:
-        report.table("producers_marks", marks.rows[:shown], len(marks.rows))
+        report.table("producers_marks", marks.rows[:limit], len(marks.rows))
     if not marks.is_all:
         report.remark(f"only the first {SHARDS_READ} objects with producers' marks were read")
 
@@ -154,8 +154,8 @@ def _chunk_row(chunk: Chunk) -> dict[str, Any]:
     }
 
 
-def _check_neighbours(report: InspectionReport, chunks: ChunkLog, held: list[Chunk]) -> None:
-    for before, after in itertools.pairwise(held):
+def _check_neighbours(report: InspectionReport, chunks: ChunkLog, newest: list[Chunk]) -> None:
+    for before, after in itertools.pairwise(newest):
         if after.number != before.number + 1:
             continue
         if not before.closed:
@@ -175,7 +175,7 @@ def _check_neighbours(report: InspectionReport, chunks: ChunkLog, held: list[Chu
         report.fail(Corrupt(problem), f"chunk {after.number}")
 
 
-async def _published(report: InspectionReport, stream: Stream, prefix: str, shown: int) -> None:
+async def _published(report: InspectionReport, stream: Stream, prefix: str, limit: int) -> None:
     names = V1Names(prefix, stream.id)
     try:
         data = bytes((await stream.store.get(names.manifest)).data)
@@ -189,7 +189,7 @@ async def _published(report: InspectionReport, stream: Stream, prefix: str, show
             report.fail(error, "manifest")
         return
     inner = InspectionReport("manifest")
-    add_manifest(inner, manifest, shown)
+    add_manifest(inner, manifest, limit)
     report.facts |= {"entries": inner.facts["entries"], "manifest_size_bytes": len(data)}
     report.tables += inner.tables
     report.notes += inner.notes
@@ -203,10 +203,10 @@ async def _check_entries(
     report: InspectionReport, stream: Stream, queue_reader: QueueReader, state: QueueState
 ) -> None:
     """Look for the objects of the oldest and the newest retained entries."""
-    found = await _oldest_and_newest(queue_reader, state)
-    in_objects = [one for one in found if one.inline is None and not one.duplicate]
+    entries = await _oldest_and_newest(queue_reader, state)
+    in_objects = [one for one in entries if one.inline is None and not one.duplicate]
     retained = state.next_sequence - state.floor_sequence
-    if len(found) < retained:
+    if len(entries) < retained:
         report.remark(
             f"objects were looked for of the oldest {LOOKED_AT} and the newest {LOOKED_AT} of "
             f"{retained:,} retained batches, not of those between"
@@ -235,14 +235,14 @@ async def _oldest_and_newest(queue_reader: QueueReader, state: QueueState) -> li
     while True:
         try:
             oldest = await queue_reader.after(None, LOOKED_AT)
-            seen = oldest[-1].sequence if oldest else -1
-            start = max(seen, state.next_sequence - 1 - LOOKED_AT)
+            last_sequence = oldest[-1].sequence if oldest else -1
+            start = max(last_sequence, state.next_sequence - 1 - LOOKED_AT)
             return oldest + (await queue_reader.after(start, LOOKED_AT) if oldest else [])
         except Trimmed:
             continue  # collected meanwhile: the oldest are others
 
 
-async def _missing_objects(stream: Stream, wanted: Sequence[Descriptor]) -> list[Descriptor]:
+async def _missing_objects(stream: Stream, entries: Sequence[Descriptor]) -> list[Descriptor]:
     async def is_missing(one: Descriptor) -> bool:
         try:
             # Other software may have chosen the name, where the format is not ours alone.
@@ -251,8 +251,8 @@ async def _missing_objects(stream: Stream, wanted: Sequence[Descriptor]) -> list
             return True
         return False
 
-    missing = await gather_bounded(is_missing, wanted)
-    return [one for one, is_gone in zip(wanted, missing, strict=True) if is_gone]
+    missing = await gather_bounded(is_missing, entries)
+    return [one for one, is_gone in zip(entries, missing, strict=True) if is_gone]
 
 
 SHARDS_READ: Final = 64

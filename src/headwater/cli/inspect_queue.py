@@ -52,16 +52,16 @@ def describe_queue_object(source: InspectedObject, *, entries: int) -> Inspectio
     return report
 
 
-def _acked_segment(source: InspectedObject, shown: int) -> InspectionReport:
+def _acked_segment(source: InspectedObject, limit: int) -> InspectionReport:
     report = InspectionReport(ACKED_SEGMENT, size_bytes=len(source.data))
     name = source.key or "the segment"
     try:
-        found = acked.decode_segment(V1Names("unknown", "unknown"), name, source.data)
+        segment = acked.decode_segment(V1Names("unknown", "unknown"), name, source.data)
     except (Corrupt, NotSupported) as error:
         check = "checksum" if "checksum" in str(error) else "contents"
         report.fail(error, check)
         return report
-    header = found.header
+    header = segment.header
     report.facts |= {
         "entries": header.entries,
         "first_sequence": header.first_sequence,
@@ -81,7 +81,7 @@ def _acked_segment(source: InspectedObject, shown: int) -> InspectionReport:
             "first_ingested_ms": one.min_ms,
             "location": one.location,
         }
-        for one in found.descriptors[:shown]
+        for one in segment.descriptors[:limit]
     ]
     report.table("acknowledged_entries", rows, header.entries)
     return report
@@ -97,9 +97,11 @@ def describe_chunk(source: InspectedObject, *, entries: int) -> InspectionReport
     data = source.data
     report = InspectionReport(CHUNK, size_bytes=len(data))
     number = int(source.key) if _CHUNK_NUMBER.fullmatch(source.key) else None
-    placed = _QUEUE_ID.search(source.name)
+    queue_in_name = _QUEUE_ID.search(source.name)
     try:
-        chunk = decode_chunk(data, queue_id=placed[1] if placed else None, number=number)
+        chunk = decode_chunk(
+            data, queue_id=queue_in_name[1] if queue_in_name else None, number=number
+        )
     except (Corrupt, NotSupported) as error:
         check, offset, detail = next(_failed_chunk_checks(data))
         report.fail(error, check, offset=offset, detail=detail)
@@ -208,7 +210,7 @@ def describe_manifest(source: InspectedObject, *, entries: int) -> InspectionRep
     return report
 
 
-def add_manifest(report: InspectionReport, manifest: Manifest, shown: int) -> None:
+def add_manifest(report: InspectionReport, manifest: Manifest, limit: int) -> None:
     """Add what a manifest holds to a report."""
     pending = manifest.entries
     report.facts |= {
@@ -222,7 +224,7 @@ def add_manifest(report: InspectionReport, manifest: Manifest, shown: int) -> No
         report.remark("nothing is pending: everything was dequeued, or nothing was appended")
     elif gaps := manifest.next_sequence - pending[0].sequence - len(pending):
         report.remark(f"there are {gaps:,} gaps between sequences, which no known writer leaves")
-    first = pending[:shown]
+    first = pending[:limit]
     rows: list[dict[str, Any]] = [
         {
             "sequence": entry.sequence,
@@ -240,15 +242,15 @@ def add_manifest(report: InspectionReport, manifest: Manifest, shown: int) -> No
             "payload": item.payload,
         }
         for entry in first
-        for item in entry.metadata[:shown]
+        for item in entry.metadata[:limit]
     ]
     if metadata:
         report.table("metadata", metadata)
 
 
 def _judge_manifest(report: InspectionReport, data: bytes, error: HeadwaterError) -> None:
-    said = str(error)
-    check = next((name for words, name in _MANIFEST_CHECKS if words in said), "contents")
+    message = str(error)
+    check = next((name for words, name in _MANIFEST_CHECKS if words in message), "contents")
     try:
         lenient = manifest_format.decode_manifest(data, lenient=True)
     except _UNREADABLE:

@@ -176,9 +176,9 @@ def _kind_of(key: str, value: Any) -> RegisterKind | None:
     if not isinstance(value, dict):
         return None
     fields = set(value)
-    for known in _KINDS:
-        if _required_fields(known.value) <= fields:
-            return known
+    for kind in _KINDS:
+        if _required_fields(kind.value) <= fields:
+            return kind
     return None
 
 

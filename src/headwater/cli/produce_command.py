@@ -101,10 +101,10 @@ class _ProduceOptions(NamedTuple):
     settings: dict[str, Any]
 
 
-def _going_on(done: int) -> str:
-    if not done:
+def _going_on(accepted: int) -> str:
+    if not accepted:
         return "begins with the first record of the input"
-    which = "the first record" if done == 1 else f"the first {done:,} records"
+    which = "the first record" if accepted == 1 else f"the first {accepted:,} records"
     return f"goes on after {which} of the input"
 
 
@@ -227,10 +227,10 @@ def _delimiter(kind: str | None, delimiter: str | None, key_column: str | None) 
             "lines have no columns: --key-separator, or --json, --csv, --parquet, --arrow",
             param_hint="--key-column",
         )
-    found = "," if delimiter is None else unescaped(delimiter)
-    if len(found) != 1 or not found.isascii() or found in '"\r\n':
+    character = "," if delimiter is None else unescaped(delimiter)
+    if len(character) != 1 or not character.isascii() or character in '"\r\n':
         raise typer.BadParameter("one ASCII character", param_hint="--delimiter")
-    return found
+    return character
 
 
 def _one_kind(kinds: dict[str, bool], files: list[str], separator: str | None) -> str | None:
@@ -335,10 +335,10 @@ class ProduceOutcome:
     def add(self, parts: Iterable[Accepted]) -> None:
         """Count what was accepted."""
         for part in parts:
-            known = self.ranges.setdefault(
+            lsn_range = self.ranges.setdefault(
                 part.partition, PartitionRange(part.first_lsn, part.last_lsn)
             )
-            known.add(part)
+            lsn_range.add(part)
 
     def describe(self) -> Report:
         """How many records are accepted, at which LSNs, and what is left of the input."""
@@ -350,11 +350,13 @@ class ProduceOutcome:
             report = Report(self._accepted_words(), "✓" if good else "✗")
         else:
             report = Report(self._none_accepted(), "✗")
-        for partition, found in sorted(self.ranges.items()):
-            runs = "" if found.runs == 1 else f", in {found.runs:,} runs with others' between"
-            lsns = f"LSN {found.first_lsn:,}"
-            if found.last_lsn > found.first_lsn:
-                lsns = f"LSNs {found.first_lsn:,} to {found.last_lsn:,}"
+        for partition, lsn_range in sorted(self.ranges.items()):
+            runs = (
+                "" if lsn_range.runs == 1 else f", in {lsn_range.runs:,} runs with others' between"
+            )
+            lsns = f"LSN {lsn_range.first_lsn:,}"
+            if lsn_range.last_lsn > lsn_range.first_lsn:
+                lsns = f"LSNs {lsn_range.first_lsn:,} to {lsn_range.last_lsn:,}"
             report.say(f"  partition {partition}: {lsns}{runs}")
         if self.interrupted and good:
             report.say(

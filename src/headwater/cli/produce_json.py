@@ -199,18 +199,18 @@ class JsonRows:
             self._stream.check(batch)
 
     def _column(self, name: str, values: list[Any]) -> pa.Array:
-        known = self._types.get(name)
+        known_type = self._types.get(name)
         if any(isinstance(value, dict | list | Decimal) or value is MINUS_ZERO for value in values):
-            kind = known
+            kind = known_type
             if kind is None and any(isinstance(value, float | Decimal) for value in values):
                 kind = pa.float64()
             try:
                 values = [read_back(value, kind) for value in values]
             except Refused as error:
                 raise Refused(f"column {name!r}: {error}") from error
-        if known is not None and pa.types.is_decimal(known):
+        if known_type is not None and pa.types.is_decimal(known_type):
             values = [_decimal_text(value) for value in values]
-        if known is not None and pa.types.is_integer(known):
+        if known_type is not None and pa.types.is_integer(known_type):
             # Beside 1.0, Arrow would take the whole numbers of the column for doubles.
             values = [_whole(value) for value in values]
         try:
@@ -226,7 +226,9 @@ class JsonRows:
             raise Refused(f"column {name!r}{mixed or f': {error}'}") from error
         if pa.types.is_null(found.type):
             return pa.nulls(len(values), self._types.get(name, pa.null()))
-        found = exact_cast(found, fill_untyped(found.type, known, may_drop=not self._is_declared))
+        found = exact_cast(
+            found, fill_untyped(found.type, known_type, may_drop=not self._is_declared)
+        )
         kind = self._types.setdefault(name, found.type)
         if found.type == kind:
             return found
@@ -282,18 +284,18 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _may_become(found: pa.DataType, kind: pa.DataType) -> bool:
+def _may_become(written: pa.DataType, kind: pa.DataType) -> bool:
     """Whether a value of one type can be meant by another: JSON has no times and no decimals."""
-    if pa.types.is_string(found):
+    if pa.types.is_string(written):
         return bool(
             pa.types.is_temporal(kind) or pa.types.is_decimal(kind) or pa.types.is_binary(kind)
         )
-    if pa.types.is_list(found) and pa.types.is_list(kind):
-        source, wanted = found.value_type, kind.value_type
-        return source == wanted or pa.types.is_null(source) or _may_become(source, wanted)
-    if pa.types.is_nested(found):
+    if pa.types.is_list(written) and pa.types.is_list(kind):
+        source, item_type = written.value_type, kind.value_type
+        return source == item_type or pa.types.is_null(source) or _may_become(source, item_type)
+    if pa.types.is_nested(written):
         return bool(pa.types.is_nested(kind))
-    return _is_number(found) and _is_number(kind)
+    return _is_number(written) and _is_number(kind)
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -332,26 +332,26 @@ def _position(
                 f"forgotten, or the partition is new. {_TAKE_ANOTHER}"
             )
         return 0
-    found = _decoded(resumed.metadata)
-    if found is None:
+    position = _decoded(resumed.metadata)
+    if position is None:
         raise Refused(
             f"--resume: the batches of {who} do not say how far their input was: they were sent "
             f"without --resume. {_TAKE_ANOTHER}"
         )
-    if (found.partitions, found.partition) != (producer.stream.partitions, partition):
-        named = "none" if found.partition is None else str(found.partition)
+    if (position.partitions, position.partition) != (producer.stream.partitions, partition):
+        named_partition = "none" if position.partition is None else str(position.partition)
         raise Refused(
-            f"--resume: {who} sent to {found.partitions} partitions with --partition {named}, and "
-            f"now there are {producer.stream.partitions} with --partition "
+            f"--resume: {who} sent to {position.partitions} partitions with --partition "
+            f"{named_partition}, and now there are {producer.stream.partitions} with --partition "
             f"{'none' if partition is None else partition}: records would go elsewhere. "
             f"{_TAKE_ANOTHER}"
         )
-    if found.keyed_by != keyed_by:
+    if position.keyed_by != keyed_by:
         raise Refused(
-            f"--resume: {who} sent with {found.keyed_by or 'no option for keys'}, and now there is "
-            f"{keyed_by or 'none'}: records would go elsewhere. {_TAKE_ANOTHER}"
+            f"--resume: {who} sent with {position.keyed_by or 'no option for keys'}, and now there "
+            f"is {keyed_by or 'none'}: records would go elsewhere. {_TAKE_ANOTHER}"
         )
-    return found.input_records
+    return position.input_records
 
 
 def _decoded(metadata: bytes | None) -> InputPosition | None:

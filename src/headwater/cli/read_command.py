@@ -217,17 +217,17 @@ async def _lags(stream: Stream, partitions: list[int], group: str | None) -> lis
         except HeadwaterError as error:
             return error
 
-    found = await gather_bounded(one, partitions)
-    failed = [error for error in found if isinstance(error, HeadwaterError)]
-    if failed and len(found) == 1:
+    lags = await gather_bounded(one, partitions)
+    failed = [error for error in lags if isinstance(error, HeadwaterError)]
+    if failed and len(lags) == 1:
         raise failed[0]
-    if len(failed) == len(found) and all(isinstance(error, UnknownGroup) for error in failed):
+    if len(failed) == len(lags) and all(isinstance(error, UnknownGroup) for error in failed):
         raise NotFound(
             f"group {group!r} is not known to stream {stream.name!r}: it has no position in any "
             f"partition. Check its name; without --group, {command()} lag shows what the owner "
             "has not processed"
         )
-    return [str(one) if isinstance(one, HeadwaterError) else one for one in found]
+    return [str(one) if isinstance(one, HeadwaterError) else one for one in lags]
 
 
 def describe_lag(stream: str, lags: dict[int, Lag | str]) -> Report:
@@ -276,11 +276,11 @@ def total_lag(lags: dict[int, Lag | str]) -> Lag | None:
 
     if any(isinstance(lag, str) for lag in lags.values()):
         return None
-    known = [lag for lag in lags.values() if isinstance(lag, Lag)]
-    sizes = [lag.size_bytes for lag in known]
+    all_lags = [lag for lag in lags.values() if isinstance(lag, Lag)]
+    sizes = [lag.size_bytes for lag in all_lags]
     return Lag(
-        batches=sum(lag.batches for lag in known),
-        records=sum(lag.records for lag in known),
+        batches=sum(lag.batches for lag in all_lags),
+        records=sum(lag.records for lag in all_lags),
         size_bytes=None if None in sizes else sum(size or 0 for size in sizes),
-        seconds=max((lag.seconds for lag in known), default=0.0),
+        seconds=max((lag.seconds for lag in all_lags), default=0.0),
     )

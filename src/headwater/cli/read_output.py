@@ -329,10 +329,10 @@ def _json_column(column: pa.Array) -> list[Any]:
     texts = _texts(column)
     if pa.types.is_timestamp(column.type):
         texts = time_texts(column)
-    found = python_values(column if texts is None else texts)
+    values = python_values(column if texts is None else texts)
     if texts is None and (pa.types.is_binary(column.type) or pa.types.is_nested(column.type)):
-        return [json_value(value) for value in found]
-    return found
+        return [json_value(value) for value in values]
+    return values
 
 
 def _csv_type(kind: pa.DataType) -> pa.DataType:
@@ -363,10 +363,10 @@ _NO_PYTHON = (OverflowError, ValueError)
 def python_values(column: pa.Array) -> list[Any]:
     """Each value of a column."""
     try:
-        found: list[Any] = column.to_pylist()
+        values: list[Any] = column.to_pylist()
     except _NO_PYTHON:
         return [_value(one) for one in column]
-    return found
+    return values
 
 
 def time_texts(column: pa.Array, between: str = "T") -> pa.Array:

@@ -270,10 +270,10 @@ async def _states(stream: Stream) -> list[QueueState | str]:
 
     async def state(partition: int) -> QueueState | str:
         try:
-            found = await stream.queue_reader(partition).state()
+            queue_state = await stream.queue_reader(partition).state()
         except HeadwaterError as error:
             return str(error)
-        return disorder(found) or found
+        return disorder(queue_state) or queue_state
 
     return await gather_bounded(state, range(stream.partitions))
 
@@ -314,9 +314,9 @@ def _schema(path: Path | None) -> SchemaLike | None:
 
 
 def _columns(path: Path) -> dict[str, str]:
-    def pairs(found: list[tuple[str, object]]) -> dict[str, str]:
+    def pairs(listed: list[tuple[str, object]]) -> dict[str, str]:
         columns: dict[str, str] = {}
-        for name, kind in found:
+        for name, kind in listed:
             if name in columns:
                 raise ValueError(f"column {name!r} appears more than once")
             if not isinstance(kind, str):

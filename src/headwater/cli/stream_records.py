@@ -66,14 +66,16 @@ def copy(
 
     async def run() -> list[CopyResult]:
         async with AsyncExitStack() as stack:
-            there = await stack.enter_async_context(
+            target_store = await stack.enter_async_context(
                 open_with_options(new_url, new_option or option)
             )
-            if there.stats.scheme == "memory":
+            if target_store.stats.scheme == "memory":
                 raise Refused("a copy in memory:// would be gone when this command ends")
-            here = await stack.enter_async_context(open_with_options(url, option))
-            source = await open_stream(here, name)
-            return await copy_stream(source, there, new_name, resume=resume, progress=advance)
+            source_store = await stack.enter_async_context(open_with_options(url, option))
+            source = await open_stream(source_store, name)
+            return await copy_stream(
+                source, target_store, new_name, resume=resume, progress=advance
+            )
 
     work = f"copying {name} into {new_name}"
     try:
@@ -158,17 +160,17 @@ def _bounds(text: str, partition: int | None) -> Any:
 
 def _ask(name: str, plans: list[TruncationPlan]) -> None:
     records = sum(one.records for one in plans)
-    what = f"{records:,} records in {len(plans):,} partitions of stream {name}"
+    records_words = f"{records:,} records in {len(plans):,} partitions of stream {name}"
     for one in plans:
         if one.unacknowledged:
             owner = f"group {one.group}" if one.group else "any group"
-            what += (
+            records_words += (
                 f"; partition {one.partition}: {one.unacknowledged:,} of them are not "
                 f"acknowledged by {owner}"
             )
     confirm(
-        f"Give up {what}, for good?",
-        unasked=f"no terminal to confirm that these are to go: {what}. Say --yes",
+        f"Give up {records_words}, for good?",
+        unasked=f"no terminal to confirm that these are to go: {records_words}. Say --yes",
     )
 
 

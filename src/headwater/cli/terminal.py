@@ -85,17 +85,17 @@ def write_whole() -> None:
     With a buffer, and on a terminal or where none was wanted, flushed at the end of each line.
     """
     for name in ("stdout", "stderr"):
-        found = getattr(sys, name)
-        if not isinstance(found, io.TextIOWrapper):
+        original = getattr(sys, name)
+        if not isinstance(original, io.TextIOWrapper):
             continue
-        found.flush()
-        whole = io.BufferedWriter(_WholeOutput(found.fileno()), _BUFFER_BYTES)
+        original.flush()
+        whole = io.BufferedWriter(_WholeOutput(original.fileno()), _BUFFER_BYTES)
         # A terminal that cannot show a character shows another, and the command goes on.
         stream = io.TextIOWrapper(
             whole,
-            encoding=found.encoding,
+            encoding=original.encoding,
             errors="replace",
-            line_buffering=found.line_buffering or isinstance(found.buffer, io.RawIOBase),
+            line_buffering=original.line_buffering or isinstance(original.buffer, io.RawIOBase),
         )
         setattr(sys, name, stream)
 
