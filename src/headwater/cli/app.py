@@ -25,8 +25,7 @@ from headwater.cli.terminal import open_closed_streams, write_whole
 from headwater.cli.tier_commands import tier_app
 
 app = HeadwaterTyper(
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
 )
 app.add_typer(store_app, name="store")
 stream_app.command()(truncate)

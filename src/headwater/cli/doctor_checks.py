@@ -329,14 +329,7 @@ async def _check_promises(store: Store) -> Finding:
     name = "conditional writes"
     try:
         report = await check_store(
-            store,
-            prefix=PREFIX,
-            writers=3,
-            increments=5,
-            racers=8,
-            keys=2,
-            listed=0,
-            large_bytes=0,
+            store, prefix=PREFIX, writers=3, increments=5, racers=8, keys=2, listed=0, large_bytes=0
         )
     except HeadwaterError as error:
         cure = "let these credentials write and delete below this address"

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 inspect_app = HeadwaterTyper(
     help="Say what a batch, a manifest, a queue, a log, an event or a segment holds, and what is "
-    "wrong with a bad one.",
+    "wrong with a bad one."
 )
 
 STANDARD_INPUT: Final = "-"

@@ -10,12 +10,7 @@ from typing import Any, Final
 import xxhash
 
 from headwater.cli.advice import command
-from headwater.cli.inspect_command import (
-    InspectedObject,
-    empty_object,
-    fail_as_other,
-    show_records,
-)
+from headwater.cli.inspect_command import InspectedObject, empty_object, fail_as_other, show_records
 from headwater.cli.report import InspectionReport, Problem
 from headwater.core.disk import OsDisk
 from headwater.core.errors import Corrupt, HeadwaterError, NotSupported

@@ -42,9 +42,7 @@ if TYPE_CHECKING:
     """The stored slots of a partition and its next LSN, or why they cannot be read."""
 
 
-log_app = HeadwaterTyper(
-    help="Repair a log on this machine.",
-)
+log_app = HeadwaterTyper(help="Repair a log on this machine.")
 
 
 @log_app.callback()
@@ -197,7 +195,7 @@ def describe_repair(repaired: RepairReport) -> Report:
 
 group_app = HeadwaterTyper(
     help="Replication slots: which replicas hold the log, and which no longer may. These are not "
-    "consumer groups: `headwater lag --group` shows how far one of those is.",
+    "consumer groups: `headwater lag --group` shows how far one of those is."
 )
 
 GROUP = typer.Argument(
@@ -327,8 +325,7 @@ async def _table(stream: Stream, partition: int) -> SlotsOrError:
 
 def _ask(what: str) -> None:
     confirm(
-        f"Drop {what}?",
-        unasked=f"no terminal to confirm that this is to go: {what}. Say --yes",
+        f"Drop {what}?", unasked=f"no terminal to confirm that this is to go: {what}. Say --yes"
     )
 
 

@@ -35,9 +35,7 @@ def produce(
         None, metavar="FILE", help="Files to read; standard input without them, or for -."
     ),
     key_separator: str | None = typer.Option(
-        None,
-        metavar="TEXT",
-        help=r"The text before it in a line is the record's key; \t is a tab.",
+        None, metavar="TEXT", help=r"The text before it in a line is the record's key; \t is a tab."
     ),
     key_column: str | None = typer.Option(
         None, metavar="NAME", help="Of typed rows: the column whose text is the record's key."

@@ -28,9 +28,7 @@ CHECK_MARKS: Final = {
 }
 LEFT_BEHIND_SHOWN: Final = 3
 
-store_app = HeadwaterTyper(
-    help="Check an object store, and look into one.",
-)
+store_app = HeadwaterTyper(help="Check an object store, and look into one.")
 
 
 @store_app.command()
@@ -88,11 +86,7 @@ def check(
 
 def describe_store(checked: StoreReport) -> Report:
     """The verdict, what each failed check demands, and what the run took."""
-    report = Report(
-        checked.verdict,
-        "✓" if checked.safe else "✗",
-        record=checked.to_dict(),
-    )
+    report = Report(checked.verdict, "✓" if checked.safe else "✗", record=checked.to_dict())
     for check in checked.checks:
         if check.status in ("fail", "unfinished"):
             mark, style = CHECK_MARKS[check.status]

@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     from headwater.buffer.stream.schema import SchemaLike
     from headwater.store import Store
 
-stream_app = HeadwaterTyper(
-    help="Make streams, look at them, change them, delete them.",
-)
+stream_app = HeadwaterTyper(help="Make streams, look at them, change them, delete them.")
 
 T = TypeVar("T")
 NOT_SETTINGS: Final = ("store", "name", "schema", "exists_ok")
@@ -182,10 +180,7 @@ def verify(
 
 @stream_app.command()
 def adopt(
-    url: str = URL,
-    name: str = NAME,
-    partition: int | None = PARTITION,
-    option: list[str] = OPTION,
+    url: str = URL, name: str = NAME, partition: int | None = PARTITION, option: list[str] = OPTION
 ) -> None:
     """Go on with a published v1 stream that another implementation's consumer dequeued from.
 
