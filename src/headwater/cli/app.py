@@ -70,7 +70,7 @@ def demo(
     """
     from headwater.cli.demo_run import run_demo
 
-    raise typer.Exit(run_demo(orders=orders, seconds=seconds))
+    run_demo(orders=orders, seconds=seconds)
 
 
 @app.command()

@@ -24,7 +24,7 @@ import msgspec
 import typer
 
 from headwater.buffer.stream import create_stream
-from headwater.cli.advice import EXIT_NO, command
+from headwater.cli.advice import command
 from headwater.cli.demo_orders import (
     PRODUCTS,
     SALES,
@@ -39,7 +39,7 @@ from headwater.cli.demo_orders import (
     stored_table,
 )
 from headwater.cli.doctor_checks import PACKAGES, Package
-from headwater.cli.render import Progress, echo, show
+from headwater.cli.render import Progress, conclude, echo
 from headwater.cli.report import Note, Report
 from headwater.cli.terminal import run_loop
 from headwater.core import runtime
@@ -172,8 +172,8 @@ class Demo:
         self.progress.say(Note(words, style), is_error=False)
 
 
-def run_demo(*, orders: int, seconds: float) -> int:
-    """Run the demo and print what came of it; 0 if every order is in the table exactly once."""
+def run_demo(*, orders: int, seconds: float) -> None:
+    """Run the demo and print what came of it: is every order in the table exactly once?"""
     _check_installed()
     root = Path(tempfile.mkdtemp(prefix="headwater-demo-"))
     demo = Demo(root, orders=orders, seconds=seconds)
@@ -187,20 +187,19 @@ def run_demo(*, orders: int, seconds: float) -> int:
         demo.kill()
     table = stored_table(demo.url)
     verdict = compare(accepted_orders(demo.reports), read_orders(demo.url), orders_of(table))
-    show(describe_sales(demo.sales, list(PRODUCTS)))
-    show(describe_query("DuckDB", STATEMENT, _query_duckdb(table)))
-    show(describe_verdict(verdict))
+    parts = [
+        describe_sales(demo.sales, list(PRODUCTS)),
+        describe_query("DuckDB", STATEMENT, _query_duckdb(table)),
+        describe_verdict(verdict),
+    ]
+    report = Report(parts=parts, notes=[Note(""), Note("next:")])
     place, headwater = shlex.quote(demo.url), command()
-    echo("\nnext:")
-    for arguments in (
-        f"read {place} {STREAM} --limit 5",
-        f"lag {place} {STREAM}",
-        f"stream describe {place} {STREAM}",
-        f"inspect queue {place} --stream {STREAM}",
-    ):
-        echo(f"  {headwater} {arguments}")
-    echo(f"  rm -r {shlex.quote(str(root))}")
-    return 0 if verdict.is_exact else EXIT_NO
+    report.say(f"  {headwater} read {place} {STREAM} --limit 5")
+    report.say(f"  {headwater} lag {place} {STREAM}")
+    report.say(f"  {headwater} stream describe {place} {STREAM}")
+    report.say(f"  {headwater} inspect queue {place} --stream {STREAM}")
+    report.say(f"  rm -r {shlex.quote(str(root))}")
+    conclude(report, good=verdict.is_exact)
 
 
 def _check_installed() -> None:
