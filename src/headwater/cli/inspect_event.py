@@ -41,7 +41,7 @@ _CHECKS: Final = (
     ("bytes follow the event", "end"),
     ("there is no state", "state"),
     ("name", "name"),
-    ("no such event may be written", "contents"),
+    ("the event is not valid", "contents"),
 )
 _NAME: Final = re.compile(r"(?:^|/)([0-9]+)/([0-9]{20})$")
 """Of an event in a store: its metadata partition and its offset."""

@@ -31,7 +31,7 @@ _TIER_CHECKS: Final = (
     ("ends with", "end"),
     ("not a segment of Headwater", "seal"),
     ("footer", "footer"),
-    ("says of itself", "description"),
+    ("the description of the segment", "description"),
 )
 
 
