@@ -55,7 +55,7 @@ def doctor(
     # Before anything is shown: an address that is refused may hold a credential.
     store = None if url is None else open_with_options(url, option)
     findings: list[doctor_checks.Finding] = []
-    for found in _everything(store, url, contents):
+    for found in _findings(store, url, contents):
         finding = dataclasses.replace(found, cure=_as_typed(found.cure))
         findings.append(finding)
         if not as_json:
@@ -74,7 +74,7 @@ def _as_typed(cure: str) -> str:
     return words.replace(" URL", f" {address()}")
 
 
-def _everything(
+def _findings(
     store: Store | None, url: str | None, contents: Contents | None
 ) -> Iterator[doctor_checks.Finding]:
     yield doctor_checks.check_python(tuple(sys.version_info[:3]))
@@ -84,7 +84,7 @@ def _everything(
     folder = os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()
     yield doctor_checks.check_space("disk", folder, shutil.disk_usage(folder.split(",")[0]).free)
     if store is not None and url is not None:
-        yield from _place(store, urlsplit(url).scheme, contents)
+        yield from _store_findings(store, urlsplit(url).scheme, contents)
 
 
 def installed_version(package: str) -> str | None:
@@ -120,7 +120,9 @@ def _jars() -> list[str]:
     return [jar.name for parent in parents for jar in Path(parent, "jars").glob("*.jar")]
 
 
-def _place(store: Store, scheme: str, contents: Contents | None) -> Iterator[doctor_checks.Finding]:
+def _store_findings(
+    store: Store, scheme: str, contents: Contents | None
+) -> Iterator[doctor_checks.Finding]:
     yield doctor_checks.check_credentials(scheme, os.environ)
     if scheme == "s3" and importlib.util.find_spec("pyspark") is not None:
         yield doctor_checks.check_s3_jars(_jars())
@@ -185,9 +187,9 @@ async def check_contents(
 
     try:
         for name in await stream_names(store):
-            async for finding in _check_stream(store, name, contents, progress):
+            async for finding in _verify_stream(store, name, contents, progress):
                 yield finding
-        async for finding in _check_objects(store, contents, progress):
+        async for finding in _verify_objects(store, contents, progress):
             yield finding
     except HeadwaterError as error:
         words = f"{type(error).__name__}: {error}"
@@ -196,7 +198,7 @@ async def check_contents(
         )
 
 
-async def _check_stream(
+async def _verify_stream(
     store: Store, name: str, contents: Contents, progress: Progress
 ) -> AsyncIterator[doctor_checks.Finding]:
     from headwater.buffer.retained import verify_stream
@@ -230,7 +232,7 @@ def _cure(name: str, bad: BadBatch) -> str:
     return f"{RESTORE}; headwater read URL {name} --skip-unreadable reads the rest"
 
 
-async def _check_objects(
+async def _verify_objects(
     store: Store, contents: Contents, progress: Progress
 ) -> AsyncIterator[doctor_checks.Finding]:
     async for meta in store.list():
@@ -239,7 +241,7 @@ async def _check_objects(
             continue
         progress.show("objects", contents.objects, unit="registers, segments and events")
         try:
-            bad = await _check_object(store, meta.key, meta.size_bytes, kind)
+            bad = await _verify_object(store, meta.key, meta.size_bytes, kind)
         except NotFound:
             continue  # deleted since it was listed
         contents.objects += 1
@@ -254,7 +256,7 @@ async def _check_objects(
         )
 
 
-async def _check_object(store: Store, key: str, size_bytes: int, kind: str) -> BadObject | None:
+async def _verify_object(store: Store, key: str, size_bytes: int, kind: str) -> BadObject | None:
     from headwater.cli.inspect_command import READ_MAX_BYTES, InspectedObject
 
     if size_bytes > READ_MAX_BYTES:
