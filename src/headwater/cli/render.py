@@ -237,7 +237,7 @@ class Progress:
     def __init__(self, work: str = "opening", *, quiet: bool = False) -> None:
         self.is_shown = not quiet and sys.stderr.isatty()
         self.steps = 0
-        """How often it was shown or was to be shown."""
+        """Calls so far, each of which is a step of the work."""
         self._line = work
         self._drawn_s = 0.0
 
