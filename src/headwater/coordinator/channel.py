@@ -22,7 +22,7 @@ from headwater.coordinator.contract import (
     WriteTimeout,
     message_of,
 )
-from headwater.coordinator.watermarks import STORAGE_FLUSHES, CoordinatorMetrics, WriteWatermarks
+from headwater.coordinator.progress import STORAGE_FLUSHES, CoordinatorMetrics, WriteWatermarks
 from headwater.core.errors import Refused
 
 W = TypeVar("W")

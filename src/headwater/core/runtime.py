@@ -23,12 +23,13 @@ import random as _random
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
-from headwater.core.errors import LimitExceeded, Refused
+from headwater.core.errors import HeadwaterError, LimitExceeded, Refused
 from headwater.core.limits import BLOCKING_THREADS
 
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -85,6 +86,7 @@ class UlidFactory:
 
 
 T = TypeVar("T")
+J = TypeVar("J")
 
 TOKEN_BYTES = 16
 NATIVE_SETTLE_S = 0.05
@@ -307,6 +309,55 @@ def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *a
         if not loop.is_closed():
             raise
         # Another thread closed the loop in between.
+
+
+def retrieve_error(task: asyncio.Task[Any]) -> None:
+    """A done callback for a task that nothing may await: asyncio would log its error."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def in_order(
+    jobs: AsyncIterator[J] | Iterable[J],
+    work: Callable[[J], Coroutine[Any, Any, T]],
+    *,
+    parallel: int,
+    name: str,
+) -> AsyncGenerator[T, None]:
+    """The results of `work` for each job, in the order of the jobs, with up to `parallel` at once.
+
+    The first error is raised after the results of all jobs before it. Closing the generator cancels
+    the jobs that still run.
+    """
+
+    source = jobs if isinstance(jobs, AsyncIterator) else _aiter(jobs)
+    running: deque[asyncio.Task[T]] = deque()
+    has_more, failed = True, None
+    try:
+        while has_more or running:
+            while has_more and len(running) < parallel:
+                try:
+                    job = await anext(source)
+                except StopAsyncIteration:
+                    has_more = False
+                except HeadwaterError as error:
+                    has_more, failed = False, error
+                else:
+                    running.append(spawn(work(job), name=name))
+            if running:
+                yield await running[0]
+                running.popleft()
+        if failed is not None:
+            raise failed
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def _aiter(jobs: Iterable[J]) -> AsyncGenerator[J, None]:
+    for job in jobs:
+        yield job
 
 
 class Waiters:

@@ -22,6 +22,7 @@ import msgspec
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, Damaged, LimitExceeded, NotFound, NotSupported
+from headwater.core.runtime import in_order
 from headwater.store import Store
 from headwater.tier.cache import EventOutcome, TierCache
 from headwater.tier.errors import EventRejected
@@ -38,7 +39,6 @@ from headwater.tier.events import (
     TopicIdPartition,
     publisher_epoch_of,
 )
-from headwater.tier.in_order import in_order
 from headwater.tier.segments import ObjectStorage
 from headwater.tier.segments.object_storage import segment_key
 from headwater.tier.segments.reading import open_index

@@ -24,6 +24,7 @@ import msgspec
 from headwater.buffer.layout import segments_prefix
 from headwater.buffer.stream import list_streams
 from headwater.core.errors import Damaged, NotFound, NotSupported
+from headwater.core.runtime import in_order
 from headwater.store import ObjectMeta, Store
 from headwater.tier.event_codec import metadata_partition_for
 from headwater.tier.event_replay import (
@@ -45,7 +46,6 @@ from headwater.tier.events import (
     stamp,
     unstamp,
 )
-from headwater.tier.in_order import in_order
 from headwater.tier.jobs.log_start import LogStartRegister
 from headwater.tier.segment_cover import END_LSN, cover, gaps
 

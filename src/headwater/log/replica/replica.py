@@ -201,7 +201,8 @@ class Replica:
     def start(self) -> None:
         """Follow the log until `close`; nothing if it does already."""
         if not (self._is_busy and self._is_following):
-            self._begin(self._follow, is_following=True).add_done_callback(_retrieve_exception)
+            following = self._begin(self._follow, is_following=True)
+            following.add_done_callback(runtime.retrieve_error)  # it is logged, and in `problem`
             self._set_phase(ReplicaPhase.CONNECTING)
 
     async def run(self) -> None:
@@ -316,9 +317,3 @@ class Replica:
     def _set_phase(self, phase: ReplicaPhase) -> None:
         self._phase = phase
         self.readers.notify()
-
-
-def _retrieve_exception(task: asyncio.Task[None]) -> None:
-    # The reason is logged and in `problem`: keep asyncio from logging that it was not retrieved.
-    if not task.cancelled():
-        task.exception()

@@ -33,18 +33,18 @@ from headwater.core.errors import (
     Refused,
 )
 from headwater.core.lease import FloorClock
+from headwater.core.runtime import in_order
 from headwater.tier.cache import TierCache
 from headwater.tier.event_codec import decode_event
 from headwater.tier.eventlog.contract import EventDelivered, EventUnreadable
 from headwater.tier.eventlog.stored_events import (
+    PartitionFloor,
     StoredEvents,
     load_snapshot,
     snapshot_key,
     store_snapshot,
 )
-from headwater.tier.eventlog.stored_floor import PartitionFloor
 from headwater.tier.eventlog.stored_log import StoredEventLog
-from headwater.tier.in_order import in_order
 
 DELETES_AT_ONCE: Final = 16
 

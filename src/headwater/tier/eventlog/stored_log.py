@@ -49,12 +49,13 @@ from headwater.tier.eventlog.contract import (
     SnapshotDelivered,
     Subscription,
 )
-from headwater.tier.eventlog.stored_events import StoredEvents, load_snapshot
-from headwater.tier.eventlog.stored_floor import (
+from headwater.tier.eventlog.stored_events import (
     PREFIX,
     FloorRegister,
     PartitionFloor,
     PartitionKeys,
+    StoredEvents,
+    load_snapshot,
     log_key,
 )
 

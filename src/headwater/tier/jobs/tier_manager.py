@@ -25,7 +25,6 @@ from headwater.tier.jobs.config import TierConfig, Tiering
 from headwater.tier.jobs.copying import compare, copy_sealed, missing_ranges
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.merging import merge_small
-from headwater.tier.jobs.repairing import repair_findings
 from headwater.tier.jobs.retention import (
     delete_partition,
     drop_remote,
@@ -33,7 +32,7 @@ from headwater.tier.jobs.retention import (
     expire_remote,
     remove_due,
 )
-from headwater.tier.jobs.scrub import ScrubResult, scrub_partition
+from headwater.tier.jobs.scrub import ScrubResult, repair_findings, scrub_partition
 
 _log: Final = logging.getLogger("headwater")
 

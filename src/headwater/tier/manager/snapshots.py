@@ -182,7 +182,8 @@ class SnapshotSaver:
             await asyncio.wait((self._writing,))
         writing = runtime.run_blocking(folder.write, snapshot)
         self._writing = runtime.spawn(writing, name="tier-metadata-snapshot")
-        self._writing.add_done_callback(_retrieve_error)
+        # If its caller was cancelled, the next save writes again.
+        self._writing.add_done_callback(runtime.retrieve_error)
         await asyncio.wait((self._writing,))
         self._writing.result()
 
@@ -208,9 +209,3 @@ class SnapshotSaver:
 def _close_if(folder: SnapshotFolder, opened: asyncio.Task[None]) -> None:
     if not opened.cancelled() and opened.exception() is None:
         folder.close()
-
-
-def _retrieve_error(writing: asyncio.Task[None]) -> None:
-    """Retrieve the error of a write whose caller was cancelled; the next save writes again."""
-    if not writing.cancelled():
-        writing.exception()

@@ -18,10 +18,10 @@ import xxhash
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, Refused
+from headwater.core.runtime import in_order
 from headwater.log.record.group import NO_RECORDS, Group
 from headwater.store import ByteRange, Store
 from headwater.store.objects import Buffer
-from headwater.tier.in_order import in_order
 from headwater.tier.segments.columns import LSN, restore_records
 from headwater.tier.segments.footer import RowGroup, SegmentIndex, SegmentRun, read_index
 from headwater.tier.segments.seal import SEAL_BYTES, Receipt, footer_bytes
@@ -60,7 +60,7 @@ class ObjectCache:
             self.misses += 1
             task = runtime.spawn(self._load(key, load, size_of), name=f"load {key}")
             # If all callers were cancelled, none of them retrieves its error.
-            task.add_done_callback(_retrieve_error)
+            task.add_done_callback(runtime.retrieve_error)
             self._loading[key] = task
         else:
             self.hits += 1
@@ -89,11 +89,6 @@ class ObjectCache:
                 _, (_, freed_bytes) = self._held.popitem(last=False)
                 self.held_bytes -= freed_bytes
         return loaded
-
-
-def _retrieve_error(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
 
 
 class ObjectRanges:
