@@ -40,8 +40,6 @@ STORAGE_FLUSHES: Final = max(Durability) + 1
 
 
 class WriteWatermarks:
-    """The highest write epoch at each level."""
-
     def __init__(self) -> None:
         self._at: dict[int, int] = dict.fromkeys((*Durability, STORAGE_FLUSHES), 0)
         self._waiting = {level: ThresholdWaiters() for level in self._at}
@@ -138,7 +136,6 @@ class CoordinatorMetrics(Metrics):
 
     @property
     def queue_depth(self) -> dict[str, int]:
-        """Commands in each channel now."""
         return {channel.name: len(channel.commands) for channel in self._channels}
 
     @property
@@ -160,7 +157,6 @@ class View(NamedTuple, Generic[D, V, S]):
 
     @property
     def written(self) -> int:
-        """The last write epoch in the snapshot; 0 before the first flush."""
         return self.last_written.write_epochs.stop - 1 if self.last_written else 0
 
     @property
@@ -193,7 +189,6 @@ class ViewBoard(Generic[D, V, S]):
         self._publish(self.view._replace(current=current, frozen=(frozen, *self.view.frozen)))
 
     def publish_flushed(self, snapshot: S, write_epochs: range) -> None:
-        """The oldest frozen delta is in the snapshot."""
         *newer, written = self.view.frozen or (None,)
         if written is None or written.write_epochs != write_epochs:
             raise Bug(f"{write_epochs} were flushed, and the oldest frozen delta is {written}")
@@ -236,7 +231,6 @@ class ViewSubscriber(Generic[D, V, S]):
         board.subscribe(self)
 
     def initialize(self) -> View[D, V, S]:
-        """The view at the moment of subscribing."""
         return self._initial
 
     async def recv(self) -> View[D, V, S]:

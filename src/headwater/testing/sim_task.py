@@ -45,7 +45,6 @@ class SimGroup:
         return self.alive
 
     def task_ended(self) -> None:
-        """Count one task less."""
         self.unfinished -= 1
         if not self.unfinished:
             self._wake()

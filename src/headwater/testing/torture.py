@@ -129,8 +129,6 @@ def _replay(scenario: Scenario, seed: int) -> int:
 
 
 class ScenarioProgress:
-    """Runs one scenario and stores its progress."""
-
     def __init__(self, scenario: Scenario, rounds: int, state_dir: Path) -> None:
         self.done = 0
         """How many rounds are done with none missing."""
@@ -173,7 +171,6 @@ class ScenarioProgress:
             return {}
 
     def run(self, jobs: int) -> None:
-        """Run until all rounds are done or too many have failed."""
         if self._assigned >= self._rounds:
             return
         self._began_s = self._saved_s = time.monotonic()
@@ -186,7 +183,6 @@ class ScenarioProgress:
         self.save()
 
     def save(self) -> None:
-        """Store the progress."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         state = {"base_seed": self._base_seed, "done": self.done, "failures": self._failures}
         beside = self._path.with_suffix(".new")
@@ -195,7 +191,6 @@ class ScenarioProgress:
         self._saved_s = time.monotonic()
 
     def report(self) -> int:
-        """Print the outcome and every failing seed with its command."""
         failures = self._failures
         fast = f", {self._rate():.1f} histories/s" if self._ran else ", all done before"
         print(f"{self._scenario}: {self.done} rounds, {len(failures)} failing{fast}")

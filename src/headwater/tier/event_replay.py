@@ -91,8 +91,6 @@ class MissingEvents(NamedTuple):
 
 
 class ReadEvent(NamedTuple):
-    """An event, and the epoch that the log has beside it."""
-
     event: MetadataEvent
     publisher_epoch: int | None
 
@@ -101,8 +99,6 @@ ReplayItem: TypeAlias = TierCache | MissingEvents | ReadEvent
 
 
 class DamagedEvents:
-    """The objects of one metadata partition."""
-
     def __init__(self, events: StoredEvents) -> None:
         self._events = events
         self.end = 0
@@ -181,8 +177,6 @@ class DamagedEvents:
 
 
 class EventReplay:
-    """The state of one metadata partition after the items so far."""
-
     def __init__(self, store: Store) -> None:
         self._store = store
         self._storage = ObjectStorage(store)

@@ -51,8 +51,6 @@ from headwater.tier.segment_cover import END_LSN, cover, gaps
 
 
 class Rebuilt(msgspec.Struct, frozen=True):
-    """The result of a rebuild."""
-
     missing: tuple[str, ...]
     """What cannot be read of the old log."""
     partitions: tuple[RebuiltPartition, ...]
@@ -214,7 +212,6 @@ class PartitionRebuild:
         return [one for one in listed if one.state is SegmentState.COPY_FINISHED]
 
     def _missing_lsns(self, first_lsn: int) -> list[range]:
-        """The LSNs that are in no finished segment with an object."""
         stored = [one for one in self._finished() if one.segment_id.id in self._objects]
         return gaps(cover(stored, first_lsn, END_LSN), first_lsn, END_LSN)
 

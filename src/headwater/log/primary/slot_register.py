@@ -57,7 +57,6 @@ def make_table(
 
 
 def check_format(stored: SlotTable) -> SlotTable:
-    """The table itself; `NotSupported` if a later version wrote it."""
     if stored.slots_format not in _READABLE_FORMATS:
         raise NotSupported(
             f"these slots are of format {stored.slots_format}; this version reads formats up to "

@@ -49,7 +49,6 @@ class LeaderSlots:
 
     @property
     def leader_epoch(self) -> int:
-        """The epoch that stored tables are stamped with."""
         return self._stored.leader_epoch
 
     def all(self) -> list[Slot]:
@@ -243,7 +242,6 @@ class SlotWriter:
             raise _copy_of_error(self.failure)
 
     def start(self) -> None:
-        """Write what changed, every few seconds, until `close`."""
         if self._running is None:
             self._running = runtime.spawn(self._run(), name="headwater-slots")
 

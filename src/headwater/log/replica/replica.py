@@ -117,12 +117,10 @@ class Replica:
 
     @property
     def term(self) -> int:
-        """The highest term of any leader so far; it is stored."""
         return self._copies.term
 
     @property
     def bookmark(self) -> Bookmark:
-        """How far the copy is, for its readers."""
         return self._follower.bookmark
 
     @property
@@ -199,7 +197,6 @@ class Replica:
         await self.close()
 
     def start(self) -> None:
-        """Follow the log until `close`; nothing if it does already."""
         if not (self._is_busy and self._is_following):
             following = self._begin(self._follow, is_following=True)
             following.add_done_callback(runtime.retrieve_error)  # it is logged, and in `problem`
@@ -218,7 +215,6 @@ class Replica:
         await self._wait_for_task(self._begin(self._rebootstrap, is_following=False))
 
     async def close(self) -> None:
-        """Stop, and release everything. The copy stays for the next time."""
         async with self._closing:
             self._is_closed = True
             if self._task is not None:

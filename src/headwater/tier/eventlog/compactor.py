@@ -96,7 +96,6 @@ class Compactor:
             await runtime.sleep(interval_s * runtime.random().uniform(0.5, 1.5))
 
     async def pass_over_all(self) -> list[Compaction]:
-        """One pass over every partition; those that fail are in `failures`."""
         done = []
         for partition in range(self._log.partition_count):
             try:
@@ -137,7 +136,6 @@ class Compactor:
     async def _raise_floor(
         self, events: StoredEvents, floor: PartitionFloor
     ) -> tuple[int, int, HeadwaterError | None]:
-        """The floor, the number of events compacted, and the error that stopped it."""
         cache = TierCache()
         if floor.floor:
             floor, cache = await load_snapshot(events, floor)
@@ -212,7 +210,6 @@ async def _obsolete_keys(events: StoredEvents, floor: PartitionFloor) -> AsyncIt
 def _apply(
     events: StoredEvents, cache: TierCache, item: EventDelivered | EventUnreadable
 ) -> HeadwaterError | None:
-    """Apply an event; returns the error if it cannot be part of a snapshot."""
     if isinstance(item, EventUnreadable):
         return item.error
     try:

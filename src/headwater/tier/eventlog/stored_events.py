@@ -74,13 +74,10 @@ _SNAPSHOT: Final = re.compile(r"snapshot-([0-9]{20})-[0-9a-f]{32}")
 
 
 def log_key(prefix: str) -> str:
-    """The key of the register that identifies the log."""
     return f"{prefix}/log.json"
 
 
 class PartitionKeys:
-    """The keys of one metadata partition, except those of its events."""
-
     def __init__(self, prefix: str, partition: int) -> None:
         self.folder: Final = f"{prefix}/{partition}"
         self.floor: Final = f"{self.folder}/floor.json"
@@ -92,14 +89,11 @@ class PartitionKeys:
         return f"{self.folder}/snapshot-{through_offset:020d}-{token}"
 
     def snapshot_offset(self, key: str) -> int | None:
-        """The last offset in a snapshot; None if the key is not that of a snapshot."""
         match = _SNAPSHOT.fullmatch(key.removeprefix(f"{self.folder}/"))
         return int(match[1]) if match else None
 
 
 class SnapshotName(msgspec.Struct, frozen=True):
-    """Identifies one of the snapshots that end at the floor."""
-
     token: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
     """In its key, in hexadecimal."""
     size_bytes: int
@@ -124,7 +118,6 @@ class PartitionFloor(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def position(self) -> LogFloor:
-        """The floor as the numbered log needs it."""
         return LogFloor(self.floor, self.trimmed)
 
 
@@ -139,7 +132,6 @@ class FloorRegister:
         self._partition_count = partition_count
 
     async def create(self) -> None:
-        """Write the floor of an empty partition, if there is none."""
         fresh = PartitionFloor(FLOOR_FORMAT, self._log_id, self._partition_count, 0, 0, None)
         self._check((await self._register.update(lambda now: now or fresh)).value)
 
@@ -155,8 +147,6 @@ class FloorRegister:
         return floor
 
     async def move(self, floor: int, snapshot: SnapshotName) -> PartitionFloor:
-        """Raise the floor to the end of a snapshot, unless it is there or above."""
-
         def change(now: PartitionFloor) -> PartitionFloor:
             if floor <= now.floor:
                 return now
@@ -165,8 +155,6 @@ class FloorRegister:
         return await self._update(change)
 
     async def trim(self, trimmed: int) -> PartitionFloor:
-        """Raise `trimmed`, at most to the floor."""
-
         def change(now: PartitionFloor) -> PartitionFloor:
             if trimmed <= now.trimmed:
                 return now
@@ -245,7 +233,6 @@ _TOKEN: Final = slice(32, 48)
 
 
 def encode_event_object(log_id: uuid.UUID, event: EventDelivered, token: bytes) -> bytes:
-    """The object of an event; `Refused` if the event cannot be written."""
     epoch = event.publisher_epoch
     if len(event.payload) > EVENT_MAX_BYTES:
         raise LimitExceeded(
@@ -274,7 +261,6 @@ def decode_event_object(
 
 
 def read_event_object(key: str, data: bytes | memoryview) -> tuple[uuid.UUID, EventDelivered]:
-    """The log and the event of an object, by its own head."""
     head, payload = bytes(data[: _HEAD.size]), bytes(data[HEAD_BYTES:])
     if len(data) < HEAD_BYTES or not head.startswith(FAMILY):
         raise Corrupt(f"{key} is not an event of the tier's log ({len(data):,} bytes)")
@@ -298,8 +284,6 @@ def _hash(head: bytes, payload: bytes) -> int:
 
 
 class StoredEvents(NumberedLog):
-    """The events of one partition, as one handle on the log sees them."""
-
     final_errors = (LogRenewed,)
 
     def __init__(

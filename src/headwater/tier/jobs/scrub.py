@@ -344,7 +344,6 @@ async def _for_each(
 
 
 async def _copy_unlisted(led: LedPartition, lsns: range, damaged: Set[SegmentId]) -> None:
-    """Copy from segments that were unlisted and are not removed yet."""
     from headwater.tier.jobs.copying import copy_range
 
     for segment in led.metadata.state().segments_in(lsns.start, lsns.stop):
@@ -383,7 +382,6 @@ def _lacking(led: LedPartition, lsns: range, damaged: Set[SegmentId]) -> list[ra
 
 
 def _local_parts(led: LedPartition, lsns: range) -> list[range]:
-    """The LSNs of these that the local log has, cut where its sealed parts end."""
     local = led.local
     first_lsn = max(lsns.start, local.oldest_lsn())
     end_lsn = min(lsns.stop, local.current_lsn() + 1)

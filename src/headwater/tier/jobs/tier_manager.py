@@ -71,7 +71,6 @@ class TierManager:
 
     @property
     def leads(self) -> bool:
-        """Whether the epoch has begun here, and no newer one was seen."""
         return self._leads and not self.led.publisher.is_fenced
 
     async def run(self) -> None:
@@ -244,7 +243,6 @@ class TierManager:
         return self.led.differs_at is not None and "compare" in self._jobs and name != "compare"
 
     def _pause_s(self) -> float:
-        """The time until the next round, or until a failed job is retried."""
         now_s = runtime.monotonic_s()
         interval_s = 0.0 if self.led.has_more_work else self.led.config.interval_s
         first = [self._retries[one][1] for one in ("begin", "choose jobs") if one in self._retries]

@@ -105,7 +105,6 @@ class FollowedPartition:
         )
 
     def check_ready(self) -> None:
-        """Raise the reason if the state is not complete."""
         self.check_followed()
         if self.high_water_mark is None:
             raise NotReady(
@@ -121,7 +120,6 @@ class FollowedPartition:
             )
 
     def check_followed(self) -> None:
-        """Raise the error that stopped it, if there is one."""
         if self.stopped is not None:
             raise _copy_of(self.stopped)
 

@@ -98,11 +98,9 @@ class TopicMetadataManager:
     # Assignment
 
     def metadata_partition(self, partition: TopicIdPartition) -> int:
-        """The metadata partition that has the events of a partition."""
         return metadata_partition_for(partition, self._log.partition_count)
 
     def assigned(self) -> list[int]:
-        """The metadata partitions that are followed, in order."""
         return [one.partition for one in self._followed.values() if one.is_assigned]
 
     def committed_offset(self, metadata_partition: int) -> int:
@@ -110,7 +108,6 @@ class TopicMetadataManager:
         return self._get(metadata_partition).committed_offset
 
     def is_ready(self, metadata_partition: int) -> bool:
-        """Whether the state of its partitions is complete."""
         return self._stopped is None and self._get(metadata_partition).is_ready
 
     async def reconcile_assignment(self, desired: Iterable[int]) -> None:
@@ -133,7 +130,6 @@ class TopicMetadataManager:
             await self._query_missing_marks()
 
     async def wait_ready(self, metadata_partition: int, *, timeout_s: float | None = None) -> None:
-        """Wait until the state is complete; raises the reason if it is not."""
         followed = self._get_assigned(metadata_partition)
         await self._waiters.wait(
             lambda: followed.is_ready or self._stop_reason(followed) is not None,
@@ -167,7 +163,6 @@ class TopicMetadataManager:
             )
 
     def status(self) -> ManagerStatus:
-        """The status of all partitions that are or were followed."""
         shown = [one for one in self._followed.values() if one.is_assigned or one.next_offset]
         stopped = str(self._stopped) if self._stopped else None
         problem = stopped or self._pump.problem or self._saver.problem
@@ -280,7 +275,6 @@ class TopicMetadataManager:
     # Maintenance
 
     async def _maintain(self) -> None:
-        """Retry what failed, and write snapshots when they are due."""
         failures, query_at_s = 0, 0.0
         save_at_s = runtime.monotonic_s() + self.config.snapshot_interval_s
         while True:

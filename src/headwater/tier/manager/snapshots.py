@@ -42,7 +42,6 @@ class SnapshotFolder:
         return self._folder.path
 
     def open(self) -> None:
-        """Create the folder if necessary, and lock it."""
         self._folder.make()
         self._lock.enter_context(self._folder.disk.lock(self._folder.file("lock")))
 
@@ -123,7 +122,6 @@ class SnapshotSaver:
         self._writing: asyncio.Task[None] | None = None
 
     async def load(self) -> None:
-        """Lock the folder and restore every partition from its snapshot."""
         if self._folder is None:
             return
         folder = self._folder

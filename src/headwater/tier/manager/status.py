@@ -35,13 +35,10 @@ class ManagerConfig:
         check_above_zero(self, *(one.name for one in fields(self)))
 
     def pause_s(self, failures: int) -> float:
-        """The pause after so many failures in a row."""
         return retry_pause_s(failures, base_s=self.retry_base_s, cap_s=self.retry_cap_s)
 
 
 class PartitionStatus(msgspec.Struct, frozen=True):
-    """The status of one metadata partition."""
-
     partition: int
     is_assigned: bool
     is_ready: bool
@@ -60,8 +57,6 @@ class PartitionStatus(msgspec.Struct, frozen=True):
 
 
 class ManagerStatus(msgspec.Struct, frozen=True):
-    """The status of a manager."""
-
     partitions: tuple[PartitionStatus, ...]
     """The partitions that are or were followed, in order."""
     problem: str | None

@@ -110,12 +110,10 @@ class ObjectStorage:
             yield group
 
     async def fetch_index(self, segment: SegmentMetadata) -> SegmentIndex:
-        """The index of a segment: positions, terms, schemas, lost LSNs."""
         _, index = await self._open(segment)
         return index
 
     async def delete(self, segment_id: SegmentId) -> None:
-        """Delete a segment, if it exists."""
         await self._store.delete(segment_key(segment_id))
 
     async def verify(self, segment: SegmentMetadata) -> SegmentIndex:
@@ -258,7 +256,6 @@ class ParquetSegments(ObjectStorage):
         return [range(group.first_lsn, group.last_lsn + 1) for group in lost]
 
     def objects(self) -> AsyncIterator[tuple[SegmentId | None, ObjectMeta]]:
-        """See `list`: the objects of this partition."""
         return self.list(self._partition)
 
     async def lsns_of(self, segment_id: SegmentId) -> range:
@@ -273,7 +270,6 @@ class ParquetSegments(ObjectStorage):
         return await self._store.now_ms(key)
 
     async def _schemas(self, segments: Sequence[SegmentMetadata]) -> list[pa.Schema]:
-        """All schemas of the records of these segments, from their footers."""
         schemas: dict[str, pa.Schema] = {}
         union = ColumnUnion()
         for segment in segments:

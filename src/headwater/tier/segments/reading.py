@@ -69,7 +69,6 @@ class ObjectCache:
         return loaded
 
     def forget(self, beginning: CacheKey) -> None:
-        """Remove everything whose key begins so."""
         for key in [key for key in self._held if key[: len(beginning)] == beginning]:
             _, freed_bytes = self._held.pop(key)
             self.held_bytes -= freed_bytes
@@ -105,7 +104,6 @@ class ObjectRanges:
 
     @property
     def held_bytes(self) -> int:
-        """How much of it is in memory."""
         return len(self._end)
 
     async def read(self, start: int, end: int) -> memoryview:
@@ -210,7 +208,6 @@ def decode_row_group(
 
 
 def lost_groups(index: SegmentIndex, first_lsn: int, end_lsn: int) -> Iterator[Group]:
-    """The lost LSNs of [first_lsn, end_lsn), with the reason."""
     for run, _ in index.runs(first_lsn, end_lsn):
         if run.schema is None:
             whole = Group(run.term, run.first_lsn, run.last_lsn, NO_RECORDS, lost=run.lost or "")
@@ -269,7 +266,6 @@ class _Window:
         return self._at
 
     def read_buffer(self, size: int) -> pa.Buffer:
-        """Read without copying."""
         begin = self._at - self._offset
         if begin < 0 or begin + size > len(self._data):
             raise OSError(f"bytes {self._at} to {self._at + size} are not in the row group")
