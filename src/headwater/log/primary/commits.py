@@ -18,12 +18,6 @@ one slow replica stop the log; the limits of its slot bound the lag in the end.
 
 Always holds: a time-out is an unknown outcome, never a failure: the record is in the log; every
 waiting writer gets an answer: the policy was met, the time is over, or the leader ended.
-
-Error tree:
-
-HeadwaterError
-└── OutcomeUnknown
-    └── CommitUnknown   the record is in the log; whether enough replicas will have it is not known
 """
 
 from __future__ import annotations

@@ -19,12 +19,6 @@ log was synced when the frame was written, so a frame proves that the frames bef
 for a frame of the log. Header and envelope take 64 bytes, so Arrow's buffers are aligned to eight.
 
 This module does not import Arrow: commands that look for damage do not need it.
-
-Error tree:
-
-Damaged
-└── Corrupt
-    └── SpoolCorrupt   bytes that were synced are damaged: repair the spool
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from headwater.tier.events import (
     stamp,
     unstamp,
 )
-from headwater.tier.manager.partition import ManagedPartition
+from headwater.tier.manager.manager import ManagedPartition
 from headwater.tier.segments import PreparedSegment
 
 

@@ -28,7 +28,7 @@ from headwater.tier.events import SegmentId, SegmentMetadata, TopicIdPartition
 from headwater.tier.jobs.config import COPY_MEMORY, ByteBudget, ByteRate, TierConfig, TierMetrics
 from headwater.tier.jobs.leader_publisher import LeaderPublisher
 from headwater.tier.jobs.log_start import FORMAT, LogStart, LogStartRegister
-from headwater.tier.manager.partition import ManagedPartition
+from headwater.tier.manager.manager import ManagedPartition
 from headwater.tier.segment_cover import END_LSN, CoverPiece, dense_end, gaps, walk_cover
 from headwater.tier.segments import log_range
 from headwater.tier.segments.object_storage import ParquetSegments

@@ -39,7 +39,7 @@ from headwater.tier.segment_cover import (
 
 if TYPE_CHECKING:
     from headwater.tier.jobs.led_partition import LedPartition
-    from headwater.tier.manager.partition import ManagedPartition
+    from headwater.tier.manager.manager import ManagedPartition
     from headwater.tier.segments.object_storage import ParquetSegments
 
 

@@ -23,8 +23,7 @@ from headwater.core import runtime
 from headwater.core.disk import Disk
 from headwater.core.errors import Corrupt, HeadwaterError, Refused
 from headwater.log.spool.folder import Folder
-from headwater.tier.manager.following import FollowedPartition
-from headwater.tier.manager.status import ManagerMetrics
+from headwater.tier.manager.following import FollowedPartition, ManagerMetrics
 from headwater.tier.snapshot import Snapshot, decode_snapshot, encode_snapshot, restore_all
 
 _NAME: Final = re.compile(r"(\d{10})\.snapshot")
