@@ -34,24 +34,6 @@ _STATES: Final = tuple(SegmentState)
 
 
 class SegmentTable:
-    __slots__ = (
-        "_broker",
-        "_custom",
-        "_epoch",
-        "_event_ms",
-        "_free",
-        "_ids",
-        "_lineages",
-        "_partition",
-        "_size",
-        "_state",
-        "_txn_index_empty",
-        "end",
-        "finished",
-        "max_ms",
-        "start",
-    )
-
     def __init__(self, partition: TopicIdPartition) -> None:
         self._partition = partition
         self._ids = IdTable()
@@ -76,8 +58,8 @@ class SegmentTable:
 
     def __copy__(self) -> SegmentTable:
         twin = SegmentTable(self._partition)
-        for column in self.__slots__:
-            setattr(twin, column, copy(getattr(self, column)))
+        for name, column in vars(self).items():
+            setattr(twin, name, copy(column))
         return twin
 
     def find(self, segment: uuid.UUID) -> int | None:
