@@ -12,7 +12,6 @@ events.
 
 from __future__ import annotations
 
-import uuid
 from array import array
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -72,16 +71,6 @@ async def segment_metadata_of(
         event_timestamp_ms=stored_ms,
         custom_metadata=receipt.custom_metadata(description.epochs[-1][0]),
     )
-
-
-def segment_id_of(partition: TopicIdPartition, key: str) -> SegmentId | None:
-    """The segment of a partition with this key; None if the key is not one of its segments."""
-    try:
-        number = uuid.UUID(key.rpartition("/")[2].removesuffix(".parquet"))
-    except ValueError:
-        return None
-    segment_id = SegmentId(partition, number)
-    return segment_id if segment_key(segment_id) == key else None
 
 
 class MissingEvents(NamedTuple):

@@ -31,7 +31,6 @@ from headwater.tier.event_replay import (
     DamagedEvents,
     EventReplay,
     MissingEvents,
-    segment_id_of,
     segment_metadata_of,
 )
 from headwater.tier.eventlog.renewal import begin_partition, check_empty
@@ -48,6 +47,7 @@ from headwater.tier.events import (
 )
 from headwater.tier.jobs.log_start import LogStartRegister
 from headwater.tier.segment_cover import END_LSN, cover, gaps
+from headwater.tier.segments.object_storage import segment_id_of
 
 
 class Rebuilt(msgspec.Struct, frozen=True):

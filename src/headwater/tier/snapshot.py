@@ -221,7 +221,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         snapshot.through_offset,
         len(body),
     )
-    return b"".join((head, _HASH.pack(_hash(head, body)), body))
+    return b"".join((head, _HASH.pack(hash_of(head, body)), body))
 
 
 def decode_snapshot(data: bytes | memoryview, name: str = "a snapshot of the tier") -> Snapshot:
@@ -235,7 +235,7 @@ def decode_snapshot(data: bytes | memoryview, name: str = "a snapshot of the tie
     (stored,) = _HASH.unpack_from(data, _HEAD.size)
     if length != len(body):
         raise Corrupt(f"{name} has {len(body):,} bytes after its head, and should have {length:,}")
-    if stored != _hash(head, body):
+    if stored != hash_of(head, body):
         raise Corrupt(f"{name} fails its checksum")
     try:
         dumps = tuple(_read(written) for written in _decoder.decode(body))
@@ -245,7 +245,7 @@ def decode_snapshot(data: bytes | memoryview, name: str = "a snapshot of the tie
         raise Corrupt(f"{name} has invalid content: {error}") from error
 
 
-def _hash(head: bytes, body: bytes | bytearray | memoryview) -> int:
+def hash_of(head: bytes, body: bytes | bytearray | memoryview) -> int:
     hashed = xxhash.xxh3_64(head)
     hashed.update(body)
     return hashed.intdigest()

@@ -65,6 +65,7 @@ from headwater.tier.snapshot import (
     decode_snapshot,
     dump_all,
     encode_snapshot,
+    hash_of,
     restore_all,
 )
 
@@ -242,7 +243,7 @@ def encode_event_object(log_id: uuid.UUID, event: EventDelivered, token: bytes) 
     head = _HEAD.pack(
         MAGIC, log_id.bytes, event.partition, event.offset, token, epoch is not None, epoch or 0
     )
-    return b"".join((head, _HASH.pack(_hash(head, event.payload)), event.payload))
+    return b"".join((head, _HASH.pack(hash_of(head, event.payload)), event.payload))
 
 
 def decode_event_object(
@@ -267,7 +268,7 @@ def read_event_object(key: str, data: bytes | memoryview) -> tuple[uuid.UUID, Ev
     magic, log, partition, offset, _, marked, epoch = _HEAD.unpack(head)
     if magic != MAGIC:
         raise NotSupported(f"{key} is of format {magic!r}; this version reads {MAGIC!r}: upgrade")
-    if _HASH.unpack_from(data, _HEAD.size)[0] != _hash(head, payload):
+    if _HASH.unpack_from(data, _HEAD.size)[0] != hash_of(head, payload):
         raise Corrupt(f"{key} fails its checksum")
     event = EventDelivered(partition, offset, payload, epoch if marked else None)
     return uuid.UUID(bytes=log), event
@@ -275,12 +276,6 @@ def read_event_object(key: str, data: bytes | memoryview) -> tuple[uuid.UUID, Ev
 
 def token_of(data: bytes | memoryview) -> bytes:
     return bytes(data[_TOKEN])
-
-
-def _hash(head: bytes, payload: bytes) -> int:
-    hashed = xxhash.xxh3_64(head)
-    hashed.update(payload)
-    return hashed.intdigest()
 
 
 class StoredEvents(NumberedLog):

@@ -69,6 +69,12 @@ def segment_key(segment_id: SegmentId) -> str:
     return f"{_prefix(segment_id.partition)}/{segment_id.id}.parquet"
 
 
+def segment_id_of(partition: TopicIdPartition, key: str) -> SegmentId | None:
+    """The segment of a partition with this key; None if the key is not one of its segments."""
+    match = _NAME.fullmatch(key.removeprefix(f"{_prefix(partition)}/"))
+    return None if match is None else SegmentId(partition, uuid.UUID(match[1]))
+
+
 class ObjectStorage:
     """Segments of any partition in a store."""
 
@@ -148,14 +154,11 @@ class ObjectStorage:
 
         None: the object belongs to no segment, by its name or folder.
         """
-        folder = f"{_prefix(partition)}/"
-        async for meta in self._store.list(_prefix(partition)):
-            name = meta.key.removeprefix(folder)
-            match = _NAME.fullmatch(name)
-            if match is not None:
-                yield SegmentId(partition, uuid.UUID(match[1])), meta
-            elif name != CLOCK:
-                yield None, meta
+        folder = _prefix(partition)
+        async for meta in self._store.list(folder):
+            segment_id = segment_id_of(partition, meta.key)
+            if segment_id is not None or meta.key != f"{folder}/{CLOCK}":
+                yield segment_id, meta
 
     async def _decoded(
         self, index: SegmentIndex, number: int, data: memoryview, first_lsn: int, end_lsn: int
