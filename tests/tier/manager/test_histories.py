@@ -177,7 +177,7 @@ PLANTED: dict[str, list[tuple[Any, str, Any]]] = {
     "failed-mark-is-empty": [(EventPump, "_high_water_marks", unknown_is_empty)],
     "only-the-highest-saved": [(SnapshotSaver, "save", compares_the_highest)],
     "snapshot-goes-too-far": [(FollowedPartition, "snapshot", saves_ahead)],
-    "snapshot-without-checksum": [(snapshot, "_hash", no_checksum)],
+    "snapshot-without-checksum": [(snapshot, "hash_of", no_checksum)],
     "partition-count-not-compared": [(SnapshotFolder, "_check", looks_away)],
     "lagging-subscriber-dropped": [(InProcessSubscription, "_take", drops_those_who_lag)],
 }
