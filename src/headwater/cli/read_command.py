@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from headwater.buffer.consumer import LostRecords, Reader
-    from headwater.buffer.queue import TimeBy
+    from headwater.buffer.queue.contract import TimeBy
     from headwater.cli.read_output import Output
 
 FORMATS: Final = ("lines", "json", "csv", "arrow", "parquet")

@@ -23,13 +23,12 @@ import random as _random
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
-from headwater.core.errors import HeadwaterError, LimitExceeded, Refused
+from headwater.core.errors import LimitExceeded, Refused
 from headwater.core.limits import BLOCKING_THREADS
 
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -54,6 +53,15 @@ def decode_ulid(text: str) -> int:
     for character in text:
         number = number << 5 | _VALUE[character]
     return number
+
+
+def is_ulid(text: str) -> bool:
+    """Whether this is the text of a ULID."""
+    try:
+        decode_ulid(text)
+    except Refused:
+        return False
+    return True
 
 
 def ulid_time_ms(text: str) -> int:
@@ -85,8 +93,8 @@ class UlidFactory:
         return text
 
 
+K = TypeVar("K")
 T = TypeVar("T")
-J = TypeVar("J")
 
 TOKEN_BYTES = 16
 NATIVE_SETTLE_S = 0.05
@@ -317,47 +325,36 @@ def retrieve_error(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-async def in_order(
-    jobs: AsyncIterator[J] | Iterable[J],
-    work: Callable[[J], Coroutine[Any, Any, T]],
-    *,
-    parallel: int,
-    name: str,
-) -> AsyncGenerator[T, None]:
-    """The results of `work` for each job, in the order of the jobs, with up to `parallel` at once.
+async def gather_outcomes(
+    call: Callable[[K], Awaitable[T]], items: Iterable[K], *, at_once: int
+) -> list[T | BaseException]:
+    """Call it for each item, some at once; what each call returned or raised, in order.
 
-    The first error is raised after the results of all jobs before it. Closing the generator cancels
-    the jobs that still run.
+    Returns once all calls have ended: the caller may then close what they used.
     """
+    slots = asyncio.Semaphore(at_once)
 
-    source = jobs if isinstance(jobs, AsyncIterator) else _aiter(jobs)
-    running: deque[asyncio.Task[T]] = deque()
-    has_more, failed = True, None
-    try:
-        while has_more or running:
-            while has_more and len(running) < parallel:
-                try:
-                    job = await anext(source)
-                except StopAsyncIteration:
-                    has_more = False
-                except HeadwaterError as error:
-                    has_more, failed = False, error
-                else:
-                    running.append(spawn(work(job), name=name))
-            if running:
-                yield await running[0]
-                running.popleft()
-        if failed is not None:
-            raise failed
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+    async def one(item: K) -> T:
+        async with slots:
+            return await call(item)
+
+    return await asyncio.gather(*map(one, items), return_exceptions=True)
 
 
-async def _aiter(jobs: Iterable[J]) -> AsyncGenerator[J, None]:
-    for job in jobs:
-        yield job
+async def gather_each(
+    call: Callable[[K], Awaitable[T]], items: Iterable[K], *, at_once: int
+) -> list[T]:
+    """The same; raises the first error once all calls have ended. An error may be a result."""
+
+    async def boxed(item: K) -> tuple[T]:
+        return (await call(item),)
+
+    results: list[T] = []
+    for outcome in await gather_outcomes(boxed, items, at_once=at_once):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        results.append(outcome[0])
+    return results
 
 
 class Waiters:

@@ -21,7 +21,7 @@ import msgspec
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, Damaged, LimitExceeded, NotFound, NotSupported
-from headwater.core.runtime import in_order
+from headwater.core.in_order import in_order
 from headwater.store import Store
 from headwater.tier.cache import EventOutcome, TierCache
 from headwater.tier.errors import EventRejected

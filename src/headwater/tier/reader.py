@@ -32,7 +32,7 @@ from headwater.core.errors import (
     Trimmed,
     Unavailable,
 )
-from headwater.core.runtime import in_order
+from headwater.core.in_order import in_order
 from headwater.core.settings import whole_number
 from headwater.log.record.group import Group, Wal
 from headwater.tier.events import SegmentMetadata

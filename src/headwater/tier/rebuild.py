@@ -24,7 +24,7 @@ import msgspec
 from headwater.buffer.layout import segments_prefix
 from headwater.buffer.stream import list_streams
 from headwater.core.errors import Damaged, NotFound, NotSupported
-from headwater.core.runtime import in_order
+from headwater.core.in_order import in_order
 from headwater.store import ObjectMeta, Store
 from headwater.tier.event_codec import metadata_partition_for
 from headwater.tier.event_replay import (

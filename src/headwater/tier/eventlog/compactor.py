@@ -32,8 +32,8 @@ from headwater.core.errors import (
     NotSupported,
     Refused,
 )
+from headwater.core.in_order import in_order
 from headwater.core.lease import FloorClock
-from headwater.core.runtime import in_order
 from headwater.tier.cache import TierCache
 from headwater.tier.event_codec import decode_event
 from headwater.tier.eventlog.contract import EventDelivered, EventUnreadable

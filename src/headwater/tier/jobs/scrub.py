@@ -21,7 +21,7 @@ import msgspec
 
 from headwater.core import runtime
 from headwater.core.errors import Bug, Corrupt, Fenced, HeadwaterError, NotFound
-from headwater.core.runtime import in_order
+from headwater.core.in_order import in_order
 from headwater.store import ObjectMeta
 from headwater.tier.errors import NotReady
 from headwater.tier.events import SegmentId, SegmentMetadata, SegmentState, TopicIdPartition

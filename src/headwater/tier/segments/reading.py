@@ -18,7 +18,7 @@ import xxhash
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, Refused
-from headwater.core.runtime import in_order
+from headwater.core.in_order import in_order
 from headwater.log.record.group import NO_RECORDS, Group
 from headwater.store import ByteRange, Store
 from headwater.store.objects import Buffer
