@@ -319,6 +319,12 @@ def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *a
         # Another thread closed the loop in between.
 
 
+def retrieve_error(task: asyncio.Task[Any]) -> None:
+    """A done callback for a task that nothing may await: asyncio would log its error."""
+    if not task.cancelled():
+        task.exception()
+
+
 async def gather_outcomes(
     call: Callable[[K], Awaitable[T]], items: Iterable[K], *, at_once: int
 ) -> list[T | BaseException]:

@@ -92,7 +92,6 @@ class SimRuntime(Runtime):
         return other
 
     def jump(self, ms: float) -> None:
-        """Set the wall clock forward or back; other clocks do not change."""
         self._start_ns += round(ms * 1e6)
 
     def sleep_until(self, now_s: float) -> None:
@@ -258,7 +257,6 @@ class Process(SimGroup):
         self.runtime.sleep_until(self.frozen_until_s)
 
     def step_clock(self, ms: float) -> None:
-        """Set its wall clock forward or back while it runs."""
         self.runtime.jump(ms)
 
 
@@ -287,7 +285,6 @@ class Simulation:
 
     @property
     def history(self) -> tuple[Event, ...]:
-        """The events recorded until now."""
         return tuple(self._history)
 
     def random_source(self, name: str) -> random.Random:
@@ -306,7 +303,6 @@ class Simulation:
         self._digest.update(str(entry).encode() + b"\n")
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Start a task in the caller's process."""
         return self._loop.create_task(coroutine, name=name)
 
     def process(self, name: str, *, skew_ms: float = 0, drift_ppm: float = 0) -> Process:

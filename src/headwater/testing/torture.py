@@ -173,7 +173,6 @@ class ScenarioRun:
             return {}
 
     def run(self, jobs: int) -> None:
-        """Run until all rounds are done or too many have failed."""
         if self._assigned >= self._rounds:
             return
         self._began_s = self._saved_s = time.monotonic()
@@ -186,7 +185,6 @@ class ScenarioRun:
         self.save()
 
     def save(self) -> None:
-        """Store the progress."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         state = {"base_seed": self._base_seed, "done": self.done, "failures": self._failures}
         beside = self._path.with_suffix(".new")
@@ -195,7 +193,6 @@ class ScenarioRun:
         self._saved_s = time.monotonic()
 
     def report(self) -> int:
-        """Print the outcome and every failing seed with its command."""
         failures = self._failures
         fast = f", {self._rate():.1f} histories/s" if self._ran else ", all done before"
         print(f"{self._scenario}: {self.done} rounds, {len(failures)} failing{fast}")

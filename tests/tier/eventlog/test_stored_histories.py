@@ -20,8 +20,14 @@ from headwater.store import LogFloor
 from headwater.store.numbered_log import CreateResult
 from headwater.tier import TierCache
 from headwater.tier.eventlog import compactor
-from headwater.tier.eventlog.stored_events import StoredEvents, store_snapshot, token_of
-from headwater.tier.eventlog.stored_floor import FloorRegister, PartitionFloor, SnapshotName
+from headwater.tier.eventlog.stored_events import (
+    FloorRegister,
+    PartitionFloor,
+    SnapshotName,
+    StoredEvents,
+    store_snapshot,
+    token_of,
+)
 from headwater.tier.eventlog.stored_log import PartitionFollower
 from headwater.tier.snapshot import Snapshot, dump_all, encode_snapshot
 from tests.planted import expect_noticed

@@ -32,19 +32,19 @@ from headwater.core.errors import (
     NotSupported,
     Refused,
 )
+from headwater.core.in_order import in_order
 from headwater.core.lease import SettlingClock
 from headwater.tier.cache import TierCache
 from headwater.tier.event_codec import decode_event
 from headwater.tier.eventlog.contract import EventDelivered, EventUnreadable
 from headwater.tier.eventlog.stored_events import (
+    PartitionFloor,
     StoredEvents,
     load_snapshot,
     snapshot_key,
     store_snapshot,
 )
-from headwater.tier.eventlog.stored_floor import PartitionFloor
 from headwater.tier.eventlog.stored_log import StoredEventLog
-from headwater.tier.in_order import in_order
 
 DELETES_AT_ONCE: Final = 16
 
@@ -96,7 +96,6 @@ class Compactor:
             await runtime.sleep(interval_s * runtime.random().uniform(0.5, 1.5))
 
     async def pass_over_all(self) -> list[Compaction]:
-        """One pass over every partition; those that fail are in `failures`."""
         done = []
         for partition in range(self._log.partition_count):
             try:
@@ -137,7 +136,6 @@ class Compactor:
     async def _raise_floor(
         self, events: StoredEvents, floor: PartitionFloor
     ) -> tuple[int, int, HeadwaterError | None]:
-        """The floor, the number of events compacted, and the error that stopped it."""
         cache = TierCache()
         if floor.floor:
             floor, cache = await load_snapshot(events, floor)
@@ -212,7 +210,6 @@ async def _obsolete_keys(events: StoredEvents, floor: PartitionFloor) -> AsyncIt
 def _apply(
     events: StoredEvents, cache: TierCache, item: EventDelivered | EventUnreadable
 ) -> HeadwaterError | None:
-    """Apply an event; returns the error if it cannot be part of a snapshot."""
     if isinstance(item, EventUnreadable):
         return item.error
     try:

@@ -192,7 +192,6 @@ def hide_values(message: str, settings: Settings) -> str:
 
 
 def check_settings(settings: Settings) -> None:
-    """Raise `Refused` for settings that would break a promise of the log."""
     fixed = sorted(settings.keys() & _FIXED.keys())
     if fixed:
         raise Refused(f"{', '.join(fixed)} cannot be set: the log's promises depend on it")
