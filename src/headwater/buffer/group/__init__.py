@@ -1,0 +1,14 @@
+"""Groups of readers: a group is a position, one LSN per partition.
+
+    record      what the registers of a group and of its positions hold
+    register    reads and changes them: epochs fence, resets count
+    admin       listing, describing, resetting and deleting groups, and their lag
+
+Always holds:
+
+- a group owns nothing: any number of groups read a stream, and none of them holds its records;
+- an epoch is given once, and only rises, also over a reset and a deletion of the group;
+- an acknowledgement under an epoch never lands after a higher one took the partition;
+- a position only moves forward within an epoch, except by an explicit seek;
+- a reset is one conditional write: an acknowledgement from before it changes nothing.
+"""
