@@ -2,7 +2,6 @@
 
     record      what the registers of a group and of its positions hold
     register    reads and changes them: epochs fence, resets count
-    admin       listing, describing, resetting and deleting groups, and their lag
 
 Always holds:
 
@@ -12,3 +11,34 @@ Always holds:
 - a position only moves forward within an epoch, except by an explicit seek;
 - a reset is one conditional write: an acknowledgement from before it changes nothing.
 """
+
+from typing import TYPE_CHECKING
+
+from headwater.lazy_exports import exports
+
+if TYPE_CHECKING:
+    from headwater.buffer.group.record import (
+        GroupEpoch,
+        GroupPosition,
+        GroupRecord,
+        OtherCheckpoint,
+        OtherKind,
+    )
+    from headwater.buffer.group.register import GroupRegister
+
+__all__ = [
+    "GroupEpoch",
+    "GroupPosition",
+    "GroupRecord",
+    "GroupRegister",
+    "OtherCheckpoint",
+    "OtherKind",
+]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "record": "GroupEpoch GroupPosition GroupRecord OtherCheckpoint OtherKind",
+        "register": "GroupRegister",
+    },
+)
