@@ -13,6 +13,7 @@ position that does not count any more.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -64,8 +65,9 @@ class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The last epoch that was given. Only rises, also over deletions and resets."""
     resets: int
     """How often the group was reset, or deleted and begun again."""
-    begins: dict[int, int]
-    """The LSN where the group begins in each partition that existed at the last reset."""
+    begins: dict[str, int]
+    """The LSN where the group begins, by the number of the partition, for all partitions that
+    existed at the last reset."""
     changed_ms: int
     """Wall clock of the last beginning, start of a query, reset or deletion, for people."""
     deleted: bool = False
@@ -80,14 +82,10 @@ class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     seen_ms: int = 0
     """Query: wall clock of its last sign of life, for people."""
 
-    def begin_of(self, partition: int) -> int:
-        """Where the group begins in a partition: one that was added later is read whole."""
-        return self.begins.get(partition, 1)
-
     def lsn_of(self, partition: int, position: GroupPosition | None) -> int:
         """The first LSN of a partition that the group has not processed."""
         if position is None or position.resets != self.resets:
-            return self.begin_of(partition)
+            return begin_of(partition, self.begins)
         return position.lsn
 
     def claim_of(self, partition: int) -> GroupEpoch | None:
@@ -127,12 +125,17 @@ class GroupEpoch(msgspec.Struct, frozen=True):
 
     number: int
     resets: int
-    begins: dict[int, int]
+    begins: dict[str, int]
 
     @classmethod
     def of(cls, record: GroupRecord) -> GroupEpoch:
         """The newest epoch of a record."""
         return cls(record.epoch, record.resets, record.begins)
+
+
+def begin_of(partition: int, begins: Mapping[str, int]) -> int:
+    """Where a group begins in a partition: one that was added later is read whole."""
+    return begins.get(str(partition), 1)
 
 
 class OtherKind(Refused):

@@ -30,6 +30,7 @@ from headwater.buffer.group.record import (
     GroupRecord,
     OtherCheckpoint,
     OtherKind,
+    begin_of,
 )
 from headwater.buffer.layout import check_group_name, group_key, group_record_key
 from headwater.buffer.stream import Stream
@@ -190,20 +191,20 @@ class GroupRegister:
         Every reader is fenced, and a query needs a new checkpoint. `check` may raise to refuse.
         `Contended` if readers start faster than this can read the positions that stay: stop them.
         """
-        begins = _checked(begins)
+        moving = _checked(begins)
         staying = [p for p in range(self.stream.partitions) if p not in begins]
         # A record that was restored from a backup is behind its positions: continue above them.
         found = [p for p in (await self._read_positions()).values() if p is not None]
         least_epoch = max((position.epoch for position in found), default=0)
         least_resets = max((position.resets for position in found), default=0)
         for _ in range(GROUP_RESET_ATTEMPTS):
-            fence, kept = None, dict[int, int]()
+            fence, kept = None, dict[str, int]()
             if staying:
                 fence = await self._stop_readers(least_epoch, check)
-                kept = {p: (await self.take(p, fence)).lsn for p in staying}
+                kept = {str(p): (await self.take(p, fence)).lsn for p in staying}
 
             def reset(
-                now: GroupRecord, fence: GroupEpoch | None = fence, kept: dict[int, int] = kept
+                now: GroupRecord, fence: GroupEpoch | None = fence, kept: dict[str, int] = kept
             ) -> GroupRecord:
                 check(now)
                 if fence is not None and now.epoch != fence.number:
@@ -212,7 +213,7 @@ class GroupRegister:
                     now.kind,
                     max(now.epoch, least_epoch) + 1,
                     max(now.resets, least_resets) + 1,
-                    {**kept, **begins},
+                    {**kept, **moving},
                     runtime.wall_ms(),
                 )
 
@@ -253,7 +254,7 @@ class GroupRegister:
             if now is not None and now.resets > epoch.resets:
                 self._went_back(partition, f"its position knows of {now.resets} resets")
             if now is None or now.resets != epoch.resets:
-                lsn, at_ms = epoch.begins.get(partition, 1), runtime.wall_ms()
+                lsn, at_ms = begin_of(partition, epoch.begins), runtime.wall_ms()
             else:
                 lsn, at_ms = now.lsn, now.committed_ms
             return GroupPosition(epoch.number, epoch.resets, lsn, at_ms)
@@ -425,8 +426,8 @@ class _ReadersReturned(Contended):
     """A reader started while a reset read the positions."""
 
 
-def _checked(begins: Mapping[int, int]) -> dict[int, int]:
-    return {whole_number("partition", key): _lsn(lsn) for key, lsn in begins.items()}
+def _checked(begins: Mapping[int, int]) -> dict[str, int]:
+    return {str(whole_number("partition", key)): _lsn(lsn) for key, lsn in begins.items()}
 
 
 def _lsn(lsn: int) -> int:
