@@ -2,6 +2,7 @@
 
     record      what the registers of a group and of its positions hold
     register    reads and changes them: epochs fence, resets count
+    admin       listing, describing, resetting and deleting groups, and their lag
 
 Always holds:
 
@@ -17,6 +18,18 @@ from typing import TYPE_CHECKING
 from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
+    from headwater.buffer.group.admin import (
+        GroupDescription,
+        GroupReset,
+        GroupSummary,
+        PartitionLag,
+        delete_group,
+        describe_group,
+        group_lag,
+        is_running,
+        list_groups,
+        reset_group,
+    )
     from headwater.buffer.group.record import (
         GroupEpoch,
         GroupPosition,
@@ -27,17 +40,29 @@ if TYPE_CHECKING:
     from headwater.buffer.group.register import GroupRegister
 
 __all__ = [
+    "GroupDescription",
     "GroupEpoch",
     "GroupPosition",
     "GroupRecord",
     "GroupRegister",
+    "GroupReset",
+    "GroupSummary",
     "OtherCheckpoint",
     "OtherKind",
+    "PartitionLag",
+    "delete_group",
+    "describe_group",
+    "group_lag",
+    "is_running",
+    "list_groups",
+    "reset_group",
 ]
 
 __getattr__, __dir__ = exports(
     __name__,
     {
+        "admin": "GroupDescription GroupReset GroupSummary PartitionLag "
+        "delete_group describe_group group_lag is_running list_groups reset_group",
         "record": "GroupEpoch GroupPosition GroupRecord OtherCheckpoint OtherKind",
         "register": "GroupRegister",
     },
