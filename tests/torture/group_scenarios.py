@@ -21,14 +21,10 @@ import msgspec
 
 from headwater.buffer.consumer.progress import UnknownGroup
 from headwater.buffer.group.record import (
-    Claim,
-    ClaimState,
-    ClaimTable,
     GroupEpoch,
     GroupKind,
     GroupPosition,
     GroupRecord,
-    Member,
 )
 from headwater.buffer.group.register import GroupRegister
 from headwater.buffer.layout import group_key, group_record_key
@@ -38,6 +34,7 @@ from headwater.core import runtime
 from headwater.core.errors import Contended, Fenced
 from headwater.store import MemoryBackend, Version
 from headwater.store.backend import Condition
+from headwater.store.claims import Claim, ClaimState, ClaimTable, Member
 from headwater.store.objects import Buffer
 from headwater.store.register import decode_envelope
 from headwater.testing import Scenario, Simulation, simulate
@@ -208,7 +205,7 @@ class ReaderActor:
         def claim(now: ClaimState) -> ClaimState:
             epoch, table = now.epoch + 1, now.table
             claims = {str(one): Claim(self.name, epoch) for one in some}
-            members = {**table.members, self.name: Member(1, 60.0, "host", 1, 0)}
+            members = {**table.members, self.name: Member(1, 60.0, 1)}
             return ClaimState(epoch, ClaimTable(members, {**table.claims, **claims}))
 
         record = await self._tried(lambda: group.share(claim))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from headwater.buffer.group.record import Claim, ClaimState, ClaimTable, GroupRecord, Member
+from headwater.buffer.group.record import (
+    GroupRecord,
+)
 from headwater.buffer.group.register import GroupRegister
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import StreamConfig
 from headwater.store import MemoryBackend, Store
 from headwater.store.backend import Backend
+from headwater.store.claims import Claim, ClaimState, ClaimTable, Member
 
 ID = "6f1b2c3d-0000-4000-8000-000000000001"
 BEGINS = {0: 11, 1: 21}
@@ -28,7 +31,7 @@ async def claimed(group: GroupRegister, member: str, *partitions: int) -> GroupR
 
     def claim(state: ClaimState) -> ClaimState:
         epoch = state.epoch + 1
-        members = {**state.table.members, member: Member(1, 60.0, "host", 1, 0)}
+        members = {**state.table.members, member: Member(1, 60.0, 1)}
         claims = {str(partition): Claim(member, epoch) for partition in partitions}
         return ClaimState(epoch, ClaimTable(members, {**state.table.claims, **claims}, 1))
 

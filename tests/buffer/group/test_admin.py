@@ -17,7 +17,6 @@ from headwater.buffer.group import (
     list_groups,
     reset_group,
 )
-from headwater.buffer.group.record import Claim, ClaimState, ClaimTable, Member
 from headwater.buffer.layout import group_record_key
 from headwater.buffer.stream import Stream, alter_stream, create_stream, delete_stream, open_stream
 from headwater.buffer.truncation import plan_truncation, truncate_partition
@@ -25,6 +24,7 @@ from headwater.core import runtime
 from headwater.core.errors import Fenced, Refused, RolledBack, Trimmed
 from headwater.core.limits import GROUP_QUERY_SEEN_S
 from headwater.store import MemoryBackend, Store
+from headwater.store.claims import Claim, ClaimState, ClaimTable, Member
 from tests.buffer.consumer.given import produce
 from tests.store.scripted import virtual
 
@@ -57,7 +57,7 @@ async def members(register: GroupRegister, *names: str, timeout_s: float = 60.0)
 
     def join(now: ClaimState) -> ClaimState:
         seen_ms = runtime.wall_ms()
-        joined = {name: Member(1, timeout_s, f"host-{name}", 1, seen_ms) for name in names}
+        joined = {name: Member(1, timeout_s, 1, f"host-{name}", seen_ms) for name in names}
         claims = {str(one): Claim(name, now.epoch + 1) for one, name in enumerate(names)}
         return ClaimState(now.epoch + 1, ClaimTable(joined, claims, len(names)))
 

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from headwater.buffer.group.record import (
-    ClaimTable,
     GroupEpoch,
     GroupPosition,
     GroupRecord,
@@ -17,6 +16,7 @@ from headwater.buffer.group.record import (
 )
 from headwater.buffer.group.register import GroupRegister
 from headwater.core import runtime
+from headwater.store.claims import ClaimTable
 from tests.planted import NOTICED, expect_noticed
 from tests.torture.group_scenarios import SCENARIOS, group_history
 from tests.torture.surroundings import Replacement
