@@ -297,11 +297,17 @@ class GroupRegister:
         url = shlex.quote(self.stream.store.url)
         return f"headwater group {verb} {url} {self.stream.name} {self.group}"
 
+    def _list(self) -> str:
+        return self._command("list").removesuffix(f" {self.group}")
+
     def _live(self, now: GroupRecord | None) -> GroupRecord:
         if now is None:
-            raise UnknownGroup(f"{self._name()} has never begun. Check its name")
+            raise UnknownGroup(f"{self._name()} has never begun. Check its name: {self._list()}")
         if now.deleted:
-            raise UnknownGroup(f"{self._name()} was deleted at {_utc(now.changed_ms)}")
+            raise UnknownGroup(
+                f"{self._name()} was deleted at {_utc(now.changed_ms)}. See the others: "
+                f"{self._list()}"
+            )
         return now
 
     def _of_kind(self, now: GroupRecord, kind: GroupKind) -> GroupRecord:
