@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from headwater.buffer.consumer import Lag, LostRecords, Reader
-    from headwater.buffer.queue import TimeBy
+    from headwater.buffer.queue.contract import TimeBy
     from headwater.buffer.stream import Stream
     from headwater.cli.read_output import Output
 

@@ -23,7 +23,7 @@ from headwater.core import runtime
 from headwater.core.errors import HeadwaterError
 
 if TYPE_CHECKING:
-    from headwater.buffer.queue.v1 import Adopted
+    from headwater.buffer.queue.v1.side_object import Adopted
     from headwater.buffer.retained import BadBatch, Verified
     from headwater.buffer.stream import DeletedReport, Stream
 

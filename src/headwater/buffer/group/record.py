@@ -19,6 +19,8 @@ from typing import Final, Literal
 import msgspec
 
 from headwater.core.errors import Fenced, Refused
+from headwater.core.limits import LSN_MAX
+from headwater.core.settings import whole_number
 from headwater.store.claims import ClaimTable
 
 GroupKind = Literal["consumers", "query"]
@@ -105,6 +107,18 @@ class GroupEpoch(msgspec.Struct, frozen=True):
 def begin_of(partition: int, begins: Mapping[str, int]) -> int:
     """Where a group begins in a partition: one that was added later is read whole."""
     return begins.get(str(partition), 1)
+
+
+def checked_begins(begins: Mapping[int, int]) -> dict[str, int]:
+    """The LSNs by partition, as a record has them; `Refused` if one is none."""
+    return {str(whole_number("partition", key)): checked_lsn(lsn) for key, lsn in begins.items()}
+
+
+def checked_lsn(lsn: int) -> int:
+    """The LSN itself; `Refused` if it is none."""
+    if not 1 <= whole_number("LSN", lsn) <= LSN_MAX:
+        raise Refused(f"LSN {lsn}: the first record of a partition has LSN 1")
+    return lsn
 
 
 class OtherKind(Refused):

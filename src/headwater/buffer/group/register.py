@@ -11,7 +11,6 @@ A reader works under an epoch:
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
@@ -29,16 +28,18 @@ from headwater.buffer.group.record import (
     OtherCheckpoint,
     OtherKind,
     begin_of,
+    checked_begins,
+    checked_lsn,
 )
 from headwater.buffer.layout import check_group_name, group_key, group_record_key
 from headwater.buffer.stream import Stream
 from headwater.core import runtime
-from headwater.core.errors import Bug, Contended, Fenced, NotFound, Refused, RolledBack
-from headwater.core.limits import GROUP_RESET_ATTEMPTS, LSN_MAX
-from headwater.core.settings import whole_number
+from headwater.core.errors import Bug, Contended, Fenced, NotFound, RolledBack
+from headwater.core.limits import GROUP_RESET_ATTEMPTS
 from headwater.store import Register
 from headwater.store.claims import ClaimState, ClaimTable
 
+PARTITIONS_AT_ONCE: Final = 16
 _READERS: Final = {CONSUMERS: "consumers", QUERY: "a query"}
 
 
@@ -75,7 +76,7 @@ class GroupRegister:
         `begins` has every partition of the stream. Repeated and concurrent calls return the same
         record. A deleted group begins again, and forgets the positions that it had.
         """
-        first = GroupRecord(kind, 0, 0, _checked(begins), runtime.wall_ms())
+        first = GroupRecord(kind, 0, 0, checked_begins(begins), runtime.wall_ms())
 
         def begun(now: GroupRecord | None) -> GroupRecord:
             if now is None:
@@ -190,7 +191,7 @@ class GroupRegister:
         Every reader is fenced, and a query needs a new checkpoint. `check` may raise to refuse.
         `Contended` if readers start faster than this can read the positions that stay: stop them.
         """
-        moving = _checked(begins)
+        moving = checked_begins(begins)
         staying = [p for p in range(self.stream.partitions) if p not in begins]
         # A record that was restored from a backup is behind its positions: continue above them.
         found = [p for p in (await self._read_positions()).values() if p is not None]
@@ -270,11 +271,11 @@ class GroupRegister:
 
         A position past it stays. `Fenced` if a higher epoch took the partition.
         """
-        return await self._move(partition, epoch, lambda now: max(now.lsn, _lsn(lsn)))
+        return await self._move(partition, epoch, lambda now: max(now.lsn, checked_lsn(lsn)))
 
     async def seek(self, partition: int, epoch: GroupEpoch, lsn: int) -> GroupPosition:
         """Set the position to this LSN, also back. `Fenced` as for `acknowledge`."""
-        return await self._move(partition, epoch, lambda _: _lsn(lsn))
+        return await self._move(partition, epoch, lambda _: checked_lsn(lsn))
 
     async def positions(self) -> tuple[GroupRecord, dict[int, int]]:
         """The record, and the first LSN of each partition that the group has not processed."""
@@ -402,7 +403,9 @@ class GroupRegister:
 
     async def _read_positions(self) -> dict[int, GroupPosition | None]:
         partitions = range(self.stream.partitions)
-        found = await asyncio.gather(*map(self._read_position, partitions))
+        found = await runtime.gather_each(
+            self._read_position, partitions, at_once=PARTITIONS_AT_ONCE
+        )
         return dict(zip(partitions, found, strict=True))
 
     async def _read_position(self, partition: int) -> GroupPosition | None:
@@ -429,16 +432,6 @@ class _Overtaken(Fenced):
 
 class _ReadersReturned(Contended):
     """A reader started while a reset read the positions."""
-
-
-def _checked(begins: Mapping[int, int]) -> dict[str, int]:
-    return {str(whole_number("partition", key)): _lsn(lsn) for key, lsn in begins.items()}
-
-
-def _lsn(lsn: int) -> int:
-    if not 1 <= whole_number("LSN", lsn) <= LSN_MAX:
-        raise Refused(f"LSN {lsn}: the first record of a partition has LSN 1")
-    return lsn
 
 
 def _checkpoint(query: str) -> str:

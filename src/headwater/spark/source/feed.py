@@ -17,7 +17,7 @@ from headwater.buffer.consumer import (
     position_at_time,
 )
 from headwater.buffer.consumer.progress import NO_STEP, FollowerPosition, QueryStep
-from headwater.buffer.queue import Descriptor, QueuePosition, QueueState, TimeBy, Uncounted
+from headwater.buffer.queue.contract import Descriptor, QueuePosition, QueueState, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import encode_config
 from headwater.buffer.stream.handle import explain_deletion
