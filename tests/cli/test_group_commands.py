@@ -85,7 +85,7 @@ def test_describe_shows_position_end_and_lag(invoke: Invoke, url: str) -> None:
     ]
     found = json.loads(invoke("group", "describe", url, "orders", "etl", "--json").stdout)
     assert [one["lag"]["records"] for one in found["partitions"]] == [1, 3]
-    assert (found["is_running"], found["epoch"]) == (True, 1)
+    assert (found["is_running"], found["record"]["epoch"]) == (True, 1)
 
 
 def test_describe_says_what_retention_took_from_a_group(invoke: Invoke, url: str) -> None:

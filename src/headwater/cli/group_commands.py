@@ -177,11 +177,11 @@ def describe_positions(found: GroupDescription) -> Report:
     state = _state(is_running=found.is_running).text
     report.facts = {
         "group": found.group,
-        "kind": found.kind,
+        "kind": found.record.kind,
         "state": state,
-        "epoch": found.epoch,
-        "resets": found.resets,
-        "changed_ms": found.changed_ms,
+        "epoch": found.record.epoch,
+        "resets": found.record.resets,
+        "changed_ms": found.record.changed_ms,
     }
     report.table("", [_row(one) for one in found.partitions])
     for one in found.partitions:

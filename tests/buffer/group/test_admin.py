@@ -162,7 +162,7 @@ async def test_a_description_says_who_reads_what() -> None:
     await register.begin("consumers", {0: 5, 1: 9})
     await members(register, "a")
     found = await describe_group(stream.store, "orders", group="audit")
-    assert (found.kind, found.is_running, found.epoch, found.resets) == ("consumers", True, 1, 0)
+    assert (found.record.kind, found.is_running, found.record.epoch) == ("consumers", True, 1)
     rows = [(one.partition, one.reader, one.lsn, one.lag.records) for one in found.partitions]
     assert rows == [(0, "a", 5, 6), (1, "", 9, 2)]
 

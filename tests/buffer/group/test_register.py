@@ -17,7 +17,8 @@ from headwater.buffer.group.record import (
 )
 from headwater.buffer.group.register import GroupRegister
 from headwater.buffer.layout import group_key, group_record_key
-from headwater.core.errors import Bug, Fenced, Refused, RolledBack
+from headwater.core.errors import Bug, Contended, Fenced, Refused, RolledBack
+from headwater.core.limits import GROUP_RESET_ATTEMPTS
 from headwater.store import MemoryBackend, Register
 from headwater.store.claims import Claim, ClaimState, ClaimTable
 from tests.buffer.group.given import BEGINS, ID, claimed, group_on
@@ -330,12 +331,14 @@ async def test_a_reset_of_one_partition_loses_no_acknowledgement_of_another() ->
     assert await positions_of(inner) == {0: 3, 1: 28}
 
 
+@pytest.mark.parametrize("before", ["the position is taken", "the reset"])
 @virtual
-async def test_a_reader_that_starts_during_a_reset_of_one_partition_has_it_begin_again() -> None:
+async def test_a_reader_that_starts_during_a_reset_has_it_begin_again(before: str) -> None:
     backend = Scripted()
     inner = backend.inner
     assert isinstance(inner, MemoryBackend)
-    reader, _ = await query_on(inner)
+    reader, old = await query_on(inner)
+    await reader.take(1, old)
 
     async def reads_on() -> None:
         again = await reader.start_query("q1", is_new=False)
@@ -346,9 +349,32 @@ async def test_a_reader_that_starts_during_a_reset_of_one_partition_has_it_begin
         return await apply()
 
     # The first write stops the readers, the second takes partition 1, the third is the reset.
-    backend.next("put_if_unchanged", at_once, after(reads_on))
-    await group_on(backend).reset({0: 3})
+    waits = {"the position is taken": 1, "the reset": 2}[before]
+    backend.next("put_if_unchanged", *[at_once] * waits, after(reads_on))
+    record = await group_on(backend).reset({0: 3})
+    assert record.epoch == 5, "a start, two attempts, a start in between, and the reset"
     assert await positions_of(inner) == {0: 3, 1: 28}
+
+
+@virtual
+async def test_a_reset_gives_up_when_readers_start_again_and_again() -> None:
+    backend = Scripted()
+    inner = backend.inner
+    assert isinstance(inner, MemoryBackend)
+    reader, old = await query_on(inner)
+    await reader.take(1, old)
+
+    async def starts() -> None:
+        await reader.take(1, await reader.start_query("q1", is_new=False))
+
+    async def at_once(apply: Any) -> Any:
+        return await apply()
+
+    # Each attempt stops the readers, and finds that one has taken the partition since.
+    backend.next("put_if_unchanged", *[at_once, after(starts)] * GROUP_RESET_ATTEMPTS)
+    with pytest.raises(Contended, match="readers started again 8 times"):
+        await group_on(backend).reset({0: 3})
+    assert (await reader.read()).resets == 0
 
 
 @virtual

@@ -72,11 +72,7 @@ class GroupDescription(msgspec.Struct, frozen=True):
     """A group, and how far it is in each partition."""
 
     group: str
-    kind: GroupKind
     is_running: bool
-    epoch: int
-    resets: int
-    changed_ms: int
     record: GroupRecord
     partitions: list[PartitionLag]
 
@@ -137,16 +133,8 @@ async def describe_group(
             claim = record.table.claims.get(str(partition))
             return msgspec.structs.replace(found, reader="" if claim is None else claim.member)
 
-        return GroupDescription(
-            group,
-            record.kind,
-            is_running(record),
-            record.epoch,
-            record.resets,
-            record.changed_ms,
-            record,
-            await runtime.gather_each(one, sorted(positions), at_once=PARTITIONS_AT_ONCE),
-        )
+        partitions = await runtime.gather_each(one, sorted(positions), at_once=PARTITIONS_AT_ONCE)
+        return GroupDescription(group, is_running(record), record, partitions)
 
 
 async def group_lag(

@@ -201,14 +201,13 @@ class GroupRegister:
             fence, kept = None, dict[str, int]()
             if staying:
                 fence = await self._stop_readers(least_epoch, check)
-                kept = {str(p): (await self.take(p, fence)).lsn for p in staying}
 
             def reset(
                 now: GroupRecord, fence: GroupEpoch | None = fence, kept: dict[str, int] = kept
             ) -> GroupRecord:
                 check(now)
                 if fence is not None and now.epoch != fence.number:
-                    raise _ReadersReturned
+                    raise Fenced(f"epoch {now.epoch} was given since")
                 return GroupRecord(
                     now.kind,
                     max(now.epoch, least_epoch) + 1,
@@ -218,9 +217,11 @@ class GroupRegister:
                 )
 
             try:
+                if fence is not None:
+                    kept |= {str(p): (await self.take(p, fence)).lsn for p in staying}
                 return await self._update(reset)
-            except _ReadersReturned:
-                continue
+            except Fenced:
+                continue  # a reader started meanwhile, and may have acknowledged since
         raise Contended(
             f"{self._name()} was not reset: its readers started again {GROUP_RESET_ATTEMPTS} "
             "times meanwhile. Stop them, and reset it then"
@@ -428,10 +429,6 @@ class _Overtaken(Fenced):
     def __init__(self, epoch: int) -> None:
         super().__init__(f"epoch {epoch}")
         self.epoch = epoch
-
-
-class _ReadersReturned(Contended):
-    """A reader started while a reset read the positions."""
 
 
 def _checkpoint(query: str) -> str:
