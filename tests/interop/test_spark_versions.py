@@ -17,7 +17,7 @@ WITHOUT_LIMITS = [
     # They play a Spark that tells a source where to begin and how much it may read.
     *("--ignore", "tests/spark/source/test_restarts.py"),
     *("--ignore", "tests/spark/source/test_data_loss.py"),
-    *("--ignore", "tests/spark/source/test_stream_owners.py"),
+    *("--ignore", "tests/spark/source/test_groups.py"),
     *("--ignore", "tests/spark/source/test_stream_reader.py"),
     # Nobody is acknowledged within the one micro-batch of an AvailableNow, hence nobody fenced.
     "--deselect",

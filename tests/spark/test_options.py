@@ -84,7 +84,6 @@ def test_defaults_are_those_of_kafkas_source() -> None:
             ),
         ),
         ("startingOffsetsByTimestampStrategy", "LATEST", "starts_at_latest", True),
-        ("takeOver", "TRUE", "take_over", True),
         ("maxOffsetsPerTrigger", "1000", "max_offsets_per_trigger", 1000),
         ("maxBytesPerTrigger", "512MiB", "max_bytes_per_trigger", 512 << 20),
         ("minPartitions", "8", "min_partitions", 8),
@@ -171,6 +170,7 @@ def test_what_does_not_go_together_is_refused(given: Any, mode: Mode, told: str)
 @pytest.mark.parametrize(
     ("name", "told"),
     [
+        ("takeOver", "a stream has no owner"),
         ("startingOffset", "called startingOffsets"),
         ("failOnDatLoss", "did you mean failOnDataLoss"),
         ("maxoffsetpertrigger", "did you mean maxOffsetsPerTrigger"),
@@ -220,7 +220,6 @@ def test_what_is_meant_is_told_by_options_that_one_kind_of_read_has() -> None:
         ("startingOffsetsByTimestamp", '{"orders": {"0": "soon"}}', "milliseconds since 1970"),
         ("startingOffsetsByTimestampStrategy", "earliest", "error or latest"),
         ("groupId", "a/b", "is not a valid group name"),
-        ("takeOver", "maybe", "true or false"),
         ("maxOffsetsPerTrigger", "0", "1 or more"),
         ("maxBytesPerTrigger", "0", "above 0"),
         ("maxBytesPerTrigger", "lots", "8MiB"),

@@ -16,7 +16,6 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from headwater.buffer.consumer import FollowerRegister
 from headwater.core import runtime
 from headwater.spark.options import ReadOptions
 from headwater.spark.source.executor import SliceReader
@@ -26,7 +25,7 @@ from headwater.spark.source.slices import Limits, SlicePartition
 from headwater.spark.source.streams import source_schema, subscribed_streams
 from headwater.spark.versions import spark_schema
 from headwater.store import Store
-from tests.torture.spark_world import Delivered, Held, SparkWorld
+from tests.torture.spark_world import Delivered, Held, Life, SparkWorld
 
 
 class Overtaken(Exception):
@@ -47,12 +46,15 @@ class Notes:
         return Notes(offsets, {one for one in self.done if one < number}, self.delivered)
 
 
-def held_of(offset: Offset) -> dict[Held, int]:
+def lives_of(offset: Offset) -> dict[Life, int]:
     """The LSN that comes next in each partition."""
     return {
-        Held(part.stream, offset.ids[part.stream], part.partition): place.lsn
-        for part, place in offset.positions.items()
+        life_of(offset, part.stream, part.partition): lsn for part, lsn in offset.positions.items()
     }
+
+
+def life_of(offset: Offset, stream: str, partition: int) -> Life:
+    return Life(Held(stream, offset.ids[stream], partition), offset.resets[stream])
 
 
 class Driver:
@@ -108,13 +110,14 @@ class Driver:
         if not self._is_41 or (self._available_now and not number):
             start = await self._start_of(number)
         if number:
-            # What lies before is done: an owner that opens acknowledges it.
-            self.world.commits(self.options.group_id, held_of(await self._start_of(number)))
+            # What lies before is done: a run that starts acknowledges it.
+            self.world.commits(self.options.group_id, lives_of(await self._start_of(number)))
         if self._is_41:
             found = await self._source.latest_without_start()
         else:
             assert start is not None
             found = await self._source.latest(start, self._limits())
+        self.world.started(self.options.group_id, self._epochs())
         end = json.dumps(found.to_json())
         before = json.dumps(start.to_json()) if start else self._offsets.get(number - 1)
         if not self._is_41:
@@ -136,24 +139,24 @@ class Driver:
     async def _told(self, number: int, start: Offset, end: Offset) -> None:
         """Let the world know what is about to be written down."""
         world, group, query = self.world, self.options.group_id, self.notes.delivered
-        since, until = held_of(start), held_of(end)
+        since, until = lives_of(start), lives_of(end)
         if await self._is_refused(number, start, end):
             query.refused.add(number)
             return
         query.refused.discard(number)
-        added = {held: lsn for held, lsn in until.items() if held not in since}
-        floors = {held: await self._floor(held) for held in added}
+        added = {life: lsn for life, lsn in until.items() if life not in since}
+        floors = {life: await self._floor(life.held) for life in added}
         if self._is_41:
             world.groups[group].is_crowded |= not world.groups[group].begun
             # Its micro-batch has the first records as well: it does not know what was added.
-            added = {held: await self._place(held) for held in added}
+            added = {life: await self._place(life) for life in added}
         if not number:
             # Spark 4.1 may come too late with it: that is refused before anything is read.
             world.begins(group, since, query, exact=not self._is_41)
             if not self._is_41:
                 world.replaces(group, query)
-        for held, lsn in added.items():
-            world.joins(group, held, lsn, floors[held], query)
+        for life, lsn in added.items():
+            world.joins(group, life, lsn, floors[life], query)
 
     async def _is_refused(self, number: int, start: Offset, end: Offset) -> bool:
         """Whether what is about to be written down is refused before anything of it is read.
@@ -166,48 +169,64 @@ class Driver:
         if self._is_41:
             known = start.ids.items()
             is_other = any(end.ids.get(name, stream_id) != stream_id for name, stream_id in known)
+            resets = start.resets.items()
+            is_other |= any(end.resets.get(name, count) != count for name, count in resets)
             return is_other or start.query != end.query
         if number:
             return False
-        first = min(held_of(start), default=None)
-        stream = self.world.streams.get(first.stream) if first is not None else None
-        if first is None or stream is None or stream.id != first.id:
-            return False
-        kept = await FollowerRegister(stream, first.partition, self.options.group_id).read()
-        return kept is not None and kept.query != end.query
+        for name in sorted(start.streams):
+            stream = self.world.streams.get(name)
+            if stream is not None and stream.id == start.ids[name]:
+                kept = await self.world.group(self.options.group_id, name)
+                return (
+                    kept is None
+                    or kept.record.resets != end.resets[name]
+                    or kept.record.query != end.query
+                )
+        return False
 
     async def _floor(self, held: Held) -> int:
         return await self.world.floor(held) if held in self.world.live() else 1 << 60
 
-    async def _place(self, held: Held) -> int:
+    async def _place(self, life: Life) -> int:
         """Where the group stands in a partition, as it is kept."""
-        stream = self.world.streams.get(held.stream)
-        if stream is None or stream.id != held.id:
+        held = life.held
+        if held not in self.world.live():
             return 1
-        kept = await FollowerRegister(stream, held.partition, self.options.group_id).read()
-        return kept.lsn if kept is not None and kept.lsn is not None else 1
+        kept = await self.world.group(self.options.group_id, held.stream)
+        return kept.positions[held.partition] if kept is not None else 1
 
     async def _commit(self, end: Offset) -> None:
-        positions = held_of(end)
+        positions = lives_of(end)
         self.world.commits(self.options.group_id, positions)
+        fenced = await self.world.fenced(self.options.group_id, positions, self._epochs())
         await self._source.commit(end)
+        self.world.check(not fenced, f"{fenced} was committed by a run that was replaced")
         self.world.committed(self.options.group_id, positions, self.notes.delivered)
+
+    def _epochs(self) -> dict[str, int]:
+        """The epoch of this run in each stream, by the stream's id."""
+        source = self._source
+        epochs = source._group._epochs
+        return {source._ids[name]: epoch.number for name, epoch in epochs.items()}
 
     async def _execute(self, number: int) -> None:
         end = Offset.from_json(json.loads(self._offsets[number]))
         start = await self._start_of(number)
-        if number:
-            # What lies before is done: an owner that opens acknowledges it.
-            self.world.commits(self.options.group_id, held_of(start))
+        was_reset = await self.world.was_reset(self.options.group_id, lives_of(end))
         tasks = await self._source.plan(start, end)
+        self.world.started(self.options.group_id, self._epochs())
+        self.world.check(not was_reset, f"{number} was planned after a reset of {self.options}")
         await self._pause()
-        rows: dict[Held, list[tuple[int, int]]] = {}
+        rows: dict[Life, list[tuple[int, int]]] = {}
         for task in tasks:
-            held = Held(task.stream, end.ids[task.stream], task.partition)
-            rows.setdefault(held, []).extend(await self._read(task))
+            life = life_of(end, task.stream, task.partition)
+            rows.setdefault(life, []).extend(await self._read(task))
         if not self.options.fail_on_data_loss:
-            for held in self.world.live():
-                self.world.passes(self.options.group_id, held, await self.world.floor(held))
+            for life in lives_of(end):
+                if life.held in self.world.live():
+                    floor = await self.world.floor(life.held)
+                    self.world.passes(self.options.group_id, life, floor)
         await self._pause()
         self.world.sinks(
             self.options.group_id,
@@ -242,7 +261,7 @@ class Driver:
             return Offset.from_json(json.loads(self._offsets[number - 1]))
         kept: Any = json.loads(json.dumps((await self._source.initial()).to_json()))
         found = Offset.from_json(kept)
-        self.world.told(self.options.group_id, held_of(found))
+        self.world.told(self.options.group_id, lives_of(found))
         return found
 
     def _limits(self) -> Limits:
@@ -250,5 +269,6 @@ class Driver:
         return Limits(options.max_offsets_per_trigger, options.max_bytes_per_trigger)
 
     async def _pause(self) -> None:
-        """An instant at which the driver may die."""
-        await runtime.sleep(self.world.random.random() * 0.01)
+        """An instant at which the driver may die, or rest while another one is started."""
+        random = self.world.random
+        await runtime.sleep(random.random() * (20.0 if random.random() < 0.05 else 0.01))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from headwater.buffer.consumer import TakenOver, UnreadableBatch
+from headwater.buffer.consumer import UnreadableBatch
 from headwater.core import runtime
 from headwater.core.errors import (
     Damaged,
@@ -23,10 +23,10 @@ from headwater.core.errors import (
 )
 from headwater.spark.option_values import Offsets
 from headwater.spark.options import ReadOptions
-from headwater.spark.source.checkpoint import NOT_READ
+from headwater.spark.source.checkpoint import NOT_READ, GroupState
 from headwater.testing import Process
 from tests.torture.spark_driver import Driver, Notes, Overtaken
-from tests.torture.spark_world import PATTERN, Held, SparkWorld
+from tests.torture.spark_world import PATTERN, Held, Life, SparkWorld
 
 ATTEMPTS = 12
 """So many starts lead to a query that runs, once nothing goes wrong."""
@@ -60,6 +60,8 @@ class Operator:
             await runtime.sleep(random.expovariate(1.0) * random.choice((1, 10, 100)))
             if random.random() < 0.2:
                 process.freeze(random.expovariate(1.0) * 60)
+                if random.random() < 0.3:
+                    self._notes, self._replaced = Notes(), True
                 continue  # a zombie: the next one is started beside it
             if random.random() < 0.1:
                 continue
@@ -82,40 +84,52 @@ class Operator:
             told.append(repr(error))
         world.check(False, f"group {self.group} does not get to the end: {told}")
 
-    def check_all_given(self) -> None:
-        """Every record from the group's beginning on was given to it."""
+    async def check_all_given(self) -> None:
+        """Every record from where the group last began was given to it."""
         world, truth = self.world, self.world.groups[self.group]
-        for held in filter(self._reads, world.live()):
-            world.check(held in truth.begun, f"group {self.group} never came to read {held}")
-            begun = max(truth.begun[held], truth.passed.get(held, 0))
+        for life in await self._lives():
+            held = life.held
+            world.check(life in truth.begun, f"group {self.group} never came to read {life}")
+            begun = max(truth.begun[life], truth.passed.get(life, 0))
             wanted = set(range(begun, len(world.held[held]) + 1)) - world.damaged[held]
-            missing = sorted(wanted - truth.given[held])
-            world.check(not missing, f"group {self.group} was never given {missing} of {held}")
+            missing = sorted(wanted - truth.given[life])
+            world.check(not missing, f"group {self.group} was never given {missing} of {life}")
 
     async def check_acknowledged(self) -> None:
-        """What the owner was given is acknowledged, also the last of it (Spark 4.1 lags)."""
-        for held in self.world.live():
-            state = await self.world.state(held)
-            mine = state.group == self.group and self._reads(held) and not self.is_41
+        """What the group was given is acknowledged, also the last of it (Spark 4.1 lags)."""
+        for life in [] if self.is_41 else await self._lives():
+            state, group = await self.world.state(life.held), await self._stored(life.held)
+            assert group is not None
+            lsn = group.positions[life.held.partition]
             self.world.check(
-                not mine or state.acked_lsn == state.next_lsn,
-                f"{self.group} owns {held}, and acknowledged {state.acked_lsn} of {state.next_lsn}",
+                lsn == state.next_lsn or state.floor_lsn == state.next_lsn,
+                f"{self.group} acknowledged {lsn} of {state.next_lsn} in {life}",
             )
+
+    async def _lives(self) -> list[Life]:
+        """The partitions that the query reads, in the group's present life."""
+        lives = []
+        for held in filter(self._reads, self.world.live()):
+            group = await self._stored(held)
+            lives.append(Life(held, -1 if group is None else group.record.resets))
+        return lives
+
+    async def _stored(self, held: Held) -> GroupState | None:
+        return await self.world.group(self.group, held.stream)
 
     async def _is_done(self) -> bool:
         """Spark 4.1 reads what was there when it began, and no more."""
-        truth = self.world.groups[self.group]
-        for held in filter(self._reads, self.world.live()):
-            state = await self.world.state(held)
-            if self._is_lenient and state.group != self.group and state.floor_lsn == state.next_lsn:
-                truth.passed[held] = state.floor_lsn  # nothing is left, so no micro-batch says so
+        truth, lives = self.world.groups[self.group], await self._lives()
+        for life in lives:
+            state = await self.world.state(life.held)
+            if self._is_lenient and state.floor_lsn == state.next_lsn:
+                truth.passed[life] = state.floor_lsn  # nothing is left, so no micro-batch says so
         return all(
-            not self._reads(held)
-            or len(self.world.held[held])
-            <= max(truth.given[held] | self.world.damaged[held], default=0)
-            or truth.begun.get(held, 0) > len(self.world.held[held])
-            or truth.passed.get(held, 0) > len(self.world.held[held])
-            for held in self.world.live()
+            len(self.world.held[life.held])
+            <= max(truth.given[life] | self.world.damaged[life.held], default=0)
+            or truth.begun.get(life, 0) > len(self.world.held[life.held])
+            or truth.passed.get(life, 0) > len(self.world.held[life.held])
+            for life in lives
         )
 
     def _reads(self, held: Held) -> bool:
@@ -197,13 +211,16 @@ class Operator:
             self._gives_up = True
         elif isinstance(error, NotFound):
             self._check_reason(self.world.deleted > 0, error)
-        elif isinstance(error, TakenOver) or "Start it again" in text:
-            # A published v1 queue has its name alone: the consumer of one that was made again is
-            # opened in the same place.
-            is_other = self.world.format == "v1" and self.world.deleted > 0
-            self._check_reason(self._replaced or is_other, error)
-        elif "opened the consumer at the same moment" in text:
-            self._check_reason(not self.world.network.calm, error)
+        elif "another run of this query" in text or "Start it again" in text:
+            self._check_reason(self._replaced, error)
+        elif isinstance(error, Fenced) and "Start this query again" in text:
+            # What happened could not be looked up.
+            is_fenced = self._replaced or self.world.resets > 0
+            self._check_reason(is_fenced and not self.world.network.calm, error)
+        elif "was reset" in text or "headwater group delete" in text:
+            self._check_reason(self.world.resets > 0, error)
+            if is_current:
+                self._notes, self._replaced = Notes(), True
         elif isinstance(error, Refused | Fenced) and "new checkpoint" in text:
             if "created again" in text or NOT_READ in text:
                 self._check_reason(self.world.deleted > 0, error)
@@ -233,16 +250,18 @@ class Operator:
         held = live.get((found[1], int(found[2])))
         if held is None:
             return
-        state = await self.world.state(held)
-        floor, owner = state.floor_lsn, state.group
+        floor = await self.world.floor(held)
         self.world.check(
             floor > int(found[3]) or self.world.deleted > 0,
             f"{text}: and yet the oldest one is {floor}",
         )
-        # An opening acknowledges what its checkpoint has done before the group's position says so:
-        # an older copy of that checkpoint may still begin there, and so may a second run of it.
-        is_alone = not self._restored and not self.world.groups[self.group].is_crowded
+        # What another run of the group has processed is not lost: that run fenced this one.
+        group = await self._stored(held)
+        is_alone = not self._replaced and not self._restored and not self.world.resets
         self.world.check(
-            owner != self.group or self.world.deleted > 0 or not is_alone,
-            f"{self.group} acknowledges {held}, and yet {text}",
+            group is None
+            or group.positions[held.partition] <= int(found[3])
+            or self.world.deleted > 0
+            or not is_alone,
+            f"{self.group} has processed what {text} says",
         )

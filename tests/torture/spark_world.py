@@ -14,11 +14,16 @@ what it may have. Checked at the end: each group was given every record from its
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import pyarrow as pa
 
+from headwater.buffer.consumer import Ownership
+from headwater.buffer.consumer.positions import ReadBounds
+from headwater.buffer.consumer.progress import UnknownGroup
+from headwater.buffer.group import GroupRegister, delete_group, reset_group
 from headwater.buffer.producer import Producer
 from headwater.buffer.queue.contract import QueueState
 from headwater.buffer.stream import (
@@ -28,6 +33,7 @@ from headwater.buffer.stream import (
     delete_stream,
 )
 from headwater.core.runtime import installed
+from headwater.spark.source.checkpoint import GroupState
 from headwater.store import MemoryBackend, Store, Version
 from headwater.store.backend import Condition
 from headwater.store.objects import Buffer, Object
@@ -35,7 +41,7 @@ from headwater.testing import Simulation
 from tests.torture.surroundings import DAY_MS, Hazards, Surroundings
 
 PATTERN = "s.*"
-RETENTIONS_MS = (0, 1000, 3_600_000, 7 * DAY_MS)
+RETENTIONS_MS = (0, 1000, 3_600_000, 7 * DAY_MS, 100 * DAY_MS, 100 * DAY_MS)
 COLUMN = pa.field("n", pa.int64())
 MORE = pa.field("more", pa.string())
 
@@ -46,6 +52,13 @@ class Held(NamedTuple):
     stream: str
     id: str
     partition: int
+
+
+class Life(NamedTuple):
+    """One partition in one life of a group, which a reset or a deletion ends."""
+
+    held: Held
+    resets: int
 
 
 class OwnClock(MemoryBackend):
@@ -80,9 +93,9 @@ class OwnClock(MemoryBackend):
 class Delivered:
     """What one query, which is one checkpoint, brought into its sink."""
 
-    rows: dict[int, dict[Held, list[int]]] = field(default_factory=dict)
+    rows: dict[int, dict[Life, list[int]]] = field(default_factory=dict)
     """By the number of the micro-batch: the LSNs of each partition, in order."""
-    ends: dict[Held, int] = field(default_factory=dict)
+    ends: dict[Life, int] = field(default_factory=dict)
     """The LSN after the last one of each partition."""
     inexact: set[int] = field(default_factory=set)
     """Those that a query with failOnDataLoss=false brought, which may have left records out."""
@@ -96,17 +109,19 @@ class Delivered:
 class GroupTruth:
     """What is known of one group, by what its queries were told and have done."""
 
-    begun: dict[Held, int] = field(default_factory=dict)
-    committed: dict[Held, int] = field(default_factory=dict)
+    begun: dict[Life, int] = field(default_factory=dict)
+    committed: dict[Life, int] = field(default_factory=dict)
     """Up to here, by a commit that was answered."""
-    attempted: dict[Held, int] = field(default_factory=dict)
+    attempted: dict[Life, int] = field(default_factory=dict)
     """Up to here, by a commit that was asked for."""
-    given: dict[Held, set[int]] = field(default_factory=lambda: defaultdict(set))
+    given: dict[Life, set[int]] = field(default_factory=lambda: defaultdict(set))
     is_crowded: bool = False
     """Whether two queries began at once: one may have resolved what the other takes for added. Or
     whether one began on Spark 4.1 before there was any stream: those that come are new to it."""
+    epochs: dict[str, int] = field(default_factory=dict)
+    """By the id of the stream: the last epoch whose run has taken all that it reads."""
     queries: list[Delivered] = field(default_factory=list)
-    passed: dict[Held, int] = field(default_factory=dict)
+    passed: dict[Life, int] = field(default_factory=dict)
     """What lies before this was given up: the query was told that it is gone, and to go on."""
 
 
@@ -133,6 +148,8 @@ class SparkWorld(Surroundings):
         self.groups: dict[str, GroupTruth] = defaultdict(GroupTruth)
         self.deleted = 0
         """How many streams were."""
+        self.resets = 0
+        """How often a group was reset or deleted."""
         self._columns = [COLUMN]
         self._values = 0
 
@@ -208,11 +225,59 @@ class SparkWorld(Surroundings):
             await self.create(name)
 
     async def collect(self) -> None:
-        """Let what has expired go."""
+        """Let what has expired go, whatever any group has processed."""
         for name in sorted(self.streams):
             stream = self.streams[name]
             for number in range(stream.partitions):
+                ownership = await Ownership.open(stream, number, "collector", gc=False)
+                end = (await stream.queue_reader(number).state()).next_sequence
+                if end:
+                    await ownership.acknowledge(end - 1)
                 await stream.collector(number).collect(stream.retention())
+
+    async def reset(self) -> None:
+        """Reset or delete a group in one stream, whether it runs or not."""
+        if not self.streams or not self.groups:
+            return
+        random = self.random
+        stream = self.streams[random.choice(sorted(self.streams))]
+        group = random.choice(sorted(self.groups))
+        register = GroupRegister(stream, group)
+        try:
+            before = await register.read()
+            if random.random() < 0.2:
+                self.resets += 1
+                await delete_group(self.calm_store, stream.name, group=group, force=True)
+                return
+            to = await self._target(stream)
+            self.resets += 1
+            await reset_group(
+                self.calm_store, stream.name, group=group, to=to, dry_run=False, force=True
+            )
+        except UnknownGroup:
+            return
+        record = await register.read()
+        self.simulation.record("reset", group=group, stream=stream.name, to=record.begins)
+        for number in range(stream.partitions):
+            held = Held(stream.name, stream.id, number)
+            lsn, life = record.lsn_of(number, None), Life(held, record.resets)
+            known = self.groups[group].begun.setdefault(life, lsn)
+            self.check(known == lsn, f"{group} begins {life} at {known}, and was reset to {lsn}")
+            old = Life(held, before.resets)
+            if isinstance(to, dict) and number not in to and old in self.groups[group].begun:
+                low = self.groups[group].committed.get(old, 0)
+                high = self._furthest(group, old)
+                self.check(low <= lsn <= high, f"{old} stays at {lsn}, and was at {low}–{high}")
+
+    async def _target(self, stream: Stream) -> ReadBounds:
+        """Where a reset moves a group: everywhere, or in one partition."""
+        random = self.random
+        number = random.randrange(stream.partitions)
+        state = await stream.queue_reader(number).state()
+        to: ReadBounds = random.choice(
+            ("earliest", "latest", {number: random.randint(state.floor_lsn, state.next_lsn)})
+        )
+        return to
 
     async def rot(self) -> None:
         """Damage a batch, where anything tells its rows after that."""
@@ -251,29 +316,67 @@ class SparkWorld(Surroundings):
         """The LSN of the oldest record that is kept."""
         return (await self.state(held)).floor_lsn
 
+    async def group(self, group: str, stream: str) -> GroupState | None:
+        """A group in a stream as it is stored; None if it has not begun there."""
+        if stream not in self.streams:
+            return None
+        try:
+            return GroupState(*await GroupRegister(self.streams[stream], group).positions())
+        except UnknownGroup:
+            return None
+
+    def started(self, group: str, epochs: dict[str, int]) -> None:
+        """A run has started, and taken all that it reads."""
+        known = self.groups[group].epochs
+        for stream_id, epoch in epochs.items():
+            known[stream_id] = max(known.get(stream_id, 0), epoch)
+
+    async def fenced(
+        self, group: str, positions: dict[Life, int], epochs: dict[str, int]
+    ) -> list[Life]:
+        """What a run is about to commit although a later one has started."""
+        found, live = [], set(self.live())
+        for life, lsn in positions.items():
+            stored = await self.group(group, life.held.stream) if life.held in live else None
+            if stored is not None and stored.record.resets == life.resets:
+                mine, last = epochs.get(life.held.id, 0), self.groups[group].epochs
+                is_later = mine < last.get(life.held.id, 0)
+                if is_later and stored.positions[life.held.partition] < lsn:
+                    found.append(life)
+        return found
+
+    async def was_reset(self, group: str, lives: Iterable[Life]) -> bool:
+        """Whether the life of a group is over in the stream that counts its micro-batches."""
+        live = set(self.live())
+        for life in sorted(lives):
+            if life.held in live:
+                found = await self.group(group, life.held.stream)
+                return found is None or found.record.resets != life.resets
+        return False
+
     # What queries were told, and did
 
-    def told(self, group: str, positions: dict[Held, int]) -> None:
+    def told(self, group: str, positions: dict[Life, int]) -> None:
         """A query without a checkpoint was told where it begins."""
-        for held, lsn in positions.items():
-            self.groups[group].begun.setdefault(held, lsn)
-            high = self._furthest(group, held)
-            self.check(lsn <= high, f"{group} begins {held} at {lsn}, and was at {high} at most")
+        for life, lsn in positions.items():
+            self.groups[group].begun.setdefault(life, lsn)
+            high = self._furthest(group, life)
+            self.check(lsn <= high, f"{group} begins {life} at {lsn}, and was at {high} at most")
 
     def begins(
-        self, group: str, positions: dict[Held, int], query: Delivered, *, exact: bool
+        self, group: str, positions: dict[Life, int], query: Delivered, *, exact: bool
     ) -> None:
         """A query without a checkpoint has its first micro-batch written down."""
-        for held, lsn in positions.items():
-            low = self.groups[group].committed.get(held, 0) if exact else 0
-            self.check(low <= lsn, f"{group} begins {held} at {lsn}, and has committed {low}")
-            query.ends.setdefault(held, lsn)
+        for life, lsn in positions.items():
+            low = self.groups[group].committed.get(life, 0) if exact else 0
+            self.check(low <= lsn, f"{group} begins {life} at {lsn}, and has committed {low}")
+            query.ends.setdefault(life, lsn)
 
-    def _furthest(self, group: str, held: Held) -> int:
+    def _furthest(self, group: str, life: Life) -> int:
         """Where the group may stand at most."""
         truth = self.groups[group]
         known = (truth.begun, truth.attempted, truth.passed)
-        return max(one.get(held, 0) for one in known)
+        return max(one.get(life, 0) for one in known)
 
     def replaces(self, group: str, query: Delivered) -> None:
         """From its first micro-batch on, a query is the only one of its group."""
@@ -284,34 +387,34 @@ class SparkWorld(Surroundings):
         if all(one is not query for one in queries):
             queries.append(query)
 
-    def passes(self, group: str, held: Held, floor: int) -> None:
+    def passes(self, group: str, life: Life, floor: int) -> None:
         """The group was told to go on without what is gone."""
         passed = self.groups[group].passed
-        passed[held] = max(passed.get(held, 0), floor)
+        passed[life] = max(passed.get(life, 0), floor)
 
-    def joins(self, group: str, held: Held, lsn: int, floor: int, query: Delivered) -> None:
+    def joins(self, group: str, life: Life, lsn: int, floor: int, query: Delivered) -> None:
         """A partition that came later is read: from its oldest record on, or where it stood."""
         truth = self.groups[group]
-        if held not in truth.begun and not truth.is_crowded:
-            self.check(lsn <= max(1, floor), f"{held} was added, and is read from {lsn} on")
-        truth.begun.setdefault(held, lsn)
-        query.ends.setdefault(held, lsn)
-        low, high = truth.committed.get(held, 0), self._furthest(group, held)
-        self.check(low <= lsn <= high, f"{held} is read from {lsn} on, and stood at {low}–{high}")
+        if life not in truth.begun and not truth.is_crowded:
+            self.check(lsn <= max(1, floor), f"{life} was added, and is read from {lsn} on")
+        truth.begun.setdefault(life, lsn)
+        query.ends.setdefault(life, lsn)
+        low, high = truth.committed.get(life, 0), self._furthest(group, life)
+        self.check(low <= lsn <= high, f"{life} is read from {lsn} on, and stood at {low}–{high}")
 
     def sinks(
         self,
         group: str,
         query: Delivered,
         number: int,
-        rows: dict[Held, list[tuple[int, int]]],
+        rows: dict[Life, list[tuple[int, int]]],
         *,
         exact: bool,
     ) -> None:
         """A micro-batch comes into the sink, which takes each number once."""
         self.check(number not in query.refused, f"{group}: number {number} was not refused")
         truth = self.groups[group]
-        lsns = {held: [lsn for lsn, _ in found] for held, found in rows.items() if found}
+        lsns = {life: [lsn for lsn, _ in found] for life, found in rows.items() if found}
         if number in query.rows:
             before, now = self._readable(query.rows[number]), self._readable(lsns)
             # Records that are being deleted are passed over by one run and read by another.
@@ -319,62 +422,64 @@ class SparkWorld(Surroundings):
             if not number:
                 # Where it begins is asked again, and lies after what this sink has had: that may
                 # be acknowledged by now, and comes into the sink no second time.
-                same = same or all(set(now[held]) <= set(before.get(held, ())) for held in now)
+                same = same or all(set(now[life]) <= set(before.get(life, ())) for life in now)
             if not same and not self._is_counted(query):
                 # An older copy that cannot be known as one. Whoever puts it back has a sink that
                 # takes these rows for written.
-                for held, given in lsns.items():
-                    truth.given[held].update(given)
-                    query.ends[held] = max(query.ends.get(held, 0), given[-1] + 1)
+                for life, given in lsns.items():
+                    truth.given[life].update(given)
+                    query.ends[life] = max(query.ends.get(life, 0), given[-1] + 1)
                 return
             self.check(same, f"{group}: number {number} had {before}, and has now {now}")
             return
         query.rows[number] = lsns
         if not exact:
             query.inexact.add(number)
-        for held, found in rows.items():
+        for life, found in rows.items():
             for lsn, value in found:
-                self._follows(group, query, held, lsn)
+                self._follows(group, query, life, lsn)
                 self.check(
-                    self.held[held][lsn - 1] == value,
-                    f"{held}: LSN {lsn} is {self.held[held][lsn - 1]}, and {value} was read",
+                    self.held[life.held][lsn - 1] == value,
+                    f"{life}: LSN {lsn} is {self.held[life.held][lsn - 1]}, and {value} was read",
                 )
-                query.ends[held] = lsn + 1
-                truth.given[held].add(lsn)
+                query.ends[life] = lsn + 1
+                truth.given[life].add(lsn)
 
     def _is_counted(self, query: Delivered) -> bool:
-        """Whether the partition is there that counts the query's micro-batches."""
-        return min(query.ends) in self.live()
+        """Whether the stream is there that counts the query's micro-batches."""
+        first = min(query.ends).held
+        stream = self.streams.get(first.stream)
+        return stream is not None and stream.id == first.id
 
-    def _readable(self, rows: dict[Held, list[int]]) -> dict[Held, list[int]]:
+    def _readable(self, rows: dict[Life, list[int]]) -> dict[Life, list[int]]:
         """Without what cannot be read any more."""
         found = {
-            held: [lsn for lsn in lsns if lsn not in self.damaged[held]]
-            for held, lsns in rows.items()
+            life: [lsn for lsn in lsns if lsn not in self.damaged[life.held]]
+            for life, lsns in rows.items()
         }
-        return {held: lsns for held, lsns in found.items() if lsns}
+        return {life: lsns for life, lsns in found.items() if lsns}
 
-    def _follows(self, group: str, query: Delivered, held: Held, lsn: int) -> None:
-        expected = query.ends.get(held, self.groups[group].begun.get(held, 1))
-        self.check(lsn >= expected, f"{group}: {held} has {lsn} again, after {expected - 1}")
-        missing = set(range(expected, lsn)) - self.damaged[held]
-        passed = self.groups[group].passed.get(held, 0)
+    def _follows(self, group: str, query: Delivered, life: Life, lsn: int) -> None:
+        expected = query.ends.get(life, self.groups[group].begun.get(life, 1))
+        self.check(lsn >= expected, f"{group}: {life} has {lsn} again, after {expected - 1}")
+        missing = set(range(expected, lsn)) - self.damaged[life.held]
+        passed = self.groups[group].passed.get(life, 0)
         left = {one for one in missing if one >= passed}
-        self.check(not left, f"{group}: {held} goes on at {lsn}, and {sorted(left)} are missing")
+        self.check(not left, f"{group}: {life} goes on at {lsn}, and {sorted(left)} are missing")
 
-    def commits(self, group: str, positions: dict[Held, int]) -> None:
+    def commits(self, group: str, positions: dict[Life, int]) -> None:
         """A commit is asked for."""
         attempted = self.groups[group].attempted
-        for held, lsn in positions.items():
-            attempted[held] = max(attempted.get(held, 0), lsn)
+        for life, lsn in positions.items():
+            attempted[life] = max(attempted.get(life, 0), lsn)
 
-    def committed(self, group: str, positions: dict[Held, int], query: Delivered) -> None:
+    def committed(self, group: str, positions: dict[Life, int], query: Delivered) -> None:
         """A commit was answered."""
         committed = self.groups[group].committed
-        for held, lsn in positions.items():
-            if lsn > committed.get(held, 0):
+        for life, lsn in positions.items():
+            if lsn > committed.get(life, 0):
                 self.check(
-                    not query.is_over or lsn <= self.groups[group].begun.get(held, 1),
-                    f"{group}: {held} was committed up to {lsn} by a query that was replaced",
+                    not query.is_over or lsn <= self.groups[group].begun.get(life, 1),
+                    f"{group}: {life} was committed up to {lsn} by a query that was replaced",
                 )
-                committed[held] = lsn
+                committed[life] = lsn

@@ -32,7 +32,7 @@ except ModuleNotFoundError as error:
 from pyspark.sql.types import StructField, StructType
 
 from headwater.buffer.stream import Stream
-from headwater.core import portal
+from headwater.core import portal, runtime
 from headwater.core.errors import HeadwaterError, Refused, Trimmed
 from headwater.spark import versions
 from headwater.spark.errors import plain_errors
@@ -40,7 +40,7 @@ from headwater.spark.option_values import EARLIEST
 from headwater.spark.options import Mode, ReadOptions, WriteOptions, reading_mode
 from headwater.spark.sink import BatchWriter, StreamWriter
 from headwater.spark.source import bounds
-from headwater.spark.source.checkpoint import gather_limited
+from headwater.spark.source.checkpoint import CONCURRENT_REQUESTS_MAX
 from headwater.spark.source.executor import SliceReader
 from headwater.spark.source.feed import PartitionFeed, PendingBatches
 from headwater.spark.source.micro_batches import MicroBatches, to_tasks
@@ -140,17 +140,21 @@ async def plan_batch(options: ReadOptions) -> list[SlicePartition]:
     feeds = [PartitionFeed(stream, part.partition) for stream, part in parts_of(streams, options)]
     parts = [feed.part for feed in feeds]
     bounds.check_partitions_named(options, parts)
-    slices = await gather_limited(_slices(feed, options) for feed in feeds)
+
+    async def one(feed: PartitionFeed) -> list[Slice]:
+        return await _slices(feed, options)
+
+    slices = await runtime.gather_each(one, feeds, at_once=CONCURRENT_REQUESTS_MAX)
     return to_tasks(zip(feeds, slices, strict=True), options)
 
 
 async def _slices(feed: PartitionFeed, options: ReadOptions) -> list[Slice]:
-    start = await bounds.starting_position(feed, options, EARLIEST)
-    end = await bounds.ending_position(feed, options)
+    start = await bounds.starting_lsn(feed, options, EARLIEST)
+    end = await bounds.ending_lsn(feed, options)
     if start >= end:
         if start > end and isinstance(options.starting_offsets, Mapping):
             raise Refused(
-                f"{feed.part}: the read would begin at offset {start.lsn} and end before {end.lsn}"
+                f"{feed.part}: the read would begin at offset {start} and end before {end}"
             )
         return []
     try:

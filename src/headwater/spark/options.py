@@ -135,9 +135,6 @@ _ROWS: Final = (
         "required",
     ),
     Option(
-        "takeOver", _STREAM, parse_flag, "Take the ownership from another group, which stops it."
-    ),
-    Option(
         "maxOffsetsPerTrigger",
         _STREAM,
         parse_count,
@@ -240,6 +237,7 @@ _INSTEAD: Final[dict[str, str]] = {
     "fetchOffset.numRetries": "the store retries its requests",
     "fetchOffset.retryIntervalMs": "the store retries its requests",
     "kafkaConsumer.pollTimeoutMs": "nothing is polled: objects are fetched",
+    "takeOver": "a stream has no owner: every group reads all of it; leave the option out",
     "startingOffset": "the option is called startingOffsets",
     "endingOffset": "the option is called endingOffsets",
     "stream": "to read, use subscribe; to write, use topic",
@@ -338,7 +336,6 @@ class ReadOptions:
     ending_time: TimeBound | None = None
     """Overrides the offsets."""
     group_id: str = ""
-    take_over: bool = False
     max_offsets_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     min_partitions: int | None = None

@@ -102,7 +102,7 @@ class Engine:
             raise Killed(f"batch {number}, {point}")
 
 
-def positions(offset: dict[str, Any], stream: str = "orders") -> dict[int, tuple[int, int]]:
-    """LSN and sequence of each partition of a stream."""
+def positions(offset: dict[str, Any], stream: str = "orders") -> dict[int, int]:
+    """The next LSN of each partition of a stream."""
     found = offset["streams"][stream]["partitions"]
-    return {int(number): (place["lsn"], place["sequence"]) for number, place in found.items()}
+    return {int(number): lsn for number, lsn in found.items()}

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from headwater.buffer.group import GroupRecord, GroupRegister, reset_group
 from headwater.buffer.producer import Producer
 from headwater.buffer.queue.contract import QueueState
 from headwater.buffer.stream import Stream, create_stream, open_stream
@@ -77,6 +78,25 @@ class World:
         """How a queue stands."""
 
         return wait(self.opened(name).queue_reader(partition).state())
+
+    def positions(self, group: str = "g", name: str = "orders") -> dict[int, int]:
+        """The first LSN of each partition that a group has not processed, as stored."""
+        return wait(GroupRegister(self.opened(name), group).positions())[1]
+
+    def record(self, group: str = "g", name: str = "orders") -> GroupRecord:
+        """The register of a group."""
+        return wait(GroupRegister(self.opened(name), group).read())
+
+    def unprocessed(self, group: str = "g", name: str = "orders") -> int:
+        """How many records a group has not processed."""
+        return sum(
+            self.state(name, partition).next_lsn - lsn
+            for partition, lsn in self.positions(group, name).items()
+        )
+
+    def reset(self, to: Any, group: str = "g", name: str = "orders") -> None:
+        """Move a group, though it may be running."""
+        wait(reset_group(self.store, name, group=group, to=to, dry_run=False, force=True))
 
     def opened(self, name: str = "orders") -> Stream:
         """The stream of this name."""

@@ -1,20 +1,16 @@
-"""Readings that meet others: Python's followers, groups that race, streams that come and go."""
+"""Readings that meet others: streams that come and go, batches that cannot be counted."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
-from headwater.buffer.consumer import Consumer, Follower, list_dead_letters
-from headwater.buffer.queue.contract import QueuePosition, Uncounted
+from headwater.buffer.consumer import Consumer, list_dead_letters
+from headwater.buffer.queue.contract import Uncounted
 from headwater.buffer.stream import alter_stream, delete_stream
-from headwater.core.errors import Fenced, HeadwaterError, Refused, Trimmed, Unavailable
+from headwater.core.errors import Refused, Trimmed
 from headwater.spark.source import bounds
-from headwater.spark.source.checkpoint import Membership, gather_limited
-from headwater.spark.source.feed import QueueOwner
-from headwater.spark.source.offset import StreamPartition
 from headwater.store import locations
 from tests.spark.source.engine import Checkpoint, Engine, positions
 from tests.spark.source.source_world import Standing, World, rows_of, values_of, wait
@@ -32,74 +28,6 @@ def _expire(world: World) -> None:
         await stream.collector(0).collect(stream.retention())
 
     wait(go())
-
-
-def _followed(world: World, batches: int) -> None:
-    """A follower in Python that has come so far under the group's name."""
-
-    async def go() -> None:
-        async with await Follower.open(world.store, "orders", group="g") as follower:
-            for _ in range(batches):
-                batch = await follower.next_batch()
-                assert batch is not None
-                await follower.commit(batch.sequence)
-
-    wait(go())
-
-
-@pytest.mark.parametrize(("done", "left"), [(0, [b"a", b"b", b"c"]), (1, [b"c"]), (2, [])])
-def test_a_group_that_followed_in_python_goes_on_in_spark(
-    world: World, done: int, left: list[bytes]
-) -> None:
-    world.stream()
-    world.produce([b"a", b"b"])
-    world.produce([b"c"])
-    _followed(world, done)
-    checkpoint = Checkpoint()
-    Engine(world.stream_reader(), checkpoint).run()
-    assert checkpoint.values == left
-
-
-def test_a_follower_of_python_whose_place_is_gone_is_told_of_it(world: World) -> None:
-    world.stream()
-    world.produce([b"a"])
-    world.produce([b"b"])
-    _followed(world, 1)
-    _expire(world)
-    with pytest.raises(Trimmed, match="data loss"):
-        Engine(world.stream_reader(), Checkpoint()).run()
-
-
-class RacedFeed:
-    """A partition that another group takes while this one is about to."""
-
-    stream_id, origin = "id", b""
-
-    def __init__(self, winner: str, error: type[HeadwaterError] = Refused) -> None:
-        self.part = StreamPartition("orders", 0)
-        self._winner = winner
-        self._error = error
-        self._taken = False
-
-    async def owner(self) -> QueueOwner:
-        return QueueOwner(self._winner if self._taken else "", QueuePosition(0, 1))
-
-    async def own(self, group: str, start: QueuePosition, *, query: str, take_over: bool) -> None:
-        self._taken = True
-        raise self._error(f"{self._winner} owns it")
-
-
-@pytest.mark.parametrize("error", [Refused, Fenced])
-def test_whoever_loses_the_race_for_a_stream_follows(
-    world: World, error: type[HeadwaterError]
-) -> None:
-    feed: Any = RacedFeed("faster", error)
-    membership = Membership("g", take_over=False)
-    wait(membership.join([feed], {feed.part: QueuePosition(0, 1)}, "q"))
-    assert not membership.owns("orders")
-    same: Any = RacedFeed("g")
-    with pytest.raises(Refused, match="g owns it"):
-        wait(Membership("g", take_over=False).join([same], {same.part: QueuePosition(0, 1)}, "q"))
 
 
 def test_a_deleted_stream_is_not_matched(world: World) -> None:
@@ -156,10 +84,10 @@ def test_what_goes_while_a_read_is_planned_counts_only_if_it_was_named(
     _expire(world)
     world.produce([b"b"])
 
-    async def stale(*_: object) -> QueuePosition:
-        return QueuePosition(0, 1)
+    async def stale(*_: object) -> int:
+        return 1
 
-    monkeypatch.setattr(bounds, "starting_position", stale)
+    monkeypatch.setattr(bounds, "starting_lsn", stale)
     assert values_of(world.read()) == [b"b"]
     named = '{"orders": {"0": 1}}'
     with pytest.raises(Trimmed, match="Wanted from offset 1"):
@@ -181,22 +109,3 @@ def test_a_task_says_what_it_reads(world: World) -> None:
     (task,) = reader.partitions()
     assert repr(task) == "<1 slices of orders/0>"
     assert rows_of(reader, [task]).num_rows == 1
-
-
-def test_what_is_asked_beside_a_question_that_fails_comes_to_its_end_first() -> None:
-    ended: list[str] = []
-
-    async def fails() -> None:
-        raise Unavailable("not today")
-
-    async def takes_longer() -> None:
-        for _ in range(3):
-            await asyncio.sleep(0)
-        ended.append("the other")
-
-    async def go() -> list[str]:
-        with pytest.raises(Unavailable):
-            await gather_limited([fails(), takes_longer()])
-        return list(ended)
-
-    assert asyncio.run(go()) == ["the other"]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 
-from headwater.buffer.queue.contract import QueuePosition
 from headwater.spark.source.offset import Offset, StreamPartition
 
 IDS = {"orders": "id-1", "bills": "id-2"}
 PLACES = {
-    StreamPartition("orders", 10): QueuePosition(3, 31),
-    StreamPartition("bills", 0): QueuePosition(0, 1),
-    StreamPartition("orders", 2): QueuePosition(5, 51),
-    StreamPartition("orders", 0): QueuePosition(1, 11),
+    StreamPartition("orders", 10): 31,
+    StreamPartition("bills", 0): 1,
+    StreamPartition("orders", 2): 51,
+    StreamPartition("orders", 0): 11,
 }
+RESETS = {"orders": 3, "bills": 0}
 
 
 def text(offset: Offset) -> str:
@@ -21,32 +21,37 @@ def text(offset: Offset) -> str:
 
 
 def test_keys_are_sorted_on_every_level_whatever_order_they_came_in() -> None:
-    forward = Offset(PLACES, IDS, closed=True)
-    backward = Offset(dict(reversed(PLACES.items())), dict(reversed(IDS.items())), closed=True)
+    forward = Offset(PLACES, IDS, RESETS, closed=True)
+    backward = Offset(
+        dict(reversed(PLACES.items())),
+        dict(reversed(IDS.items())),
+        dict(reversed(RESETS.items())),
+        closed=True,
+    )
     assert text(forward) == text(backward)
     assert text(forward) == json.dumps(forward.to_json(), sort_keys=True)
 
 
 def test_a_place_that_was_read_back_or_moved_to_has_the_same_spelling() -> None:
-    offset = Offset(PLACES, IDS, query="q", step=7)
+    offset = Offset(PLACES, IDS, RESETS, query="q", step=7)
     shuffled = {
         "streams": dict(reversed(offset.to_json()["streams"].items())),
-        "format": 2,
+        "format": 3,
         "step": 7,
         "query": "q",
     }
     assert text(Offset.from_json(shuffled)) == text(offset)
     few = Offset(
-        {StreamPartition("orders", 2): QueuePosition(5, 51)}, {"orders": "id-1"}, query="q", step=6
+        {StreamPartition("orders", 2): 51}, {"orders": "id-1"}, {"orders": 3}, query="q", step=6
     )
-    grown = few.next(PLACES, IDS)
+    grown = few.next(PLACES, IDS, RESETS)
     assert text(grown) == text(offset)
 
 
 def test_a_closed_place_is_one_step_after_the_open_one() -> None:
-    offset = Offset(PLACES, IDS, query="q", step=7)
+    offset = Offset(PLACES, IDS, RESETS, query="q", step=7)
     closed_next = offset.closed_next().to_json()
     assert (closed_next.pop("closed"), closed_next.pop("step")) == (1, 8)
     assert closed_next == {name: kept for name, kept in offset.to_json().items() if name != "step"}
-    reopened = offset.closed_next().next({}, {})
+    reopened = offset.closed_next().next({}, {}, {})
     assert (reopened.closed, reopened.step) == (False, 9)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
-from headwater.buffer.consumer import FollowerRegister, Ownership
-from headwater.buffer.consumer.progress import FollowerPosition
-from headwater.buffer.queue.contract import QueuePosition
-from headwater.buffer.stream import alter_stream
+from headwater.buffer.group import GroupPosition, GroupRecord, GroupRegister
+from headwater.buffer.stream import Stream, alter_stream
 from headwater.core.errors import HeadwaterError
+from headwater.spark.source.checkpoint import GroupState, QueryGroup
 from headwater.spark.source.micro_batches import MicroBatches
 from headwater.spark.source.offset import Offset
 from tests.spark.source.engine import POINTS, Checkpoint, Engine, Killed, positions
@@ -55,17 +54,14 @@ def run_with_kills(world: World, points: list[tuple[int, str]], **options: str) 
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("batch", range(6))
-@pytest.mark.parametrize("group", ["owner", "follower"])
 def test_a_kill_after_any_step_loses_and_repeats_nothing(
-    world: World, batch: int, point: str, group: str
+    world: World, batch: int, point: str
 ) -> None:
     filled(world, partitions=2)
-    if group == "follower":
-        Engine(world.stream_reader(groupId="owner"), Checkpoint()).run()
-    checkpoint = run_with_kills(world, [(batch, point)], groupId=group)
+    checkpoint = run_with_kills(world, [(batch, point)])
     assert sorted(checkpoint.values) == VALUES
     # The last records too are acknowledged when the query ends.
-    assert [world.state(partition=p).pending for p in (0, 1)] == [0, 0]
+    assert world.unprocessed() == 0
 
 
 @pytest.mark.parametrize("first", ["planned", "acknowledged"])
@@ -89,18 +85,21 @@ def test_a_query_that_lost_its_checkpoint_goes_on_where_its_group_stands(world: 
     assert again.values == VALUES[18:]
 
 
-def test_a_query_that_died_before_it_acknowledged_is_known_to_have_come_so_far(
+def test_a_query_that_died_while_it_acknowledged_is_known_to_have_come_so_far(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(world)
     engine = Engine(world.stream_reader(**LIMITS), Checkpoint())
     engine.step()
 
-    async def die(self: Ownership, sequence: int) -> None:
+    acknowledge = GroupRegister.acknowledge
+
+    async def die(self: GroupRegister, *asked: Any) -> GroupPosition:
+        await acknowledge(self, *asked)
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ownership, "acknowledge", die)
+        patch.setattr(GroupRegister, "acknowledge", die)
         with pytest.raises(Killed):
             engine.step()
     # Without the checkpoint: nine records were done, and the ninth stands within a batch.
@@ -120,40 +119,40 @@ def test_latest_means_the_same_moment_after_a_restart(world: World) -> None:
     assert again.values == [b"new"]
 
 
-@pytest.mark.parametrize("written", [1, 2])
 @pytest.mark.parametrize(
     ("starting", "wanted"),
     [
-        ("latest", {0: (16, 3), 1: (16, 3), 2: (11, 2)}),
+        ("latest", {0: 16, 1: 16, 2: 11}),
         (
             '{"orders": {"0": 7, "1": 12, "2": -1}, "other": {"0": -1, "1": -1}}',
-            {0: (7, 1), 1: (12, 2), 2: (11, 2)},
+            {0: 7, 1: 12, 2: 11},
         ),
     ],
 )
 def test_a_beginning_that_was_cut_short_goes_on_as_it_was_resolved(
-    world: World, monkeypatch: pytest.MonkeyPatch, written: int, starting: str, wanted: Any
+    world: World, monkeypatch: pytest.MonkeyPatch, starting: str, wanted: Any
 ) -> None:
     filled(world, partitions=3)
     world.stream("other", partitions=2)
     world.produce([b"1"], "other")
     options = {"subscribe": "orders,other", "startingOffsets": starting}
-    honest, begun = FollowerRegister.begin, itertools.count(1)
+    honest, begun = GroupRegister.begin, itertools.count(1)
 
-    async def begin(self: FollowerRegister, *asked: Any, **more: Any) -> FollowerPosition:
-        if next(begun) > written:
+    async def begin(self: GroupRegister, *asked: Any) -> GroupRecord:
+        if next(begun) > 1:
             raise Killed
-        return await honest(self, *asked, **more)
+        return await honest(self, *asked)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FollowerRegister, "begin", begin)
+        patch.setattr(GroupRegister, "begin", begin)
         with pytest.raises(Killed):
             world.stream_reader(**options).initialOffset()
     for partition in range(3):
         world.produce([b"late"], partition=partition)
     found = world.stream_reader(**options).initialOffset()
     assert positions(found) == wanted
-    assert positions(found, "other") == {0: (2, 1), 1: (1, 0)}
+    # Nothing was read, so in the other stream the group begins when it is first stored there.
+    assert positions(found, "other") == {0: 2, 1: 1}
 
 
 def test_a_partition_that_came_before_the_first_micro_batch_is_read_from_its_oldest(
@@ -179,48 +178,42 @@ def copy_before(checkpoint: Checkpoint, batch: int) -> Checkpoint:
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])
-@pytest.mark.parametrize("group", ["owner", "follower"])
 def test_a_checkpoint_that_was_put_back_is_refused_before_anything_is_written_down(
-    world: World, batch: int, group: str
+    world: World, batch: int
 ) -> None:
     filled(world, partitions=2)
-    if group == "follower":
-        Engine(world.stream_reader(groupId="owner"), Checkpoint()).run()
     checkpoint = Checkpoint()
-    Engine(world.stream_reader(groupId=group, **LIMITS), checkpoint).run()
+    Engine(world.stream_reader(**LIMITS), checkpoint).run()
     world.produce([b"later"])
     copy = copy_before(checkpoint, batch)
     for _ in range(2):
         with pytest.raises(HeadwaterError, match=r"older copy.*give the query a new checkpoint"):
-            Engine(world.stream_reader(groupId=group, **LIMITS), copy).run()
+            Engine(world.stream_reader(**LIMITS), copy).run()
     assert len(copy.offsets) == batch
     # With a new one it goes on where the group stands.
     again = Checkpoint()
-    Engine(world.stream_reader(groupId=group, **LIMITS), again).run()
+    Engine(world.stream_reader(**LIMITS), again).run()
     assert again.values == [b"later"]
 
 
 @pytest.mark.parametrize("killed", [["read"], ["sunk"], ["done"], ["planned", "sunk"]])
 @pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("group", ["owner", "follower"])
 def test_a_copy_from_just_before_the_last_micro_batch_is_refused_too(
-    world: World, batch: int, killed: list[str], group: str
+    world: World, batch: int, killed: list[str]
 ) -> None:
     filled(world)
-    if group == "follower":
-        Engine(world.stream_reader(groupId="owner"), Checkpoint()).run()
     checkpoint = Checkpoint()
     for point in killed:
         kill = functools.partial(_is_at, (batch, point))
         with pytest.raises(Killed):
-            Engine(world.stream_reader(groupId=group, **LIMITS), checkpoint, kill=kill).run()
+            Engine(world.stream_reader(**LIMITS), checkpoint, kill=kill).run()
     # The sink may have that micro-batch, of which neither Spark nor the queue was told.
     with pytest.raises(HeadwaterError, match="older copy"):
         Engine(
-            world.stream_reader(groupId=group, maxOffsetsPerTrigger="11"),
+            world.stream_reader(maxOffsetsPerTrigger="11"),
             copy_before(checkpoint, batch),
         ).run()
-    Engine(world.stream_reader(groupId=group, **LIMITS), checkpoint).run()
+    Engine(world.stream_reader(**LIMITS), checkpoint).run()
     assert checkpoint.values == VALUES
 
 
@@ -249,21 +242,26 @@ def test_two_groups_read_everything_each(world: World) -> None:
         for engine in engines:
             engine.step()
     assert [sorted(one.values) for one in found] == [VALUES, VALUES]
-    assert world.state().group == "a"
+    assert [world.unprocessed(group) for group in "ab"] == [0, 0]
 
 
 # Mistakes planted on purpose: each must be noticed by what is checked above.
 
 
 def _resolve_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def begin(self: FollowerRegister, place: QueuePosition, **_: Any) -> FollowerPosition:
-        return FollowerPosition(place.sequence, 0, place.lsn)
+    async def states(self: QueryGroup, streams: object) -> dict[str, GroupState]:
+        return {}
+
+    async def begin(self: QueryGroup, stream: Stream, begins: Mapping[int, int]) -> GroupState:
+        record = await GroupRegister(stream, self.group).begin("query", begins)
+        return GroupState(record, dict(begins))
 
     async def initial(self: MicroBatches) -> Offset:
         await self._refresh()
-        return Offset(await self._begin(list(self._feeds.values())), dict(self._ids), closed=True)
+        return self._offset_at(await self._begin(), query=self._group.token())
 
-    monkeypatch.setattr(FollowerRegister, "begin", begin)
+    monkeypatch.setattr(QueryGroup, "states", states)
+    monkeypatch.setattr(QueryGroup, "begin", begin)
     monkeypatch.setattr(MicroBatches, "initial", initial)
 
 
@@ -284,13 +282,11 @@ def _shuffle_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Offset, "to_json", to_json)
 
 
-def _is_exactly_once(role: str) -> bool:
+def _is_exactly_once() -> bool:
     """A query from "latest" on, with records before, between and after its start."""
     world = World()
     world.stream(partitions=2)
     world.produce([b"before"])
-    if role == "follower":
-        Engine(world.stream_reader(groupId="owner"), Checkpoint()).run()
     reader, checkpoint = world.stream_reader(startingOffsets="latest"), Checkpoint()
     honest = reader.initialOffset
 
@@ -309,8 +305,7 @@ def _is_exactly_once(role: str) -> bool:
     last = Engine(world.stream_reader(startingOffsets="latest"), checkpoint)
     last.run()
     wanted = world.state().next_lsn - 2 + 2  # all but the one before the start, and two
-    behind = [world.state(partition=partition).pending for partition in (0, 1)]
-    is_acknowledged = role == "follower" or behind == [0, 0]
+    is_acknowledged = world.unprocessed() == 0
     return len(checkpoint.values) == wanted and is_acknowledged and last.run() == 0
 
 
@@ -320,12 +315,11 @@ def test_a_planted_mistake_is_noticed(
 ) -> None:
     plant(monkeypatch)
     with contextlib.suppress(HeadwaterError):  # refused to go on: noticed as well
-        assert not (_is_exactly_once("owner") and _is_exactly_once("follower"))
+        assert not _is_exactly_once()
 
 
-@pytest.mark.parametrize("role", ["owner", "follower"])
-def test_without_a_mistake_nothing_is_noticed(role: str) -> None:
-    assert _is_exactly_once(role)
+def test_without_a_mistake_nothing_is_noticed() -> None:
+    assert _is_exactly_once()
 
 
 def test_no_history_of_kills_groups_and_limits_loses_or_repeats_a_record() -> None:

@@ -56,7 +56,7 @@ def test_where_no_record_is_that_late_a_reader_fails_unless_it_may_begin_at_the_
         reader.initialOffset()
     assert values_of(world.read(**asked, **LATEST)) == [b"b"]
     reader = world.stream_reader(**asked, **LATEST)
-    assert [place[0] for place in positions(reader.initialOffset()).values()] == [2, 1]
+    assert list(positions(reader.initialOffset()).values()) == [2, 1]
     with pytest.raises(Refused, match="was ingested at"):
         world.read(startingIngestionTimestamp="99999999999999")
 
@@ -69,7 +69,7 @@ def test_each_partition_may_have_a_time_of_its_own(world: World) -> None:
     assert values_of(world.read(startingOffsetsByTimestamp=times)) == [b"a2", b"b1", b"b2"]
     assert values_of(world.read(endingOffsetsByTimestamp=times)) == [b"a1"]
     reader = world.stream_reader(startingOffsetsByTimestamp=times)
-    assert [place[0] for place in positions(reader.initialOffset()).values()] == [2, 1]
+    assert list(positions(reader.initialOffset()).values()) == [2, 1]
     # A time for all goes before one for each, which goes before offsets; as for Kafka's source.
     assert values_of(world.read(startingTimestamp="200", startingOffsetsByTimestamp=times)) == [
         b"a2",

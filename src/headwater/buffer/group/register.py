@@ -296,8 +296,7 @@ class GroupRegister:
         return f"group {self.group!r} of stream {self.stream.name!r}{place}"
 
     def _command(self, verb: str) -> str:
-        url = shlex.quote(self.stream.store.url)
-        return f"headwater group {verb} {url} {self.stream.name} {self.group}"
+        return group_command(verb, self.stream, self.group)
 
     def _list(self) -> str:
         return self._command("list").removesuffix(f" {self.group}")
@@ -429,6 +428,11 @@ class _Overtaken(Fenced):
     def __init__(self, epoch: int) -> None:
         super().__init__(f"epoch {epoch}")
         self.epoch = epoch
+
+
+def group_command(verb: str, stream: Stream, group: str) -> str:
+    """The command that does something with a group."""
+    return f"headwater group {verb} {shlex.quote(stream.store.url)} {stream.name} {group}"
 
 
 def _checkpoint(query: str) -> str:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from headwater.buffer.queue.contract import Descriptor, QueuePosition
+from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import UNLIMITED
 from headwater.core.errors import Refused, RolledBack, Trimmed
@@ -19,8 +19,16 @@ from headwater.spark.source.offset import StreamPartition
 LOG: Final = logging.getLogger("headwater.spark")
 
 
-def check_partitions_named(options: ReadOptions, parts: Iterable[StreamPartition]) -> None:
-    """Check that bounds by partition name exactly the partitions that are read."""
+def check_partitions_named(
+    options: ReadOptions,
+    parts: Iterable[StreamPartition],
+    *,
+    needed: Iterable[StreamPartition] | None = None,
+) -> None:
+    """Check that bounds by partition name exactly the partitions that are read.
+
+    `needed`: those that must be named, if not all.
+    """
     named: dict[str, Any] = {
         "startingOffsets": options.starting_offsets,
         "endingOffsets": options.ending_offsets,
@@ -29,39 +37,39 @@ def check_partitions_named(options: ReadOptions, parts: Iterable[StreamPartition
         if bound is not None and bound.moments_us:
             named[bound.option] = bound.moments_us
     for name, bounds in named.items():
-        _check_partitions(name, bounds, parts)
+        _check_partitions(name, bounds, set(parts), set(parts if needed is None else needed))
 
 
-def _check_partitions(name: str, offsets: Any, parts: Iterable[StreamPartition]) -> None:
+def _check_partitions(
+    name: str, offsets: Any, readable: set[StreamPartition], wanted: set[StreamPartition]
+) -> None:
     if not isinstance(offsets, Mapping):
         return
-    wanted = set(parts)
     named = {
         StreamPartition(stream, number) for stream, numbers in offsets.items() for number in numbers
     }
     for missing in sorted(wanted - named):
         cure = "" if name.endswith("ByTimestamp") else ", with -2 for the earliest"
         raise Refused(f"{name} does not name {missing}: name all partitions{cure}")
-    for other in sorted(named - wanted):
+    for other in sorted(named - readable):
         raise Refused(f"{name} names {other}, which is not read here")
 
 
-async def starting_position(
-    feed: PartitionFeed, options: ReadOptions, default: str
-) -> QueuePosition:
+async def starting_lsn(feed: PartitionFeed, options: ReadOptions, default: str) -> int:
+    """The first record to read by the options."""
     bounds = await feed.bounds()
     if options.starting_time is not None:
-        position = await feed.at_time(
+        found = await feed.at_time(
             options.starting_time, skips_unreadable=options.on_bad_batch != "fail"
         )
-        if position is None and not options.starts_at_latest:
+        if found is None and not options.starts_at_latest:
             raise _no_record_so_late(feed, options.starting_time)
-        return bounds.latest if position is None else position
+        return bounds.latest if found is None else found
     offsets: Any = default if options.starting_offsets is None else options.starting_offsets
     try:
         return await _resolve_offset(feed, bounds, offsets)
     except Trimmed:
-        wanted = QueuePosition(-1, offsets[feed.part.stream][feed.part.partition])
+        wanted = offsets[feed.part.stream][feed.part.partition]
         loss = data_loss_before(feed.part, wanted, bounds.oldest, options.url)
         if options.fail_on_data_loss:
             raise loss from None
@@ -69,17 +77,18 @@ async def starting_position(
         return bounds.oldest
 
 
-async def ending_position(feed: PartitionFeed, options: ReadOptions) -> QueuePosition:
+async def ending_lsn(feed: PartitionFeed, options: ReadOptions) -> int:
+    """The record to end before, by the options."""
     bounds = await feed.bounds()
     if options.ending_time is not None:
-        position = await feed.at_time(
+        found = await feed.at_time(
             options.ending_time, skips_unreadable=options.on_bad_batch != "fail"
         )
-        return bounds.latest if position is None else position
+        return bounds.latest if found is None else found
     try:
         return await _resolve_offset(feed, bounds, options.ending_offsets)
     except Trimmed:
-        return bounds.oldest  # all wanted records are gone; `starting_position` raises or warns
+        return bounds.oldest  # all wanted records are gone; `starting_lsn` raises or warns
 
 
 def _no_record_so_late(feed: PartitionFeed, bound: TimeBound) -> Refused:
@@ -91,7 +100,7 @@ def _no_record_so_late(feed: PartitionFeed, bound: TimeBound) -> Refused:
     )
 
 
-async def _resolve_offset(feed: PartitionFeed, bounds: Bounds, offsets: Any) -> QueuePosition:
+async def _resolve_offset(feed: PartitionFeed, bounds: Bounds, offsets: Any) -> int:
     if offsets == EARLIEST:
         return bounds.oldest
     if offsets == LATEST:
@@ -99,20 +108,16 @@ async def _resolve_offset(feed: PartitionFeed, bounds: Bounds, offsets: Any) -> 
     lsn = offsets[feed.part.stream][feed.part.partition]
     if lsn == OLDEST_OFFSET:
         return bounds.oldest
-    return bounds.latest if lsn == NEWEST_OFFSET else await feed.at_lsn(lsn)
+    return bounds.latest if lsn == NEWEST_OFFSET else await feed.check_offset(lsn)
 
 
-def data_loss_before(
-    part: StreamPartition, wanted: QueuePosition, oldest: QueuePosition, url: str
-) -> Trimmed:
+def data_loss_before(part: StreamPartition, wanted: int, oldest: int, url: str) -> Trimmed:
     """The error of a query that wants to continue at a position that was deleted."""
-    gone = oldest.lsn - wanted.lsn
     return Trimmed(
-        f"{part}: data loss. Wanted from offset {wanted.lsn} on, and the oldest retained record is "
-        f"{oldest.lsn}: {gone:,} records were acknowledged by the owner of the stream and deleted "
-        "by retention, or were truncated, before this query read them. "
-        + _advice(url, part.stream),
-        floor_lsn=oldest.lsn,
+        f"{part}: data loss. Wanted from offset {wanted} on, and the oldest retained record is "
+        f"{oldest}: {oldest - wanted:,} records were deleted by retention, or truncated, before "
+        f"this query read them. {_advice(url, part.stream)}",
+        floor_lsn=oldest,
     )
 
 
@@ -122,19 +127,17 @@ def data_loss_while_reading(stream: Stream, partition: int, lost: Descriptor) ->
     retention = "forever" if retention_ms == UNLIMITED else f"for {retention_ms / 3_600_000:,.1f} h"
     return Trimmed(
         f"{StreamPartition(stream.name, partition)}: data loss. Wanted offsets {lost.first_lsn} to "
-        f"{lost.last_lsn}, which were deleted by retention (the stream keeps acknowledged records "
-        f"{retention}) before they were read. " + _advice(stream.store.url, stream.name),
+        f"{lost.last_lsn}, which were deleted by retention (the stream keeps records {retention}) "
+        "before they were read. " + _advice(stream.store.url, stream.name),
         floor_lsn=lost.last_lsn + 1,
     )
 
 
-def beyond_the_end(
-    part: StreamPartition, wanted: QueuePosition, end: QueuePosition, whose: str
-) -> RolledBack:
+def beyond_the_end(part: StreamPartition, wanted: int, end: int, whose: str) -> RolledBack:
     """The error of a query that wants to continue beyond the end of the stream."""
     return RolledBack(
-        f"{part}: {whose} is at offset {wanted.lsn}, and the next record of the stream will be "
-        f"{end.lsn}: the stream was restored to an earlier state, or records that were accepted "
+        f"{part}: {whose} is at offset {wanted}, and the next record of the stream will be "
+        f"{end}: the stream was restored to an earlier state, or records that were accepted "
         "are gone. Put back what is missing; or give the query a new checkpoint, a groupId of its "
         "own, and the startingOffsets to read from"
     )

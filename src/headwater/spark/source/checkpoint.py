@@ -1,13 +1,18 @@
-"""Which query owns a group's position: ownership of streams, and the checkpoint it belongs to.
+"""One run of a query in its group: its epochs, its positions, and which checkpoint it has.
 
 Spark tells a source neither the query's id nor the number of a micro-batch. So every offset carries
 a token, drawn when a query without a checkpoint asks where it begins, and counts the micro-batches
-since. The group's registers keep both: the token in every partition, the count in the first.
+since. The group's record in each stream has the token of the newest checkpoint, and the record in
+the first stream the count.
 
 Always holds:
 
-- a new checkpoint claims every partition that it reads before Spark writes its first micro-batch
-  down; from then on what any other checkpoint of the group plans or commits is refused;
+- a run starts once in each stream, by one update of the group's record, which checks the token, the
+  count and the number of resets, and gives the run an epoch. Only then it takes the partitions;
+- what counts is the position that taking a partition returned: the run before acknowledges until
+  then. If that is beyond the checkpoint, nothing is read;
+- from the start on, everything that an earlier run or another checkpoint counts or commits is
+  refused;
 - a micro-batch is counted after Spark has written it down and before it is read, with rows or
   without: a checkpoint that is behind the count is an older copy. From an older copy, micro-batches
   would be planned again with other rows under the same numbers, and a sink that identifies them by
@@ -16,238 +21,243 @@ Always holds:
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final, NamedTuple
 
-from headwater.buffer.consumer import TakenOver
-from headwater.buffer.consumer.progress import OtherQuery, QueryStep
-from headwater.buffer.queue.contract import QueuePosition
+from headwater.buffer.consumer.ownership import Sweeper, check_consumable, retention_of
+from headwater.buffer.consumer.progress import ConsumerMetrics, UnknownGroup
+from headwater.buffer.group import (
+    GroupEpoch,
+    GroupRecord,
+    GroupRegister,
+    OtherCheckpoint,
+)
+from headwater.buffer.group.record import QUERY
+from headwater.buffer.stream import Stream
+from headwater.buffer.stream.handle import explain_deletion
 from headwater.core import runtime
-from headwater.core.errors import Fenced, Refused, Trimmed
-from headwater.spark.source.feed import PartitionFeed, PositionClaim
+from headwater.core.errors import Fenced, HeadwaterError, Refused, RolledBack
+from headwater.core.limits import GC_INTERVAL_S
+from headwater.spark.source.feed import PartitionFeed
 from headwater.spark.source.offset import Offset, StreamPartition
 
 CONCURRENT_REQUESTS_MAX: Final = 16
 """The most requests at the same time."""
-
-
-class Membership:
-    """One group in all the partitions of a query."""
-
-    def __init__(self, group: str, *, take_over: bool) -> None:
-        self._group = group
-        self._take_over = take_over
-        self._owns: dict[str, bool] = {}
-        self._joined: set[StreamPartition] = set()
-
-    def owns(self, stream: str) -> bool:
-        """Whether this group acknowledges."""
-        return self._owns.get(stream, False)
-
-    async def join(
-        self,
-        feeds: Iterable[PartitionFeed],
-        start: Mapping[StreamPartition, QueuePosition],
-        query: str,
-    ) -> None:
-        """Own or follow what was not joined before.
-
-        `OtherQuery` if the group continues with the checkpoint of another query.
-        """
-        by_stream: dict[str, list[PartitionFeed]] = {}
-        for feed in feeds:
-            if feed.part not in self._joined:
-                by_stream.setdefault(feed.part.stream, []).append(feed)
-        for stream, several in sorted(by_stream.items()):
-            if stream not in self._owns:
-                self._owns[stream] = await self._may_own(several)
-            if self._owns[stream]:
-                self._owns[stream] = await self._own(several, start, query)
-            self._joined |= {feed.part for feed in several}
-
-    async def check(self, feeds: Iterable[PartitionFeed]) -> None:
-        """Raise `Fenced` if the ownership is gone, and say what to do."""
-        try:
-            await gather_limited(feed.check() for feed in feeds if self.owns(feed.part.stream))
-        except Fenced as error:
-            raise self._with_advice(error) from error
-
-    async def commit(
-        self, feed: PartitionFeed, position: QueuePosition, *, query: str, step: QueryStep
-    ) -> None:
-        """Acknowledge, or keep the position."""
-        try:
-            await feed.commit(self._group, position, query=query, step=step)
-        except Fenced as error:
-            raise self._with_advice(error) from error
-
-    async def _may_own(self, feeds: list[PartitionFeed]) -> bool:
-        owners = await gather_limited(feed.owner() for feed in feeds)
-        others = sorted({owner.group for owner in owners} - {"", self._group})
-        if not others or self._take_over:
-            return True
-        if any(owner.group == self._group for owner in owners):
-            raise Refused(
-                f"stream {feeds[0].part.stream!r}: group {self._group!r} owns some of its "
-                f"partitions and {', '.join(map(repr, others))} others. A query owns all that it "
-                "reads or none: takeOver=true takes them all"
-            )
-        return False
-
-    async def _own(
-        self, feeds: list[PartitionFeed], start: Mapping[StreamPartition, QueuePosition], query: str
-    ) -> bool:
-        """Open the consumers: the first one alone, because it decides between two that race."""
-        first, *rest = sorted(feeds, key=lambda feed: feed.part)
-        try:
-            await self._own_one(first, start[first.part], query)
-        except (Refused, Fenced):
-            owner = await first.owner()
-            if owner.group not in ("", self._group) and not self._take_over:
-                return False  # another group was faster: follow it
-            raise
-        await gather_limited(self._own_one(feed, start[feed.part], query) for feed in rest)
-        return True
-
-    async def _own_one(self, feed: PartitionFeed, start: QueuePosition, query: str) -> None:
-        try:
-            await feed.own(self._group, start, query=query, take_over=self._take_over)
-        except OtherQuery:
-            raise
-        except (Fenced, Trimmed) as error:
-            # Another one was opened; or it acknowledged what follows the start, which has expired.
-            raise self._lost_race(feed) from error
-
-    def _lost_race(self, feed: PartitionFeed) -> Fenced:
-        return Fenced(
-            f"{feed.part}: another query opened the consumer at the same moment. Start this "
-            "query again, unless both are of one group: then stop one of them"
-        )
-
-    def _with_advice(self, error: Fenced) -> Fenced:
-        if not isinstance(error, TakenOver):
-            return error
-        if error.by == self._group:
-            cure = (
-                "Another run of this query was started: stop one of them. If one query reads the "
-                "stream twice, give the second read a groupId of its own"
-            )
-        elif not error.by:
-            cure = (
-                "Start this query again, unless another run of it was started: then stop one of "
-                "them"
-            )
-        else:
-            cure = (
-                f"Group {error.by!r} took the ownership over. Start this query again to follow "
-                "behind it, or with takeOver=true to take it back"
-            )
-        return TakenOver(f"{error}. {cure}.", group=error.group, by=error.by)
-
-
-async def gather_limited(awaitables: Iterable[Awaitable[Any]]) -> list[Any]:
-    """Await all of them, a few at a time; returns the results in order.
-
-    If one fails, the others finish before its error is raised. Otherwise a caller that tries again
-    would run beside them: a late opening would fence its own successor.
-    """
-    gate = asyncio.Semaphore(CONCURRENT_REQUESTS_MAX)
-
-    async def one(awaitable: Awaitable[Any]) -> Any:
-        async with gate:
-            return await awaitable
-
-    results = await asyncio.gather(*map(one, awaitables), return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results
-
-
-BEFORE_ALL: Final = QueryStep(0, closed=True)
+SIGN_OF_LIFE_S: Final = 60.0
+"""How often an idle query records that it runs. Twice as long without it counts as stopped."""
 ADVICE: Final = (
     "To continue from the group's position, give the query a new checkpoint; to read again, a "
     "new checkpoint, a groupId of its own and startingOffsets"
 )
-
+TWICE: Final = "If one query reads the stream twice, give the second read a groupId of its own"
 NOT_READ: Final = "deleted, or not in the options any more"
 
 
-class CheckpointGuard:
-    """One query's hold on its group's positions."""
+class QueryFenced(Fenced):
+    """The group is not this run's any more. Says what happened, and what to do."""
+
+
+class GroupState(NamedTuple):
+    """A group in one stream, as stored."""
+
+    record: GroupRecord
+    positions: dict[int, int]
+    """The first LSN of each partition that is not processed."""
+
+
+class CheckpointToken(NamedTuple):
+    """Which checkpoint a group belongs to, and how far that is."""
+
+    query: str
+    step: int
+    closed: bool
+
+
+class QueryGroup:
+    """The group of a query, as one run of the query reads it."""
 
     def __init__(self, group: str) -> None:
-        self._group = group
+        self.group = group
+        self.taken: dict[StreamPartition, int] = {}
+        """The position of each partition that this run took, as its taking returned it."""
         self._own = ""
-        self._entered = ""
+        self._is_new = False
+        """Whether this process drew its token: then the checkpoint is new."""
+        self._query = ""
+        """The token that this run started with."""
+        self._registers: dict[str, GroupRegister] = {}
+        self._epochs: dict[str, GroupEpoch] = {}
+        self._seen_s: dict[str, float] = {}
         self._counted = ("", 0)
+        self._collection = BackgroundCollection()
+
+    # Before the start
 
     def token(self) -> str:
         """The token of this process, for a checkpoint that is new."""
         if not self._own:
-            self._own = runtime.new_token().hex()
+            self._own, self._is_new = runtime.new_token().hex(), True
         return self._own
 
-    async def stored(self, feeds: Mapping[StreamPartition, PartitionFeed]) -> PositionClaim:
+    async def states(self, streams: Iterable[Stream]) -> dict[str, GroupState]:
+        """The group in the streams where it has begun."""
+
+        async def one(stream: Stream) -> GroupState | None:
+            try:
+                async with explain_deletion(stream):
+                    return GroupState(*await self._register(stream).positions())
+            except UnknownGroup:
+                return None
+
+        several = list(streams)
+        found = await runtime.gather_each(one, several, at_once=CONCURRENT_REQUESTS_MAX)
+        return {
+            stream.name: state
+            for stream, state in zip(several, found, strict=True)
+            if state is not None
+        }
+
+    async def begin(self, stream: Stream, begins: Mapping[int, int]) -> GroupState:
+        """Let the group begin in a stream at these LSNs, unless it has begun; returns where."""
+        async with explain_deletion(stream):
+            register = self._register(stream)
+            await register.begin(QUERY, begins)
+            return GroupState(*await register.positions())
+
+    def stored_token(self, states: Mapping[str, GroupState]) -> CheckpointToken:
         """The newest checkpoint and its last micro-batch; this process's own if there is none.
 
         For Spark 4.1, which does not say where a micro-batch begins, so that the group's position
         has to be used. The offset that Spark passes later shows whether that was right.
         """
-        claims = await self._claims(feeds)
-        first = claims[min(claims)].query if claims else ""
-        if not first:
-            return PositionClaim(self.token(), BEFORE_ALL)
-        self._own = first
-        step = max(one.step for one in claims.values() if one.query == first)
-        return PositionClaim(first, step if step.number else BEFORE_ALL)
+        records = [state.record for _, state in sorted(states.items())]
+        # A stream that was created since, or where the group was reset, has none.
+        query = next((record.query for record in records if record.query), "")
+        if not query:
+            return CheckpointToken(self.token(), 0, closed=True)
+        self._own, self._is_new = query, False
+        last = max((one for one in records if one.query == query), key=lambda one: one.step)
+        return CheckpointToken(query, last.step, last.closed or not last.step)
 
-    async def enter(self, start: Offset, feeds: Mapping[StreamPartition, PartitionFeed]) -> None:
-        """Before the first micro-batch: claim a new checkpoint, check an old one."""
-        if start.query == self._entered:
+    # The start
+
+    def is_started(self, stream: str) -> bool:
+        """Whether this run has an epoch in a stream."""
+        return stream in self._epochs
+
+    def resets(self) -> dict[str, int]:
+        """How often the group had been reset in each stream when this run started there."""
+        return {name: epoch.resets for name, epoch in self._epochs.items()}
+
+    async def start(self, offset: Offset, feeds: Iterable[PartitionFeed]) -> None:
+        """Start in the streams of these partitions, and take those that are not taken yet.
+
+        Refuses the offset of another checkpoint, of an older copy of this one, or from before a
+        reset. A stream that the offset does not have is new to the query.
+        """
+        if self._query not in ("", offset.query):
+            raise self._other_checkpoint(min(offset.streams, default=""))
+        several = list(feeds)
+        streams = {feed.part.stream: feed.stream for feed in several}
+        unstarted = [streams[name] for name in sorted(streams) if name not in self._epochs]
+        # What is refused comes before what fences the run that is being refused for.
+        for stream in unstarted:
+            check_consumable(stream, 0, self.group)
+            async with self._explaining(stream, offset):
+                record = await self._register(stream).read()
+                self._check_record(stream.name, record, offset)
+        for name, stream in sorted(streams.items()):
+            of_stream = [feed for feed in several if feed.part.stream == name]
+            async with self._explaining(stream, offset):
+                await self._start_one(stream, of_stream, offset)
+        self._query = offset.query
+
+    async def _start_one(self, stream: Stream, feeds: list[PartitionFeed], offset: Offset) -> None:
+        name, register = stream.name, self._register(stream)
+        epoch = self._epochs.get(name)
+        if epoch is None:
+            epoch = await register.start_query(
+                offset.query,
+                is_new=True,  # if `check` passes, the group is this checkpoint's or may become it
+                check=lambda record: self._check_record(name, record, offset),
+            )
+            self._seen_s[name] = runtime.monotonic_s()
+        epoch_taken = epoch
+
+        async def take(feed: PartitionFeed) -> int:
+            return (await register.take(feed.part.partition, epoch_taken)).lsn
+
+        untaken = [feed for feed in feeds if feed.part not in self.taken]
+        found = await runtime.gather_each(take, untaken, at_once=CONCURRENT_REQUESTS_MAX)
+        for feed, lsn in zip(untaken, found, strict=True):
+            if lsn > offset.positions.get(feed.part, lsn):
+                raise self._beyond(feed.part, offset)
+        for feed, lsn in zip(untaken, found, strict=True):
+            self.taken[feed.part] = lsn
+            self._collection.start(feed)
+        self._epochs[name] = epoch
+
+    def _is_new_to(self, stream: str, offset: Offset) -> bool:
+        """Whether the checkpoint has planned nothing of a stream yet."""
+        is_new_checkpoint = self._is_new and offset.query == self._own
+        return is_new_checkpoint or stream not in offset.streams
+
+    def _check_record(self, stream: str, record: GroupRecord, offset: Offset) -> None:
+        """Refuse the offset if the group's record shows that another one is newer."""
+        if record.resets != offset.resets.get(stream, record.resets):
+            raise self._reset(stream, record)
+        if record.query == offset.query:
+            if record.step > offset.step:
+                raise self._older_copy(stream)
+        elif record.query and not self._is_new_to(stream, offset):
+            raise self._other_checkpoint(stream)
+
+    # While it runs
+
+    async def check(self) -> None:
+        """Raise `QueryFenced` if this run is not the group's last one any more.
+
+        One request for each stream. From time to time the check also records that the query runs.
+        """
+
+        async def one(name: str) -> None:
+            register, now_s = self._registers[name], runtime.monotonic_s()
+            async with self._explaining(register.stream):
+                if now_s - self._seen_s[name] < SIGN_OF_LIFE_S:
+                    await register.check({0: self._epochs[name]})
+                else:
+                    await register.beat(self._epochs[name])
+                    self._seen_s[name] = now_s
+
+        await runtime.gather_each(one, sorted(self._epochs), at_once=CONCURRENT_REQUESTS_MAX)
+
+    async def count(self, end: Offset) -> None:
+        """Count a micro-batch that is in the checkpoint and about to be read."""
+        name = min((name for name in end.streams if name in self._epochs), default=None)
+        if name is None or (end.query, end.step) == self._counted:
             return
-        if start.query != self._own:
-            await self.check(start, feeds)
-            return
-        here = {part: position for part, position in start.positions.items() if part in feeds}
-        await gather_limited(self.claim(feeds[part], start) for part in sorted(here))
-        self._entered = start.query
+        register = self._registers[name]
+        async with self._explaining(register.stream):
+            try:
+                await register.count(self._epochs[name], end.step, closed=end.closed)
+            except OtherCheckpoint as error:
+                raise self._older_copy(name) from error
+        self._seen_s[name] = runtime.monotonic_s()
+        self._counted = end.query, end.step
 
-    async def claim(self, feed: PartitionFeed, offset: Offset) -> None:
-        """Claim a partition that is new to the checkpoint, at its position in this offset."""
-        position = offset.positions[feed.part]
-        try:
-            await feed.claim(self._group, position, offset.query)
-        except OtherQuery as error:
-            raise Fenced(
-                f"{feed.part}: another query of group {self._group!r} has gone on from offset "
-                f"{position.lsn:,} while this one was starting, and nothing was read. Start it "
-                "again to continue from there; if both are to run, give one a groupId of its own"
-            ) from error
+    async def acknowledge(self, part: StreamPartition, lsn: int) -> None:
+        """Record that everything before an LSN is processed."""
+        register = self._registers[part.stream]
+        async with self._explaining(register.stream):
+            await register.acknowledge(part.partition, self._epochs[part.stream], lsn)
 
-    async def check(self, offset: Offset, feeds: Mapping[StreamPartition, PartitionFeed]) -> None:
-        """Refuse the offset of another checkpoint, or of an older copy of this one, once."""
-        if offset.query != self._entered:
-            await self.check_again(offset, feeds)
-            self._entered = offset.query
-
-    async def check_again(
-        self, offset: Offset, feeds: Mapping[StreamPartition, PartitionFeed]
-    ) -> None:
-        """As `check`, but every time: another query may have started meanwhile."""
-        claims = await self._claims(feeds)
-        for part, claim in claims.items():
-            if part in offset.positions and claim.query != offset.query:
-                raise Refused(self._claimed_by_another(part))
-        for part, claim in claims.items():
-            if claim.query == offset.query and claim.step.number > offset.step:
-                raise self._older_copy(part)
-        present = [feed for part, feed in feeds.items() if part in offset.positions]
-        positions = await gather_limited(feed.position_of(self._group) for feed in present)
-        for feed, position in zip(present, positions, strict=True):
-            if position is not None and position > offset.positions[feed.part]:
-                raise self._older_copy(feed.part)
+    def check_resets(self, start: Offset, end: Offset) -> None:
+        """Refuse a micro-batch whose start is from before a reset, or its end."""
+        for stream in sorted(start.streams & end.streams):
+            if start.resets[stream] != end.resets[stream]:
+                raise self._reset(stream)
 
     def check_follows(self, start: Offset, end: Offset) -> None:
         """Refuse a micro-batch whose start and end do not belong together.
@@ -260,68 +270,147 @@ class CheckpointGuard:
         is_same_step = (start.query, start.step) == (end.query, end.step)
         if is_same_step and start.positions.keys() != end.positions.keys():
             return  # Spark 4.1, where partitions were added or removed while the query was away
+        first = min(end.streams, default="")
         if start.query == end.query:
-            if start.positions and min(start.positions) not in end.positions:
-                raise self._streams_gone(start, end)  # the partition that counted the micro-batches
-            raise self._older_copy(min(end.positions, default=None))
+            if start.streams and min(start.streams) not in end.streams:
+                raise self._streams_gone(start, end)  # the stream that counted the micro-batches
+            raise self._older_copy(first)
         if start.query != self._own:
-            if not start.positions.keys() & end.positions.keys():
+            if not start.streams & end.streams:
                 raise self._streams_gone(start, end)
-            raise Refused(self._claimed_by_another(min(end.positions, default=None)))
+            raise self._other_checkpoint(first)
 
-    async def count(self, end: Offset, feeds: Mapping[StreamPartition, PartitionFeed]) -> None:
-        """Count a micro-batch that is in the checkpoint and about to be read."""
-        counting_part = self.counting_part(end, feeds)
-        if counting_part is None or (end.query, end.step) == self._counted:
-            return
+    # Errors
+
+    @asynccontextmanager
+    async def _explaining(
+        self, stream: Stream, offset: Offset | None = None
+    ) -> AsyncIterator[None]:
+        """Say in place of an error of the register what happened to the group, and what to do."""
         try:
-            await feeds[counting_part].count(self._group, end.query, end.last_step)
-        except OtherQuery as error:
-            if error.found is not None and error.found.query == end.query:
-                raise self._older_copy(counting_part) from error
-            raise self.fenced(counting_part) from error
-        self.note_count(end)
+            async with explain_deletion(stream):
+                yield
+        except (Fenced, UnknownGroup) as error:
+            self._collection.stop()  # the successor collects
+            if isinstance(error, QueryFenced):
+                raise
+            raise await self._explanation(stream, offset, error) from error
+        except RolledBack as error:
+            raise RolledBack(
+                f"{error}. Restore it from a backup and start this query again; or give the query "
+                "a new checkpoint, which reads again from where the group is then"
+            ) from error
 
-    def counting_part(
-        self, offset: Offset, feeds: Mapping[StreamPartition, PartitionFeed]
-    ) -> StreamPartition | None:
-        """The partition that counts the micro-batches: the first one of the offset."""
-        return min((part for part in offset.positions if part in feeds), default=None)
+    async def _explanation(
+        self, stream: Stream, offset: Offset | None, error: HeadwaterError
+    ) -> HeadwaterError:
+        name = stream.name
+        try:
+            record = await self._register(stream).read()
+        except UnknownGroup:
+            return self._deleted(name)
+        except HeadwaterError:
+            return QueryFenced(f"{error}. Start this query again: it then says what to do")
+        epoch = self._epochs.get(name)
+        if epoch is not None:
+            resets, query = epoch.resets, self._query
+        else:
+            assert offset is not None
+            resets, query = offset.resets.get(name, record.resets), offset.query
+        if record.resets != resets:
+            return self._reset(name, record)
+        if record.query != query:
+            return self._other_checkpoint(name)
+        number = "" if epoch is None else f" (epoch {epoch.number})"
+        return QueryFenced(
+            f"stream {name!r}: another run of this query of group {self.group!r} was started at "
+            f"{_utc(record.changed_ms)} (epoch {record.epoch}) and fenced this one{number}: stop "
+            f"one of them. {TWICE}"
+        )
 
-    def note_count(self, offset: Offset) -> None:
-        """The count of this offset is stored."""
-        self._counted = offset.query, offset.step
+    def _other_checkpoint(self, stream: str) -> QueryFenced:
+        return QueryFenced(
+            f"{_named(stream)}: group {self.group!r} continues with another checkpoint, which was "
+            f"started after this one. {ADVICE}. {TWICE}"
+        )
 
-    def fenced(self, part: StreamPartition) -> Fenced:
-        """The error of a query whose position another one has claimed."""
-        return Fenced(self._claimed_by_another(part))
+    def _reset(self, stream: str, record: GroupRecord | None = None) -> QueryFenced:
+        when = "" if record is None else f" at {_utc(record.changed_ms)}"
+        return QueryFenced(
+            f"{_named(stream)}: group {self.group!r} was reset{when}, and its position is not that "
+            "of the checkpoint any more (headwater group reset, or delete). Give the query a new "
+            "checkpoint to continue from there"
+        )
 
-    async def _claims(
-        self, feeds: Mapping[StreamPartition, PartitionFeed]
-    ) -> dict[StreamPartition, PositionClaim]:
-        claims = await gather_limited(feed.claim_of(self._group) for feed in feeds.values())
-        return dict(zip(feeds, claims, strict=True))
+    def _deleted(self, stream: str) -> QueryFenced:
+        return QueryFenced(
+            f"{_named(stream)}: group {self.group!r} was deleted (headwater group delete). Give "
+            "the query a new checkpoint: the group then begins again, by startingOffsets"
+        )
 
-    def _claimed_by_another(self, part: StreamPartition | None) -> str:
-        return (
-            f"{part or 'no stream yet'}: group {self._group!r} continues with another checkpoint, "
-            f"which was started after this one, or with a consumer in Python. {ADVICE}. If one "
-            "query reads the stream twice, give the second read a groupId of its own"
+    def _beyond(self, part: StreamPartition, offset: Offset) -> HeadwaterError:
+        """The group has processed more of a partition than the offset says."""
+        if not self._is_new_to(part.stream, offset):
+            return self._older_copy(part.stream)
+        return QueryFenced(
+            f"{part}: another query of group {self.group!r} has gone on from offset "
+            f"{offset.positions[part]:,} while this one was starting, and nothing was read. Start "
+            "it again to continue from there; if both are to run, give one a groupId of its own"
         )
 
     def _streams_gone(self, start: Offset, end: Offset) -> Refused:
         """Only on Spark 4.1: later versions pass the start of a micro-batch first."""
-        gone = sorted(start.ids.keys() - end.ids.keys())
+        gone = sorted(start.streams - end.streams)
         streams = ", ".join(map(repr, gone)) or "no stream"
         return Refused(
             f"the checkpoint has {streams}, and the query reads none of it now: {NOT_READ}. On "
             f"Spark 4.1 it cannot continue with other streams. {ADVICE}"
         )
 
-    def _older_copy(self, part: StreamPartition | None) -> Refused:
+    def _older_copy(self, stream: str) -> Refused:
         return Refused(
-            f"{part or 'no stream yet'}: group {self._group!r} has come further than the "
-            "checkpoint, which is an older copy. From it, micro-batches would get other rows under "
-            "the same numbers, and sinks that know them by their numbers would take those rows for "
-            f"written. {ADVICE}"
+            f"{_named(stream)}: group {self.group!r} has come further than the checkpoint, which "
+            "is an older copy. From it, micro-batches would get other rows under the same numbers, "
+            f"and sinks that know them by their numbers would take those rows for written. {ADVICE}"
         )
+
+    def _register(self, stream: Stream) -> GroupRegister:
+        """The group's register in a stream, with the partitions that the stream has now."""
+        known = self._registers.get(stream.name)
+        if known is None or known.stream.partitions < stream.partitions:
+            known = self._registers[stream.name] = GroupRegister(stream, self.group)
+        return known
+
+
+class BackgroundCollection:
+    """The garbage collection of a started query: in each partition that it took, until it is fenced
+    or its reader is gone."""
+
+    def __init__(self) -> None:
+        self._sweepers: dict[StreamPartition, Sweeper] = {}
+
+    def start(self, feed: PartitionFeed) -> None:
+        """Collect in a partition from now on."""
+        if feed.part in self._sweepers:
+            return
+        stream = feed.stream
+        sweeper = self._sweepers[feed.part] = Sweeper(
+            stream.collector(feed.part.partition),
+            partial(retention_of, stream),
+            ConsumerMetrics(),
+            interval_s=GC_INTERVAL_S,
+        )
+        sweeper.start(self)
+
+    def stop(self) -> None:
+        """Stop, without waiting for running passes."""
+        for sweeper in self._sweepers.values():
+            sweeper.stop()
+
+
+def _named(stream: str) -> str:
+    return f"stream {stream!r}" if stream else "no stream yet"
+
+
+def _utc(ms: int) -> str:
+    return runtime.utc_text(ms, "seconds")

@@ -2,7 +2,7 @@
 
 Always holds:
 
-- no consumer is opened before `latest` is called, which only a started query does;
+- nothing is started or taken before `latest` or `plan` is called, which only a started query does;
 - where the group begins is stored before it is returned, so every call returns the same;
 - the end of a micro-batch is returned once and kept by Spark; `plan` gives the same rows for the
   same two offsets, also after a restart, for as long as they are retained;
@@ -13,11 +13,12 @@ Always holds:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from headwater.buffer.consumer.progress import NO_STEP, OtherQuery
-from headwater.buffer.queue.contract import QueuePosition
+from headwater.buffer.group.record import begin_of
+from headwater.buffer.group.register import group_command
+from headwater.buffer.stream import Stream
 from headwater.core import runtime
 from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import FOLLOW_POLL_BASE_S, FOLLOW_POLL_CAP_S
@@ -28,16 +29,16 @@ from headwater.spark.source.bounds import (
     beyond_the_end,
     check_partitions_named,
     data_loss_before,
-    starting_position,
+    starting_lsn,
 )
 from headwater.spark.source.checkpoint import (
     ADVICE,
+    CONCURRENT_REQUESTS_MAX,
     NOT_READ,
-    CheckpointGuard,
-    Membership,
-    gather_limited,
+    GroupState,
+    QueryGroup,
 )
-from headwater.spark.source.feed import PartitionFeed, PendingBatches
+from headwater.spark.source.feed import Bounds, PartitionFeed, PendingBatches
 from headwater.spark.source.offset import Offset, StreamPartition
 from headwater.spark.source.slices import (
     Limits,
@@ -66,7 +67,7 @@ class MicroBatches:
     def __init__(self, store: Store, options: ReadOptions) -> None:
         self._store = store
         self._options = options
-        self._membership = Membership(options.group_id, take_over=options.take_over)
+        self._group = QueryGroup(options.group_id)
         # Spark asks every 10 ms, and a store charges for each request.
         self._poll_backoff = (
             PollBackoff(LOCAL_POLL_BASE_S, LOCAL_POLL_CAP_S)
@@ -77,23 +78,23 @@ class MicroBatches:
         self._feeds: dict[StreamPartition, PartitionFeed] = {}
         self._pending: dict[StreamPartition, PendingBatches] = {}
         self._ids: dict[str, str] = {}
+        self._streams: dict[str, Stream] = {}
+        """The streams with the partitions that they had when they were last looked for."""
         self._refreshed_s: float | None = None
         self._initial: Offset | None = None
-        self._available_now_end: dict[StreamPartition, QueuePosition] | None = None
-        self._committed: dict[StreamPartition, QueuePosition] = {}
-        self._guard = CheckpointGuard(options.group_id)
-        self._latest_end: Offset | None = None
+        self._available_now_end: dict[StreamPartition, int] | None = None
+        self._committed: dict[StreamPartition, int] = {}
         self._planned: Offset | None = None
         self._quiet_since_s = runtime.monotonic_s()
-        self._reported_end: tuple[float, dict[StreamPartition, QueuePosition]] | None = None
+        self._reported_end: tuple[float, dict[StreamPartition, int]] | None = None
         self._turn = 0
 
     async def initial(self) -> Offset:
         """The position of the group, or where a new group begins. Every call returns the same."""
         if self._initial is None:
             await self._refresh()
-            positions = await self._begin(list(self._feeds.values()))
-            self._initial = Offset(positions, dict(self._ids), True, self._guard.token())
+            states = await self._begin()
+            self._initial = self._offset_at(states, query=self._group.token())
         return self._initial
 
     async def prepare_available_now(self) -> None:
@@ -103,8 +104,39 @@ class MicroBatches:
 
     async def latest(self, start: Offset, limits: Limits) -> Offset:
         """The end of the micro-batch that begins at `start`; `start` itself if there is none."""
-        self._latest_end = await self._next(start, limits)
-        return self._latest_end
+        # The order of these steps:
+        # 1. the streams and partitions as they are now, which all other steps compare with;
+        # 2. what is refused comes before what changes something: an offset in a stream that was
+        #    created again, or beyond the end, must not fence the run that is going on;
+        # 3. the start comes before anything is listed: from then on no other run commits;
+        # 4. what lies before the start is processed: Spark asks only once it has recorded that;
+        # 5. added partitions are taken before Spark stores their positions.
+        await self._refresh()
+        self._check_ids(start)
+        here = {part: start.positions[part] for part in self._feeds if part in start.positions}
+        added = [feed for part, feed in self._feeds.items() if part not in start.positions]
+        is_first_look = not here.keys() <= self._pending.keys()
+        if is_first_look:
+            await self._check_ends(here, "the checkpoint")
+        await self._start(start)
+        if is_first_look:
+            # The run before may have died before Spark committed what it had recorded as done.
+            await self._acknowledge(start)
+        if added:
+            await self._take_added(start, added)
+        is_due = runtime.monotonic_s() >= self._poll_due_s
+        if is_first_look or is_due or self._available_now_end is not None:
+            await self._poll(here, limits)
+        ends = self._next_ends(here, limits)
+        # They are read by the next micro-batch.
+        ends |= {feed.part: self._group.taken[feed.part] for feed in added}
+        if ends:
+            self._quiet_since_s = runtime.monotonic_s()
+            return start.next(ends, self._ids, self._group.resets())
+        is_quiet = runtime.monotonic_s() - self._quiet_since_s >= CLOSE_AFTER_S
+        if start.closed or not (is_quiet or self._available_now_end is not None):
+            return start
+        return start.closed_next()
 
     async def latest_without_start(self) -> Offset:
         """`latest` for Spark 4.1, which passes neither the start of the micro-batch nor a limit.
@@ -115,66 +147,27 @@ class MicroBatches:
         if self._planned is None and self._initial is None:
             await self._refresh()
             # A new checkpoint asks for the initial offset first, so this is an old one.
-            positions = await self._begin(list(self._feeds.values()), is_new_checkpoint=False)
-            claim = await self._guard.stored(self._feeds)
-            self._initial = Offset(
-                positions, dict(self._ids), claim.step.closed, claim.query, claim.step.number
+            states = await self._begin(is_new_checkpoint=False)
+            token = self._group.stored_token(states)
+            self._initial = self._offset_at(
+                states, query=token.query, step=token.step, closed=token.closed
             )
         return await self.latest(self._planned or await self.initial(), Limits())
-
-    async def _next(self, start: Offset, limits: Limits) -> Offset:
-        # The order of these steps:
-        # 1. the streams and partitions as they are now, which all other steps compare with;
-        # 2. what is refused comes before what changes something: the positions of a stream that was
-        #    created again, and positions beyond the end, must not be claimed or acknowledged;
-        # 3. the claim comes before the ownership, because to own acknowledges what is before the
-        #    start: an older copy of the checkpoint is refused before it does that;
-        # 4. batches are listed by the owner, which may skip what cannot be counted;
-        # 5. the claim of added partitions comes before Spark stores their positions.
-        await self._refresh()
-        self._check_ids(start)
-        here = {part: start.positions[part] for part in self._feeds if part in start.positions}
-        added = [feed for part, feed in self._feeds.items() if part not in start.positions]
-        is_first_look = not here.keys() <= self._pending.keys()
-        if is_first_look:
-            await self._check_ends(here, "the checkpoint")
-        await self._guard.enter(start, self._feeds)
-        try:
-            await self._membership.join([self._feeds[part] for part in here], here, start.query)
-        except OtherQuery as error:
-            raise self._guard.fenced(min(here)) from error
-        is_due = runtime.monotonic_s() >= self._poll_due_s
-        if is_first_look or is_due or self._available_now_end is not None:
-            await self._poll(start, here, limits)
-        ends = self._next_ends(here, limits)
-        for feed in added:
-            # Recorded where it begins before any of it is read; the next micro-batch reads it.
-            ends[feed.part] = await self._begin_added(feed)
-        if ends:
-            self._quiet_since_s = runtime.monotonic_s()
-            end = start.next(ends, self._ids)
-            await gather_limited(self._guard.claim(feed, end) for feed in added)
-            return end
-        is_quiet = runtime.monotonic_s() - self._quiet_since_s >= CLOSE_AFTER_S
-        if start.closed or not (is_quiet or self._available_now_end is not None):
-            return start
-        return start.closed_next()
 
     async def plan(self, start: Offset, end: Offset) -> list[SlicePartition]:
         """The tasks that read everything from `start` to `end`."""
         await self._refresh()
         self._check_ids(start)
         self._check_ids(end)
+        self._group.check_resets(start, end)
         self._check_order(start, end)
-        self._guard.check_follows(start, end)
-        await self._guard.check(end, self._feeds)
+        self._group.check_follows(start, end)
+        await self._start(end)
         planned: list[tuple[PartitionFeed, list[Slice]]] = []
         for part, until in sorted(end.positions.items()):
-            since = start.positions.get(part)
-            if since is None and part in self._feeds:
-                # A new partition. It begins at its end, except on Spark 4.1: there `latest` did not
-                # know that the checkpoint lacks it, so it begins at the group's position.
-                since = await self._feeds[part].position_of(self._options.group_id)
+            # A new partition begins at its end, except on Spark 4.1: there `latest` did not know
+            # that the checkpoint lacks it, so it begins at the group's position.
+            since = start.positions.get(part, self._group.taken.get(part))
             if since is None or since >= until:
                 continue
             if part not in self._feeds:
@@ -182,8 +175,8 @@ class MicroBatches:
                     f"{part}: the checkpoint has a micro-batch with records of it that is to be "
                     f"run again, and the query does not read it now: {NOT_READ}. {ADVICE}"
                 )
-            planned.append((self._feeds[part], await self._slices(end, part, since)))
-        await self._guard.count(end, self._feeds)
+            planned.append((self._feeds[part], await self._slices(part, since, until)))
+        await self._group.count(end)
         self._planned = end
         return to_tasks(planned, self._options)
 
@@ -191,38 +184,31 @@ class MicroBatches:
         """Everything before `end` is processed: Spark has recorded the next micro-batch."""
         await self._refresh()
         self._check_ids(end)
-        # The next micro-batch is recorded too, so the same write counts it.
-        last = self._latest_end
-        recorded = end if last is None or last.query != end.query else last
-        counting_part = self._guard.counting_part(end, self._feeds)
+        if end.positions.keys() & self._feeds.keys():
+            await self._start(end)
+            await self._acknowledge(end)
 
-        async def one(part: StreamPartition, position: QueuePosition) -> None:
-            if self._committed.get(part) == position:
-                return
-            step = recorded.last_step if part == counting_part else NO_STEP
-            try:
-                await self._membership.commit(
-                    self._feeds[part], position, query=end.query, step=step
-                )
-            except OtherQuery as error:
-                raise self._guard.fenced(part) from error
-            self._committed[part] = position
-            if part == counting_part:
-                self._guard.note_count(recorded)
+    async def _acknowledge(self, offset: Offset) -> None:
+        """Record that everything before an offset is processed."""
 
-        await gather_limited(
-            one(part, position) for part, position in end.positions.items() if part in self._feeds
-        )
+        async def one(part: StreamPartition) -> None:
+            lsn = offset.positions[part]
+            if self._committed.get(part, self._group.taken[part]) < lsn:
+                await self._group.acknowledge(part, lsn)
+                self._committed[part] = lsn
+
+        read = [part for part in sorted(offset.positions) if part in self._feeds]
+        await runtime.gather_each(one, read, at_once=CONCURRENT_REQUESTS_MAX)
 
     async def report(self) -> Offset:
         """The end of the streams for the query's progress. Mostly sends no request."""
         if all(pending.is_at_end for pending in self._pending.values()):
-            positions = {part: pending.end for part, pending in self._pending.items()}
-            return Offset(positions, self._ids)
+            positions = {part: pending.end_lsn for part, pending in self._pending.items()}
+            return Offset(positions, self._ids, {})
         now_s = runtime.monotonic_s()
         if self._reported_end is None or now_s - self._reported_end[0] >= REPORT_S:
             self._reported_end = (now_s, await self._latest_positions())
-        return Offset(self._reported_end[1], self._ids)
+        return Offset(self._reported_end[1], self._ids, {})
 
     # Streams, partitions and their positions
 
@@ -236,11 +222,12 @@ class MicroBatches:
         streams = await subscribed_streams(self._store, self._options)
         for stream, part in parts_of(streams, self._options):
             if part not in self._feeds:
-                skips_uncounted = self._options.on_bad_batch == "deadLetter"
+                gives_up = self._options.on_bad_batch == "deadLetter"
                 self._feeds[part] = PartitionFeed(
-                    stream, part.partition, skips_uncounted=skips_uncounted
+                    stream, part.partition, gives_up_as=self._options.group_id if gives_up else ""
                 )
                 self._ids[part.stream] = stream.id
+                self._streams[part.stream] = stream
         self._refreshed_s = now_s
 
     def _check_ids(self, offset: Offset) -> None:
@@ -257,112 +244,129 @@ class MicroBatches:
             since = start.positions.get(part, until)
             if since > until:
                 raise Refused(
-                    f"{part}: the micro-batch would begin at offset {since.lsn} and end at "
-                    f"{until.lsn}. Another query of group {self._options.group_id!r} went on from "
+                    f"{part}: the micro-batch would begin at offset {since} and end at "
+                    f"{until}. Another query of group {self._options.group_id!r} went on from "
                     "here, or the checkpoint is an older copy: give the query a new checkpoint, "
                     "or a new checkpoint and a groupId of its own"
                 )
 
-    async def _check_ends(
-        self, positions: Mapping[StreamPartition, QueuePosition], whose: str
-    ) -> None:
+    async def _check_ends(self, positions: Mapping[StreamPartition, int], whose: str) -> None:
         """Refuse positions beyond the end, before they change anything."""
         parts = sorted(positions)
-        bounds = await gather_limited(self._feeds[part].bounds() for part in parts)
-        for part, bound in zip(parts, bounds, strict=True):
-            if positions[part] > bound.latest:
-                raise beyond_the_end(part, positions[part], bound.latest, whose)
+        for part, bounds in zip(parts, await self._bounds(parts), strict=True):
+            if bounds.is_counted and positions[part] > bounds.latest:
+                raise beyond_the_end(part, positions[part], bounds.latest, whose)
 
-    async def _begin(
-        self, feeds: list[PartitionFeed], *, is_new_checkpoint: bool = True
-    ) -> dict[StreamPartition, QueuePosition]:
-        """The group's position in each partition; the oldest record of a partition added later."""
-        group = self._options.group_id
-        stored = await gather_limited(feed.position_of(group) for feed in feeds)
-        positions = {
-            feed.part: position for feed, position in zip(feeds, stored, strict=True) if position
+    async def _bounds(self, parts: Sequence[StreamPartition]) -> list[Bounds]:
+        async def one(part: StreamPartition) -> Bounds:
+            return await self._feeds[part].bounds()
+
+        return await runtime.gather_each(one, parts, at_once=CONCURRENT_REQUESTS_MAX)
+
+    async def _begin(self, *, is_new_checkpoint: bool = True) -> dict[str, GroupState]:
+        """The group in each stream, where it begins by the options if it has not begun."""
+        states = await self._group.states(self._streams.values())
+        await self._check_ends(self._positions(states), f"group {self._options.group_id!r}")
+        if is_new_checkpoint and states and self._options.starting_option is not None:
+            self._warn_ignored(states)
+        missing = [stream for name, stream in self._streams.items() if name not in states]
+        # Where a query of the group has run, a stream that it does not know came later. If none
+        # has, its first start was cut short.
+        is_added = any(state.record.query for state in states.values())
+        if missing and not is_added:
+            names = {stream.name for stream in missing}
+            needed = [part for part in self._feeds if part.stream in names]
+            check_partitions_named(self._options, self._feeds, needed=needed)
+        for stream in missing:
+            begins = await self._begins(stream, is_added=is_added)
+            states[stream.name] = await self._group.begin(stream, begins)
+        return states
+
+    async def _begins(self, stream: Stream, *, is_added: bool = False) -> dict[int, int]:
+        """Where the group begins in each partition of a stream: in those that the query does not
+        read, and in a stream that came after its first start, at the oldest record."""
+
+        async def one(partition: int) -> int:
+            feed = self._feeds.get(StreamPartition(stream.name, partition))
+            if feed is None or is_added:
+                return (await PartitionFeed(stream, partition).bounds()).oldest
+            return await starting_lsn(feed, self._options, LATEST)
+
+        partitions = range(stream.partitions)
+        found = await runtime.gather_each(one, partitions, at_once=CONCURRENT_REQUESTS_MAX)
+        return dict(zip(partitions, found, strict=True))
+
+    def _warn_ignored(self, states: Mapping[str, GroupState]) -> None:
+        positions, first = self._positions(states), min(states)
+        LOG.warning(
+            "%s is ignored: group %r is known and continues from its position (%s). To continue "
+            "elsewhere, stop the query, reset the group (%s --to-… --execute) and give the query a "
+            "new checkpoint; or give the query a groupId of its own",
+            self._options.starting_option,
+            self._options.group_id,
+            "; ".join(f"{part}: offset {lsn}" for part, lsn in sorted(positions.items())),
+            group_command("reset", self._streams[first], self._options.group_id),
+        )
+
+    def _positions(self, states: Mapping[str, GroupState]) -> dict[StreamPartition, int]:
+        """The positions in the partitions that the query reads."""
+        return {
+            part: states[part.stream].positions.get(
+                part.partition, begin_of(part.partition, states[part.stream].record.begins)
+            )
+            for part in self._feeds
+            if part.stream in states
         }
-        await self._check_ends(positions, f"group {group!r}")
-        missing = [feed for feed in feeds if feed.part not in positions]
-        if is_new_checkpoint and positions and self._options.starting_option is not None:
-            LOG.warning(
-                "%s is ignored: group %r is known and continues from its position (%s). To read "
-                "from elsewhere, give the query a groupId of its own",
-                self._options.starting_option,
-                group,
-                "; ".join(
-                    f"{part}: offset {position.lsn}" for part, position in sorted(positions.items())
-                ),
-            )
-        if missing:
-            resolved = await self._resolve_start(
-                [feed for feed in feeds if feed.part in positions], missing
-            )
-            for feed in missing:
-                first = resolved.get(feed.key) or (await feed.bounds()).oldest
-                positions[feed.part] = await feed.begin(group, first)
-        return positions
 
-    async def _resolve_start(
-        self, begun: list[PartitionFeed], missing: list[PartitionFeed]
-    ) -> dict[str, QueuePosition]:
-        """Where the group begins in the partitions of its first start; none for later partitions.
+    def _offset_at(
+        self, states: Mapping[str, GroupState], *, query: str, step: int = 0, closed: bool = True
+    ) -> Offset:
+        resets = {name: state.record.resets for name, state in states.items()}
+        return Offset(self._positions(states), dict(self._ids), resets, closed, query, step)
 
-        The first register that is written stores all of them. Otherwise, if the query died before
-        it wrote the others, the next run would take those for partitions that were added later.
-        """
-        group = self._options.group_id
-        if not begun:
-            check_partitions_named(self._options, self._feeds)
-            firsts = await gather_limited(self._first_position(feed) for feed in missing)
-            together = {feed.key: first for feed, first in zip(missing, firsts, strict=True)}
-            await missing[0].begin(group, firsts[0], together=together)
-            begun = missing[:1]
-        resolved: dict[str, QueuePosition] = {}
-        for positions in await gather_limited(feed.starting_positions(group) for feed in begun):
-            resolved |= positions
-        return resolved
+    async def _start(self, offset: Offset) -> None:
+        """Start in the streams of this offset, if that is not done."""
+        names = offset.streams
+        await self._group.start(
+            offset, [feed for part, feed in self._feeds.items() if part.stream in names]
+        )
 
-    async def _first_position(self, feed: PartitionFeed) -> QueuePosition:
-        options = self._options
-        if options.take_over and options.starting_option is None:
-            owner = await feed.owner()
-            if owner.group:
-                return owner.acked  # continue where the other group was
-        return await starting_position(feed, options, LATEST)
+    async def _take_added(self, start: Offset, added: list[PartitionFeed]) -> None:
+        """Take partitions that the checkpoint does not have, and begin in streams that are new."""
+        for stream in {feed.part.stream: feed.stream for feed in added}.values():
+            if not self._group.is_started(stream.name):
+                await self._group.begin(stream, await self._begins(stream, is_added=True))
+        await self._group.start(start, added)
+        positions = {feed.part: self._group.taken[feed.part] for feed in added}
+        await self._check_ends(positions, f"group {self._options.group_id!r}")
 
-    async def _begin_added(self, feed: PartitionFeed) -> QueuePosition:
-        position = await feed.position_of(self._options.group_id)
-        if position is not None:
-            return position
-        return await feed.begin(self._options.group_id, (await feed.bounds()).oldest)
-
-    async def _latest_positions(self) -> dict[StreamPartition, QueuePosition]:
-        feeds = list(self._feeds.values())
-        bounds = await gather_limited(feed.bounds() for feed in feeds)
-        return {feed.part: bound.latest for feed, bound in zip(feeds, bounds, strict=True)}
+    async def _latest_positions(self) -> dict[StreamPartition, int]:
+        parts = sorted(self._feeds)
+        bounds = await self._bounds(parts)
+        return {part: one.latest for part, one in zip(parts, bounds, strict=True)}
 
     # The next micro-batch
 
-    async def _poll(
-        self, start: Offset, here: dict[StreamPartition, QueuePosition], limits: Limits
-    ) -> None:
-        """List new batches, and check that the ownership is still ours."""
-        await self._membership.check(self._feeds[part] for part in here)
-        listed = await gather_limited(self._fetch_part(start, part, limits) for part in here)
+    async def _poll(self, here: Mapping[StreamPartition, int], limits: Limits) -> None:
+        """List new batches, and check that no other run was started."""
+        await self._group.check()
+
+        async def one(part: StreamPartition) -> bool:
+            return await self._fetch_part(part, here[part], limits)
+
+        listed = await runtime.gather_each(one, here, at_once=CONCURRENT_REQUESTS_MAX)
         if any(listed):
             self._poll_backoff.reset()
             self._poll_due_s = runtime.monotonic_s()
         else:
             self._poll_due_s = runtime.monotonic_s() + self._poll_backoff.next_s()
 
-    async def _fetch_part(self, start: Offset, part: StreamPartition, limits: Limits) -> bool:
-        position = start.positions[part]
+    async def _fetch_part(self, part: StreamPartition, position: int, limits: Limits) -> bool:
         pending = self._pending.get(part)
         if pending is None:
             pending = self._pending[part] = PendingBatches(self._feeds[part], position)
         pending.restart_at(position)
-        if self._available_now_end is not None and pending.end >= self._available_now_end.get(
+        if self._available_now_end is not None and pending.end_lsn >= self._available_now_end.get(
             part, position
         ):
             return False
@@ -371,12 +375,12 @@ class MicroBatches:
                 return await pending.fetch(rows=limits.rows, size_bytes=limits.size_bytes)
             except Trimmed as trimmed:
                 # Again, in case more was deleted meanwhile.
-                oldest = await self._after_loss(start, part, position, trimmed)
+                oldest = await self._after_loss(part, position, trimmed)
                 pending.restart_at(oldest, instead_of=position)
 
     def _next_ends(
-        self, here: dict[StreamPartition, QueuePosition], limits: Limits
-    ) -> dict[StreamPartition, QueuePosition]:
+        self, here: dict[StreamPartition, int], limits: Limits
+    ) -> dict[StreamPartition, int]:
         """Where the next micro-batch ends in each partition that has records for it."""
         parts = [part for part in here if part in self._pending]
         waiting = []
@@ -397,10 +401,7 @@ class MicroBatches:
             if end is not None and end > here[part]
         }
 
-    async def _slices(
-        self, end: Offset, part: StreamPartition, since: QueuePosition
-    ) -> list[Slice]:
-        until = end.positions[part]
+    async def _slices(self, part: StreamPartition, since: int, until: int) -> list[Slice]:
         pending = self._pending.get(part)
         if pending is None or not pending.starts_at(since):
             pending = PendingBatches(self._feeds[part], since)
@@ -409,15 +410,13 @@ class MicroBatches:
                 return await pending.fetch_until(until)
             except Trimmed as trimmed:
                 # Again, in case more was deleted meanwhile.
-                oldest = await self._after_loss(end, part, since, trimmed)
+                oldest = await self._after_loss(part, since, trimmed)
                 pending = PendingBatches(self._feeds[part], oldest)
 
-    async def _after_loss(
-        self, offset: Offset, part: StreamPartition, wanted: QueuePosition, trimmed: Trimmed
-    ) -> QueuePosition:
-        """The oldest position, if the query may continue there."""
-        # Records that another query of this group has read are not lost.
-        await self._guard.check_again(offset, self._feeds)
+    async def _after_loss(self, part: StreamPartition, wanted: int, trimmed: Trimmed) -> int:
+        """The oldest LSN, if the query may continue there."""
+        # Records that another run of this group has read are not lost.
+        await self._group.check()
         oldest = (await self._feeds[part].bounds()).oldest
         loss = data_loss_before(part, wanted, oldest, self._store.url)
         if self._options.fail_on_data_loss:

@@ -1,7 +1,7 @@
 """Offsets: a query's positions in all its partitions, as Spark stores them in the checkpoint.
 
-    {"closed": 1, "format": 2, "query": "9c41…", "step": 7,
-     "streams": {"orders": {"id": "6f1b…", "partitions": {"0": {"lsn": 101, "sequence": 3}}}}}
+    {"closed": 1, "format": 3, "query": "9c41…", "step": 7,
+     "streams": {"orders": {"id": "6f1b…", "partitions": {"0": 101}, "resets": 0}}}
 
 Always holds: keys are sorted on every level, because Spark compares offsets as text: with another
 order of keys, the same position would cause empty micro-batches without end.
@@ -12,7 +12,8 @@ makes Spark commit the last one.
 
 `query` and `step` identify the checkpoint, because Spark passes a source neither the query's id nor
 the number of a micro-batch: a token that is drawn once for each checkpoint, and the number of
-micro-batches since (`checkpoint.py`).
+micro-batches since (`checkpoint.py`). `resets` says how often the group had been reset in a
+stream: a later reset moved the group elsewhere, and the checkpoint does not know of it.
 """
 
 from __future__ import annotations
@@ -22,11 +23,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.buffer.consumer.progress import QueryStep
-from headwater.buffer.queue.contract import QueuePosition
 from headwater.core.errors import Refused
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 
 
 class StreamPartition(NamedTuple):
@@ -40,9 +39,12 @@ class StreamPartition(NamedTuple):
 class Offset(msgspec.Struct, frozen=True):
     """All positions of a query, one in each partition. (Elsewhere an offset is one record's.)"""
 
-    positions: Mapping[StreamPartition, QueuePosition]
+    positions: Mapping[StreamPartition, int]
+    """The LSN of the next record."""
     ids: Mapping[str, str]
     """The id of each stream: a later stream of the same name has other records."""
+    resets: Mapping[str, int]
+    """How often the group had been reset in each stream; 0 where the offset is only reported."""
     closed: bool = False
     query: str = ""
     """The token of the checkpoint; empty if the offset is only reported."""
@@ -50,23 +52,20 @@ class Offset(msgspec.Struct, frozen=True):
     """The number of micro-batches before this offset."""
 
     @property
-    def last_step(self) -> QueryStep:
-        """The micro-batch that ends here."""
-        return QueryStep(self.step, self.closed)
+    def streams(self) -> set[str]:
+        """The names of the streams."""
+        return {part.stream for part in self.positions}
 
     def to_json(self) -> dict[str, Any]:
         """The JSON for Spark."""
         # The order of the keys is the promise, in the literals too: each is sorted.
         streams: dict[str, Any] = {}
         for part in sorted(self.positions, key=lambda part: (part.stream, str(part.partition))):
+            name = part.stream
             stream = streams.setdefault(
-                part.stream, {"id": self.ids[part.stream], "partitions": {}}
+                name, {"id": self.ids[name], "partitions": {}, "resets": self.resets.get(name, 0)}
             )
-            position = self.positions[part]
-            stream["partitions"][str(part.partition)] = {
-                "lsn": position.lsn,
-                "sequence": position.sequence,
-            }
+            stream["partitions"][str(part.partition)] = self.positions[part]
         closed = {"closed": 1} if self.closed else {}
         return {
             **closed,
@@ -88,24 +87,32 @@ class Offset(msgspec.Struct, frozen=True):
                 "query a checkpoint of its own"
             ) from error
         positions = {
-            StreamPartition(name, partition): QueuePosition(position.sequence, position.lsn)
+            StreamPartition(name, partition): lsn
             for name, stream in offset.streams.items()
-            for partition, position in stream.partitions.items()
+            for partition, lsn in stream.partitions.items()
         }
         ids = {name: stream.id for name, stream in offset.streams.items()}
-        return cls(positions, ids, bool(offset.closed), offset.query, offset.step)
+        resets = {name: stream.resets for name, stream in offset.streams.items()}
+        return cls(positions, ids, resets, bool(offset.closed), offset.query, offset.step)
 
     def next(
-        self, positions: Mapping[StreamPartition, QueuePosition], ids: Mapping[str, str]
+        self,
+        positions: Mapping[StreamPartition, int],
+        ids: Mapping[str, str],
+        resets: Mapping[str, int],
     ) -> Offset:
         """The offset one micro-batch later, with these positions changed or added."""
         return Offset(
-            {**self.positions, **positions}, {**self.ids, **ids}, False, self.query, self.step + 1
+            {**self.positions, **positions},
+            {**self.ids, **ids},
+            {**self.resets, **resets},
+            query=self.query,
+            step=self.step + 1,
         )
 
     def closed_next(self) -> Offset:
         """The offset after an empty micro-batch: the same positions, closed."""
-        return Offset(self.positions, self.ids, True, self.query, self.step + 1)
+        return msgspec.structs.replace(self, closed=True, step=self.step + 1)
 
 
 def _check_format(stored: object) -> None:
@@ -118,14 +125,10 @@ def _check_format(stored: object) -> None:
         )
 
 
-class _StoredPosition(msgspec.Struct, frozen=True):
-    lsn: int
-    sequence: int
-
-
 class _StoredStream(msgspec.Struct, frozen=True):
     id: str
-    partitions: dict[int, _StoredPosition]
+    partitions: dict[int, int]
+    resets: int
 
 
 class _StoredOffset(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import msgspec
 from pyspark.sql.datasource import InputPartition
 
-from headwater.buffer.queue.contract import Descriptor, QueuePosition
+from headwater.buffer.queue.contract import Descriptor
 from headwater.spark.source.offset import StreamPartition
 
 _FAST: Final = 1
@@ -53,11 +53,6 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
         """About how many stored bytes the rows have."""
         rows = self.descriptor.rows
         return self.descriptor.size_bytes * self.take // rows if rows else 0
-
-    def position_at(self, lsn: int) -> QueuePosition:
-        """The position before a record of this batch; after its last one, in the next batch."""
-        is_over = lsn > self.descriptor.last_lsn
-        return QueuePosition(self.sequence + 1 if is_over else self.sequence, lsn)
 
     def cut(self, first_lsn: int, end_lsn: int) -> Slice:
         first = max(self.first_lsn, first_lsn)
@@ -119,21 +114,21 @@ def share_limit(limit: int, waiting: Sequence[int], *, turn: int = 0) -> list[in
     return taken
 
 
-def end_by_rows(slices: Sequence[Slice], rows: int) -> QueuePosition | None:
-    """The position after so many rows; None if that is before the first one."""
-    end: QueuePosition | None = None
+def end_by_rows(slices: Sequence[Slice], rows: int) -> int | None:
+    """The LSN after so many rows; None if that is before the first one."""
+    end: int | None = None
     for one in slices:
         if one.take > rows:
-            return one.position_at(one.first_lsn + rows) if rows else end
+            return one.first_lsn + rows if rows else end
         rows -= one.take
-        end = one.position_at(one.end_lsn)
+        end = one.end_lsn
     return end
 
 
 def ends_by_bytes(
     waiting: Sequence[Sequence[Slice]], size_bytes: int, *, turn: int = 0
-) -> list[QueuePosition | None]:
-    """The positions after the whole batches that fit; inside a batch only if it exceeds the limit.
+) -> list[int | None]:
+    """The LSNs after the whole batches that fit; inside a batch only if it exceeds the limit.
 
     Batches stay whole because every micro-batch that has a part of a batch fetches all of it.
     """
@@ -156,7 +151,7 @@ def ends_by_bytes(
             if count < len(waiting[index]):
                 one = waiting[index][count]
                 rows = max(1, one.take * size_bytes // max(1, one.size_bytes))
-                ends[index] = one.position_at(one.first_lsn + rows)
+                ends[index] = one.first_lsn + rows
                 break
     return ends
 
@@ -174,13 +169,13 @@ def _count_fitting(slices: Sequence[Slice], size_bytes: int) -> int:
     return len(slices)
 
 
-def _after(slices: Sequence[Slice]) -> QueuePosition | None:
-    return slices[-1].position_at(slices[-1].end_lsn) if slices else None
+def _after(slices: Sequence[Slice]) -> int | None:
+    return slices[-1].end_lsn if slices else None
 
 
 def micro_batch_ends(
     waiting: Sequence[Sequence[Slice]], limits: Limits, *, turn: int = 0
-) -> list[QueuePosition | None]:
+) -> list[int | None]:
     """Where a micro-batch ends in each partition; None if it has nothing of it."""
     if limits.rows is not None:
         rows = share_limit(limits.rows, [sum(one.take for one in s) for s in waiting], turn=turn)
@@ -194,12 +189,12 @@ def micro_batch_ends(
     return [_after(slices) for slices in waiting]
 
 
-def slices_until(slices: Iterable[Slice], end: QueuePosition | None) -> list[Slice]:
-    """The slices up to a position; none if it is None."""
+def slices_until(slices: Iterable[Slice], end: int | None) -> list[Slice]:
+    """The slices up to an LSN; none if it is None."""
     if end is None:
         return []
-    before = takewhile(lambda one: (one.sequence, one.first_lsn) < end, slices)
-    return [one if one.sequence < end.sequence else one.cut(0, end.lsn) for one in before]
+    before = takewhile(lambda one: one.first_lsn < end, slices)
+    return [one.cut(0, end) for one in before]
 
 
 def plan_tasks(
