@@ -94,7 +94,7 @@ async def _noted(wanted: list[int], lsn: int) -> None:
 
 async def heeds_no_slot(led: LedPartition) -> None:
     """Lets segments go that a slot still needs."""
-    end = await retention.expired_end(led)
+    end = await retention.wanted_log_start(led)
     if end > led.first_lsn:
         led.log_start = await led.register.move(led.leader.epoch, end)
     await retention.unlist_below_log_start(led)

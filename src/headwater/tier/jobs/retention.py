@@ -42,20 +42,20 @@ async def expire_remote(led: LedPartition) -> None:
     """Move the log start by the retention settings, and unlist the segments below it."""
     config = led.config
     if (config.retention_ms, config.retention_bytes) != (UNLIMITED, UNLIMITED):
-        wanted = min(await expired_end(led), led.leader.slot_floor_lsn() + 1)
+        wanted = min(await wanted_log_start(led), led.leader.slot_floor_lsn() + 1)
         if wanted > led.first_lsn:
             await led.move_log_start(wanted)
     await unlist_below_log_start(led)
 
 
 async def expire_local(led: LedPartition) -> None:
-    """Drop LSNs of the local log that are remote, needed by no slot and past local retention."""
+    """Drop LSNs of the local log that are remote, needed by no slot, and beyond both minimums."""
     before, tiered_lsn = led.local.oldest_lsn(), led.tiered_lsn()
     through = min(
         tiered_lsn,
         led.same_lsn,
         led.leader.slot_floor_lsn(),
-        _past_local_retention(led, tiered_lsn),
+        _beyond_local_minimums(led, tiered_lsn),
     )
     if through >= before:
         await led.local.prune_through(through)
@@ -68,17 +68,17 @@ async def remove_due(led: LedPartition) -> None:
     That includes copies that older leaders started and did not finish: their epochs are over, so
     they never will.
     """
-    failures, leads = ItemFailures(), False
+    failures, has_checked_leads = ItemFailures(), False
     unreadable: dict[SegmentId, HeadwaterError] = {}
     for segment in led.metadata.state().unfinished():
         with failures.collected():
             if segment.state is SegmentState.COPY_STARTED:
                 await abandon_copy(led, segment.segment_id)
             elif is_due(led, segment):
-                if not leads:
+                if not has_checked_leads:
                     # Ask the store, too: a newer leader may publish to a renewed log elsewhere.
                     await led.check_leads()
-                    leads = True
+                    has_checked_leads = True
                 await _check_replaced(led, segment, unreadable)
                 await remove_object(led, segment.segment_id)
     failures.raise_first()
@@ -156,8 +156,8 @@ async def unlist_below_log_start(led: LedPartition) -> None:
             await led.unlist(segment)
 
 
-async def expired_end(led: LedPartition) -> int:
-    """The log start by the retention settings alone.
+async def wanted_log_start(led: LedPartition) -> int:
+    """The log start by the retention settings alone: a segment beyond either of them expires.
 
     Measured on the cover, which has each LSN once, however many copies there are.
     """
@@ -238,8 +238,12 @@ async def _cover_bytes(led: LedPartition, end_lsn: int) -> int:
     return led.cover_bytes[1]
 
 
-def _past_local_retention(led: LedPartition, tiered_lsn: int) -> int:
-    """The last LSN that local retention lets go."""
+def _beyond_local_minimums(led: LedPartition, tiered_lsn: int) -> int:
+    """The last LSN that neither `local_retention_ms` nor `local_retention_bytes` keeps.
+
+    Both are minimums, so a record is dropped when it is beyond both. The remote `retention_*` are
+    maximums: there, being beyond one is enough.
+    """
     config, local = led.config, led.local
     if not config.local_retention_ms and not config.local_retention_bytes:
         return tiered_lsn

@@ -1,6 +1,6 @@
-"""The two clients that read a native queue: the owning consumer, and readers that own nothing.
+"""The owning consumer of a native queue: it reads in order, and acknowledges under its epoch.
 
-The consumer reads chunks first, then the fence and the floor: a fenced consumer delivers nothing,
+It reads chunks first, then the fence and the floor: a fenced consumer delivers nothing,
 and what was read below the floor does not count. The floor is read although no batch is deleted
 that this consumer has not acknowledged: chunks without entries are deleted unacknowledged.
 """
