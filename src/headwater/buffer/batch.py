@@ -15,8 +15,8 @@ with one record per call, the call must not cost more than the record.
 
 Always holds when reading: sizes are checked against the length at hand and against named limits
 before anything is allocated (the footer is parsed for them), the checksum before any Arrow is
-parsed, and Arrow's offsets before the batch is returned. Errors are `Corrupt`, or `NotSupported` for a later version or an unknown
-compression.
+parsed, and Arrow's offsets before the batch is returned. Errors are `Corrupt`, or `NotSupported`
+for a later version or an unknown compression.
 """
 
 from __future__ import annotations

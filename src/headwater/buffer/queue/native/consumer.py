@@ -65,7 +65,7 @@ class NativeConsumer(QueueConsumer):
         start = 0 if sequence is None else sequence + 1
         while True:
             try:
-                batches = await self._reading.after(start, limit)
+                batches = await self._reading.from_sequence(start, limit)
             except (BatchTrimmed, Refused, RolledBack):
                 await self.check_fence()  # a successor may have moved on far from here
                 raise

@@ -225,9 +225,9 @@ async def write_note(
             await tail.find()
 
 
-SLOT_LEAST_S: Final = 0.0005
+WRITE_LEAST_S: Final = 0.0005
 # A write that took longer says nothing of the store: the machine stood still, or a retry waited.
-SLOT_MOST_S: Final = 1.0
+WRITE_MOST_S: Final = 1.0
 # A writer without a batch among the last so many is forgotten.
 RECENT_SEQUENCES: Final = 512
 # A writer that appended nothing for so many rounds is not waited for; after one append, for fewer.
@@ -251,10 +251,10 @@ class LastAppend(NamedTuple):
     again: bool
     """Whether it was not the first."""
 
-    def turns(self, now_s: float, slot_s: float) -> float:
+    def turns(self, now_s: float, turn_s: float) -> float:
         """How many turns a round must have for this one to be among them."""
         absent = ROUNDS_ABSENT if self.again else ROUNDS_ABSENT_AFTER_ONE
-        return (now_s - self.at_s) / (absent * slot_s)
+        return (now_s - self.at_s) / (absent * turn_s)
 
 
 class AppendTurns:
@@ -262,7 +262,7 @@ class AppendTurns:
 
     def __init__(self, me: str) -> None:
         self._me = me
-        self._slot_s = SLOT_LEAST_S
+        self._write_s = WRITE_LEAST_S
         self._seen: dict[str, LastAppend] = {}
         self._has_looked = False
         self._appended_s = runtime.monotonic_s()
@@ -282,9 +282,9 @@ class AppendTurns:
         self._seen = {name: one for name, one in self._seen.items() if one.sequence >= oldest}
 
     def took(self, seconds: float) -> None:
-        """Note that an append of this writer landed, and how long its write took."""
-        slot_s = min(SLOT_MOST_S, max(SLOT_LEAST_S, seconds))
-        self._slot_s += (slot_s - self._slot_s) / 4
+        """Count an append of this writer that landed, and how long its write took."""
+        write_s = min(WRITE_MOST_S, max(WRITE_LEAST_S, seconds))
+        self._write_s += (write_s - self._write_s) / 4
         self._appended_s = runtime.monotonic_s()
 
     def wait_s(self, lost: int) -> float:
@@ -293,13 +293,13 @@ class AppendTurns:
         Each writer has one turn in a round, and keeps its place in the round from append to
         append. Writers that met move apart at random.
         """
-        slot_s = PATIENCE * self._slot_s
+        turn_s = PATIENCE * self._write_s
         if lost:
-            return runtime.random().uniform(0, APART * slot_s)
-        round_s = min(WAIT_MOST_S, (1 + self._others(slot_s)) * slot_s)
+            return runtime.random().uniform(0, APART * turn_s)
+        round_s = min(WAIT_MOST_S, (1 + self._others(turn_s)) * turn_s)
         return max(0.0, self._appended_s + round_s - runtime.monotonic_s())
 
-    def _others(self, slot_s: float) -> int:
+    def _others(self, turn_s: float) -> int:
         """How many others have a turn: as many as appended within a few rounds of so many.
 
         To count all writers of the last batches would make those that stay wait for those that
@@ -307,8 +307,8 @@ class AppendTurns:
         """
         now_s, count = runtime.monotonic_s(), 0
         others = [one for name, one in self._seen.items() if name != self._me]
-        once = sorted(one.turns(now_s, slot_s) for one in others if not one.again)
-        again = [one.turns(now_s, slot_s) for one in others if one.again]
+        once = sorted(one.turns(now_s, turn_s) for one in others if not one.again)
+        again = [one.turns(now_s, turn_s) for one in others if one.again]
         for number, turns in enumerate(sorted(again + once[:CAME_ONCE_MOST]), start=1):
             if turns <= 1 + number:
                 count = number
