@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.buffer.queue.native.chunk import Chunk, ProducerIncarnation, first_chunk
-from headwater.buffer.queue.native.tail import (
+from headwater.buffer.queue.native.turns import (
     APART,
     PATIENCE,
     ROUNDS_ABSENT,
