@@ -373,8 +373,8 @@ def test_renew_begins_a_log_that_reads_as_the_old_one(invoke: Invoke, url: str) 
     old = invoke("tier", "list", url, "orders", "--json").stdout
     told = invoke("tier", "renew", url, "--to-prefix", "anew", "--epoch-max", "3")
     assert told.stdout.splitlines() == [
-        "anew begins with what 5 events come to",
-        "log starts taken down to epoch 3: 1",
+        "anew begins with the state after 5 events",
+        "log starts lowered to epoch 3: 1",
     ]
     new = invoke("tier", "list", url, "orders", "--json", "--prefix", "anew").stdout
     assert new == old.replace('"leader_epoch": 4', '"leader_epoch": 3')

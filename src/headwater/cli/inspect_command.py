@@ -1,4 +1,4 @@
-"""`headwater inspect …`: what an object of the buffer or the tier, or a file of the log, holds."""
+"""`headwater inspect …`: shows and checks objects of the buffer and the tier, and files of a log."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from headwater.cli.report import InspectionReport
 
 inspect_app = HeadwaterTyper(
-    help="Say what a batch, a manifest, a queue, a log, an event or a segment holds, and what is "
-    "wrong with a bad one.",
+    help="Show and check the content of a batch, manifest, queue, log, event or segment.",
 )
 
 _STANDARD_INPUT: Final = "-"
@@ -35,7 +34,7 @@ SOURCE = typer.Argument(
     _STANDARD_INPUT,
     metavar="FILE|URL|-",
     help="A file, the address of an object (s3://bucket/prefix/key), or - for standard input, "
-    "which takes hexadecimal text as well.",
+    "which may be hexadecimal text.",
 )
 ENTRIES = typer.Option(20, min=1, help="How many entries to show.")
 
@@ -47,7 +46,7 @@ def batch(
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """A batch, native or published v1: id, records, calls, columns, checksum.
+    """Show a batch, native or published v1: id, records, calls, columns, checksum.
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
@@ -64,7 +63,7 @@ def manifest(
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """A published v1 manifest: entries, sequences, epoch, metadata.
+    """Show a published v1 manifest: entries, sequences, epoch, metadata.
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
@@ -78,14 +77,14 @@ def manifest(
 def queue(
     source: str = SOURCE,
     stream: str | None = typer.Option(
-        None, metavar="NAME", help="The whole queue of a stream; URL is then that of the store."
+        None, metavar="NAME", help="Show the whole queue of this stream of the store at URL."
     ),
-    partition: int = typer.Option(0, min=0, help="Which partition of the stream."),
+    partition: int = typer.Option(0, min=0, help="The partition of the stream."),
     entries: int = ENTRIES,
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """A chunk or a register of a queue; with --stream, the whole queue. Fences nothing.
+    """Show a chunk or a register of a queue, or with --stream the whole queue. Fences nothing.
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
@@ -111,7 +110,7 @@ def wal(
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """A segment of a log: frames, groups, how far it was synced, what is torn or corrupt.
+    """Show a segment of a log: frames, groups, how far it was synced, what is torn or corrupt.
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
@@ -128,13 +127,13 @@ def event(
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
     metadata_partition: int | None = typer.Option(
-        None, min=0, help="An event of the log itself: of this partition; URL is then the store's."
+        None, min=0, help="Read the event from this partition of the event log at URL."
     ),
-    offset: int = typer.Option(0, min=0, help="... and at this offset."),
+    offset: int = typer.Option(0, min=0, help="The offset of that event."),
     *,
     events: EventLogOptions,
 ) -> None:
-    """A metadata event of the tier, as Kafka writes it: segment, states, epochs, publisher.
+    """Show a metadata event of the tier, as Kafka writes it: segment, states, epochs, publisher.
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
@@ -164,7 +163,7 @@ def segment(
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """A remote segment of the tier: LSNs, terms, columns, row groups, every checksum.
+    """Show a segment of the tier: LSNs, terms, columns, row groups, every checksum.
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """

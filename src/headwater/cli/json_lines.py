@@ -107,10 +107,10 @@ def _why_no_object(line: bytes, error: msgspec.DecodeError) -> str:
     lone = next((one[1] for one in _SURROGATES.finditer(line) if one[1]), None)
     if lone is not None:
         return (
-            f"has {lone.decode()}, one half of a surrogate pair, which is no character: write the "
+            f"has {lone.decode()}, half of a surrogate pair, which is not a character: write the "
             "whole pair, or leave it out"
         )
-    return f"is no JSON object: {error}"
+    return f"is not a JSON object: {error}"
 
 
 def _why_no_text(line: bytes) -> str:
@@ -160,7 +160,7 @@ def _double(number: Decimal) -> float:
     near = float(number)
     if not is_exact_decimal(number, near):
         raise Refused(
-            f"{number} is no double, which would hold {near!r}: write it as text, or declare a "
+            f"{number} does not fit a double, which would hold {near!r}: write it as text, or declare a "
             "decimal(38, …) for it"
         )
     return near
@@ -212,7 +212,7 @@ def _time(raw: Any) -> Any:
     try:
         return datetime.fromisoformat(raw)
     except ValueError:
-        raise Refused(f"{TIMESTAMP}: {raw!r} is no time such as 2026-01-31T08:00:00Z") from None
+        raise Refused(f"{TIMESTAMP}: {raw!r} is not a time such as 2026-01-31T08:00:00Z") from None
 
 
 _READ_BACK: Final[dict[str, Callable[[Any], Any]]] = {

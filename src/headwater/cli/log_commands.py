@@ -42,34 +42,38 @@ def repair(
         [],
         "--from",
         metavar="FOLDER",
-        help="The folder of another copy of the log, or of a replica; repeatable.",
+        help="The folder of a copy of the log, or of a replica; may be repeated.",
     ),
     tier: str | None = typer.Option(
-        None, metavar="URL", help="The store whose tier has segments of the log; after the copies."
+        None,
+        metavar="URL",
+        help="The store whose tier has segments of the log; used after the copies.",
     ),
     buffer: str | None = typer.Option(
-        None, metavar="URL", help="The store whose buffer the log came from; after all others."
+        None, metavar="URL", help="The store with the queue that the log was made from; used last."
     ),
-    stream: str | None = typer.Option(None, metavar="STREAM", help="The stream there."),
-    partition: int = typer.Option(0, min=0, help="Its partition."),
+    stream: str | None = typer.Option(
+        None, metavar="STREAM", help="The stream of --tier and --buffer."
+    ),
+    partition: int = typer.Option(0, min=0, help="The partition of the stream."),
     option: list[str] = OPTION,
     give_up: bool = typer.Option(
         False,
         "--give-up",
-        help="Write what no source has as lost, for good, so that readers can go on.",
+        help="Mark LSNs that no source has as lost, so that readers can continue. Final.",
     ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Check every frame of a log, and repair what a source has.
+    """Check every frame of a log, and restore damaged ranges from other sources.
 
-    No process may have the log open. What was damaged is kept, under a name ending in .damaged.
-    Exit status: 0 if the log is whole now, 1 if something is still missing.
+    No process may have the log open. Damaged files are kept under names that end in .damaged. Exit
+    status: 0 if the log is whole now, 1 if something is still missing.
     """
     from headwater.log.spool.repair import repair
 
     if (tier is None and buffer is None) != (stream is None):
         raise typer.BadParameter(
-            "tier and buffer are named by their store (--tier, --buffer) and the stream (--stream)"
+            "--tier and --buffer need --stream, and --stream needs one of them"
         )
     sources: list[RepairSource] = [_copy(one, damaged=folder) for one in source]
     with contextlib.ExitStack() as held:
@@ -174,13 +178,13 @@ def describe_repair(repaired: RepairReport) -> Report:
 
     missing = [one._asdict() for one in repaired.missing]
     report = Report(
-        f"{repaired.segments:,} segments looked at, frame by frame",
+        f"{repaired.segments:,} segments checked, frame by frame",
         record=asdict(repaired) | {"missing": missing},
     )
     for one in repaired.repaired:
         lsns = f"LSN {one.first_lsn} to {one.last_lsn}"
         if one.source == LOST_CAUSE:
-            report.say(f"given up {lsns}: readers get it as lost")
+            report.say(f"given up {lsns}: readers get a lost range")
         else:
             report.say(f"repaired {lsns} from {one.source}")
     for name in repaired.uncompared:

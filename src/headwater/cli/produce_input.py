@@ -243,8 +243,8 @@ def _columns_source(kind: str, name: str, opened: io.BufferedReader) -> InputSou
         return name
     if kind == "parquet" or opened.peek(_MAGIC_BYTES).startswith(b"ARROW1"):
         raise Refused(
-            f"{_name(name)} cannot be read from its end, as such a file is: name the file, or send "
-            "an Arrow stream (--arrow)"
+            f"{_name(name)} is a Parquet or Arrow file, which is read from its end: name the file, "
+            "or send an Arrow stream (--arrow)"
         )
     return opened
 
@@ -308,7 +308,7 @@ def _opened(name: str, interrupt: Interrupt) -> Iterator[io.BufferedReader]:
 def _refuse_columns(name: str, block: bytes) -> None:
     for magic, flag in _MAGIC.items():
         if block.startswith(magic):
-            raise Refused(f"{_name(name)} has no lines but columns: say {flag}")
+            raise Refused(f"{_name(name)} has columns instead of lines: use {flag}")
 
 
 def _name(name: str) -> str:

@@ -158,7 +158,9 @@ class JsonRows:
         self._left_out |= columns.keys() - typed.keys()
         self._columns_reader = None
         if rows and not typed:
-            raise Refused(f"{name}, line {block.first_line:,}: nothing but nulls is no row")
+            raise Refused(
+                f"{name}, line {block.first_line:,}: a row needs a value that is not null"
+            )
         return DecodedRows(pa.table(typed), wrong)
 
     def _error_of(self, rows: list[dict[str, Any]]) -> Refused | None:

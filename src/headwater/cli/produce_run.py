@@ -87,9 +87,7 @@ class ProduceOutcome:
                 lsns = f"LSNs {found.first_lsn:,} to {found.last_lsn:,}"
             report.say(f"  partition {partition}: {lsns}{runs}")
         if self.interrupted and good:
-            report.say(
-                "interrupted: every whole line that was read until then is accepted", "yellow"
-            )
+            report.say("interrupted: all complete lines that were read are accepted", "yellow")
         elif not good and not is_other and (self.rows or self.resumes or self.unknown_rows):
             for words in self._left_words():
                 report.say(words, "yellow")
@@ -138,16 +136,16 @@ class ProduceOutcome:
         if not self.left_rows:
             yield "what follows was not sent"
         if self.resumes:
-            yield "the same command, run again, goes on after what is accepted"
+            yield "the same command, run again, continues after the accepted records"
         elif self.left_rows:
-            again = "a second run would send accepted records again: leave them out of its input"
+            again = "a second run would send accepted records again: remove them from its input"
             if self.unknown_rows:
                 again = (
                     "a second run may send accepted records again: read the stream first, and "
                     "leave out of its input what is there"
                 )
             yield (
-                f"{again}. A run that begins with --producer-id ID --resume goes on by itself when "
+                f"{again}. A run with --producer-id ID --resume continues by itself when "
                 "it is run again"
             )
 

@@ -1,4 +1,4 @@
-"""`headwater stream copy` and `stream truncate`: copy records, or give up old ones."""
+"""`headwater stream copy` and `stream truncate`: copy records, and delete old ones."""
 
 from __future__ import annotations
 
@@ -33,21 +33,23 @@ if TYPE_CHECKING:
 def copy(
     url: str = URL,
     name: str = typer.Argument(metavar="STREAM", help="The stream to copy."),
-    new_url: str = typer.Argument(metavar="NEW_URL", help="The store to copy to; it may be URL."),
-    new_name: str = typer.Argument(metavar="NEW_STREAM", help="The stream to make there."),
+    new_url: str = typer.Argument(
+        metavar="NEW_URL", help="The store to copy to; may be the same as URL."
+    ),
+    new_name: str = typer.Argument(metavar="NEW_STREAM", help="The stream to create there."),
     resume: bool = typer.Option(
-        False, "--resume", help="Go on with a copy that was cut off, or add what came since."
+        False, "--resume", help="Continue an interrupted copy, or add newer records."
     ),
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
     new_option: list[str] = typer.Option(
-        [], "--new-option", metavar="NAME=VALUE", help="An option of NEW_URL; else those of URL."
+        [], "--new-option", metavar="NAME=VALUE", help="An option of NEW_URL; default: --option."
     ),
 ) -> None:
     """Copy the records of a stream into a new one, in the same partitions and order.
 
-    Copies what is retained up to the end that the stream has when the command begins.
-    Exit status: 0, or 2 if not everything was copied; --resume copies the rest, nothing twice.
+    Copies all retained records up to the end of the stream at the start of the command. Exit
+    status: 0, or 2 if not everything was copied; --resume copies the rest, and nothing twice.
     """
     from headwater.buffer.copying import copy_stream
     from headwater.buffer.stream import open_stream
@@ -65,7 +67,7 @@ def copy(
                 open_with_options(new_url, new_option or option)
             )
             if there.stats.scheme == "memory":
-                raise Refused("a copy in memory:// would be gone when this command ends")
+                raise Refused("a copy in memory:// is lost when this command ends")
             here = await stack.enter_async_context(open_with_options(url, option))
             source = await open_stream(here, name)
             return await copy_stream(source, there, new_name, resume=resume, progress=advance)
@@ -76,7 +78,7 @@ def copy(
             done = run_loop(run())
     except BaseException:
         if copied:
-            echo("cut off: the same command with --resume goes on", is_error=True)
+            echo("interrupted: the same command with --resume continues", is_error=True)
         raise
     with reporting():
         show(describe_copy(name, new_name, done), as_json=as_json)
@@ -99,17 +101,17 @@ def truncate(
     name: str = typer.Argument(metavar="STREAM", help="The stream's name."),
     before: str = typer.Option(
         metavar="OFFSET|TIME|P=OFFSET,…",
-        help="The first record to keep: an LSN, a time, latest; or one for each partition.",
+        help="The first record to keep: an LSN, a time or latest; or one LSN per partition.",
     ),
     partition: int | None = PARTITION,
     yes: bool = YES,
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """Give up the records before an offset: the log begins later, and their objects are deleted.
+    """Delete the records before an offset; the log then begins at that offset.
 
-    An offset within a batch keeps that batch whole. Repeating it is safe.
-    Exit status: 0, or 1 if a partition could not be truncated or objects could not be deleted.
+    If the offset is within a batch, the whole batch stays. The command can be repeated. Exit
+    status: 0, or 1 if a partition could not be truncated or objects could not be deleted.
     """
     from headwater.buffer.truncation import plan_truncation, truncate_all
 
@@ -169,8 +171,8 @@ def _ask(name: str, plans: list[TruncationPlan]) -> None:
                 f"acknowledged by {owner}"
             )
     confirm(
-        f"Give up {what}, for good?",
-        unasked=f"no terminal to confirm that these are to go: {what}. Say --yes",
+        f"Permanently delete {what}?",
+        unasked=f"there is no terminal to confirm the deletion of {what}: use --yes",
     )
 
 
@@ -185,17 +187,19 @@ def describe_truncation(name: str, plans: list[TruncationPlan], outcomes: Outcom
         where = f"partition {plan.partition}: "
         if isinstance(outcome, HeadwaterError):
             record["error"] = why = f"{type(outcome).__name__}: {outcome}"
-            report.say(f"{where}{why} ({command()} stream truncate, once more, goes on)", mark="✗")
+            report.say(
+                f"{where}{why} (run {command()} stream truncate again to continue)", mark="✗"
+            )
             continue
         start_lsn, records, failed = plan.floor_lsn, 0, 0
         if outcome is not None:
             start_lsn, records, failed = outcome.start_lsn, outcome.records, outcome.failed
         record |= {"start_lsn": start_lsn, "records": records, "failed": failed, "left": plan.left}
-        words = f"{where}is so already, the log begins at LSN {start_lsn:,}"
+        words = f"{where}nothing to delete, the log begins at LSN {start_lsn:,}"
         if outcome is not None:
-            words = f"{where}the log begins at LSN {start_lsn:,}, {records:,} records were given up"
+            words = f"{where}the log begins at LSN {start_lsn:,}, {records:,} records were deleted"
         if failed:
-            words += f"; {failed:,} objects could not be deleted, gc --full deletes them"
+            words += f"; {failed:,} objects could not be deleted; gc --full deletes them"
         if plan.left:
             first, last = plan.before_lsn - plan.left, plan.before_lsn - 1
             words += f"; LSNs {first:,} to {last:,} stay, in one batch with {plan.before_lsn:,}"

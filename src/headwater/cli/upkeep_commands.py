@@ -1,4 +1,4 @@
-"""`headwater gc` and `headwater lag`: what may go, and what waits."""
+"""`headwater gc` and `headwater lag`: collects garbage, and shows what is not processed."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ def gc(
     full: bool = typer.Option(
         False,
         "--full",
-        help="Also look for what a crash left behind; takes up to 90 s for 16 partitions.",
+        help="Also delete what crashes left behind; takes up to 90 s for 16 partitions.",
     ),
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """Delete what is not needed any more: batches past the retention, and uploads never appended.
+    """Delete acknowledged batches past their retention, and uploads that were never appended.
 
-    Says what went and why, and what stays and why. Consumers do the same while they run.
-    Exit status: 0, or 1 if something could not be deleted; the next run tries it again.
+    Prints what it deleted, what stays, and why. Consumers do the same while they run. Exit status:
+    0, or 1 if something could not be deleted; the next run tries again.
     """
     from headwater.buffer.transaction.holds import holds_register, read_holds
 
@@ -71,7 +71,7 @@ def gc(
         if waits and not progress.is_shown:
             turns = -(-len(wanted) // PARTITIONS_AT_ONCE)
             wait_s = f"{turns * limits.FLOOR_SETTLE_S:,.0f} s"
-            words = f"waiting up to {wait_s} until pieces of the queue that are not needed may go"
+            words = f"waiting up to {wait_s} before chunks of the queue may be deleted"
             progress.say(Note(words))
         done = itertools.count(1)
 
@@ -83,7 +83,7 @@ def gc(
         held = len((await read_holds(holds_register(opened))).holds)
         return describe_collected(opened, collected, open_transactions=held)
 
-    work = f"collecting what {stream} does not need"
+    work = f"collecting garbage of {stream}"
     with Progress(work) as progress:
         report = on_stream(url, option, stream, run, writing=True)
     with reporting():
@@ -97,14 +97,14 @@ def lag(
     stream: str = STREAM,
     partition: int | None = PARTITION,
     group: str | None = typer.Option(
-        None, "--group", "-g", help="A group: what it has not processed. Without: the owner."
+        None, "--group", "-g", help="The group; default: the owner of the partitions."
     ),
-    watch: bool = typer.Option(False, "--watch", "-w", help="Look again and again, until Ctrl-C."),
-    every: float = typer.Option(2.0, min=0.1, help="Seconds between looks."),
+    watch: bool = typer.Option(False, "--watch", "-w", help="Refresh until Ctrl-C."),
+    every: float = typer.Option(2.0, min=0.1, help="Seconds between refreshes, with --watch."),
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """What is appended and not processed: batches, records, bytes, seconds. Fences nothing.
+    """Show what a group has not processed: batches, records, bytes, seconds. Fences nothing.
 
     Exit status: 0, 1 if the lag of a partition is unknown, 2 if the group is unknown.
     """
@@ -172,13 +172,13 @@ def describe_collected(
         part = Report(f"partition {partition} of {stream.name}", "✓", tables=[table])
         if one.failed:
             part.mark = "✗"
-            failed = f"  {one.failed:,} deletes did not work; the next run tries them again"
+            failed = f"  {one.failed:,} objects could not be deleted; the next run tries again"
             part.say(failed, "yellow")
         report.parts.append(part)
     if open_transactions:
         report.say(
-            f"{open_transactions:,} open transactions: what they uploaded stays until they commit "
-            "or abort, or until they were not renewed for their sinkTimeout",
+            f"{open_transactions:,} open transactions: their uploads stay until they commit "
+            "or abort, or are not renewed for their sinkTimeout",
             "dim",
         )
     report.record = {

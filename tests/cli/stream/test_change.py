@@ -49,7 +49,7 @@ def test_an_incompatible_schema_is_refused_with_the_difference(
 
 def test_delete_refuses_where_nobody_can_be_asked(invoke: Invoke, url: str) -> None:
     done(invoke("stream", "create", url, "orders"))
-    assert "say --yes" in error_of(invoke("stream", "delete", url, "orders"))
+    assert "use --yes" in error_of(invoke("stream", "delete", url, "orders"))
     assert opened(url).name == "orders"
 
 
@@ -112,7 +112,7 @@ def test_delete_says_what_is_left(
     monkeypatch.setattr("headwater.cli.tier_partitions.delete_stream", partly)
     result = invoke("stream", "delete", url, "orders", "--yes")
     assert result.exit_code == 1
-    assert "2 objects may still be there: delete it once more (500 InternalError)" in result.stdout
+    assert "2 objects may still be there: delete it again (500 InternalError)" in result.stdout
 
 
 def foreign_queue(url: str, *, taken: int) -> None:

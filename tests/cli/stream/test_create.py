@@ -96,7 +96,7 @@ def test_creating_what_exists_is_refused_unless_it_is_welcome(invoke: Invoke, ur
     refused = error_of(invoke("stream", "create", url, "orders"))
     assert "'orders' exists" in refused
     assert "--exists-ok" in refused
-    assert "✓ there already" in done(invoke("stream", "create", url, "orders", "--exists-ok"))
+    assert "✓ exists already" in done(invoke("stream", "create", url, "orders", "--exists-ok"))
     other = invoke("stream", "create", url, "orders", "--exists-ok", "--partitions", "2")
     assert "partitions  is 1, and 2 was asked for" in error_of(other)
 
