@@ -1,10 +1,10 @@
-"""What is wrong with this machine or a store, and how to repair it.
+"""Checks of this machine and of a store, each with advice on how to repair it.
 
-`headwater doctor` passes in what it has found (versions, programs, settings, a store); each check
+`headwater doctor` passes in what it collected (versions, programs, settings, a store); each check
 returns a `Finding`.
 
 Always holds: every finding that is not `ok` says what to do; no finding shows a credential; nothing
-is opened or fenced, and what a check writes it removes.
+is opened or fenced, and a check removes what it writes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The start and the end of the `headwater` command, where Ctrl-C has no other handler.
+"""Starts and ends the `headwater` command, and handles Ctrl-C while its modules are imported.
 
-What is imported up here is loaded before Ctrl-C is listened for: next to nothing.
+This module imports almost nothing: its own imports are loaded before Ctrl-C is handled.
 """
 
 from __future__ import annotations

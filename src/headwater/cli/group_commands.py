@@ -161,7 +161,8 @@ async def _table(stream: Stream, partition: int) -> SlotsOrError:
     except Damaged as error:
         return (
             f"{error}. Nothing of its log is deleted meanwhile. Restore the object from a backup, "
-            f"or begin without slots: headwater group reset URL {stream.name} --partition {partition}"
+            f"or begin without slots: headwater group reset URL {stream.name} --partition "
+            f"{partition}"
         )
     except HeadwaterError as error:
         return str(error)

@@ -1,4 +1,4 @@
-"""`headwater inspect …`: shows and checks objects of the buffer and the tier, and files of a log."""
+"""`headwater inspect …`: shows and checks objects of buffer and tier, and files of a log."""
 
 from __future__ import annotations
 

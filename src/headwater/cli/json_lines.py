@@ -1,13 +1,13 @@
-"""Lines of JSON as rows, one by one, or as columns by Arrow's reader where that changes no value.
+"""Parses lines of JSON: one by one as rows, or together as columns by Arrow's reader.
 
-What `read --format json` wrote is read back unchanged: bytes that are not text are {"base64": …},
-times are text, headers are a list of keys and values. `_lsn` and the other position columns are
-ignored.
+Values that `read --format json` wrote are read back unchanged: bytes that are not text are
+{"base64": …}, times are text, headers are a list of keys and values. `_lsn` and the other position
+columns are ignored.
 
-Arrow reads a hundred times as fast, but changes some values: it rounds a number of many digits to
-the nearest double, turns 1e-400 into 0, accepts NaN, and lets an object end on another line.
-Suspicious input is therefore found first and decoded line by line; so is everything that Arrow
-refuses, because only the slow path can name the line.
+Arrow is a hundred times as fast, but changes some values: it rounds a number of many digits to the
+nearest double, turns 1e-400 into 0, accepts NaN, and lets an object end on another line. Such input
+is detected first and decoded line by line; so is everything that Arrow refuses, because only the
+slow path can name the line.
 
 Always holds: both ways give the same columns, and a key that appears twice in an object is refused.
 """
@@ -160,8 +160,8 @@ def _double(number: Decimal) -> float:
     near = float(number)
     if not is_exact_decimal(number, near):
         raise Refused(
-            f"{number} does not fit a double, which would hold {near!r}: write it as text, or declare a "
-            "decimal(38, …) for it"
+            f"{number} does not fit a double, which would hold {near!r}: write it as text, or "
+            "declare a decimal(38, …) for it"
         )
     return near
 

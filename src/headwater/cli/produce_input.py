@@ -1,10 +1,10 @@
 """The input of `headwater produce`: lines, or files with columns, in pieces of bounded size.
 
-Nothing here holds more than one piece, except a line that has not ended yet.
+At most one piece is in memory, except for a line that has not ended yet.
 
 The columns of the stream decide what a row may have. A declared schema is closed: other columns are
-refused. An inferred one is open: new columns are added to it, and wider types. Rows are checked
-before they are sent, because only the code that read a line can name it.
+refused. Inferred columns are open: new columns and wider types are added. Rows are checked before
+they are sent, because only the code that reads a line can name it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""`headwater produce --resume`: an input continues exactly where it ended.
+"""`headwater produce --resume`: continues an input exactly where an earlier run ended.
 
-Every call carries in its metadata how many records of the input were read at its end. The last
-accepted batch of a partition then says how far the input is settled there: of the records before
-that position, those of this partition are accepted, and none after it, so each partition skips its
-own. That needs a partition that the same record has in every run: that of its key, that of
-`--partition`, or, without keys, one that the record's number gives.
+The metadata of every call say how many records of the input were read at its end. The last accepted
+batch of a partition has that position: of the records before it, all that belong to this partition
+are accepted, and of the records after it none. So each partition skips the records that it has.
+This requires that a record goes to the same partition in every run: by its key, by `--partition`,
+or, without keys, by the record's number.
 
-Always holds: the records of one call go into one batch of each partition, so an accepted batch
-states a position, however a run ends.
+Always holds: the records of one call are in one batch of each partition, so an accepted batch has
+one position, however a run ended.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Resumption:
         """Refuse an input that ended before what was accepted of it: it is another one."""
         if self._read < self.last:
             raise OtherInput(
-                f"the input has {self._read:,} records, and earlier runs with this id read {self.last:,}: "
-                f"it is another input. {_TAKE_ANOTHER}"
+                f"the input has {self._read:,} records, and earlier runs with this id read "
+                f"{self.last:,}: it is another input. {_TAKE_ANOTHER}"
             )
 
     def _batches(self, piece: InputPiece) -> list[pa.RecordBatch]:
@@ -133,8 +133,8 @@ class Resumption:
         if keys.null_count:
             row = start + pc.index(pc.is_null(keys), True).as_py() + 1
             raise Refused(
-                f"--resume: record {row:,} has no key, but others have, so its partition may change "
-                "between runs. Use --partition for all of them"
+                f"--resume: record {row:,} has no key, but others have, so its partition may "
+                "change between runs. Use --partition for all of them"
             )
         if start < self.last:
             of_row = partition_keys(keys, self._stream.partitions)
@@ -171,8 +171,8 @@ def refuse_without_resume(producer: BlockingProducer) -> None:
     for number, resumed in producer.resumed.items():
         if _decoded(resumed.metadata) is not None:
             raise Refused(
-                f"{producer.producer_id!r} was used with --resume in partition {number}: use --resume "
-                f"again, or another --producer-id"
+                f"{producer.producer_id!r} was used with --resume in partition {number}: use "
+                f"--resume again, or another --producer-id"
             )
 
 

@@ -1,4 +1,4 @@
-"""`headwater produce` at work: pieces of the input are sent, and acceptances are counted."""
+"""Runs `headwater produce`: sends the pieces of the input, and counts the accepted records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How records leave: lines for people, JSON, CSV, Arrow or Parquet for programs."""
+"""Writes records: lines for people; JSON, CSV, Arrow or Parquet for programs."""
 
 from __future__ import annotations
 
@@ -148,8 +148,8 @@ class LinesOutput(Output):
         if self._has_digits and self._has_prefix:
             raise Refused(
                 f"{_place_of(batch, 0)} and those after it: bytes that are not text are shown as "
-                "hexadecimal digits, and other values are text that begins with 0x: in lines, the two "
-                "look the same. Use another --format, such as json"
+                "hexadecimal digits, and other values are text that begins with 0x: in lines, the "
+                "two look the same. Use another --format, such as json"
             )
 
     def _with_text(
@@ -159,8 +159,8 @@ class LinesOutput(Output):
         if self._null is None and None in values:
             raise Refused(
                 f"{_place_of(batch, values.index(None))} has null for its {what}, which a line "
-                "cannot distinguish from an empty one: give it a text (--null TEXT, also ''), or use "
-                "another --format"
+                "cannot distinguish from an empty one: give it a text (--null TEXT, also ''), or "
+                "use another --format"
             )
         self._refuse_null_text(batch, values, what)
         null = self._null or b""

@@ -1,4 +1,4 @@
-"""Reports of streams: settings, columns and queues, and what commands changed in them."""
+"""Reports of streams: settings, columns and queues, and the changes that commands made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tier of a stream: opened to look at it, described, and deleted with its stream.
+"""The tier of a stream, for commands: opening its partitions, describing them, deleting them.
 
 Opening partitions fences nothing and publishes nothing.
 """
@@ -189,8 +189,8 @@ _ADVICE = {
     Flaw.MISSING: f"to be copied again from its leader's log, if that still has it; {_LEADER}",
     Flaw.CORRUPT: f"to be copied again from its leader's log, if that still has it; {_LEADER}",
     Flaw.GAP: f"to be filled from its leader's log, if that still has it; {_LEADER}",
-    Flaw.NO_START: "the log start is unknown: restore its register, or start a leader, which sets it "
-    "to the oldest LSN in log and tier",
+    Flaw.NO_START: "the log start is unknown: restore its register, or start a leader, which sets "
+    "it to the oldest LSN in log and tier",
     Flaw.ORPHAN: "--repair removes it",
     Flaw.UNCLAIMED: "it stays: events are lost, or this is another event log than its leader's",
     Flaw.UNKNOWN: "could not be checked: scrub again",

@@ -1,4 +1,4 @@
-"""`headwater demo`: the main job end to end on this machine, with kills, and the proof by counts.
+"""`headwater demo`: runs the main job on this machine, kills processes, and compares the results.
 
 Two producers write orders into a stream; one is killed and started again. A PySpark job turns the
 stream into an Iceberg table and a windowed aggregate; it is killed between the commit of a snapshot
@@ -7,7 +7,7 @@ of the stream and of the table.
 
     orders     an order, the process that sends orders under its own id, and the comparison
     query      the PySpark job
-    run        the processes, what is killed when, and how it looks
+    run        starts and kills the processes, and shows the progress
 """
 
 __all__: list[str] = []

@@ -1,14 +1,14 @@
-"""The orders of the demo, the process that produces them, and the proof that each arrived once.
+"""The orders of the demo, the process that produces them, and the comparison at the end.
 
     python -m headwater.cli.demo.orders URL ID ORDERS SECONDS REPORT
 
-The metadata of every call is the number of its last order. A successor under the same id learns the
-metadata of the last accepted call, and goes on with the number after it. A line goes to the report
-only after the acceptance that it tells of.
+The metadata of every call is the number of its last order. A successor under the same id reads the
+metadata of the last accepted call, and continues with the next number. A line is added to the
+report only after the acceptance that it records.
 
-An order depends on its producer and number alone, so a missing one can be named. Three sources are
-compared by count and fingerprint: a producer's report, written after each acceptance; the stream,
-read without Spark; and the table's own files, read without Spark.
+An order depends only on its producer and number, so a missing one can be named. Three sources are
+compared by count and fingerprint: the producers' reports; the stream, read without Spark; and the
+table's own files, read without Spark.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python -m headwater.cli.demo.query URL FOLDER ORDERS
 
 Two queries read the stream. The group `lake` owns it and acknowledges; the group `dashboard`
-follows. After a third of the orders the job ends itself with SIGKILL, once, right after a
-snapshot of the table was committed and before Spark has written down that the micro-batch is done.
-Started again, Spark runs that micro-batch again, and the table knows that it has it.
+follows. After a third of the orders the job ends itself with SIGKILL, once, right after it
+committed a snapshot of the table and before Spark records that the micro-batch is done. After the
+restart, Spark runs that micro-batch again, and `to_table` finds it in the table.
 """
 
 from __future__ import annotations

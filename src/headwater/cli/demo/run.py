@@ -1,4 +1,4 @@
-"""One run of the demo: its processes, what they have said so far, and whom to kill when."""
+"""One run of the demo: starts its processes, follows their reports, kills some of them."""
 
 from __future__ import annotations
 

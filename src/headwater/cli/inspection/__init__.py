@@ -1,4 +1,4 @@
-"""`headwater inspect`: what an object of the buffer, the log or the tier holds, and what is wrong.
+"""`headwater inspect`: describes and checks objects of the buffer, the log and the tier.
 
 Each module takes the bytes of an object, or a partition, and returns an `InspectionReport`, shown
 as text or as JSON.
@@ -6,8 +6,8 @@ as text or as JSON.
 Always holds:
 
 - nothing is written, opened or fenced;
-- the verdict is that of the reader that the rest of Headwater uses: an object called good here can
-  be read everywhere else, and one called bad is refused there.
+- the verdict is that of Headwater's own reader: an object is reported as good exactly if the rest
+  of Headwater can read it.
 """
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What is inspected: the bytes of an object, and what they look like.
+"""Reads the bytes to inspect, and recognises what they are.
 
 The bytes come from a file, an object of a store, or standard input. Hexadecimal digits on standard
 input are read as hexadecimal text: no object of the buffer consists of such digits alone.

@@ -4,14 +4,14 @@
 
 Always holds:
 
-- a term is stored before anything of it is applied or acknowledged, so an overtaken leader is
-  refused after a restart as well;
+- a term is stored before anything of its leader is applied or acknowledged, so an overtaken leader
+  is refused after a restart as well;
 - one rename switches from one copy to the next: opening the folder finds the old one or the new
-  one, and both whole;
-- a file that cannot be read, or is missing beside a copy, is an error: beginning with term 0 would
-  lift the fence;
-- a copy stays as long as it is read, even if another took its place; once it is closed, nothing of
-  it is removed any more, since the folder may be in use again.
+  one, each of them complete;
+- a state file that cannot be read, or that is missing beside a copy, is an error: with term 0 the
+  replica would accept overtaken leaders;
+- a copy stays open while it is read, even if another one replaced it; after a copy is closed,
+  nothing of it is removed, because the folder may be in use again.
 """
 
 from __future__ import annotations
