@@ -59,7 +59,7 @@ _LAST_NAME: Final = "9" * 20
 
 
 class LogFloor(NamedTuple):
-    """From which numbers on a log is needed, and from which on it counts."""
+    """The floors of a log: numbers below `floor` are not needed, below `trimmed` do not count."""
 
     floor: int
     """Objects below it are no longer needed."""
@@ -103,7 +103,7 @@ class LeasedFloor:
 
 
 def next_standing(standing: FloorAge, floor: LogFloor) -> FloorAge:
-    """The floor that is waited for: the same until it has settled, then the present one, if higher.
+    """The floor to wait for: the same one until it has settled, then the present one, if higher.
 
     Waiting for a higher floor before that would never end where each pass raises the floor.
     """

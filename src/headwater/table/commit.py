@@ -12,8 +12,8 @@ are in the table twice. So that retry is switched off, whatever the table's prop
 
 Always holds:
 
-- once an attempt may have existing, the answer is that it did, that another writer's did, or
-  `OutcomeUnknown`: no later error replaces it;
+- once an attempt may have landed, the result is that it landed, that another writer's attempt
+  landed, or `OutcomeUnknown`: no later error replaces it;
 - files are added only to the table that they were written for, known by its UUID, and never to a
   table whose orphans were removed after the files were written (`orphans.py`).
 """

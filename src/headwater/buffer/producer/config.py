@@ -1,4 +1,4 @@
-"""How a producer gathers, waits and gives up. Kafka's spellings are accepted as well.
+"""Settings of a producer. Kafka's spellings are accepted as well.
 
 | setting | Kafka's spelling | default |
 | --- | --- | --- |
@@ -8,15 +8,15 @@
 | `buffer_calls` | | 1,048,576 |
 | `on_full` | | `wait`; or `fail` |
 | `on_failure` | | `continue`; or `stop`, as a producer with a `producer_id` always does |
-| `max_block_ms` | `max.block.ms` | 60,000; None waits without end |
+| `max_block_ms` | `max.block.ms` | 60,000; None waits without limit |
 | `max_in_flight` | `max.in.flight.requests.per.connection` | 8 uploads |
 | `compression` | `compression.type` | the stream's |
 | `partitioner` | | `key`; or `round_robin` |
 | `delivery_timeout_ms` | `delivery.timeout.ms` | 120,000 |
 
-Kafka's `acks=all`, `enable.idempotence=true` and `retries=2147483647` are accepted, because it is
-always so. Other values of them are refused, as are other settings of Kafka's producers, with what
-to use instead.
+Kafka's `acks=all`, `enable.idempotence=true` and `retries=2147483647` are accepted, because they
+always hold. Other values of them, and other settings of Kafka's producers, are refused with the
+alternative.
 """
 
 from __future__ import annotations

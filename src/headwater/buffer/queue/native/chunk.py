@@ -1,11 +1,11 @@
-"""A chunk of the native queue: entries in order, checksummed, with all that came before in numbers.
+"""A chunk of the native queue: entries in order, a checksum, and totals of all earlier entries.
 
     "HWC2" | u32 length | msgpack | u64 xxh3
 
 Chunks are numbered 0, 1, 2, … without gaps. Appenders add to the last one while it is open, each by
-a write on condition that the chunk has not changed. A chunk says what comes before it (sequence,
-LSN, bytes, the latest times), so that any chunk alone gives the positions of its entries, and a
-search can halve its way to any sequence, LSN or time.
+a conditional write. A chunk says what comes before it (sequence, LSN, bytes, the latest times), so
+each chunk alone gives the positions of its entries, and a binary search finds any sequence, LSN or
+time.
 
 Always holds: a closed chunk never changes; an open one only grows; every write of a chunk has a
 token of its own, so no two contents have the same bytes.

@@ -1,6 +1,6 @@
-"""Reading a native queue on: from a sequence to descriptors, chunk by chunk.
+"""Reads a native queue from a sequence on, chunk by chunk.
 
-Idle reading asks for one object: the last chunk while it is open, the one after it once it is
+An idle reader requests one object: the last chunk while it is open, the one after it once it is
 closed. It lists nothing: only a search for the end does.
 """
 
