@@ -421,7 +421,7 @@ class NumberedLog(ABC):
         """
         if not self.leased_floor.is_recent(began):
             raise OutcomeUnknown(
-                f"{self.key(number)} may have landed: it was compacted while the writer stood still"
+                f"{self.key(number)} may have landed: it was compacted while the writer was stalled"
             )
         if result is CreateResult.LANDED:
             # It does not count, and the collector would delete it as well.

@@ -104,8 +104,8 @@ class Quorum:
     def __post_init__(self) -> None:
         if whole_number("quorum", self.members) < 2:
             raise Refused(
-                f"a quorum of {self.members} member is the leader alone: say local, or how many "
-                "members there are, the leader included"
+                f"a quorum of {self.members} member is the leader alone: use local, or give the "
+                "number of members, including the leader"
             )
 
     def __str__(self) -> str:

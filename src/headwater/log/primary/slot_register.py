@@ -76,7 +76,7 @@ def stamp_epoch(stored: SlotTable | None, leader_epoch: int, leader_token: str) 
         raise _fenced(before, leader_epoch)
     if before.leader_epoch and leader_epoch - before.leader_epoch > limits.EPOCH_STEP_MAX:
         raise Refused(
-            f"leader_epoch is {leader_epoch}, and {before.leader_epoch} was the last before it: no "
+            f"leader_epoch is {leader_epoch}, and the last one was {before.leader_epoch}: no "
             f"leader is so far ahead (EPOCH_STEP_MAX is {limits.EPOCH_STEP_MAX:,}). It would "
             "fence every leader after it"
         )
@@ -215,8 +215,8 @@ class SlotRegister:
             before = check_format(stored)
             if epoch >= before.leader_epoch:
                 raise Refused(
-                    f"the slots are a leader's with epoch {before.leader_epoch}: only a lower one "
-                    f"than that is set by hand, not {epoch}"
+                    f"the stored epoch is {before.leader_epoch}: it can only be lowered, not set "
+                    f"to {epoch}"
                 )
             return msgspec.structs.replace(before, leader_epoch=epoch, leader_token="")
 

@@ -115,7 +115,7 @@ class SavedStateFile:
             self.folder.disk.sync_dir(self.folder.path)
         except HeadwaterError as error:
             raise DiskFailed(
-                f"{path} was replaced, and it is not known for how long: {error}"
+                f"{path} was replaced, and the change may not survive a power loss: {error}"
             ) from error
 
 
@@ -224,7 +224,7 @@ class ReplicaCopies:
         if state.kind not in ("", targets.kind):
             raise Refused(
                 f"the replica in {files.folder.path} is of kind {state.kind!r}, and not "
-                f"{targets.kind!r}: open it as what it is, or give this one a folder of its own"
+                f"{targets.kind!r}: open it with targets of that kind, or use another folder"
             )
         state = msgspec.structs.replace(state, kind=targets.kind, format=STATE_FORMAT)
         # Also if it exists: the process that wrote it may have died before it was durable.
@@ -295,7 +295,9 @@ class ReplicaCopies:
             # Again: an earlier removal may have been cancelled in the middle.
             await self._replaced.replace()
             if not self._replaced.is_gone:
-                raise Unavailable("the copy before this one is still read: the next waits for it")
+                raise Unavailable(
+                    "the previous copy is still being read: the next one waits until it is closed"
+                )
         number = 3 - self.copy.number
         path = self._files.copy_path(number)
         target = await begin(path)

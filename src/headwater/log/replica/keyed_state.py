@@ -289,7 +289,9 @@ class KeyedStates:
         try:
             data = bytes((await self._store.get(image.key)).data)
             if image.key != self._key(image.lsn, data):
-                raise Corrupt(f"{image.key} is not what was written: its checksum is another")
+                raise Corrupt(
+                    f"{image.key} is damaged: its checksum differs from the one in its name"
+                )
             return await runtime.run_blocking(decode_image, data, image)
         except _UNUSABLE:
             self._skipped.add(image.key)

@@ -98,7 +98,7 @@ def _check_dense(pulled: PullResponse, applied_lsn: int) -> None:
     reached_lsn = applied_lsn
     for place, group in enumerate(pulled.groups):
         if group.first_lsn > reached_lsn + 1 or (place and group.first_lsn != reached_lsn + 1):
-            raise LogGap(f"LSN {reached_lsn} is there, and {group.first_lsn} was sent next")
+            raise LogGap(f"the copy ends at LSN {reached_lsn}, and {group.first_lsn} was sent next")
         reached_lsn = group.last_lsn
     if pulled.through_lsn > reached_lsn:
         raise LogGap(

@@ -191,7 +191,7 @@ class Spool:
         if not isinstance(records, pa.RecordBatch | PreparedAppend):
             raise Refused(
                 "a log takes a pyarrow.RecordBatch or a PreparedAppend, not "
-                f"{type(records).__name__}: a table has them in to_batches()"
+                f"{type(records).__name__}: a table returns them from to_batches()"
             )
         is_small = isinstance(records, PreparedAppend) or records.nbytes <= DECODE_INLINE_BYTES
         if is_small and self._calls.is_free():

@@ -195,7 +195,7 @@ def check_settings(settings: Settings) -> None:
     """Raise `Refused` for settings that would break a promise of the log."""
     fixed = sorted(settings.keys() & _FIXED.keys())
     if fixed:
-        raise Refused(f"{', '.join(fixed)} cannot be set: the log's promises depend on it")
+        raise Refused(f"{', '.join(fixed)} cannot be set: the guarantees of the log depend on it")
 
 
 def admin_settings(servers: str, settings: Settings) -> dict[str, Any]:

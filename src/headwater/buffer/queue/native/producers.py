@@ -91,7 +91,7 @@ def check_producer_id(producer: str) -> str:
     """The id itself; `Refused` says what an id may be."""
     if not producer or len(producer.encode()) > limits.PRODUCER_ID_MAX_BYTES:
         raise Refused(
-            f"{producer!r} is no producer id: it has 1 to {limits.PRODUCER_ID_MAX_BYTES} bytes"
+            f"{producer!r} is not a producer id: it has 1 to {limits.PRODUCER_ID_MAX_BYTES} bytes"
         )
     return producer
 
@@ -214,7 +214,7 @@ class ProducerRegistration:
         if known is None or known.incarnation.startswith(CLOSED):
             raise Fenced(FORGOTTEN.format(producer=self.producer))
         raise Fenced(
-            f"another producer opened under the id {self.producer!r} and goes on in its place"
+            f"another producer with the id {self.producer!r} was opened and continues in its place"
         )
 
 

@@ -186,7 +186,7 @@ class ChunkReader:
         """What was read does not go on where it should: it is dead, or the queue is damaged."""
         await self._chunks.check_alive(self.lowest_chunk)
         raise RolledBack(
-            f"{self._chunks.prefix} does not go on with batch {sequence}, which was there: the "
+            f"{self._chunks.prefix} does not continue with batch {sequence}, which existed: the "
             "queue went back"
         )
 
