@@ -206,7 +206,7 @@ def test_advice_does_not_repeat_options_of_a_store() -> None:
         (errors.Throttled("x"), "request less"),
         (errors.RolledBack("x"), "keep a copy"),
         (errors.Corrupt("x"), "backup"),
-        (errors.OutcomeUnknown("x"), "look before you repeat"),
+        (errors.OutcomeUnknown("x"), "check before you repeat"),
         (errors.Denied("x"), None),
     ],
 )

@@ -78,7 +78,7 @@ def test_files_with_columns_are_not_taken_for_lines(
     pq.write_table(pa.table({"id": [1]}), tmp_path / "file.parquet")
     done = invoke("produce", url, "events", str(tmp_path / "file.parquet"))
     assert done.exit_code == 2
-    assert "say --parquet" in done.stderr
+    assert "use --parquet" in done.stderr
     assert values(url) == []
 
 

@@ -107,7 +107,7 @@ def test_of_a_write_in_doubt_nothing_is_called_unaccepted(
     assert done.exit_code == 2
     assert f"of {left} records it is not known whether they are accepted" in done.stdout
     assert "not accepted" not in done.stdout
-    assert "look before you repeat it" in done.stderr
+    assert "check before you repeat it" in done.stderr
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -199,7 +199,7 @@ def test_what_cannot_be_resumed_is_said(
 ) -> None:
     place = file("a\nb\n")
     plain = ("produce", url, "events", place)
-    assert "say --producer-id" in invoke(*plain, "--resume").stderr
+    assert "it needs --producer-id" in invoke(*plain, "--resume").stderr
     both = invoke(*plain, "--resume", "--producer-id=x", "--metadata=m")
     assert "leave --metadata out" in re.sub(r"[│\n ]+", " ", both.stderr)
     assert invoke(*plain, "--producer-id=old").exit_code == 0

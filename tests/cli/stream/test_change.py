@@ -72,7 +72,7 @@ def test_delete_asks_on_a_terminal(
     done(invoke("stream", "create", url, "orders"))
     monkeypatch.setattr("headwater.cli.terminal.is_interactive", lambda: True)
     result = CliRunner().invoke(app, ["stream", "delete", url, "orders"], input=answer)
-    assert "Delete stream orders and all of its records" in result.output
+    assert "Permanently delete stream orders and all of its records" in result.output
     assert result.exit_code == status
     assert (invoke("stream", "list", url).exit_code == 0) == bool(status)
 
@@ -97,7 +97,7 @@ def test_delete_says_what_went(invoke: Invoke, url: str) -> None:
     done(invoke("stream", "create", url, "orders"))
     out = done(invoke("stream", "delete", url, "orders", "--yes"))
     assert "✓ deleted stream orders: 4 objects" in out
-    assert "went on deleting" in done(invoke("stream", "delete", url, "orders", "-y"))
+    assert "continued deleting" in done(invoke("stream", "delete", url, "orders", "-y"))
     text = error_of(invoke("stream", "describe", url, "orders"))
     assert "'orders' was deleted" in text
     assert "there is no stream" in error_of(invoke("stream", "delete", url, "other", "--yes"))

@@ -112,7 +112,7 @@ def test_it_asks_and_says_what_was_not_acknowledged(
         stream_records, "confirm", lambda question, *, unasked: asked.append(question)
     )
     done(invoke(*command))
-    assert asked[0].startswith("Give up 2 records in 1 partitions of stream orders;")
+    assert asked[0].startswith("Permanently delete 2 records in 1 partitions of stream orders;")
     done(invoke(*command))  # nothing is left to ask about
     assert len(asked) == 1
 
