@@ -225,7 +225,7 @@ def test_objects_of_no_segment_are_told_and_left_alone(
 
     for number in range(30):
         (segment.parent / f"{number}.txt").write_bytes(b"")
-    assert "and 12 more of no segment" in invoke(*scrub).stdout
+    assert "and 12 more that belong to no segment" in invoke(*scrub).stdout
 
 
 def test_whoever_only_looks_writes_nothing(invoke: Invoke, url: str, tmp_path: Path) -> None:

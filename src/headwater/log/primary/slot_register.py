@@ -215,7 +215,7 @@ class SlotRegister:
             before = check_format(stored)
             if epoch >= before.leader_epoch:
                 raise Refused(
-                    f"the stored epoch is {before.leader_epoch}: it can only be lowered, not set "
+                    f"the slots have epoch {before.leader_epoch}: it can only be lowered, not set "
                     f"to {epoch}"
                 )
             return msgspec.structs.replace(before, leader_epoch=epoch, leader_token="")
