@@ -185,7 +185,7 @@ def test_advice_names_the_store(invoke: Invoke, tmp_path: Path) -> None:
         assert absent.stderr.count("stream list") == absent.stderr.count("stream create") == 1
         assert "store ls" not in absent.stderr
     missing = invoke("inspect", "batch", str(tmp_path / "nothing"))
-    assert "See " not in missing.stderr
+    assert "List " not in missing.stderr
     elsewhere = invoke("inspect", "batch", "memory://some/key")
     assert "store ls memory://some\n" in elsewhere.stderr
 

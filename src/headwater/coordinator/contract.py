@@ -179,7 +179,7 @@ class Shutdown(Refused):
 
 
 class FlushFailed(HeadwaterError):
-    """A flush failed permanently; writes that were not written before are lost."""
+    """A flush failed permanently, and so did all writes that were not written before."""
 
 
 class CoordinatorCancelled(HeadwaterError):

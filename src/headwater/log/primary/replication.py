@@ -240,7 +240,7 @@ class PrimaryReplication:
         return is_removed
 
     def set_replica_rebootstrapping(self, name: str, rebootstrapping: bool) -> bool:
-        """Record whether the replica loads a fresh copy: until then it serves no bookmarks."""
+        """Record whether the replica loads a fresh copy, so that routers send readers elsewhere."""
         is_registered = self.registry.set_rebootstrapping(name, rebootstrapping)
         self.evaluate()
         return is_registered

@@ -128,10 +128,10 @@ class LogCopies:
         return LogCopy(await runtime.run_blocking(self._open, path, None))
 
     async def newest_image(self, *, below_lsn: int | None = None) -> Image | None:
-        """The archive, up to its end or the requested LSN.
+        """The archive, through its end or below `below_lsn`; None if it may not be used.
 
-        If the archive is empty, a copy that begins with the log at the log start is complete as
-        well.
+        An archive without records is used as well: a copy is complete if it begins at the log
+        start.
         """
         if self._archive is None or runtime.monotonic_s() < self._distrusted_until_s:
             return None
