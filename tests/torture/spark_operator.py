@@ -205,7 +205,7 @@ class Operator:
         elif "opened the consumer at the same moment" in text:
             self._check_reason(not self.world.network.calm, error)
         elif isinstance(error, Refused | Fenced) and "new checkpoint" in text:
-            if "made again" in text or NOT_READ in text:
+            if "created again" in text or NOT_READ in text:
                 self._check_reason(self.world.deleted > 0, error)
             else:
                 # Spark 4.1 asks from where the group stands, and its checkpoint is ahead of that.
