@@ -60,7 +60,7 @@ def produce(
     producer_id: str | None = typer.Option(
         None,
         metavar="ID",
-        help="Fence the current producer with this id, and continue after its last batch.",
+        help="Fence the current producer with this id, and produce under the id.",
     ),
     resume: bool = typer.Option(
         False,

@@ -48,7 +48,7 @@ def list_cover(
     *,
     events: EventLogOptions,
 ) -> None:
-    """List which segment each LSN is read from, and the other listed segments.
+    """List the tier's segments: those from which LSNs are read, and the other listed ones.
 
     Exit status: 0, or 1 if nothing is in the tier, if LSNs are missing in between, or if the log
     start is unknown.
