@@ -12,6 +12,12 @@ Always holds:
 - standard output has only the answer, so that it can be piped; messages go to standard error.
 """
 
-from headwater.cli.entry import main
+from typing import TYPE_CHECKING
+
+from headwater.lazy_exports import exports
+
+if TYPE_CHECKING:
+    from headwater.cli.__main__ import main
 
 __all__ = ["main"]
+__getattr__, __dir__ = exports(__name__, {"__main__": "main"})
