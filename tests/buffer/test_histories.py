@@ -11,11 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.buffer.queue import Collected
-from headwater.buffer.queue.native import NativeAppender, NativeCollector, NativeConsumer, appender
+from headwater.buffer.queue.contract import Collected
+from headwater.buffer.queue.native import appender
+from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.buffer.queue.native.chunk import Chunk
 from headwater.buffer.queue.native.chunk_log import ChunkLog, CollectorRecord, StoredChunk
-from headwater.buffer.queue.native.collector import RetentionPass
+from headwater.buffer.queue.native.collector import NativeCollector, RetentionPass
+from headwater.buffer.queue.native.consumer import NativeConsumer
 from headwater.buffer.queue.native.orphans import OrphanPass
 from headwater.buffer.queue.native.producers import SilencePass
 from headwater.buffer.queue.native.tail import QueueTail
@@ -133,7 +135,7 @@ class ThoroughCollector(NativeCollector):
     """Takes with a leftover chunk the batches that it names."""
 
     async def _sweep(self, floor: int, report: Collected) -> None:
-        async for meta in self._store.list(f"{self._prefix}/chunks"):
+        async for meta in self._store.list(f"{self._chunks.prefix}/chunks"):
             number = self._chunks.number_of(meta.key)
             if number is not None and number < floor:
                 held = await self._chunks.load(number)

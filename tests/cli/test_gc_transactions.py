@@ -10,7 +10,9 @@ import pyarrow as pa
 
 from headwater.buffer.records import from_values
 from headwater.buffer.stream import create_stream
-from headwater.buffer.transaction import CommitAttempt, TaskUploads, TransactionCommitter, Uploader
+from headwater.buffer.transaction.commit import TaskUploads, TransactionCommitter
+from headwater.buffer.transaction.record import CommitAttempt
+from headwater.buffer.transaction.upload import Uploader
 from headwater.store import Store, open_store
 from tests.cli.conftest import Invoke
 

@@ -40,6 +40,9 @@ async def test_a_register_that_was_never_written_is_not_found() -> None:
     _, mine, _ = given()
     with pytest.raises(NotFound):
         await mine.handle.read()
+    assert await mine.handle.find() is None
+    await mine.add("a")
+    assert await mine.handle.find() == ["a"]
 
 
 @virtual

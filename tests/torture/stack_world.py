@@ -11,8 +11,8 @@ from headwater.buffer import layout
 from headwater.buffer.batch import decode_batch
 from headwater.buffer.consumer import ownership
 from headwater.buffer.producer import Producer, sender
-from headwater.buffer.queue import Collector
-from headwater.buffer.queue.native import NativeAppender
+from headwater.buffer.queue.contract import Collector
+from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.buffer.stream import Stream, create_stream, streams
 from headwater.buffer.stream.config import UNLIMITED
 from headwater.core import limits

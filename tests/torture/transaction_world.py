@@ -28,8 +28,9 @@ import msgspec
 from headwater.buffer.batch import decode_batch
 from headwater.buffer.queue.native.chunk import decode_chunk
 from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.transaction import CommitAttempt, TaskUploads
+from headwater.buffer.transaction.commit import TaskUploads
 from headwater.buffer.transaction.holds import Hold, Holds
+from headwater.buffer.transaction.record import CommitAttempt
 from headwater.core import runtime
 from headwater.core.retry import RetryPolicy
 from headwater.core.runtime import installed

@@ -23,7 +23,7 @@ from headwater.core import runtime
 from headwater.core.errors import HeadwaterError
 
 if TYPE_CHECKING:
-    from headwater.buffer.queue.v1 import Adopted
+    from headwater.buffer.queue.v1.side_object import Adopted
     from headwater.buffer.retained import BadBatch, Verified
     from headwater.buffer.stream import DeletedReport, Stream
 
@@ -160,7 +160,7 @@ def describe_deleted(deleted: DeletedReport, unpublished: HeadwaterError | None)
         left = f"{deleted.failed:,} objects may still be there: delete it again"
         report.say(f"{left} ({deleted.cause})", "yellow")
     if unpublished is not None:
-        still = "the tier's events still list what is gone: repair them, and delete it again"
+        still = "the tier's events still list what is gone: repair them, and delete it once more"
         report.say(f"{still} ({unpublished})", "yellow")
     return report
 

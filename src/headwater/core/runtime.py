@@ -23,7 +23,7 @@ import random as _random
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -55,6 +55,15 @@ def decode_ulid(text: str) -> int:
     return number
 
 
+def is_ulid(text: str) -> bool:
+    """Whether this is the text of a ULID."""
+    try:
+        decode_ulid(text)
+    except Refused:
+        return False
+    return True
+
+
 def ulid_time_ms(text: str) -> int:
     """The milliseconds since 1970 in a ULID."""
     return decode_ulid(text) >> _CHANCE_BITS
@@ -84,6 +93,7 @@ class UlidFactory:
         return text
 
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 TOKEN_BYTES = 16
@@ -307,6 +317,38 @@ def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *a
         if not loop.is_closed():
             raise
         # Another thread closed the loop in between.
+
+
+async def gather_outcomes(
+    call: Callable[[K], Awaitable[T]], items: Iterable[K], *, at_once: int
+) -> list[T | BaseException]:
+    """Call it for each item, some at once; what each call returned or raised, in order.
+
+    Returns once all calls have ended: the caller may then close what they used.
+    """
+    slots = asyncio.Semaphore(at_once)
+
+    async def one(item: K) -> T:
+        async with slots:
+            return await call(item)
+
+    return await asyncio.gather(*map(one, items), return_exceptions=True)
+
+
+async def gather_each(
+    call: Callable[[K], Awaitable[T]], items: Iterable[K], *, at_once: int
+) -> list[T]:
+    """The same; raises the first error once all calls have ended. An error may be a result."""
+
+    async def boxed(item: K) -> tuple[T]:
+        return (await call(item),)
+
+    results: list[T] = []
+    for outcome in await gather_outcomes(boxed, items, at_once=at_once):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        results.append(outcome[0])
+    return results
 
 
 class Waiters:

@@ -20,7 +20,7 @@ import msgspec
 
 from headwater.buffer.consumer.positions import time_us_of
 from headwater.buffer.layout import check_group_name, check_stream_name
-from headwater.buffer.queue import TimeBy
+from headwater.buffer.queue.contract import TimeBy
 from headwater.core import settings
 from headwater.core.errors import Refused
 from headwater.store.address import parse_address

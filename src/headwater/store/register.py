@@ -112,6 +112,11 @@ class Register(Generic[T]):
             raise NotFound(f"{self._key} does not exist")
         return self._revision(stored)
 
+    async def find(self) -> T | None:
+        """The present value; None if the register was never written."""
+        stored = await self._load()
+        return None if stored is None else self._revision(stored).value
+
     async def update(self, change: Callable[[T | None], T]) -> Revision[T]:
         """Apply `change` to the present value (None if never written) and store the result.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.queue import AppendedBatch, BelowFloor, ProducerState, Retention
+from headwater.buffer.queue.contract import AppendedBatch, BelowFloor, ProducerState, Retention
 from headwater.buffer.queue.native.appender import REFRESH_APPENDS, REFRESH_S
 from headwater.buffer.queue.native.producers import check_producer_id, shard_name
 from headwater.core import limits, runtime

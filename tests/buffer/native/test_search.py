@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from headwater.buffer.queue import Descriptor, TimeBy
-from headwater.buffer.queue.contract import BatchTrimmed
+from headwater.buffer.queue.contract import BatchTrimmed, Descriptor, TimeBy
 from headwater.buffer.queue.native.chunk import Chunk, ProducerIncarnation
 from headwater.core import runtime
 from headwater.core.errors import Refused, RolledBack, Trimmed

@@ -10,8 +10,9 @@ import pytest
 
 from headwater.buffer.batch import decode_batch
 from headwater.buffer.producer import Handle, Producer
-from headwater.buffer.queue import ProducerState
-from headwater.buffer.queue.v1 import UNKNOWN_LSN, batch_format
+from headwater.buffer.queue.contract import ProducerState
+from headwater.buffer.queue.v1 import batch_format
+from headwater.buffer.queue.v1.appender import UNKNOWN_LSN
 from headwater.buffer.queue.v1.manifest_format import decode_manifest, encode_manifest
 from headwater.buffer.stream import Stream, create_stream, open_stream
 from headwater.core import runtime

@@ -15,7 +15,9 @@ from headwater.buffer.producer import Producer
 from headwater.buffer.retained import RetainedBatches
 from headwater.buffer.stream import Stream, alter_stream, create_stream, open_stream
 from headwater.buffer.stream import handle as stream_handle
-from headwater.buffer.transaction import CommitAttempt, TransactionCommitter, Uploader
+from headwater.buffer.transaction.commit import TransactionCommitter
+from headwater.buffer.transaction.record import CommitAttempt
+from headwater.buffer.transaction.upload import Uploader
 from headwater.core import runtime
 from headwater.core.errors import Contended, Refused
 from headwater.store import Store

@@ -22,7 +22,7 @@ from headwater.buffer.producer.record_batch import (
     ProducerBatch,
     UnroutedBatch,
 )
-from headwater.buffer.queue.v1 import UNKNOWN_LSN
+from headwater.buffer.queue.v1.appender import UNKNOWN_LSN
 from headwater.core.errors import OutcomeUnknown, Refused
 
 
@@ -49,27 +49,22 @@ class Acceptance(tuple[Accepted, ...]):
 
     @property
     def partition(self) -> int:
-        """The partition, if there is one part."""
         return self._only().partition
 
     @property
     def sequence(self) -> int:
-        """The queue sequence of the batch, if there is one part."""
         return self._only().sequence
 
     @property
     def first_lsn(self) -> int:
-        """The LSN of the first record, if there is one part; 0 if the queue does not know it."""
         return self._only().first_lsn
 
     @property
     def last_lsn(self) -> int:
-        """The LSN of the last record, if there is one part; 0 if the queue does not know it."""
         return self._only().last_lsn
 
     @property
     def producer_sequence(self) -> int:
-        """The batch among those of this producer, if there is one part."""
         return self._only().producer_sequence
 
     @property
@@ -117,7 +112,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         `OutcomeUnknown`: some may be accepted; `PartlyAccepted`: some are and the others are not.
         `accepted()` says which are. Cancelling the wait changes nothing.
         """
-        if not self._source.is_routed:
+        if isinstance(self._source, UnroutedBatch):
             await self._source.routed()
         for part in self._ranges():
             await part.batch.wait()

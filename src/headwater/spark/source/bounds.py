@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from headwater.buffer.consumer import UnreadableBatch
-from headwater.buffer.queue import Descriptor, QueuePosition
+from headwater.buffer.queue.contract import Descriptor, QueuePosition
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import UNLIMITED
 from headwater.core.errors import Refused, RolledBack, Trimmed

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from headwater.buffer.consumer import TakenOver
 from headwater.buffer.consumer.progress import OtherQuery, QueryStep
-from headwater.buffer.queue import QueuePosition
+from headwater.buffer.queue.contract import QueuePosition
 from headwater.core import runtime
 from headwater.core.errors import Fenced, Refused, Trimmed
 from headwater.spark.source.feed import PartitionFeed, PositionClaim

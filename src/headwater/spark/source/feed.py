@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from headwater.buffer.consumer import GroupRegister, Ownership, compact_descriptor, position_at_time
 from headwater.buffer.consumer.progress import NO_STEP, GroupPosition, QueryStep
-from headwater.buffer.queue import Descriptor, QueuePosition, QueueState, TimeBy, Uncounted
+from headwater.buffer.queue.contract import Descriptor, QueuePosition, QueueState, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import encode_config
 from headwater.buffer.stream.handle import explain_deletion

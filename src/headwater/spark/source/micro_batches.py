@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from headwater.buffer.consumer.progress import NO_STEP, OtherQuery
-from headwater.buffer.queue import QueuePosition
+from headwater.buffer.queue.contract import QueuePosition
 from headwater.core import runtime
 from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import FOLLOW_POLL_BASE_S, FOLLOW_POLL_CAP_S

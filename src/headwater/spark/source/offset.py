@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from headwater.buffer.consumer.progress import QueryStep
-from headwater.buffer.queue import QueuePosition
+from headwater.buffer.queue.contract import QueuePosition
 from headwater.core.errors import Refused
 
 FORMAT: Final = 2

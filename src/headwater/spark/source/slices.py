@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import msgspec
 from pyspark.sql.datasource import InputPartition
 
-from headwater.buffer.queue import Descriptor, QueuePosition
+from headwater.buffer.queue.contract import Descriptor, QueuePosition
 from headwater.spark.source.offset import StreamPartition
 
 _FAST: Final = 1

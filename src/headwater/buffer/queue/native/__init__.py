@@ -29,36 +29,4 @@ Always holds:
 - the bytes that an append, a poll or a dequeue moves do not depend on how much is pending.
 """
 
-from typing import TYPE_CHECKING
-
-from headwater.lazy_exports import exports
-
-if TYPE_CHECKING:
-    from headwater.buffer.queue.native.appender import NativeAppender
-    from headwater.buffer.queue.native.chunk_log import ChunkLog, create_native_queue
-    from headwater.buffer.queue.native.collector import NativeCollector
-    from headwater.buffer.queue.native.consumer import NativeConsumer
-    from headwater.buffer.queue.native.reader import NativeReader
-    from headwater.buffer.queue.native.tail import raise_schema_floor
-
-__all__ = [
-    "ChunkLog",
-    "NativeAppender",
-    "NativeCollector",
-    "NativeConsumer",
-    "NativeReader",
-    "create_native_queue",
-    "raise_schema_floor",
-]
-
-__getattr__, __dir__ = exports(
-    __name__,
-    {
-        "appender": "NativeAppender",
-        "chunk_log": "ChunkLog create_native_queue",
-        "collector": "NativeCollector",
-        "consumer": "NativeConsumer",
-        "reader": "NativeReader",
-        "tail": "raise_schema_floor",
-    },
-)
+__all__: list[str] = []

@@ -158,12 +158,10 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def next_sequence(self) -> int:
-        """The sequence after the last entry."""
         return self.first_sequence + len(self.entries)
 
     @property
     def next_lsn(self) -> int:
-        """The LSN after the last record."""
         return self.first_lsn + sum(entry.rows for entry in self.entries)
 
     @property
@@ -173,7 +171,6 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def blocks_before(self) -> list[ChunkBlock]:
-        """The chunks before this one."""
         blocks, first = [], 0
         for newest in self.newest_before:
             size = 1 << (self.number - first).bit_length() - 1
@@ -278,7 +275,6 @@ def first_chunk(queue_id: str) -> Chunk:
 
 
 def encode_chunk(chunk: Chunk) -> bytes:
-    """The bytes of a chunk."""
     body = msgspec.msgpack.encode(chunk)
     if len(body) > limits.CHUNK_MAX_BYTES:
         raise LimitExceeded(

@@ -39,9 +39,6 @@ from headwater.buffer.queue.native.chunk_log import (
     ConsumerRecord,
     QueueFloors,
     StoredChunk,
-    consumer_register,
-    missing_queue,
-    read_consumer,
 )
 from headwater.buffer.queue.native.orphans import OrphanPass, delete_all
 from headwater.buffer.queue.native.producers import (
@@ -66,9 +63,7 @@ class NativeCollector(Collector):
 
     def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
         self._store = store
-        self._prefix = prefix
         self._chunks = ChunkLog(store, prefix, queue_id)
-        self._consumer = consumer_register(store, prefix)
         self._scanned = Register(store, f"{prefix}/gc.json", CollectorRecord)
         self._standing = FloorClock()
 
@@ -82,7 +77,7 @@ class NativeCollector(Collector):
         report = Collected()
         queue = await self._chunks.floors()
         scanned, now_ms = await self._begin(queue.chunk_floor)
-        consumer = await read_consumer(self._consumer)
+        consumer = await self._chunks.read_consumer()
         last = await self._chunks.last(max(queue.chunk_floor, consumer.chunk))
         expiring = RetentionPass(self._chunks, consumer, last, retention, now_ms=now_ms)
         queue = await expiring.collect(queue, report)
@@ -102,7 +97,7 @@ class NativeCollector(Collector):
                 await self._note_standing(queue.chunk_floor)
         # In this order none is behind the one before: both only go forward.
         queue = await self._chunks.floors()
-        consumer = await read_consumer(self._consumer)
+        consumer = await self._chunks.read_consumer()
         report.floor_sequence, report.floor_lsn = queue.floor_sequence, queue.floor_lsn
         report.batch_floor = queue.batch_floor
         report.kept_pending = max(0, last.chunk.next_sequence - consumer.sequence)
@@ -116,14 +111,14 @@ class NativeCollector(Collector):
 
         def change(now: ConsumerRecord | None) -> ConsumerRecord:
             if now is None:
-                raise RolledBack(f"{self._consumer.key} is gone: restore it from a backup")
+                raise RolledBack(f"{self._chunks.consumer.key} is gone: restore it from a backup")
             if position.sequence <= now.sequence:
                 return now
             return msgspec.structs.replace(
                 acknowledge_to(now, position), truncated=position.sequence
             )
 
-        await self._consumer.update(change)
+        await self._chunks.consumer.update(change)
 
     async def _position_before(self, sequence: int) -> ChunkPosition | None:
         """The place before this batch; None if the floor is there, and so the position, too."""
@@ -242,21 +237,21 @@ class RetentionPass:
                 passed = self._passed(self._last, since_ms, queue)
                 return ExpiredRange(whole, self._last.chunk, passed, since_ms)
             run = await self._chunks.run(number, min(limits.GC_PARALLEL, last - number))
-            for held in run:
-                passed = self._passed(held, since_ms, queue)
-                chunk = held.chunk
+            for stored in run:
+                passed = self._passed(stored, since_ms, queue)
+                chunk = stored.chunk
                 is_acked = chunk.closed and chunk.next_sequence <= self._consumer.sequence
-                if passed < len(held.chunk.entries) or not is_acked:
-                    return ExpiredRange(whole, held.chunk, passed, since_ms)
-                whole.append(held.chunk)
-                since_ms = held.modified_ms
+                if passed < len(stored.chunk.entries) or not is_acked:
+                    return ExpiredRange(whole, stored.chunk, passed, since_ms)
+                whole.append(stored.chunk)
+                since_ms = stored.modified_ms
             if not run:
                 break
         return ExpiredRange(whole, None, 0, since_ms)
 
-    def _passed(self, held: StoredChunk, since_ms: int, queue: QueueFloors) -> int:
+    def _passed(self, stored: StoredChunk, since_ms: int, queue: QueueFloors) -> int:
         """How many of the first entries of a chunk are not needed."""
-        chunk = held.chunk
+        chunk = stored.chunk
         sequence, through_bytes = chunk.first_sequence, chunk.bytes_before
         for passed, entry in enumerate(chunk.entries):
             through_bytes += entry.size_bytes
@@ -264,7 +259,7 @@ class RetentionPass:
                 sequence + passed < self._consumer.sequence
                 and (
                     sequence + passed < self._retention.before_sequence
-                    or self._is_past(max(since_ms, min(entry.max_ms, held.modified_ms)))
+                    or self._is_past(max(since_ms, min(entry.max_ms, stored.modified_ms)))
                     or self._is_much(through_bytes)
                 )
             ):
@@ -336,7 +331,7 @@ class RetentionPass:
 
         def change(now: QueueFloors | None) -> QueueFloors:
             if now is None:
-                raise missing_queue(self._chunks.prefix)
+                raise self._chunks.missing_queue()
             if _floor_position(now) != _floor_position(before):
                 return now
             return msgspec.structs.replace(raised, batch_floor=now.batch_floor)
