@@ -54,8 +54,7 @@ if TYPE_CHECKING:
     from headwater.buffer.stream import Stream
 
 inspect_app = HeadwaterTyper(
-    help="Say what a batch, a manifest, a queue, a log, an event or a segment holds, and what is "
-    "wrong with a bad one."
+    help="Show and check the content of a batch, manifest, queue, log, event or segment."
 )
 
 STANDARD_INPUT: Final = "-"
@@ -280,14 +279,14 @@ def _from_file(path: Path) -> bytes:
 def _from_standard_input() -> bytes:
     if sys.stdin.isatty():
         raise Refused(
-            "nothing to look at: name a file or the address of an object, or send its bytes, or "
+            "nothing to inspect: name a file or the address of an object, or send its bytes, or "
             "their hexadecimal digits, to standard input"
         )
     check_input()
     data = sys.stdin.buffer.read(READ_MAX_BYTES + 1)
     _check_size(len(data))
     if not data:
-        raise Refused("nothing came through standard input: look at what was to send it")
+        raise Refused("standard input was empty: check the command that should send the bytes")
     digits = b"".join(data.split()).removeprefix(b"0x")
     if not digits or not _HEX.fullmatch(digits):
         return data
@@ -385,7 +384,7 @@ def failed_checksum(data: bytes, offset: int) -> Iterator[FailedCheck]:
         yield FailedCheck("checksum", offset, detail)
 
 
-_PARTS: Final = {"queue": "part of a queue", "wal": "segment of a log"}
+_PARTS: Final = {"queue": "part of a queue", "wal": "segment of a log", "event": "metadata event"}
 
 
 def fail_as_other(report: InspectionReport, data: bytes, word: str) -> bool:
@@ -393,8 +392,8 @@ def fail_as_other(report: InspectionReport, data: bytes, word: str) -> bool:
     other = recognise(data)
     if other is None or other.word == word:
         return False
-    advice = f"Look at it with: {command()} inspect {other.word} …" if other.word else None
-    message = f"this is no {_PARTS.get(word, word)}: it looks like {other.what}"
+    advice = f"Use: {command()} inspect {other.word} …" if other.word else None
+    message = f"this is not a {_PARTS.get(word, word)}: it looks like {other.what}"
     report.problems.append(Problem("kind", message, 0, advice, "Corrupt"))
     return True
 

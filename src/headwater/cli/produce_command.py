@@ -35,7 +35,7 @@ def produce(
         None, metavar="FILE", help="Files to read; - or no file: standard input."
     ),
     key_separator: str | None = typer.Option(
-        None, metavar="TEXT", help=r"The text before it in a line is the record's key; \t is a tab."
+        None, metavar="TEXT", help=r"Separates the key from the value in a line; \t is a tab."
     ),
     key_column: str | None = typer.Option(
         None, metavar="NAME", help="The column of typed rows whose text is the record's key."
@@ -114,7 +114,7 @@ def _going_on(accepted: int) -> str:
     if not accepted:
         return "begins with the first record of the input"
     which = "the first record" if accepted == 1 else f"the first {accepted:,} records"
-    return f"goes on after {which} of the input"
+    return f"continues after {which} of the input"
 
 
 def _produced(
@@ -368,9 +368,7 @@ class ProduceOutcome:
                 lsns = f"LSNs {lsn_range.first_lsn:,} to {lsn_range.last_lsn:,}"
             report.say(f"  partition {partition}: {lsns}{runs}")
         if self.interrupted and good:
-            report.say(
-                "interrupted: every whole line that was read until then is accepted", "yellow"
-            )
+            report.say("interrupted: all complete lines that were read are accepted", "yellow")
         elif not good and not is_other and (self.rows or self.resumes or self.unknown_rows):
             for words in self._left_words():
                 report.say(words, "yellow")
@@ -419,16 +417,16 @@ class ProduceOutcome:
         if not self.left_rows:
             yield "what follows was not sent"
         if self.resumes:
-            yield "the same command, run again, goes on after what is accepted"
+            yield "the same command, run again, continues after the accepted records"
         elif self.left_rows:
-            again = "a second run would send accepted records again: leave them out of its input"
+            again = "a second run would send accepted records again: remove them from its input"
             if self.unknown_rows:
                 again = (
                     "a second run may send accepted records again: read the stream first, and "
                     "leave out of its input what is there"
                 )
             yield (
-                f"{again}. A run that begins with --producer-id ID --resume goes on by itself when "
+                f"{again}. A run with --producer-id ID --resume continues by itself when "
                 "it is run again"
             )
 

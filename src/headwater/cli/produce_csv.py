@@ -183,7 +183,7 @@ class CsvColumns:
                 rows = fits
             columns[column] = (texts, kind)
         if rows and not columns:
-            raise Refused(f"{name}, row {row:,}: nothing but empty cells is no row")
+            raise Refused(f"{name}, row {row:,}: a row needs a cell that is not empty")
         arrays = {
             column: _cast(texts.slice(0, rows), kind) for column, (texts, kind) in columns.items()
         }

@@ -175,14 +175,14 @@ def lag(
     stream: str = STREAM,
     partition: int | None = PARTITION,
     group: str | None = typer.Option(
-        None, "--group", "-g", help="A group: what it has not processed. Without: the owner."
+        None, "--group", "-g", help="The group; default: the owner of the partitions."
     ),
-    watch: bool = typer.Option(False, "--watch", "-w", help="Look again and again, until Ctrl-C."),
-    every: float = typer.Option(2.0, min=0.1, help="Seconds between looks."),
+    watch: bool = typer.Option(False, "--watch", "-w", help="Refresh until Ctrl-C."),
+    every: float = typer.Option(2.0, min=0.1, help="Seconds between refreshes, with --watch."),
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """What is appended and not processed: batches, records, bytes, seconds. Fences nothing.
+    """Show what a group has not processed: batches, records, bytes, seconds. Fences nothing.
 
     Exit status: 0, 1 if the lag of a partition is unknown, 2 if the group is unknown.
     """

@@ -27,7 +27,7 @@ CHECK_MARKS: Final = {
 }
 LEFT_BEHIND_SHOWN: Final = 3
 
-store_app = HeadwaterTyper(help="Check an object store, and look into one.")
+store_app = HeadwaterTyper(help="Check an object store, and list and print its objects.")
 
 
 @store_app.command()

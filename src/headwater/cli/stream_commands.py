@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from headwater.buffer.stream.schema import SchemaLike
     from headwater.store import Store
 
-stream_app = HeadwaterTyper(help="Make streams, look at them, change them, delete them.")
+stream_app = HeadwaterTyper(help="Create, show, change, copy and delete streams.")
 
 T = TypeVar("T")
 NOT_SETTINGS: Final = ("store", "name", "schema", "exists_ok")

@@ -72,7 +72,7 @@ def copy(
                 open_with_options(new_url, new_option or option)
             )
             if target_store.stats.scheme == "memory":
-                raise Refused("a copy in memory:// would be gone when this command ends")
+                raise Refused("a copy in memory:// is lost when this command ends")
             source_store = await stack.enter_async_context(open_with_options(url, option))
             source = await open_stream(source_store, name)
             return await copy_stream(
@@ -171,8 +171,8 @@ def _ask(name: str, plans: list[TruncationPlan]) -> None:
                 f"acknowledged by {owner}"
             )
     confirm(
-        f"Give up {records_words}, for good?",
-        unasked=f"no terminal to confirm that these are to go: {records_words}. Say --yes",
+        f"Permanently delete {records_words}?",
+        unasked=f"there is no terminal to confirm the deletion of {records_words}: use --yes",
     )
 
 
@@ -227,15 +227,15 @@ def gc(
     full: bool = typer.Option(
         False,
         "--full",
-        help="Also look for what a crash left behind; takes up to 90 s for 16 partitions.",
+        help="Also delete what crashes left behind; takes up to 90 s for 16 partitions.",
     ),
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """Delete what is not needed any more: batches past the retention, and uploads never appended.
+    """Delete acknowledged batches past their retention, and uploads that were never appended.
 
-    Says what went and why, and what stays and why. Consumers do the same while they run.
-    Exit status: 0, or 1 if something could not be deleted; the next run tries it again.
+    Prints what it deleted, what stays, and why. Consumers do the same while they run. Exit status:
+    0, or 1 if something could not be deleted; the next run tries again.
     """
     from headwater.buffer.transaction.holds import holds_register, read_holds
 
@@ -245,7 +245,7 @@ def gc(
         if waits and not progress.is_shown:
             turns = -(-len(wanted) // AT_ONCE)
             wait_s = f"{turns * limits.FLOOR_SETTLE_S:,.0f} s"
-            words = f"waiting up to {wait_s} until pieces of the queue that are not needed may go"
+            words = f"waiting up to {wait_s} before chunks of the queue may be deleted"
             progress.say(Note(words))
         wait = f"; each may wait for {limits.FLOOR_SETTLE_S:.0f} s" if waits else ""
         advance = partial(progress.step, work, len(wanted), f"partitions{wait}")
@@ -253,7 +253,7 @@ def gc(
         held = len((await read_holds(holds_register(opened))).holds)
         return describe_collected(opened, collected, open_transactions=held)
 
-    work = f"collecting what {stream} does not need"
+    work = f"collecting garbage of {stream}"
     with Progress(work) as progress:
         report = on_stream(url, option, stream, run, writing=True)
     conclude_change(report, good=all(part.mark == "✓" for part in report.parts), as_json=as_json)
@@ -274,13 +274,13 @@ def describe_collected(
         part = Report(f"partition {partition} of {stream.name}", "✓", tables=[table])
         if one.failed:
             part.mark = "✗"
-            failed = f"  {one.failed:,} deletes did not work; the next run tries them again"
+            failed = f"  {one.failed:,} objects could not be deleted; the next run tries again"
             part.say(failed, "yellow")
         report.parts.append(part)
     if open_transactions:
         report.say(
-            f"{open_transactions:,} open transactions: what they uploaded stays until they commit "
-            "or abort, or until they were not renewed for their sinkTimeout",
+            f"{open_transactions:,} open transactions: their uploads stay until they commit "
+            "or abort, or are not renewed for their sinkTimeout",
             "dim",
         )
     report.record = {

@@ -160,7 +160,7 @@ def describe_deleted(deleted: DeletedReport, unpublished: HeadwaterError | None)
         left = f"{deleted.failed:,} objects may still be there: delete it again"
         report.say(f"{left} ({deleted.cause})", "yellow")
     if unpublished is not None:
-        still = "the tier's events still list what is gone: repair them, and delete it once more"
+        still = "the tier's events still list what is gone: repair them, and delete it again"
         report.say(f"{still} ({unpublished})", "yellow")
     return report
 

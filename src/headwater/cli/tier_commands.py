@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from headwater.store import Store
 
 tier_app = HeadwaterTyper(
-    help="The tier: which segment is read for which records, and whether it is there."
+    help="Show and check the segments of the tier, and maintain its event log."
 )
 
 

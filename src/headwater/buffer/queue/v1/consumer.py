@@ -88,7 +88,9 @@ class V1Consumer(QueueConsumer):
                 lambda now: msgspec.structs.replace(_owned(now, claim), epoch=stored.epoch)
             )
         except Unavailable as error:
-            raise OutcomeUnknown(f"{self._key}: opened by half: open it again. {error}") from error
+            raise OutcomeUnknown(
+                f"{self._key}: opened only in part: open it again. {error}"
+            ) from error
         self._claim, self.epoch = claim, stored.epoch
         self._count_pending(stored)
         if last_acked_sequence is None:
