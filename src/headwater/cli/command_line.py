@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 EXIT_NO: Final = 1
 EXIT_COULD_NOT_RUN: Final = 2
 EXIT_PIPE_CLOSED: Final = 141
-"""As the shell has it for a program that SIGPIPE ended: no verdict of any kind."""
+"""The shell's status of a program that SIGPIPE ended."""
 DEBUG: Final = "HEADWATER_DEBUG"
 URL_VARIABLE: Final = "HEADWATER_URL"
 MARKUP: Final = None

@@ -1,10 +1,11 @@
 """Comparing what was pulled with the copy that a replica has.
 
 An LSN says how far a copy is, and not which records it holds: a leader that lost its last records,
-or never had those of its predecessor, goes on with others under the same LSNs. So a copy that comes
-to a leader pulls its last records again and compares them by hash, before it applies, acknowledges
-or shows anything after them. Where the leader's log ends below the copy, the copy waits. Nothing
-can be compared where the log begins after the copy's end, or where the copy no longer has hashes.
+or never had those of its predecessor, writes others under the same LSNs. So a copy that registers
+with a leader pulls its last records again and compares them by hash, before it applies,
+acknowledges or shows anything after them. Where the leader's log ends below the copy, the copy
+waits. Nothing can be compared where the log begins after the copy's end, or where the copy no
+longer has hashes.
 
 Always holds: nothing new is taken from an answer that does not follow what was compared without a
 gap; nothing new is applied before everything was compared.
@@ -74,7 +75,7 @@ def _check_dense(pulled: PullResponse, applied_lsn: int) -> None:
     reached_lsn = applied_lsn
     for place, group in enumerate(pulled.groups):
         if group.first_lsn > reached_lsn + 1 or (place and group.first_lsn != reached_lsn + 1):
-            raise LogGap(f"LSN {reached_lsn} is there, and {group.first_lsn} was sent next")
+            raise LogGap(f"the copy ends at LSN {reached_lsn}, and {group.first_lsn} was sent next")
         reached_lsn = group.last_lsn
     if pulled.through_lsn > reached_lsn:
         raise LogGap(

@@ -3,8 +3,7 @@
 Always holds: the term of an answer is checked before the answer is used. An answer of an overtaken
 leader is `Fenced`. The term of a new leader is stored on disk first, and its answer is used only if
 it answers a registration, because the copy was compared with another leader's log. A missing answer
-is `Unavailable`, and so is any failure at the source or on the way to it: none of them ends a
-copy.
+is `Unavailable`, and so is any failure of the source or the connection: the replica tries again.
 """
 
 from __future__ import annotations

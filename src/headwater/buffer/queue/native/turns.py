@@ -1,9 +1,9 @@
 """Turns of the writers that append to one queue.
 
-Writers that meet at the end take turns without messages: the entries say which writers appended
+Writers that meet at the end take turns without messages: the entries show which writers appended
 last, and a writer lets those pass that have waited longer, one write's time for each. A writer that
-has waited has more to append, and groups grow. A writer that is alone never waits. Turns are only a
-courtesy: they decide how often writers meet, and nothing else depends on them.
+waited has more to append, so groups grow. A lone writer never waits. Turns only reduce collisions:
+correctness does not depend on them.
 """
 
 from __future__ import annotations
