@@ -91,7 +91,7 @@ class StackWorld(Surroundings):
         self.damages = not self.gentle and self.random.random() < 0.2
         if self.damages:
             self.log.on_landed = self._damage_some
-        self._damage = simulation.stream("damage")
+        self._damage = simulation.random_source("damage")
         self._stream: Stream | None = None
 
     @property

@@ -180,7 +180,7 @@ class EventLogOptions:
     async def _open_stored(self, store: Store) -> StoredEventLog:
         from headwater.store import Register
         from headwater.tier.eventlog import StoredEventLog
-        from headwater.tier.eventlog.stored_floor import log_key
+        from headwater.tier.eventlog.stored_events import log_key
         from headwater.tier.eventlog.stored_log import LogRecord
 
         try:

@@ -27,8 +27,14 @@ from headwater.coordinator.contract import (
     Flusher,
     Termination,
 )
-from headwater.coordinator.view import View, ViewBoard, ViewMonitor, ViewSubscriber
-from headwater.coordinator.watermarks import CoordinatorMetrics, WriteWatermarks
+from headwater.coordinator.progress import (
+    CoordinatorMetrics,
+    View,
+    ViewBoard,
+    ViewMonitor,
+    ViewSubscriber,
+    WriteWatermarks,
+)
 from headwater.coordinator.writer import FlushLoop, Writer
 from headwater.core import runtime
 from headwater.core.errors import Refused

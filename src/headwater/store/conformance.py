@@ -33,7 +33,6 @@ from headwater.core.errors import (
 from headwater.core.settings import did_you_mean
 from headwater.store import conformance_checks as checks
 from headwater.store import conformance_races as races
-from headwater.store.attempts import OperationStats
 from headwater.store.backend import PreconditionFailed
 from headwater.store.conformance_checks import (
     LARGE_BYTES,
@@ -46,6 +45,7 @@ from headwater.store.conformance_checks import (
     for_each,
 )
 from headwater.store.objects import check_prefix
+from headwater.store.stats import OperationStats
 from headwater.store.store import Store
 
 Status = Literal["pass", "fail", "skipped", "unfinished"]

@@ -32,10 +32,10 @@ from headwater.core.errors import (
     Trimmed,
     Unavailable,
 )
+from headwater.core.in_order import in_order
 from headwater.core.settings import whole_number
 from headwater.log.record.group import Group, Wal
 from headwater.tier.events import SegmentMetadata
-from headwater.tier.in_order import in_order
 from headwater.tier.segment_cover import END_LSN, CoverPiece, dense_end, gaps, with_pauses
 from headwater.tier.segments.footer import SegmentIndex
 from headwater.tier.segments.object_storage import ObjectStorage

@@ -18,12 +18,6 @@ one slow replica stop the log; the limits of its slot bound the lag in the end.
 
 Always holds: a time-out is an unknown outcome, never a failure: the record is in the log; every
 waiting writer gets an answer: the policy was met, the time is over, or the leader ended.
-
-Error tree:
-
-HeadwaterError
-└── OutcomeUnknown
-    └── CommitUnknown   the record is in the log; whether enough replicas will have it is not known
 """
 
 from __future__ import annotations
@@ -74,7 +68,6 @@ class Local:
         return "local"
 
     def replicated_lsn(self, replicas: Iterable[ReplicaState], current_lsn: int) -> int:
-        """The last LSN that satisfies the policy."""
         return current_lsn
 
 
@@ -148,14 +141,12 @@ CommitPolicy = Local | AckN | Quorum | Regions
 
 
 def check_policy(name: str, policy: object) -> CommitPolicy:
-    """The policy itself; `Refused` for anything else, such as its text."""
     if not isinstance(policy, CommitPolicy):
         raise Refused(f"{name} is {policy!r}: give Local(), AckN(2) …, or parse_policy(text)")
     return policy
 
 
 def acknowledged_by(replicas: Iterable[ReplicaState], lsn: int) -> list[str]:
-    """The replicas that have this record, of those that count."""
     return sorted(one.name for one in replicas if one.is_counted and one.last_durable_lsn >= lsn)
 
 
@@ -207,7 +198,6 @@ class FlowControl:
 
     @property
     def delay_s(self) -> float:
-        """The longest delay of a writer that arrives now."""
         if self._soft_lag_lsn is None:
             return 0.0
         return throttle_delay_s(

@@ -158,7 +158,6 @@ class PrimaryReplication:
         return made
 
     def start(self) -> None:
-        """Write slots and sweep replicas, every few seconds, until `close`."""
         self.slot_writer.start()
         if self._sweeping is None:
             self._sweeping = runtime.spawn(self._run_sweeps(), name="headwater-replicas")
@@ -195,7 +194,6 @@ class PrimaryReplication:
     # Replicas
 
     def progress(self) -> ReplicationProgress | None:
-        """Of all replicas together; None if there are none."""
         return ReplicationProgress.from_replicas(self.registry.replicas())
 
     def register_replica(
@@ -281,7 +279,6 @@ class PrimaryReplication:
             )
 
     def sweep(self) -> None:
-        """Update the health of replicas, and give up slots beyond their limits."""
         for state in self.registry.sweep(self.config.health_timeout_s):
             self.metrics.health_flips["healthy" if state.healthy else "unhealthy"] += 1
         self.retention.enforce_limits()
@@ -290,7 +287,6 @@ class PrimaryReplication:
     # What the log is kept for
 
     def slot_views(self) -> list[SlotView]:
-        """The slots with their status, lag, and how long they are unused."""
         healthy = {one.name for one in self.registry.replicas() if one.healthy}
         return [
             self.retention.view(slot, is_active=slot.name in healthy) for slot in self.slots.all()
@@ -339,7 +335,6 @@ class PrimaryReplication:
     # Commits
 
     def replicated_lsn(self, policy: CommitPolicy | None = None) -> int:
-        """The last record that is replicated as the policy says."""
         policy = policy or self.config.commit_policy
         return policy.replicated_lsn(self.registry.replicas(), self.wal.current_lsn())
 

@@ -32,8 +32,6 @@ from headwater.log.record.group import Group
 
 
 class RegisterResponse(msgspec.Struct, frozen=True):
-    """The answer to `ReplicationSource.register`."""
-
     term: int
     session: str
     """Goes with every further request to this leader. The next one gives another."""
@@ -67,8 +65,6 @@ class PullResponse:
 
 
 class AcknowledgeResponse(msgspec.Struct, frozen=True):
-    """The answer to `acknowledge`."""
-
     term: int
     restart_lsn: int
     """The log is kept above this one."""
@@ -78,8 +74,6 @@ class AcknowledgeResponse(msgspec.Struct, frozen=True):
 
 
 class BootstrapResponse(msgspec.Struct, frozen=True):
-    """The answer to `begin_bootstrap`."""
-
     term: int
     after_lsn: int
     """Records through this LSN come from the image, the others from the log; 0: all of them."""

@@ -14,7 +14,6 @@ Always holds:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -49,15 +48,7 @@ class SlotTable(msgspec.Struct, frozen=True):
 EMPTY_TABLE: Final = SlotTable(SLOTS_FORMAT, 0, 1, [])
 
 
-def make_table(
-    slots: Iterable[Slot], *, leader_epoch: int, next_generation: int, leader_token: str = ""
-) -> SlotTable:
-    ordered = sorted(slots, key=lambda slot: slot.name)
-    return SlotTable(SLOTS_FORMAT, leader_epoch, next_generation, ordered, leader_token)
-
-
 def check_format(stored: SlotTable) -> SlotTable:
-    """The table itself; `NotSupported` if a later version wrote it."""
     if stored.slots_format not in _READABLE_FORMATS:
         raise NotSupported(
             f"these slots are of format {stored.slots_format}; this version reads formats up to "
@@ -80,11 +71,8 @@ def stamp_epoch(stored: SlotTable | None, leader_epoch: int, leader_token: str) 
             f"leader is so far ahead (EPOCH_STEP_MAX is {limits.EPOCH_STEP_MAX:,}). It would "
             "fence every leader after it"
         )
-    return make_table(
-        before.slots,
-        leader_epoch=leader_epoch,
-        next_generation=before.next_generation,
-        leader_token=leader_token,
+    return msgspec.structs.replace(
+        before, slots_format=SLOTS_FORMAT, leader_epoch=leader_epoch, leader_token=leader_token
     )
 
 
@@ -104,12 +92,7 @@ def merge_tables(stored: SlotTable | None, mine: SlotTable) -> SlotTable:
         if slot.name in by_name or slot.generation >= before.next_generation
     ]
     generation = max(before.next_generation, mine.next_generation)
-    return make_table(
-        slots,
-        leader_epoch=mine.leader_epoch,
-        next_generation=generation,
-        leader_token=mine.leader_token,
-    )
+    return msgspec.structs.replace(mine, slots=slots, next_generation=generation)
 
 
 def _merge_slot(stored: Slot | None, mine: Slot) -> Slot:

@@ -26,7 +26,7 @@ from typing import Final
 from headwater.core import limits, runtime
 from headwater.core.errors import Bug, Damaged, Fenced, HeadwaterError, LimitExceeded, NotFound
 from headwater.log.primary.slot import InvalidationCause, Slot, retention_floor
-from headwater.log.primary.slot_register import SlotRegister, SlotTable, make_table
+from headwater.log.primary.slot_register import SLOTS_FORMAT, SlotRegister, SlotTable
 
 
 class LeaderSlots:
@@ -49,7 +49,6 @@ class LeaderSlots:
 
     @property
     def leader_epoch(self) -> int:
-        """The epoch that stored tables are stamped with."""
         return self._stored.leader_epoch
 
     def all(self) -> list[Slot]:
@@ -145,12 +144,8 @@ class LeaderSlots:
         return True
 
     def table(self) -> SlotTable:
-        return make_table(
-            self._slots.values(),
-            leader_epoch=self.leader_epoch,
-            next_generation=self._next_generation,
-            leader_token=self._stored.leader_token,
-        )
+        token = self._stored.leader_token
+        return SlotTable(SLOTS_FORMAT, self.leader_epoch, self._next_generation, self.all(), token)
 
     def sending(self, sent: SlotTable) -> None:
         """A table is about to be written: it may be stored until a later write landed."""
@@ -243,7 +238,6 @@ class SlotWriter:
             raise _copy_of_error(self.failure)
 
     def start(self) -> None:
-        """Write what changed, every few seconds, until `close`."""
         if self._running is None:
             self._running = runtime.spawn(self._run(), name="headwater-slots")
 

@@ -54,7 +54,6 @@ NO_RECORDS: Final = pa.record_batch([pa.array([], pa.binary())], names=[VALUE])
 
 
 def check_columns(schema: pa.Schema) -> None:
-    """Refuse columns that a group does not carry."""
     names = schema.names
     if len(set(names)) < len(names):
         doubled = next(name for name in names if names.count(name) > 1)
@@ -114,7 +113,6 @@ class Group:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its records, as far as this part of them goes."""
         return records_size_bytes(self.records)
 
     @property
@@ -124,11 +122,9 @@ class Group:
         return self.nbytes + _GROUP_COST_BYTES + _COLUMN_COST_BYTES * columns
 
     def after(self, lsn: int) -> Group | None:
-        """The part above `lsn`; None if there is none."""
         return self if lsn < self.first_lsn else self.between(lsn + 1, self.last_lsn)
 
     def between(self, first_lsn: int, last_lsn: int) -> Group | None:
-        """The part from `first_lsn` to `last_lsn`; None if there is none."""
         first, last = max(first_lsn, self.first_lsn), min(last_lsn, self.last_lsn)
         if first > last:
             return None
@@ -165,11 +161,9 @@ class GroupRing:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the groups, see `Group.cost_bytes`."""
         return self._size_bytes
 
     def extend(self, groups: Iterable[Group]) -> None:
-        """Add groups at the end, and drop the oldest ones beyond `max_bytes`."""
         with self._mutex:
             for group in groups:
                 self._groups.append(group)
@@ -182,7 +176,6 @@ class GroupRing:
             self._compact()
 
     def prune_through(self, lsn: int) -> None:
-        """Drop groups that lie wholly at or below `lsn`."""
         with self._mutex:
             while self._dropped < len(self._groups) and self._last_lsns[self._dropped] <= lsn:
                 self._drop_first()
@@ -199,7 +192,6 @@ class GroupRing:
             return self._groups[place : place + max_groups]
 
     def between(self, first_lsn: int, last_lsn: int) -> list[Group]:
-        """The parts of the groups that lie between these LSNs."""
         with self._mutex:
             start = bisect_left(self._last_lsns, first_lsn, self._dropped)
             end = bisect_left(self._last_lsns, last_lsn, start) + 1
@@ -218,8 +210,6 @@ class GroupRing:
 
 
 class SealedRange(NamedTuple):
-    """A sealed part of a log."""
-
     first_lsn: int
     last_lsn: int
     size_bytes: int

@@ -50,7 +50,6 @@ class Bookmark(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, text: str) -> Bookmark:
-        """A bookmark from its text; `Refused` says what one looks like."""
         term, colon, lsn = text.strip().partition(":")
         if not (colon and term.isascii() and term.isdigit() and lsn.isascii() and lsn.isdigit()):
             raise Refused(f"{text!r} is not a bookmark: a term and an LSN, as in 7:120")
@@ -126,8 +125,6 @@ class LogGap(Damaged):
 
 
 class ReplicaPhase(StrEnum):
-    """What a replica is doing."""
-
     CONNECTING = "connecting"
     """It is not registered with a leader at this moment."""
     FOLLOWING = "following"
@@ -139,8 +136,6 @@ class ReplicaPhase(StrEnum):
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True):
-    """The status of a replica."""
-
     name: str
     phase: ReplicaPhase
     term: int

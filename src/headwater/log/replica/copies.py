@@ -47,8 +47,6 @@ STATE_NAME: Final = "replica.json"
 
 
 class SavedState(msgspec.Struct, frozen=True):
-    """The state of a replica that survives a restart."""
-
     term: int = 0
     """Answers of leaders with a lower one are refused."""
     copy: int = 1
@@ -75,13 +73,11 @@ class SavedStateFile:
         return posixpath.join(self.folder.path, f"copy-{number}")
 
     def copy_numbers(self) -> list[int]:
-        """The copies that have a folder."""
         names = (name for name, is_dir in self.folder.disk.list_dir(self.folder.path) if is_dir)
         parts = (name.partition("-") for name in names)
         return sorted(int(n) for word, _, n in parts if word == "copy" and n.isdigit())
 
     def read(self) -> SavedState | None:
-        """The stored state; None if there never was one."""
         path = self.folder.file(STATE_NAME)
         try:
             with self.folder.disk.open(path) as file:
@@ -246,7 +242,6 @@ class ReplicaCopies:
 
     @property
     def diverged_lsn(self) -> int | None:
-        """The first LSN under which the copy holds another record than the log."""
         return self._state.diverged_lsn
 
     async def check_term(self, term: int) -> bool:
@@ -271,7 +266,6 @@ class ReplicaCopies:
             await self.copy.close()
 
     def check_sound(self, name: str) -> None:
-        """Raise `Diverged` if the copy holds another record than the log."""
         lsn = self._state.diverged_lsn
         if lsn is not None:
             raise Diverged(

@@ -61,8 +61,6 @@ RETRIABLE: Final = (Unavailable, OutcomeUnknown, NotFound, Fenced, Refused, Conf
 
 
 class BootstrapStart(NamedTuple):
-    """What a bootstrap begins from; the log after it is kept."""
-
     kind: Literal["own", "image", "log"]
     current_lsn: int
     """Where the log ended then."""
@@ -154,7 +152,6 @@ class LogFollower:
         return False
 
     def _begin_verification(self) -> None:
-        """Begin to compare the copy with the log of the leader that answered last."""
         self._note_verification(
             Verification.of_copy(
                 self._link.registration, self.target.applied_lsn, self.config.compare_records

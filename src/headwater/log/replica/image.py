@@ -64,8 +64,6 @@ class _ImageHead(msgspec.Struct, frozen=True):
 
 
 class ImageContent(NamedTuple):
-    """What an image holds."""
-
     collections: dict[str, list[pa.Table]]
     last_hashes: list[int]
 
@@ -112,7 +110,6 @@ def _encoded(
 
 
 def decode_image(data: bytes, image: Image) -> ImageContent:
-    """The content of an image; `Corrupt` if it is not the one of this name."""
     try:
         table = pq.read_table(io.BytesIO(data), page_checksum_verification=True)
         written = (table.schema.metadata or {})[_IMAGE_METADATA]
@@ -184,8 +181,6 @@ def _groups(table: pa.Table) -> Iterator[Group]:
 
 
 class _FileNames:
-    """A name in the file for each column of each type."""
-
     def __init__(self) -> None:
         self._names: dict[tuple[str, pa.DataType], str] = {}
         self._taken: set[str] = set()

@@ -93,7 +93,6 @@ class KeyedState:
         return None
 
     def get(self, key: Identity, collection: str = "") -> dict[str, Any] | None:
-        """The latest record of a key, with its `_lsn`; None if it has none."""
         if not isinstance(key, bytes | int):
             raise Refused(f"keys are bytes, and row ids numbers: {key!r} is neither")
         with self._mutex:
@@ -109,7 +108,6 @@ class KeyedState:
             return self._tables.get(collection, KeyedTable()).scan()
 
     def scan_parts(self, collection: str = "") -> list[pa.Table]:
-        """As `scan`, a table for each schema that the records came in."""
         with self._mutex:
             return self._tables.get(collection, KeyedTable()).parts()
 
@@ -321,7 +319,6 @@ class KeyedStates:
             self._distrusted.discard(key)
 
     async def images(self) -> list[Image]:
-        """All that are stored."""
         images = []
         async for meta in self._store.list(f"{self.prefix}/"):
             match = _IMAGE_NAME.fullmatch(meta.key.rpartition("/")[2])
@@ -341,7 +338,6 @@ def _tables(collections: dict[str, list[pa.Table]]) -> dict[str, KeyedTable]:
 
 
 def _refreshes(records: pa.RecordBatch) -> list[int]:
-    """Where a record replaces its whole collection."""
     names = records.schema.names
     if OPERATION not in names or REFRESH_RECORDS not in names:
         return []

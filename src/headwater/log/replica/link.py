@@ -154,8 +154,6 @@ UNVERIFIED = Verification(0, 1)
 
 
 class ComparedRecords(NamedTuple):
-    """The result of comparing records that were sent again."""
-
     same: int
     unknown: int
     """Records of which the copy no longer has hashes."""
@@ -245,7 +243,6 @@ class Prefetch:
         return await pulling
 
     async def drop(self) -> None:
-        """Cancel the pull, and ignore its answer or error."""
         pulling, self._pulling = self._pulling, None
         if pulling is not None:
             pulling.cancel()
@@ -280,13 +277,11 @@ class LeaderSession:
 
     @property
     def registration(self) -> RegisterResponse:
-        """The answer to the current registration."""
         if self._registration is None:
             raise Bug(f"replica {self._name!r} is not registered")
         return self._registration
 
     def reaches(self, lsn: int) -> bool:
-        """Whether a copy that ends here can resume from the log."""
         answer = self.registration
         return is_comparable(lsn, confirmed_lsn=answer.confirmed_lsn, oldest_lsn=answer.oldest_lsn)
 
@@ -326,7 +321,6 @@ class LeaderSession:
         return True
 
     async def begin_bootstrap(self, image_lsn: int | None) -> BootstrapResponse:
-        """Ask for the log to be kept after an image, or from its beginning."""
         return await self._request(
             self._source.begin_bootstrap(
                 self._name, image_lsn=image_lsn, session=self.registration.session
@@ -334,7 +328,6 @@ class LeaderSession:
         )
 
     async def complete_bootstrap(self, lsn: int) -> AcknowledgeResponse:
-        """Report that everything through this LSN is here and on disk."""
         self._acknowledged = None
         return await self._request(
             self._source.complete_bootstrap(self._name, lsn, session=self.registration.session)

@@ -224,13 +224,11 @@ async def _archived(archive: LogArchive, lsns: range) -> AsyncGenerator[Group, N
 
 
 def _append_runs(groups: Sequence[Group]) -> Iterator[list[Group]]:
-    """Groups that one append may take: of one schema, or lost."""
     for _, run in itertools.groupby(groups, lambda group: (group.lost, group.records.schema)):
         yield list(run)
 
 
 def _prepare(run: list[Group], group_bytes: int) -> PreparedAppend:
-    """The frames of several groups, as one append."""
     return PreparedAppend(
         [
             body

@@ -117,12 +117,10 @@ class Replica:
 
     @property
     def term(self) -> int:
-        """The highest term of any leader so far; it is stored."""
         return self._copies.term
 
     @property
     def bookmark(self) -> Bookmark:
-        """How far the copy is, for its readers."""
         return self._follower.bookmark
 
     @property
@@ -199,9 +197,9 @@ class Replica:
         await self.close()
 
     def start(self) -> None:
-        """Follow the log until `close`; nothing if it does already."""
         if not (self._is_busy and self._is_following):
-            self._begin(self._follow, is_following=True).add_done_callback(_retrieve_exception)
+            following = self._begin(self._follow, is_following=True)
+            following.add_done_callback(runtime.retrieve_error)  # it is logged, and in `problem`
             self._set_phase(ReplicaPhase.CONNECTING)
 
     async def run(self) -> None:
@@ -217,7 +215,6 @@ class Replica:
         await self._wait_for_task(self._begin(self._rebootstrap, is_following=False))
 
     async def close(self) -> None:
-        """Stop, and release everything. The copy stays for the next time."""
         async with self._closing:
             self._is_closed = True
             if self._task is not None:
@@ -316,9 +313,3 @@ class Replica:
     def _set_phase(self, phase: ReplicaPhase) -> None:
         self._phase = phase
         self.readers.notify()
-
-
-def _retrieve_exception(task: asyncio.Task[None]) -> None:
-    # The reason is logged and in `problem`: keep asyncio from logging that it was not retrieved.
-    if not task.cancelled():
-        task.exception()

@@ -242,7 +242,6 @@ class PreparedAppend:
             ) from None
 
     def give_back(self, bodies: list[GroupFrame]) -> None:
-        """The append that took these frames changed nothing."""
         self._free.append(bodies)
 
 
@@ -272,7 +271,6 @@ def prepare_append(
 
 @per_schema
 def check_carried(schema: pa.Schema) -> None:
-    """Refuse columns and types that a log does not carry."""
     check_columns(schema)
     for field in schema:
         check_column_type(field.name, field.type)
@@ -292,7 +290,6 @@ def _without_extension_names(records: pa.RecordBatch) -> pa.RecordBatch:
 
 @per_schema
 def _bare_schema(schema: pa.Schema) -> pa.Schema | None:
-    """The schema without extension names; None if it has none."""
     return without_names(schema) if has_names(schema.serialize().to_pybytes()) else None
 
 
@@ -308,7 +305,6 @@ def prepare_lost(lsns: int, cause: str) -> PreparedAppend:
 def frames_of(
     records: pa.RecordBatch, *, own_schema: pa.Schema, group_bytes: int
 ) -> list[GroupFrame]:
-    """The frames of records that came with the columns of `own_schema`."""
     schema = records.schema
     parts = _split_records(without_views(records), group_bytes)
     return [

@@ -137,7 +137,6 @@ class Spool:
 
     @property
     def floor_lsn(self) -> int:
-        """The log was pruned through here."""
         return self._state.floor_lsn
 
     @property
@@ -146,7 +145,6 @@ class Spool:
 
     @property
     def term(self) -> int:
-        """The highest term that has written; an append of a lower one is `Fenced`."""
         return self._writer.term
 
     def oldest_lsn(self) -> int:
@@ -160,7 +158,6 @@ class Spool:
         return self._reader.bytes_since(lsn)
 
     def segments(self) -> list[SpoolSegment]:
-        """The segments, oldest first; the last one is being written."""
         self._lock.check_not_forked()
         return self._state.segments()
 
@@ -246,7 +243,6 @@ class Spool:
             await _on_thread(self._writer.sync)
 
     async def seal(self) -> None:
-        """Seal the active segment; the next append begins another."""
         self._lock.check_open()
         await _on_thread(self._writer.seal, "hand-over")
 

@@ -29,7 +29,7 @@ from headwater.buffer.queue.native.chunk import (
 )
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, HeadwaterError, NotFound, NotSupported, RolledBack
-from headwater.core.lease import FloorAge, Lease
+from headwater.core.lease import Lease, SettlingFloor
 from headwater.store import LeasedFloor, LogFloor, NumberedLog, Object, Register, Store, Version
 
 
@@ -97,7 +97,7 @@ class CollectorRecord(msgspec.Struct, frozen=True):
     """Counts passes that read the store's time."""
     settled_chunk: int = 0
     """The floor of the chunks has been here for FLOOR_SETTLE_S: what is below may be deleted."""
-    settling: FloorAge = FloorAge()
+    settling: SettlingFloor = SettlingFloor()
     """The floor of the chunks that is waited for next."""
 
 
@@ -132,7 +132,7 @@ class ChunkLog(NumberedLog):
     @property
     def chunk_floor(self) -> int:
         """The highest chunk floor that was read."""
-        return self.leased_floor.floor.floor
+        return self.leased_floor.floor.needed_from
 
     def batch_key(self, batch_id: str) -> str:
         return f"{self.prefix}/batches/{batch_id}"

@@ -53,8 +53,8 @@ from headwater.buffer.queue.native.reader import ChunkPosition, ChunkReader, ack
 from headwater.buffer.queue.native.tail import DeadNumber, LostRace, QueueTail
 from headwater.core import limits, runtime
 from headwater.core.errors import NotFound, RolledBack
-from headwater.core.lease import FloorClock
-from headwater.store import LogFloor, Register, Store, next_standing
+from headwater.core.lease import SettlingClock
+from headwater.store import LogFloor, Register, Store, next_settling
 
 
 class NativeCollector(Collector):
@@ -64,7 +64,7 @@ class NativeCollector(Collector):
         self._store = store
         self._chunks = ChunkLog(store, prefix, queue_id)
         self._scanned = Register(store, f"{prefix}/gc.json", CollectorRecord)
-        self._standing = FloorClock()
+        self._settling = SettlingClock()
 
     async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
         try:
@@ -90,10 +90,10 @@ class NativeCollector(Collector):
         if scanned.settled_chunk < queue.chunk_floor:
             if full:
                 await runtime.sleep(limits.FLOOR_SETTLE_S)
-                await self._note_standing(queue.chunk_floor, settled=queue.chunk_floor)
+                await self._note_settling(queue.chunk_floor, settled=queue.chunk_floor)
                 await self._sweep(queue.chunk_floor, report)
             else:
-                await self._note_standing(queue.chunk_floor)
+                await self._note_settling(queue.chunk_floor)
         # In this order none is behind the one before: both only go forward.
         queue = await self._chunks.floors()
         consumer = await self._chunks.read_consumer()
@@ -153,10 +153,10 @@ class NativeCollector(Collector):
             return msgspec.structs.replace(now, passes=now.passes + 1)
 
         scanned = (await self._scanned.update(change)).value
-        self._standing.see(scanned.settling)
+        self._settling.see(scanned.settling)
         return scanned, await self._store.now_ms(self._scanned.key)
 
-    async def _note_standing(self, chunk_floor: int, *, settled: int = 0) -> None:
+    async def _note_settling(self, chunk_floor: int, *, settled: int = 0) -> None:
         """Add the time that the pass took, or begin to wait for the floor that it raised.
 
         The process may end here; the next collector goes on from what is written.
@@ -167,14 +167,14 @@ class NativeCollector(Collector):
             now = msgspec.structs.replace(now, settled_chunk=max(now.settled_chunk, settled))
             return self._settled(now, chunk_floor)
 
-        self._standing.see((await self._scanned.update(change)).value.settling)
+        self._settling.see((await self._scanned.update(change)).value.settling)
 
     def _settled(self, now: CollectorRecord, chunk_floor: int) -> CollectorRecord:
         """With the time that was seen to pass, under a floor that was read or raised before."""
-        settling, settled = self._standing.count(now.settling), now.settled_chunk
+        settling, settled = self._settling.count(now.settling), now.settled_chunk
         if settling.is_settled(limits.FLOOR_SETTLE_S):
             settled = max(settled, settling.floor)
-        settling = next_standing(settling, LogFloor(chunk_floor, settled))
+        settling = next_settling(settling, LogFloor(chunk_floor, settled))
         return msgspec.structs.replace(now, settled_chunk=settled, settling=settling)
 
 
