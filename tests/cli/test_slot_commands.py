@@ -192,7 +192,7 @@ def test_an_epoch_that_no_leader_reaches_is_set_back(invoke: Invoke, url: str) -
     assert "epoch 7" in higher.stderr
     result = invoke(*reset, "5")
     assert result.exit_code == 0, result.output
-    assert "led by epoch 5 and later" in result.stdout
+    assert "accepts leaders from epoch 5 on" in result.stdout
     rows = json.loads(invoke("slot", "list", url, "orders", "--json").stdout)
     assert {(row["slot"], row["leader_epoch"]) for row in rows} == {
         ("fresh", 5),

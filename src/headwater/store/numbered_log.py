@@ -60,7 +60,7 @@ _LAST_NAME: Final = "9" * 20
 
 
 class LogFloor(NamedTuple):
-    """From which numbers on a log is needed, and from which on it counts."""
+    """The floors of a log: numbers below `floor` are not needed, below `trimmed` do not count."""
 
     needed_from: int
     """Objects below it are no longer needed."""
@@ -422,7 +422,7 @@ class NumberedLog(ABC):
         """
         if not self.leased_floor.is_recent(began):
             raise OutcomeUnknown(
-                f"{self.key(number)} may have landed: it was compacted while the writer stood still"
+                f"{self.key(number)} may have landed: it was compacted while the writer was stalled"
             )
         if result is CreateResult.LANDED:
             # It does not count, and the collector would delete it as well.

@@ -10,11 +10,11 @@ Always holds:
   may have landed, whatever the answer was, unless the queue says that it did not and will not
   (`OlderSchema`). Such a batch is *attempted*. It stays at the front of its partition until it has
   landed, and nothing overtakes it. When its time is up, its handles get `OutcomeUnknown`, and it is
-  still tried, unless the queue can no longer tell (`Unsettled`): then the others continue without
-  it;
+  still tried, unless the queue can no longer show it (`Unsettled`): then the others continue
+  without it;
 - a batch that was never attempted can be dropped, and leaves no gap;
-- of a producer that can be resumed, or that is to stop at a failure, nothing is accepted that comes
-  after what was dropped: a successor that resumes after the last accepted batch would skip it.
+- a producer with a `producer_id`, or with `on_failure="stop"`, accepts nothing after a dropped
+  batch: a successor that resumes after the last accepted batch would skip the dropped one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the log is kept for: slots against the log itself.
+"""What the log is kept for: the slots, compared with the log itself.
 
 Always holds:
 
 - nothing above the stored position of a valid slot is pruned, whatever is registered meanwhile;
-- what an invalid or dropped slot needed is freed only once that is stored;
+- log that only an invalid or dropped slot needed is freed once the invalidation or drop is stored;
 - a replica resumes only where the log has the very next record.
 """
 

@@ -5,9 +5,9 @@ register there again; what must survive is in their slots.
 
 Always holds:
 
-- the topology epoch rises with every change of which replicas are there, healthy or bootstrapping,
-  and with nothing else;
-- what a replica acknowledged never goes down, unless it registers and says itself that it has less;
+- the topology epoch rises exactly when a replica joins or leaves, or becomes healthy, unhealthy, or
+  starts or ends a bootstrap;
+- what a replica acknowledged never goes down, unless it registers again with a lower position;
 - a session is valid only at the leader that created it and for the process that got it: it contains
   the leader's epoch and a random token.
 """

@@ -150,9 +150,9 @@ class LagClock:
 
 @dataclass(frozen=True, slots=True)
 class RetentionLimits:
-    """A slot that exceeds any of these is given up. None is no limit.
+    """Limits of a slot: it is given up when it exceeds one. None is no limit.
 
-    Only log that is kept for the slot alone counts, so only records that are archived.
+    Only log that is kept for this slot alone counts, and so only archived records.
     """
 
     max_lag_lsn: int | None = limits.SLOT_MAX_LAG_LSN

@@ -6,13 +6,14 @@
 
 Always holds:
 
-- what is kept of the log follows what is *stored*: a position that moved, an invalidation or a drop
-  frees nothing before it would survive this leader. A slot that is not stored yet counts at once,
-  and so does one that a write with unknown outcome may have stored;
+- the log is kept for what is *stored*: a position that moved, an invalidation or a drop frees log
+  only once it is stored. A slot that is not stored yet counts at once, and so does one that a write
+  with unknown outcome may have stored;
 - a pull changes nothing that needs a write, except for `last_seen_ms`, once a minute;
-- one write at a time, at least SLOT_WRITE_GAP_S apart, shared by all who wait;
+- one write at a time, at least SLOT_WRITE_GAP_S apart, shared by all waiting calls;
 - while the store is away, writes are delayed and nothing is freed;
-- a newer leader, or a damaged table, ends the writer: it writes nothing more and raises why.
+- after a newer leader or a damaged table was found, the writer writes nothing more and raises the
+  cause.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """The session of a replica with its leader: requests, the fence, and checking what was pulled.
 
 An LSN says how far a copy is, and not which records it holds: a leader that lost its last records,
-or never had those of its predecessor, goes on with others under the same LSNs. So a copy that comes
-to a leader pulls its last records again and compares them by hash, before it applies, acknowledges
-or shows anything after them. Where the leader's log ends below the copy, the copy waits. Nothing
-can be compared where the log begins after the copy's end, or where the copy no longer has hashes.
+or never had those of its predecessor, writes others under the same LSNs. So a copy that registers
+with a leader pulls its last records again and compares them by hash, before it applies,
+acknowledges or shows anything after them. Where the leader's log ends below the copy, the copy
+waits. Nothing can be compared where the log begins after the copy's end, or where the copy no
+longer has hashes.
 
 Always holds: the term of an answer is checked before the answer is used. An answer of an overtaken
 leader is `Fenced`. The term of a new leader is stored on disk first, and its answer is used only if
 it answers a registration, because the copy was compared with another leader's log. A missing answer
-is `Unavailable`, and so is any failure at the source or on the way to it: none of them ends a
-copy.
+is `Unavailable`, and so is any failure of the source or the connection: the replica tries again.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _check_dense(pulled: PullResponse, applied_lsn: int) -> None:
     reached_lsn = applied_lsn
     for place, group in enumerate(pulled.groups):
         if group.first_lsn > reached_lsn + 1 or (place and group.first_lsn != reached_lsn + 1):
-            raise LogGap(f"LSN {reached_lsn} is there, and {group.first_lsn} was sent next")
+            raise LogGap(f"the copy ends at LSN {reached_lsn}, and {group.first_lsn} was sent next")
         reached_lsn = group.last_lsn
     if pulled.through_lsn > reached_lsn:
         raise LogGap(

@@ -339,7 +339,7 @@ class WriteBatch:
             ) from error
         except pa.ArrowException as error:
             raise Refused(
-                f"these records do not take the columns that others have appended: {error}"
+                f"these records cannot get the columns of earlier appends in their segment: {error}"
             ) from error
 
     def _with_columns(self, frame: GroupFrame, schema: pa.Schema) -> list[GroupFrame]:

@@ -180,7 +180,7 @@ class SegmentWriter:
         try:
             self._check_owned()
         except Fenced as error:
-            raise OutcomeUnknown(f"{error}. What was just written may be in it, or not") from error
+            raise OutcomeUnknown(f"{error}. The last write may or may not be in the log") from error
 
     def _check(self, append: PendingAppend, batch: WriteBatch) -> None:
         self._check_usable()

@@ -209,14 +209,14 @@ class SegmentColumns:
             _check_same(field, self._kinds[field.name])
             if field.nullable and not column.nullable:
                 raise NotOneSegment(
-                    f"column {field.name!r} may be null here: start another segment"
+                    f"column {field.name!r} may be null in these records: start another segment"
                 )
         names = set(schema.names)
         if any(
             not field.nullable and field.name not in names for field in list(self._plain)[_PLACES:]
         ):
             raise NotOneSegment(
-                "a column that may not be null is missing here: start another segment"
+                "these records lack a column that may not be null: start another segment"
             )
         self._fitting = schema
 

@@ -1,15 +1,16 @@
 """Appending to a native queue for one producer id: every batch exactly once.
 
-Each batch has a producer sequence, and one of three places shows whether it was appended: its chunk
-while that exists; then the producer's mark, because the collector folds marks before it raises the
-floor; and once the mark is dropped, the producer is refused. The obvious alternatives, to append
-again after a conflict or to look for the entry in the queue alone, append a batch twice that the
-consumer was quick to take.
+Each batch has a producer sequence. Whether it was appended is shown by its chunk while that exists,
+and then by the producer's mark, which the collector updates before it raises the floor; once the
+mark is dropped, the producer is refused. The obvious alternatives, to append again after a conflict
+or to look only for the entry in the queue, append a batch twice if it was acknowledged and deleted
+meanwhile.
 
-A successor under the same id fences: it writes its incarnation into the mark's record, *then* its
-opening into the last chunk, and then checks that the record still names it. An append is
-conditional on the content that it was made from, and every content lists the openings before it: a
-producer that could still append after the opening has seen the opening, and reads the record.
+A successor under the same id fences its predecessor: it writes its incarnation into the mark's
+record, *then* its opening into the last chunk, and then checks that the record still names it. An
+append is conditional on the content that it was made from, and every content lists the openings
+before it: a producer that could still append after the opening has seen the opening, and reads the
+record.
 """
 
 from __future__ import annotations

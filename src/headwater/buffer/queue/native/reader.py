@@ -1,6 +1,6 @@
-"""Reading a native queue on: from a sequence to descriptors, chunk by chunk.
+"""Reads a native queue from a sequence on, chunk by chunk.
 
-Idle reading asks for one object: the last chunk while it is open, the one after it once it is
+An idle reader requests one object: the last chunk while it is open, the one after it once it is
 closed. It lists nothing: only a search for the end does.
 """
 
@@ -184,7 +184,7 @@ class ChunkReader:
         """What was read does not go on where it should: it is dead, or the queue is damaged."""
         await self._chunks.check_alive(self.lowest_chunk)
         raise RolledBack(
-            f"{self._chunks.prefix} does not go on with batch {sequence}, which was there: the "
+            f"{self._chunks.prefix} does not continue with batch {sequence}, which existed: the "
             "queue went back"
         )
 

@@ -1,21 +1,19 @@
-"""The end of a queue, as one writer knows it: add to the last chunk, or create the next.
+"""The end of a queue, as one writer knows it: adds to the last chunk, or creates the next.
 
-A chunk is created by the first writer that gets there, and only on top of a closed one, so the
-entries before it are settled, and its first sequence and LSN with them.
+A chunk is created by the first writer that gets there, and only after a closed one, so the entries
+before it are final, and so are its first sequence and LSN.
 
-What is known and what is not:
+- A write that succeeded counts only if the floor is at or below its number afterwards. A writer
+  that stalled before its create may find its number free because the real chunk was read and
+  deleted; and other writers may add to the chunk that it then creates.
+- A refusal alone decides nothing: an earlier attempt may have landed, and a 412 may be caused by
+  the writer's own write. The content decides, under a floor that is read later: once it differs
+  from the content that the attempt was made from, the attempt can no longer land on it.
 
-- a write that succeeded has landed only if the floor is at or below its number afterwards. A
-  writer that stalled before its create may find its number free because the real chunk was read
-  by the consumer and deleted; and what such a writer left there, others may add to;
-- a refusal says nothing: an attempt before it may have landed, and a 412 may be caused by the
-  writer's own write. The content there decides, under a floor read later: once it differs from
-  what the attempt was made from, the attempt cannot land on it any more.
-
-Writers that meet at the end take turns without messages: the entries say which writers appended
+Writers that meet at the end take turns without messages: the entries show which writers appended
 last, and a writer lets those pass that have waited longer, one write's time for each. A writer that
-has waited has more to append, and groups grow. A writer that is alone never waits. Turns are only a
-courtesy: they decide how often writers meet, and nothing else depends on them.
+waited has more to append, so groups grow. A lone writer never waits. Turns only reduce collisions:
+correctness does not depend on them.
 """
 
 from __future__ import annotations
