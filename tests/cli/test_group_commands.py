@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headwater.buffer.group import GroupRegister
+from headwater.buffer.layout import group_record_key
 from headwater.buffer.stream import open_stream
 from headwater.core.limits import GROUP_QUERY_SEEN_S
 from headwater.store import Store, open_store
@@ -73,6 +74,19 @@ def test_list_without_groups_says_so(invoke: Invoke, url: str) -> None:
     result = invoke("group", "list", url, "other")
     assert result.exit_code == 1
     assert "stream other has no groups" in result.stderr
+
+
+def test_list_says_which_group_cannot_be_read(invoke: Invoke, url: str) -> None:
+    async def run() -> None:
+        async with open_store(url) as store:
+            stream = await open_stream(store, "orders")
+            await store.put(group_record_key("orders", stream.id, "bad"), b"{}\n")
+
+    asyncio.run(run())
+    result = invoke("group", "list", url, "orders")
+    assert result.exit_code == 1
+    assert "group bad: " in result.stdout
+    assert "etl" in result.stdout
 
 
 def test_describe_shows_position_end_and_lag(invoke: Invoke, url: str) -> None:

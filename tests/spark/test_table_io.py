@@ -326,7 +326,7 @@ def test_a_query_that_cannot_be_named_is_not_written() -> None:
             remote, target, OPTIONS, checkpoint_location=None, query_name=None, trigger=None
         )
     nameless: Any = Batch()
-    with pytest.raises(Refused, match="has no id of its query"):
+    with pytest.raises(Refused, match="has no query id"):
         query_id_of(nameless, "/checkpoint", is_remote=True)
     with pytest.raises(Bug):
         query_id_of(nameless, None, is_remote=False)

@@ -72,7 +72,7 @@ class Option(NamedTuple):
 
 _ROWS: Final = (
     Option("url", _ALL, parse_url, "The address of the store.", "the path"),
-    Option("path", _ALL, parse_url, "What load() or save() was given: the same."),
+    Option("path", _ALL, parse_url, "The address that load() or save() was given."),
     Option("subscribe", READING, parse_streams, "Streams, by name: orders,bills."),
     Option("subscribePattern", READING, parse_pattern, "Streams, by a pattern: ord.*"),
     Option("assign", READING, parse_assignment, 'Streams and partitions: {"orders": [0, 1]}.'),

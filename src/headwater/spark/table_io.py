@@ -60,7 +60,7 @@ def query_id_of(batch: DataFrame, checkpoint_location: str | None, *, is_remote:
     # Spark stores the id in the checkpoint before the first micro-batch.
     row = batch.sparkSession.read.text(f"{checkpoint_location}/metadata").first()
     if row is None:
-        raise Refused(f"the checkpoint {checkpoint_location} has no id of its query")
+        raise Refused(f"the checkpoint {checkpoint_location} has no query id")
     return str(json.loads(row[0])["id"])
 
 
@@ -236,7 +236,9 @@ def table_as_dataframe(
     locations = []
     for task in scan.plan_files():
         if task.delete_files:
-            raise NotSupported(f"{target.table} has rows deleted by others: read it with pyiceberg")
+            raise NotSupported(
+                f"{target.table} has delete files, which cannot be applied here: use pyiceberg"
+            )
         locations.append((task.file.file_path,))
     arrow = schema_to_pyarrow(scan.projection(), include_field_ids=False)
     schema = spark_schema(arrow)

@@ -16,9 +16,9 @@ In files:
 
 Always holds:
 
-- an unclear outcome is settled by looking, or raised as `OutcomeUnknown`; it is never guessed;
+- an unknown outcome is settled by a read, or raised as `OutcomeUnknown`; it is never guessed;
 - a write that was reported is durable, and no reader ever sees a part of an object;
-- a content that was written conditionally never comes back (every one carries a nonce);
+- the content of a conditional write never recurs (each has a nonce);
 - waits, attempts, sizes and keys are bounded by named limits;
 - credentials are names: no pickle, repr, log line or traceback holds one.
 """

@@ -82,8 +82,8 @@ class _ClientThreads:
         if self._left_behind:
             raise NotSupported(
                 "this process was forked from one that had used a cloud store, and the client's "
-                "threads stayed there: no request would ever be answered. Fork before the first "
-                "request, or start processes with multiprocessing's 'spawn' or 'forkserver'"
+                "threads do not exist here: no request would ever be answered. Fork before the "
+                "first request, or start processes with multiprocessing's 'spawn' or 'forkserver'"
             )
         self._started = True
 

@@ -130,7 +130,7 @@ class StoreReport(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> str:
-        """One sentence for people; of several failures, the most severe one."""
+        """One sentence for people; if several checks failed, about the most severe one."""
         failed = [check for check in self.checks if check.status == "fail"]
         if failed:
             severity = {name: rank for rank, name in enumerate(WORST)}

@@ -60,12 +60,17 @@ _LAST_NAME: Final = "9" * 20
 
 
 class LogFloor(NamedTuple):
-    """From which numbers on a log is needed, and from which on it counts."""
+    """The floors of a log: numbers below `floor` are not needed, below `trimmed` do not count."""
 
     needed_from: int
     """Objects below it are no longer needed."""
     counts_from: int
     """Numbers below it do not count, whatever is stored there. At most `needed_from`."""
+
+    @classmethod
+    def at(cls, number: int) -> LogFloor:
+        """Nothing below this number is needed, and nothing below it counts."""
+        return cls(number, number)
 
 
 class LeasedFloor:
@@ -422,7 +427,7 @@ class NumberedLog(ABC):
         """
         if not self.leased_floor.is_recent(began):
             raise OutcomeUnknown(
-                f"{self.key(number)} may have landed: it was compacted while the writer stood still"
+                f"{self.key(number)} may have landed: it was compacted while the writer was stalled"
             )
         if result is CreateResult.LANDED:
             # It does not count, and the collector would delete it as well.

@@ -38,11 +38,11 @@ _TAKES_SPACE: Final = ("append", "create", "link", "make_dir", "rename")
 
 
 class Crashed(BaseException):
-    """The machine or the process is gone. Not an Exception, so that no code can continue."""
+    """The machine or the process has crashed. Not an `Exception`, so that no code continues."""
 
 
 class CrashKind(Enum):
-    """What took the process away."""
+    """What a crash loses: the process, or also what the disk had not synced."""
 
     POWER_LOSS = "power loss"
     """Whatever was not synced may be lost, torn or out of order."""

@@ -200,7 +200,7 @@ class LogReader:
             lsn_ranges = ", ".join(f"{group.first_lsn} to {group.last_lsn}" for group in groups)
             raise Corrupt(
                 f"segment {segment.segment_id.id} should hold LSNs {lsns.start} to "
-                f"{lsns.stop - 1}, and hands out {lsn_ranges or 'nothing'}: headwater tier scrub"
+                f"{lsns.stop - 1}, and has {lsn_ranges or 'nothing'}: headwater tier scrub"
             )
         return groups
 

@@ -126,7 +126,7 @@ async def describe_group(
 
         async def one(partition: int) -> PartitionLag:
             try:
-                found = await _partition_lag(stream, partition, positions[partition])
+                found = await partition_lag(stream, partition, positions[partition])
             except HeadwaterError as error:
                 lsn, problem = positions[partition], str(error)
                 found = PartitionLag(partition, lsn, 0, 0, Lag(), problem=problem)
@@ -148,7 +148,7 @@ async def group_lag(
         _, positions = await GroupRegister(stream, group).positions()
 
         async def one(partition: int) -> PartitionLag:
-            return await _partition_lag(stream, partition, positions[partition])
+            return await partition_lag(stream, partition, positions[partition])
 
         found = await runtime.gather_each(one, sorted(positions), at_once=PARTITIONS_AT_ONCE)
         return {lag.partition: lag for lag in found}
@@ -262,7 +262,7 @@ async def _summary(register: GroupRegister) -> GroupSummary | None:
     return GroupSummary(register.group, record.kind, is_running(record), readers, record.changed_ms)
 
 
-async def _partition_lag(stream: Stream, partition: int, lsn: int) -> PartitionLag:
+async def partition_lag(stream: Stream, partition: int, lsn: int) -> PartitionLag:
     """What lies behind a position that was read before."""
     try:
         return await _lag_now(stream, partition, lsn)

@@ -14,13 +14,14 @@ position that does not count any more.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
-from headwater.core.errors import Fenced, Refused
+from headwater.core.errors import Fenced, NotSupported, Refused
 from headwater.core.limits import LSN_MAX
 from headwater.core.settings import whole_number
+from headwater.store import Register
 from headwater.store.claims import ClaimTable
 
 GroupKind = Literal["consumers", "query"]
@@ -89,6 +90,19 @@ class GroupPosition(msgspec.Struct, frozen=True):
     """The first record that is not processed."""
     committed_ms: int
     """Wall clock of the last change, for people."""
+
+
+class PositionRegister(Register[GroupPosition]):
+    """Says what to do about a position of the earlier form, which counts batches."""
+
+    async def _load(self) -> Any:
+        stored = await super()._load()
+        if stored is not None and b'"next_sequence"' in bytes(stored.envelope.value):
+            raise NotSupported(
+                f"{self.key} has a position that an earlier version of Headwater stored. Read "
+                "under another group name, or remove this object: the group then begins again"
+            )
+        return stored
 
 
 class GroupEpoch(msgspec.Struct, frozen=True):

@@ -27,6 +27,7 @@ from headwater.buffer.group.record import (
     GroupRecord,
     OtherCheckpoint,
     OtherKind,
+    PositionRegister,
     begin_of,
     checked_begins,
     checked_lsn,
@@ -55,7 +56,7 @@ class GroupRegister:
         self.group = group
         key = group_record_key(stream.name, stream.id, group)
         self._record = Register(stream.store, key, GroupRecord)
-        self._positions: dict[int, Register[GroupPosition]] = {}
+        self._positions: dict[int, PositionRegister] = {}
 
     def __repr__(self) -> str:
         return f"<group {self.group!r} of {self.stream.name!r}>"
@@ -414,11 +415,11 @@ class GroupRegister:
         except NotFound:
             return None
 
-    def _position(self, partition: int) -> Register[GroupPosition]:
+    def _position(self, partition: int) -> PositionRegister:
         if partition not in self._positions:
             self.stream.check_partition(partition)
             key = group_key(self.stream.name, partition, self.stream.id, self.group)
-            self._positions[partition] = Register(self.stream.store, key, GroupPosition)
+            self._positions[partition] = PositionRegister(self.stream.store, key, GroupPosition)
         return self._positions[partition]
 
 

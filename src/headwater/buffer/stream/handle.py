@@ -160,7 +160,7 @@ class Stream:
         return NativeCollector(self.store, prefix, self.id)
 
     def retention(self) -> Retention:
-        """The retention settings. `retention_of` adds what open transactions hold.
+        """The retention settings. `retention_of` adds the holds of open transactions.
 
         Nodes acknowledge a batch once the tier has it: then only the grace period applies.
         """
@@ -196,9 +196,9 @@ class Stream:
     async def recording(self, records: pa.Schema, *, is_fresh: bool = False) -> Stream:
         """Record in the register that the stream carries records of this schema.
 
-        Writes nothing if that is recorded already, or cannot be: then `fit` refuses the records.
-        With `is_fresh`, this handle's config is used without reading the register again.
-        `Conflict`, `NotFound`: the stream was deleted.
+        Writes nothing if that is recorded already, or cannot be recorded; in the latter case `fit`
+        refuses the records. With `is_fresh`, this handle's config is used without reading the
+        register again. `Conflict`, `NotFound`: the stream was deleted.
         """
         from headwater.buffer.stream.schema import taking_in
 

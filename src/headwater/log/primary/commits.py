@@ -13,8 +13,8 @@ would shrink to the leader alone exactly when replicas fail.
 Whether a policy is met is always computed from the registry, never counted up. So an
 acknowledgement of a replica that left, or lost its data, stops counting by itself.
 
-The delay is bounded: a writer goes on after `max_delay_s`, whatever the lag. A hard bound would let
-one slow replica stop the log; the limits of its slot bound the lag in the end.
+The delay is bounded: a writer continues after `max_delay_s`, whatever the lag. A hard bound would
+let one slow replica stop the log; the limits of its slot bound the lag in the end.
 
 Always holds: a time-out is an unknown outcome, never a failure: the record is in the log; every
 waiting writer gets an answer: the policy was met, the time is over, or the leader ended.
@@ -36,9 +36,9 @@ from headwater.log.primary.registry import ReplicaState
 
 
 class CommitUnknown(OutcomeUnknown):
-    """Not replicated in time, which is no failure: the record is in the log, and stays there.
+    """The record was not replicated in time. It is in the log and stays there.
 
-    Replicas will have it when they catch up. Writing it again would write it twice.
+    Replicas get it when they catch up. Writing it again would write it twice.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Committed(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Local:
-    """The leader's log is enough."""
+    """The record is in the leader's log."""
 
     def __str__(self) -> str:
         return "local"
@@ -73,7 +73,7 @@ class Local:
 
 @dataclass(frozen=True)
 class AckN:
-    """This many replicas have it."""
+    """This many replicas have the record."""
 
     replicas: int
 
@@ -90,15 +90,15 @@ class AckN:
 
 @dataclass(frozen=True)
 class Quorum:
-    """A majority of this many members has it. The leader is a member."""
+    """A majority of this many members has the record. The leader is a member."""
 
     members: int
 
     def __post_init__(self) -> None:
         if whole_number("quorum", self.members) < 2:
             raise Refused(
-                f"a quorum of {self.members} member is the leader alone: say local, or how many "
-                "members there are, the leader included"
+                f"a quorum of {self.members} member is the leader alone: use local, or give the "
+                "number of members, including the leader"
             )
 
     def __str__(self) -> str:
@@ -110,7 +110,7 @@ class Quorum:
 
 @dataclass(frozen=True)
 class Regions:
-    """This many replicas of each of these regions have it."""
+    """This many replicas of each of these regions have the record."""
 
     needed: tuple[tuple[str, int], ...]
 

@@ -150,9 +150,9 @@ class LagClock:
 
 @dataclass(frozen=True, slots=True)
 class RetentionLimits:
-    """A slot that exceeds any of these is given up. None is no limit.
+    """Limits of a slot: it is given up when it exceeds one. None is no limit.
 
-    Only log that is kept for the slot alone counts, so only records that are archived.
+    Only log that is kept for this slot alone counts, and so only archived records.
     """
 
     max_lag_lsn: int | None = limits.SLOT_MAX_LAG_LSN
@@ -214,6 +214,25 @@ def slot_status(
     if slot.restart_lsn < archived_lsn:
         return SlotStatus.EXTENDED
     return SlotStatus.RESERVED
+
+
+class SlotView(msgspec.Struct, frozen=True):
+    """A slot as its leader shows it."""
+
+    name: str
+    status: SlotStatus
+    restart_lsn: int
+    confirmed_lsn: int
+    lag_lsn: int
+    """Records that its replica does not have on disk; during a bootstrap also those of the copy
+    that are no longer in the log."""
+    lag_bytes: int
+    lag_s: float
+    inactive_since_ms: int | None
+    """The last request of its replica; None while the replica is healthy."""
+    bootstrapping: bool
+    cause: InvalidationCause | None
+    """Why it was given up."""
 
 
 def _is_above(measured: float, limit: float | None) -> bool:

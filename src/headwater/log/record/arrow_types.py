@@ -368,7 +368,9 @@ def check_column_type(place: str, kind: pa.DataType, depth: int = 0) -> None:
         )
     elif depth and pa.types.is_null(kind):
         # Arrow ends the process over a cast of some that have such fields, or cannot read them.
-        raise Refused(f"column {place!r} is of no type but null: give it one, or drop it")
+        raise Refused(
+            f"column {place!r} is of the type null only: give it another type, or drop it"
+        )
 
 
 def _same_layout(kind: pa.DataType) -> pa.DataType:

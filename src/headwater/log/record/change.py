@@ -151,7 +151,7 @@ def _whole(value: object) -> int:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a text")
+        raise TypeError(f"{value!r} is not text")
     return value
 
 

@@ -6,7 +6,8 @@ it has another name in the file; the file's metadata have the names and the reco
 every record comes back as it was. The metadata also have the hashes of the last applied records, so
 that a leader's log can be compared with them. Pages have checksums.
 
-Always holds: an image that was written can be read: the log before it may be pruned.
+Always holds: an image counts only after it was read back, because the log before it may be pruned
+then.
 """
 
 from __future__ import annotations

@@ -247,8 +247,8 @@ class SpoolLock:
         have held that lock during the fork, and would never release it in the child."""
         if self.is_forked:
             raise Refused(
-                f"{self._folder.path} was opened before the process forked, and is its parent's: "
-                "open it in the child once the parent has closed it"
+                f"{self._folder.path} was opened before the process forked, and belongs to its "
+                "parent: open it in the child once the parent has closed it"
             )
 
     def check_held(self) -> None:

@@ -206,7 +206,7 @@ _REPAIR: Final = (
 
 
 class SpoolCorrupt(Corrupt):
-    """Bytes of the log that were once synced are damaged or gone. Nothing was cut off."""
+    """Synced bytes of the log are damaged or missing. Nothing was cut off."""
 
     def __init__(
         self, what: str, *, path: str, offset: int, lsn: int, advice: str = _REPAIR

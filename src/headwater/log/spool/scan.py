@@ -291,7 +291,7 @@ def _first_lsn(window: Window, *, requested_lsn: int) -> int:
         )
     if not whole and not _may_begin_at(requested_lsn, window):
         raise SpoolCorrupt(
-            "no frame of this file is whole, so that nothing says which LSNs were used",
+            "no frame of this file is whole, so it is unknown which LSNs were used",
             path=window.path,
             offset=0,
             lsn=1,

@@ -34,7 +34,7 @@ Sync = Literal["always", "none"] | float
 
 @dataclass(frozen=True, slots=True)
 class SpoolConfig:
-    """When to sync, when to seal, and how much to hold."""
+    """When to sync, when to seal, and how much memory to use."""
 
     sync: Sync = "always"
     """`always`: an append returns when its bytes are synced. A number: it returns when they are

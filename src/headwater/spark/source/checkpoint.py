@@ -1,9 +1,9 @@
 """One run of a query in its group: its epochs, its positions, and which checkpoint it has.
 
 Spark tells a source neither the query's id nor the number of a micro-batch. So every offset carries
-a token, drawn when a query without a checkpoint asks where it begins, and counts the micro-batches
-since. The group's record in each stream has the token of the newest checkpoint, and the record in
-the first stream the count.
+a token, drawn when a query without a checkpoint determines its start, and the number of
+micro-batches since. The group's record in each stream has the token of the newest checkpoint, and
+the record in the first stream the count.
 
 Always holds:
 
@@ -13,10 +13,10 @@ Always holds:
   then. If that is beyond the checkpoint, nothing is read;
 - from the start on, everything that an earlier run or another checkpoint counts or commits is
   refused;
-- a micro-batch is counted after Spark has written it down and before it is read, with rows or
-  without: a checkpoint that is behind the count is an older copy. From an older copy, micro-batches
-  would be planned again with other rows under the same numbers, and a sink that identifies them by
-  their numbers would take those rows for written.
+- a micro-batch, with or without rows, is counted after Spark has stored it and before it is read: a
+  checkpoint that is behind the count is an older copy. From an older copy, micro-batches would be
+  planned again with other rows under the same numbers, and a sink that identifies them by their
+  numbers would skip those rows.
 """
 
 from __future__ import annotations

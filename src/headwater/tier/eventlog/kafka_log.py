@@ -194,7 +194,7 @@ def hide_values(message: str, settings: Settings) -> str:
 def check_settings(settings: Settings) -> None:
     fixed = sorted(settings.keys() & _FIXED.keys())
     if fixed:
-        raise Refused(f"{', '.join(fixed)} cannot be set: the log's promises depend on it")
+        raise Refused(f"{', '.join(fixed)} cannot be set: the guarantees of the log depend on it")
 
 
 def admin_settings(servers: str, settings: Settings) -> dict[str, Any]:

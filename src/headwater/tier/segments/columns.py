@@ -164,6 +164,8 @@ class ColumnUnion:
 
 
 class SegmentColumns:
+    """The columns of one segment, and the rows that groups of records become in them."""
+
     def __init__(self, schemas: Iterable[pa.Schema], declared: Sequence[pa.Schema] = ()) -> None:
         """`schemas`: all schemas of its records. `declared`: as in `FieldIds`."""
         union = ColumnUnion()
@@ -174,8 +176,10 @@ class SegmentColumns:
         self.schema = FieldIds(declared).of(pa.schema([*PLACE_FIELDS, *columns]))
         """The schema of the file, with Iceberg's ids."""
         self._plain = pa.schema([*PLACE_FIELDS, *columns])
+        """The same without ids. Rows have it: the writer takes the ids from the file's schema."""
         self._names = self.schema.names[_PLACES:]
         self._fitting: pa.Schema | None = None
+        """The schema of the last records, which fits: most groups have the same."""
 
     def rows_of(self, group: Group) -> pa.RecordBatch:
         records = group.records
@@ -209,14 +213,14 @@ class SegmentColumns:
             _check_same(field, self._kinds[field.name])
             if field.nullable and not column.nullable:
                 raise NotOneSegment(
-                    f"column {field.name!r} may be null here: start another segment"
+                    f"column {field.name!r} may be null in these records: start another segment"
                 )
         names = set(schema.names)
         if any(
             not field.nullable and field.name not in names for field in list(self._plain)[_PLACES:]
         ):
             raise NotOneSegment(
-                "a column that may not be null is missing here: start another segment"
+                "these records lack a column that may not be null: start another segment"
             )
         self._fitting = schema
 

@@ -5,10 +5,10 @@ FLOOR_SETTLE_S pass since the floor passed it, which is why a floor that was rea
 FLOOR_LEASE_S ago still says what counts (`headwater.store.numbered_log`).
 
 The end of a queue is found by a search, and a last chunk that was deleted by hand looks as if it
-had never existed. So each writer that creates a chunk notes it in `end.json`, which only rises,
-and each client reads `end.json` before it searches: an end below it is a queue that went back. No
-append waits for this note or fails with it. While many chunks are created, one write a second
-notes the last of them.
+had never existed. So each writer that creates a chunk records it in `end.json`, which only rises,
+and each client reads `end.json` before it searches: an end below it means that the queue went back.
+No append waits for this write or fails with it. While many chunks are created, it happens once a
+second.
 """
 
 from __future__ import annotations
@@ -169,14 +169,13 @@ class ChunkLog(NumberedLog):
         if queue is None:
             raise self.missing_queue()
         self.check_id(queue)
-        self.leased_floor.learn(LogFloor(queue.chunk_floor, queue.chunk_floor), requested)
+        self.leased_floor.learn(LogFloor.at(queue.chunk_floor), requested)
         self.floor = max(self.floor, queue.floor)
         return queue
 
     async def read_floor(self) -> LogFloor:
         """The chunk floor. Below it nothing counts, though objects stay until it has settled."""
-        floor = (await self.floors()).chunk_floor
-        return LogFloor(floor, floor)
+        return LogFloor.at((await self.floors()).chunk_floor)
 
     def check_floor(self, consumer: ConsumerRecord, queue: QueueFloors) -> None:
         """`RolledBack` if the floor is above what the consumer acknowledged."""

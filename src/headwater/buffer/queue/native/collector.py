@@ -2,25 +2,26 @@
 
 A pass has three parts, each bounded:
 
-- *expired*: batches that are acknowledged and past the retention. The marks of producers whose
-  chunks go are folded, the floor is raised, the batches are deleted, and once the floor has
-  settled, the chunks that are wholly below it. A floor settles by the time that collectors
-  themselves saw pass (`core.lease`): the store's clock, which may be set forward, only decides
-  what is past the retention. The floor rises batch by batch: a chunk may hold hundreds of megabytes
-  of batches, or days of them;
-- *orphaned*: batches that were uploaded and never appended. The batch floor is raised to them and
-  written into the last chunk, and *then* the queue is read once more: it shows what was appended
-  before, and a producer that appends after it sees the floor and is refused;
-- *forgotten*: producers that were silent for long, and of which nothing is kept. They are closed
-  first, by a note in the last chunk that fences them. Once that chunk is gone, so is their mark.
+- *expired*: batches that are acknowledged and past the retention. The collector updates the marks
+  of the producers whose chunks it will delete, raises the floor, deletes the batches, and, once the
+  floor has settled, deletes the chunks that are completely below it. A floor settles by the time
+  that collectors observed (`core.lease`); the store's clock, which may be set forward, only decides
+  which batches are past the retention. The floor rises batch by batch: a chunk may hold hundreds of
+  megabytes of batches, or days of them;
+- *orphaned*: batches that were uploaded and never appended. The collector raises the batch floor to
+  them, writes it into the last chunk, and *then* reads the queue once more: that shows what was
+  appended before, and a producer that appends later sees the floor and is refused;
+- *forgotten*: producers that were silent for long, and of which nothing is retained. They are
+  closed first, by an opening in the last chunk that fences them. Once that chunk is deleted, so is
+  their mark.
 
-To delete uploads by age alone is the obvious alternative; it deletes what a stalled producer
-appends right after, and has reported as accepted.
+The obvious alternative, to delete uploads by their age alone, deletes batches that a stalled
+producer appends right after, and has reported as accepted.
 
-The store's clock says how old a batch is, not the producer's: it was appended after the chunk
-before its own was last changed, and no later than its own was. Within these bounds the producer's
-time is used. A clock that is a year ahead would otherwise keep everything behind it for a year, and
-one that is late would have its batches deleted as soon as they are acknowledged.
+The store's clock decides a batch's age, not the producer's: the batch was appended after the last
+change of the preceding chunk and no later than that of its own. Within these bounds the producer's
+time is used. Otherwise a clock that is a year ahead would keep everything behind it for a year, and
+batches of a clock that is late would be deleted as soon as they are acknowledged.
 """
 
 from __future__ import annotations
