@@ -19,7 +19,8 @@ from random import Random
 from typing import Any, Final
 
 import headwater
-from headwater.buffer import Producer, create_stream, open_stream
+from headwater.buffer import Producer, create_stream
+from headwater.buffer.group import group_lag
 from headwater.spark import versions
 from headwater.store import open_store
 from headwater.table.reference import load
@@ -57,9 +58,8 @@ async def _fill(url: str, random: Random) -> None:
 
 async def _unacknowledged(url: str) -> int:
     async with open_store(url) as store:
-        stream = await open_stream(store, "orders")
-        states = [await stream.queue_reader(number).state() for number in range(PARTITIONS)]
-        return sum(state.pending for state in states)
+        lags = await group_lag(store, "orders", group="g")
+        return sum(one.lag.records for one in lags.values())
 
 
 def _drive(**told: Any) -> int:

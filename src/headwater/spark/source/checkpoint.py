@@ -212,7 +212,7 @@ class QueryGroup:
             if record.step > offset.step:
                 raise self._older_copy(stream)
         elif record.query and not self._is_new_to(stream, offset):
-            raise self._other_checkpoint(stream)
+            raise self._other_checkpoint(stream, record)
 
     # While it runs
 
@@ -320,7 +320,7 @@ class QueryGroup:
         if record.resets != resets:
             return self._reset(name, record)
         if record.query != query:
-            return self._other_checkpoint(name)
+            return self._other_checkpoint(name, record)
         number = "" if epoch is None else f" (epoch {epoch.number})"
         return QueryFenced(
             f"stream {name!r}: another run of this query of group {self.group!r} was started at "
@@ -328,10 +328,11 @@ class QueryGroup:
             f"one of them. {TWICE}"
         )
 
-    def _other_checkpoint(self, stream: str) -> QueryFenced:
+    def _other_checkpoint(self, stream: str, record: GroupRecord | None = None) -> QueryFenced:
+        when = "" if record is None else f" (at {_utc(record.changed_ms)})"
         return QueryFenced(
             f"{_named(stream)}: group {self.group!r} continues with another checkpoint, which was "
-            f"started after this one. {ADVICE}. {TWICE}"
+            f"started after this one{when}. {ADVICE}. {TWICE}"
         )
 
     def _reset(self, stream: str, record: GroupRecord | None = None) -> QueryFenced:
