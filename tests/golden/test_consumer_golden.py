@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from headwater.buffer.consumer import DeadLetter, Follower, GroupRegister, list_dead_letters
+from headwater.buffer.consumer import DeadLetter, Follower, FollowerRegister, list_dead_letters
 from headwater.buffer.consumer.dead_letter import write_dead_letter
 from headwater.buffer.queue import QueuePosition
 from headwater.buffer.queue.contract import Descriptor
@@ -65,7 +65,7 @@ def test_dead_letters_and_positions_are_written_and_read_as_they_always_were() -
 
 async def _within_a_batch() -> bytes:
     queue = FakeQueue()
-    await GroupRegister(queue.stream(), 0, "audit").begin(QueuePosition(7, 1234))
+    await FollowerRegister(queue.stream(), 0, "audit").begin(QueuePosition(7, 1234))
     (key,) = [meta.key async for meta in queue.store.list("streams")]
     return await _bytes(queue.store, key)
 
@@ -74,7 +74,7 @@ async def _read_within(position: bytes) -> tuple[int, int | None]:
     queue = FakeQueue()
     stream: FakeStream = queue.stream()
     await queue.store.put(f"streams/orders/0/groups/{stream.id}/audit.json", position)
-    found = await GroupRegister(stream, 0, "audit").read()
+    found = await FollowerRegister(stream, 0, "audit").read()
     assert found is not None
     return found.next_sequence, found.lsn
 

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.buffer.consumer.progress import GroupPosition
+from headwater.buffer.consumer.progress import FollowerPosition
 from headwater.buffer.queue.native.chunk_log import (
     CollectorRecord,
     ConsumerRecord,
@@ -290,7 +290,7 @@ def _stream(report: InspectionReport, config: StreamConfig, _: int) -> None:
         report.table("schema", rows)
 
 
-def _position(report: InspectionReport, position: GroupPosition, _: int) -> None:
+def _position(report: InspectionReport, position: FollowerPosition, _: int) -> None:
     report.facts |= {
         "next_sequence": position.next_sequence,
         "next_lsn": position.lsn,
@@ -344,5 +344,5 @@ _KINDS: Final = (
     *_BY_NAME.values(),
     RegisterKind("transactions: what one writer committed last", ApplicationRecord, _application),
     RegisterKind("producers: the marks of some of them", ProducerShard, _shard),
-    RegisterKind("group: the position of one that follows", GroupPosition, _position),
+    RegisterKind("group: the position of one that follows", FollowerPosition, _position),
 )
