@@ -20,16 +20,7 @@ from typing import TypeVar
 import msgspec
 
 from headwater.buffer.consumer.progress import UnknownGroup
-from headwater.buffer.group.record import (
-    Claim,
-    ClaimState,
-    ClaimTable,
-    GroupEpoch,
-    GroupKind,
-    GroupPosition,
-    GroupRecord,
-    Member,
-)
+from headwater.buffer.group.record import GroupEpoch, GroupKind, GroupPosition, GroupRecord
 from headwater.buffer.group.register import GroupRegister
 from headwater.buffer.layout import group_key, group_record_key
 from headwater.buffer.stream import Stream
@@ -38,6 +29,7 @@ from headwater.core import runtime
 from headwater.core.errors import Contended, Fenced
 from headwater.store import MemoryBackend, Version
 from headwater.store.backend import Condition
+from headwater.store.claims import Claim, ClaimState, ClaimTable, Member
 from headwater.store.objects import Buffer
 from headwater.store.register import decode_envelope
 from headwater.testing import Scenario, Simulation, simulate

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from headwater.buffer.group.record import Claim, ClaimState, ClaimTable, GroupRecord, Member
+from headwater.buffer.group.record import GroupRecord
 from headwater.buffer.group.register import GroupRegister
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import StreamConfig
 from headwater.store import MemoryBackend, Store
 from headwater.store.backend import Backend
+from headwater.store.claims import Claim, ClaimState, ClaimTable, Member
 
 ID = "6f1b2c3d-0000-4000-8000-000000000001"
 BEGINS = {0: 11, 1: 21}

@@ -17,7 +17,6 @@ from headwater.buffer.group import (
     list_groups,
     reset_group,
 )
-from headwater.buffer.group.record import Claim, ClaimState, ClaimTable, Member
 from headwater.buffer.layout import group_record_key
 from headwater.buffer.stream import Stream, alter_stream, create_stream, delete_stream, open_stream
 from headwater.buffer.truncation import plan_truncation, truncate_partition
@@ -25,6 +24,7 @@ from headwater.core import runtime
 from headwater.core.errors import Fenced, Refused, RolledBack, Trimmed
 from headwater.core.limits import GROUP_QUERY_SEEN_S
 from headwater.store import MemoryBackend, Store
+from headwater.store.claims import Claim, ClaimState, ClaimTable, Member
 from tests.buffer.consumer.given import produce
 from tests.store.scripted import virtual
 

@@ -8,15 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.buffer.group.record import (
-    ClaimTable,
-    GroupEpoch,
-    GroupPosition,
-    GroupRecord,
-    begin_of,
-)
+from headwater.buffer.group.record import GroupEpoch, GroupPosition, GroupRecord, begin_of
 from headwater.buffer.group.register import GroupRegister
 from headwater.core import runtime
+from headwater.store.claims import ClaimTable
 from tests.planted import NOTICED, expect_noticed
 from tests.torture.group_scenarios import SCENARIOS, group_history
 from tests.torture.surroundings import Replacement

@@ -9,9 +9,6 @@ import pytest
 
 from headwater.buffer.consumer.progress import UnknownGroup
 from headwater.buffer.group.record import (
-    Claim,
-    ClaimState,
-    ClaimTable,
     GroupEpoch,
     GroupPosition,
     GroupRecord,
@@ -22,6 +19,7 @@ from headwater.buffer.group.register import GroupRegister
 from headwater.buffer.layout import group_key, group_record_key
 from headwater.core.errors import Bug, Fenced, Refused, RolledBack
 from headwater.store import MemoryBackend, Register
+from headwater.store.claims import Claim, ClaimState, ClaimTable
 from tests.buffer.group.given import BEGINS, ID, claimed, group_on
 from tests.store.scripted import Scripted, after, virtual
 

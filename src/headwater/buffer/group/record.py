@@ -14,47 +14,16 @@ position that does not count any more.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import msgspec
 
 from headwater.core.errors import Fenced, Refused
+from headwater.store.claims import ClaimTable
 
 GroupKind = Literal["consumers", "query"]
 CONSUMERS: Final = "consumers"
 QUERY: Final = "query"
-
-
-class Member(msgspec.Struct, frozen=True):
-    """A process that reads for a group of consumers."""
-
-    beats: int
-    timeout_s: float
-    host: str
-    joined: int
-    seen_ms: int
-
-
-class Claim(msgspec.Struct, frozen=True):
-    """Which member reads a partition, and its epoch."""
-
-    member: str
-    epoch: int
-
-
-class ClaimTable(msgspec.Struct, frozen=True):
-    """The members of a group, and their claims by partition."""
-
-    members: dict[str, Member] = {}
-    claims: dict[str, Claim] = {}
-    joins: int = 0
-
-
-class ClaimState(NamedTuple):
-    """What a claim changes: the last epoch that was given, and the table."""
-
-    epoch: int
-    table: ClaimTable
 
 
 class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):

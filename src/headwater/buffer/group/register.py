@@ -22,8 +22,6 @@ from headwater.buffer.consumer.progress import UnknownGroup
 from headwater.buffer.group.record import (
     CONSUMERS,
     QUERY,
-    ClaimState,
-    ClaimTable,
     GroupEpoch,
     GroupKind,
     GroupPosition,
@@ -39,6 +37,7 @@ from headwater.core.errors import Bug, Contended, Fenced, NotFound, Refused, Rol
 from headwater.core.limits import GROUP_RESET_ATTEMPTS, LSN_MAX
 from headwater.core.settings import whole_number
 from headwater.store import Register
+from headwater.store.claims import ClaimState, ClaimTable
 
 _READERS: Final = {CONSUMERS: "consumers", QUERY: "a query"}
 
