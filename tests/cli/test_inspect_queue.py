@@ -17,7 +17,7 @@ from headwater.buffer.queue.native.chunk_log import ChunkLog, QueueFloors
 from headwater.buffer.queue.v1.batch_format import encode_batch
 from headwater.buffer.queue.v1.manifest_format import Manifest, encode_manifest
 from headwater.buffer.stream import create_stream
-from headwater.cli.inspection import partition
+from headwater.cli import inspect_partition as partition
 from headwater.core import limits
 from headwater.store import Register, Store, open_store
 from tests.cli.conftest import Invoke

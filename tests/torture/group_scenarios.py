@@ -20,7 +20,12 @@ from typing import TypeVar
 import msgspec
 
 from headwater.buffer.consumer.progress import UnknownGroup
-from headwater.buffer.group.record import GroupEpoch, GroupKind, GroupPosition, GroupRecord
+from headwater.buffer.group.record import (
+    GroupEpoch,
+    GroupKind,
+    GroupPosition,
+    GroupRecord,
+)
 from headwater.buffer.group.register import GroupRegister
 from headwater.buffer.layout import group_key, group_record_key
 from headwater.buffer.stream import Stream
@@ -200,7 +205,7 @@ class ReaderActor:
         def claim(now: ClaimState) -> ClaimState:
             epoch, table = now.epoch + 1, now.table
             claims = {str(one): Claim(self.name, epoch) for one in some}
-            members = {**table.members, self.name: Member(1, 60.0, "host", 1, 0)}
+            members = {**table.members, self.name: Member(1, 60.0, 1)}
             return ClaimState(epoch, ClaimTable(members, {**table.claims, **claims}))
 
         record = await self._tried(lambda: group.share(claim))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from headwater.buffer.group.record import GroupRecord
+from headwater.buffer.group.record import (
+    GroupRecord,
+)
 from headwater.buffer.group.register import GroupRegister
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import StreamConfig
@@ -29,7 +31,7 @@ async def claimed(group: GroupRegister, member: str, *partitions: int) -> GroupR
 
     def claim(state: ClaimState) -> ClaimState:
         epoch = state.epoch + 1
-        members = {**state.table.members, member: Member(1, 60.0, "host", 1, 0)}
+        members = {**state.table.members, member: Member(1, 60.0, 1)}
         claims = {str(partition): Claim(member, epoch) for partition in partitions}
         return ClaimState(epoch, ClaimTable(members, {**state.table.claims, **claims}, 1))
 

@@ -57,7 +57,7 @@ async def members(register: GroupRegister, *names: str, timeout_s: float = 60.0)
 
     def join(now: ClaimState) -> ClaimState:
         seen_ms = runtime.wall_ms()
-        joined = {name: Member(1, timeout_s, f"host-{name}", 1, seen_ms) for name in names}
+        joined = {name: Member(1, timeout_s, 1, f"host-{name}", seen_ms) for name in names}
         claims = {str(one): Claim(name, now.epoch + 1) for one, name in enumerate(names)}
         return ClaimState(now.epoch + 1, ClaimTable(joined, claims, len(names)))
 

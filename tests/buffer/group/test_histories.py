@@ -8,7 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.buffer.group.record import GroupEpoch, GroupPosition, GroupRecord, begin_of
+from headwater.buffer.group.record import (
+    GroupEpoch,
+    GroupPosition,
+    GroupRecord,
+    begin_of,
+)
 from headwater.buffer.group.register import GroupRegister
 from headwater.core import runtime
 from headwater.store.claims import ClaimTable

@@ -25,7 +25,7 @@ from headwater.buffer.transaction.record import (
     CommitAttempt,
     producer_id,
 )
-from headwater.cli.inspection.source import InspectedObject
+from headwater.cli.inspect_command import InspectedObject
 from headwater.cli.report import InspectionReport
 from headwater.cli.stream_report import retention_words
 from headwater.core.errors import Corrupt, NotSupported
@@ -131,19 +131,19 @@ def describe_register(source: InspectedObject, *, entries: int) -> InspectionRep
         report.fail(Corrupt(f"the value of {name}: {error}"), "JSON")
         return report
     report.facts |= {"revision": envelope.revision, "register_id": envelope.id}
-    known = _known(source.key, value)
-    if known is None:
+    kind = _kind_of(source.key, value)
+    if kind is None:
         report.title = "register with a value of its own"
         report.facts["value"] = value
         return report
-    report.title = known.kind
+    report.title = kind.kind
     try:
-        typed = msgspec.json.decode(envelope.value, type=known.value)
+        typed = msgspec.json.decode(envelope.value, type=kind.value)
     except msgspec.ValidationError as error:
-        problem = Corrupt(f"the value of {name} does not fit {known.kind}: {error}")
+        problem = Corrupt(f"the value of {name} does not fit {kind.kind}: {error}")
         report.fail(problem, "value")
         return report
-    known.describe(report, typed, entries)
+    kind.describe(report, typed, entries)
     report.facts["checksum"] = f"CRC-32 {envelope.crc32} matches"
     report.facts["earlier_tokens"] = f"{len(envelope.history)} of at most {REGISTER_HISTORY}"
     if _SHARD.fullmatch(source.key) and isinstance(typed, ProducerShard):
@@ -169,20 +169,20 @@ def mark_rows(shard: ProducerShard) -> list[dict[str, Any]]:
     return rows
 
 
-def _known(key: str, value: Any) -> RegisterKind | None:
+def _kind_of(key: str, value: Any) -> RegisterKind | None:
     """By its name if that tells, else by the fields of its value."""
     if key in _BY_NAME:
         return _BY_NAME[key]
     if not isinstance(value, dict):
         return None
     fields = set(value)
-    for known in _KINDS:
-        if _telling(known.value) <= fields:
-            return known
+    for kind in _KINDS:
+        if _required_fields(kind.value) <= fields:
+            return kind
     return None
 
 
-def _telling(value: type[Any]) -> set[str]:
+def _required_fields(value: type[Any]) -> set[str]:
     """The fields that are always written; all of them where each may be left out."""
     fields = msgspec.structs.fields(value)
     return {one.name for one in fields if one.required} or {one.name for one in fields}
