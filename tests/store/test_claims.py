@@ -17,7 +17,7 @@ def table_of(**held: str) -> ClaimTable:
     """Members in the order of their joining, each with the names it holds: a="012"."""
     table = ClaimTable()
     for epoch, (member, names) in enumerate(held.items(), start=1):
-        table = claims.join(table, member, Member(1, 60.0))
+        table = claims.join(table, member, Member(1, 60.0, 0))
         table = claims.claim(table, member, names, epoch)
     return table
 
@@ -99,7 +99,7 @@ def test_leaving_frees_what_was_held() -> None:
 
 
 def test_joining_again_frees_what_was_held_and_gives_a_later_number() -> None:
-    table = claims.join(table_of(a="0", b="1"), "a", Member(5, 60.0))
+    table = claims.join(table_of(a="0", b="1"), "a", Member(5, 60.0, 0))
     assert held(table) == {"a": "", "b": "1"}
     assert table.members["a"].joined == 3
 
@@ -179,7 +179,7 @@ def test_quotas_divide_all_names(drawn: tuple[ClaimTable, list[str]]) -> None:
 
 def test_a_member_is_dead_after_its_own_timeout_without_a_beat() -> None:
     async def main(simulation: Simulation) -> None:
-        table = claims.join(table_of(a=""), "slow", Member(1, 600.0))
+        table = claims.join(table_of(a=""), "slow", Member(1, 600.0, 0))
         observer = BeatObserver()
         assert observer.dead(table) == {}
         observer.observe(table)

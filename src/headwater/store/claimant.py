@@ -270,7 +270,7 @@ class Claimant:
         if self.member in table.members:
             table = claims.beat(table, self.member, beats=self._beats, seen_ms=seen_ms)
         else:
-            record = Member(self._beats, self.timing.timeout_s, self._host, 0, seen_ms)
+            record = Member(self._beats, self.timing.timeout_s, 0, self._host, seen_ms)
             table = claims.join(table, self.member, record)
         table = claims.release(table, self.member, drained)
         return self._claim_free(ClaimState(now.epoch, claims.evict(table, dead)))

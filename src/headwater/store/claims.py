@@ -33,9 +33,9 @@ class Member(msgspec.Struct, frozen=True):
     """Changes with each write of the member; it never has the same number again."""
     timeout_s: float
     """After so long without a change of `beats`, observers evict the member."""
-    host: str = ""
-    joined: int = 0
+    joined: int
     """The number of its joining: the member with the lowest joined first."""
+    host: str = ""
     seen_ms: int = 0
     """The member's wall clock at its last write, for people."""
 
