@@ -135,6 +135,7 @@ class Claimant:
         self._wakes = runtime.Waiters()
         self._is_woken = False
         self._task: asyncio.Task[None] | None = None
+        self._is_over = False
 
     def __repr__(self) -> str:
         return f"<member {self.member} with {sorted(self.claims, key=claims.name_order)}>"
@@ -164,26 +165,34 @@ class Claimant:
         if self._task is not None:
             return
         async with self._changing, self._requesting:
+            if self._is_over:
+                raise Refused(f"member {self.member} has left for good")
             if self._task is None:
                 await self._write()
                 self._task = runtime.spawn(self._run(), name=f"member {self.member}")
 
     async def ensure_current(self) -> None:
         """Look, unless `claims` can be relied on. Joins if this member takes no part."""
-        await self.start()
-        if self.is_current:
-            return
-        async with self._requesting:
-            if not self.is_current:
-                await self._request()
+        while True:
+            await self.start()
+            if self.is_current:
+                return
+            async with self._requesting:
+                # Meanwhile it may have left: a request would let it join without its loop.
+                if self._task is not None:
+                    if not self.is_current:
+                        await self._request()
+                    return
 
     def wake(self) -> None:
         """Look, and do what is to be done, now."""
         self._is_woken = True
         self._wakes.notify()
 
-    async def leave(self) -> None:
-        """Drain and release everything, and take part no more. `start` joins again."""
+    async def leave(self, *, for_good: bool = False) -> None:
+        """Drain and release everything, and take part no more. `start` joins again, unless it left
+        for good."""
+        self._is_over = self._is_over or for_good
         async with self._changing:
             await self.stop()
             if self.claims:

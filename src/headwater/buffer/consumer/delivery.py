@@ -66,6 +66,12 @@ class Delivery:
         return len(self._ahead) > 0
 
     @property
+    def last_known(self) -> int | None:
+        """The last batch that is known; None before the first."""
+        last = self._ahead.last
+        return self.cursor if last is None else last.sequence
+
+    @property
     def wants_more(self) -> bool:
         """Whether there is room to read more descriptors."""
         return self._ahead.wanted > 0

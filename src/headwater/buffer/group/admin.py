@@ -135,7 +135,7 @@ async def describe_group(
 
         async def one(partition: int) -> PartitionLag:
             try:
-                found = await _partition_lag(stream, partition, positions[partition])
+                found = await partition_lag(stream, partition, positions[partition])
             except HeadwaterError as error:
                 lsn, problem = positions[partition], str(error)
                 found = PartitionLag(partition, lsn, 0, 0, Lag(), problem=problem)
@@ -165,7 +165,7 @@ async def group_lag(
         _, positions = await GroupRegister(stream, group).positions()
 
         async def one(partition: int) -> PartitionLag:
-            return await _partition_lag(stream, partition, positions[partition])
+            return await partition_lag(stream, partition, positions[partition])
 
         found = await _for_each(sorted(positions), one)
         return {lag.partition: lag for lag in found}
@@ -273,7 +273,7 @@ async def _summary(register: GroupRegister) -> GroupSummary | None:
     return GroupSummary(register.group, record.kind, is_running(record), readers, record.changed_ms)
 
 
-async def _partition_lag(stream: Stream, partition: int, lsn: int) -> PartitionLag:
+async def partition_lag(stream: Stream, partition: int, lsn: int) -> PartitionLag:
     """What lies behind a position that was read before."""
     try:
         return await _lag_now(stream, partition, lsn)
