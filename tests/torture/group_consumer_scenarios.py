@@ -147,6 +147,8 @@ class GroupWorld:
         """The oldest LSN that retention has left in each partition."""
         self.ends: defaultdict[int, int] = defaultdict(lambda: 1)
         """The LSN of the next record of each partition."""
+        self.changing = asyncio.Lock()
+        """A collector without a grace period takes what is uploaded and not appended yet."""
         self.is_quiet = False
         """Nothing more is produced."""
 
@@ -176,7 +178,8 @@ class GroupWorld:
             first = self.ends[partition]
             batches.append([b"%d" % lsn for lsn in range(first, first + count)])
             self.ends[partition] += count
-        await produce(stream, *batches, partition=partition, inline=random.random() < 0.7)
+        async with self.changing:
+            await produce(stream, *batches, partition=partition, inline=random.random() < 0.7)
 
     async def trim(self) -> None:
         """Retention deletes some of what is there, processed or not."""
@@ -192,7 +195,9 @@ class GroupWorld:
         floor_lsn = found[0].first_lsn if found else state.next_lsn
         if before > state.floor_sequence:
             self.floors[partition] = max(self.floors[partition], floor_lsn)
-        await collector.collect(Retention(retention_ms=None, before_sequence=before, grace_ms=0))
+        retention = Retention(retention_ms=None, before_sequence=before, grace_ms=0)
+        async with self.changing:
+            await collector.collect(retention)
 
 
 class GroupReader:

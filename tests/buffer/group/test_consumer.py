@@ -18,6 +18,7 @@ from headwater.core.errors import (
     Fenced,
     LimitExceeded,
     NotFound,
+    OutcomeUnknown,
     Refused,
     Trimmed,
     Unavailable,
@@ -36,6 +37,16 @@ async def test_one_member_reads_all_partitions_in_turn() -> None:
         assert consumer.assignment == {0, 1}
         assert sorted(await take(consumer, 4)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
         assert await consumer.poll(1.0) is None
+
+
+@virtual
+async def test_a_stream_in_the_published_format_is_read_the_same_way() -> None:
+    stream = await stream_with(3, 2, inline=False, format="v1")
+    async with await member(stream) as consumer:
+        assert min(await take(consumer, 4)) == (0, 0)
+    async with await member(stream) as consumer:
+        assert len(await rest(consumer)) == 1
+        assert (await consumer.lag()).records == 0
 
 
 @virtual
@@ -431,6 +442,25 @@ async def test_an_error_of_the_store_is_raised_and_the_next_poll_goes_on() -> No
             errors += 1
     assert (batch.sequence, errors > 0) == (1, True)
     await consumer.close()
+
+
+def test_a_heartbeat_of_unknown_outcome_is_no_unknown_outcome_of_a_poll(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def lost(*_: object) -> None:
+        raise OutcomeUnknown("connection reset")
+
+    async def main(_: Simulation) -> None:
+        stream = await stream_with(1)
+        async with await member(stream) as consumer:
+            await consumer._claimant.leave()
+            monkeypatch.setattr(GroupRegister, "share", lost)
+            with pytest.raises(Unavailable, match="connection reset"):
+                await consumer.poll()
+            monkeypatch.undo()
+            assert await take(consumer, 1) == [(0, 0)]
+
+    simulate(main)
 
 
 @virtual

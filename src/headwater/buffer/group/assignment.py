@@ -90,7 +90,7 @@ class Assignment:
         for one in leaving:
             one.drain()
         await self.acked.wait(
-            lambda: self.is_closing or all(one.waiting_since_ms is None for one in leaving),
+            lambda: self.is_closing or all(one.is_drained for one in leaving),
             timeout_s=self._drain_s,
         )
         await self.write(leaving)

@@ -217,7 +217,7 @@ class GroupConsumer:
     @property
     def assignment(self) -> frozenset[int]:
         """The partitions that this member reads at present."""
-        partitions = self._assignment.partitions.values()
+        partitions = list(self._assignment.partitions.values())
         return frozenset(one.number for one in partitions if not one.is_draining)
 
     @property
@@ -246,6 +246,9 @@ class GroupConsumer:
             if not limit.expired():
                 raise
             return None
+        except OutcomeUnknown as error:
+            # Of a heartbeat or a claim: the caller changed nothing, and the next poll looks.
+            raise Unavailable(f"the group of this consumer cannot be read: {error}") from error
 
     async def _next(self) -> ConsumedBatch:
         while True:

@@ -258,6 +258,11 @@ class ClaimedPartition:
         return self._delivered[0][1] if self._delivered else None
 
     @property
+    def is_drained(self) -> bool:
+        """Whether no acknowledgement is to be waited for."""
+        return self.is_over or not self._delivered
+
+    @property
     def unwritten(self) -> bool:
         """Whether something is acknowledged that is not stored yet."""
         return self.acked_lsn > self.committed_lsn
