@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from bench._report import Goal, Section, seconds
 from headwater.buffer.queue.contract import Appender, NewBatch
-from headwater.buffer.queue.v1 import V1Appender
+from headwater.buffer.queue.v1.appender import V1Appender
 from headwater.buffer.queue.v1.batch_format import encode_batch as encode_v1
 from headwater.buffer.stream import Stream, create_stream
 from headwater.core import runtime

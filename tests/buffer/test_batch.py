@@ -20,7 +20,7 @@ from headwater.buffer.batch import (
     Call,
     Calls,
     decode_batch,
-    encode_batch,
+    encode_parts,
     read_footer,
 )
 from headwater.buffer.compression import Compression
@@ -49,7 +49,7 @@ def resealed(data: bytes) -> bytes:
 )
 def test_what_was_put_in_comes_out(values: list[bytes | None], compression: Compression) -> None:
     batch = batch_of(values)
-    found = decode_batch(encode_batch(batch, compression), expected_id=ID)
+    found = decode_batch(encode_parts(batch, compression).together(), expected_id=ID)
     assert found.records.equals(batch.records)
     assert found.calls.columns.equals(batch.calls.columns)
 
@@ -59,17 +59,17 @@ def test_typed_columns_and_reserved_ones_come_out_as_they_went_in() -> None:
     records = with_column(records, KEY, [b"k", None])
     ordered = from_arrow(pa.Table.from_batches([records]))[0]
     batch = Batch(ID, ordered, Calls.of([Call(0, 5, b"m")]))
-    assert decode_batch(encode_batch(batch)).records.equals(ordered)
+    assert decode_batch(encode_parts(batch).together()).records.equals(ordered)
 
 
 def test_a_column_nobody_uses_costs_nothing() -> None:
-    plain = encode_batch(batch_of([b"x" * 100] * 1000))
+    plain = encode_parts(batch_of([b"x" * 100] * 1000)).together()
     assert len(plain) < 1000 * (100 + 4) + 1500
 
 
 def test_the_footer_tells_what_is_inside() -> None:
     calls = [Call(0, 30, b"first"), Call(2, 10, None)]
-    data = encode_batch(batch_of([b"a", b"b", b"c"], calls=calls))
+    data = encode_parts(batch_of([b"a", b"b", b"c"], calls=calls)).together()
     footer = read_footer(data[-FOOTER_BYTES:])
     assert (footer.rows, footer.calls, footer.min_ms, footer.max_ms) == (3, 2, 10, 30)
     assert footer.batch_id == ID
@@ -99,12 +99,12 @@ def test_a_time_beyond_all_microseconds_is_the_last_of_them(sign: int) -> None:
 )
 def test_calls_cover_the_records_in_order(calls: list[Call]) -> None:
     with pytest.raises(Corrupt):
-        encode_batch(batch_of([b"a", b"b"], calls=calls))
+        encode_parts(batch_of([b"a", b"b"], calls=calls)).together()
 
 
 @pytest.mark.parametrize("compression", Compression)
 def test_every_flipped_bit_is_noticed(compression: Compression) -> None:
-    data = encode_batch(batch_of([b"abc", None, b""]), compression)
+    data = encode_parts(batch_of([b"abc", None, b""]), compression).together()
     for position in range(len(data)):
         for bit in range(8):
             bad = bytearray(data)
@@ -114,7 +114,7 @@ def test_every_flipped_bit_is_noticed(compression: Compression) -> None:
 
 
 def test_every_cut_is_noticed() -> None:
-    data = encode_batch(batch_of([b"abc", b"def"]))
+    data = encode_parts(batch_of([b"abc", b"def"])).together()
     for length in range(len(data)):
         with pytest.raises((Corrupt, NotSupported)):
             decode_batch(data[:length])
@@ -123,13 +123,13 @@ def test_every_cut_is_noticed() -> None:
 
 
 def test_another_batch_under_this_name_is_noticed() -> None:
-    data = encode_batch(batch_of([b"a"]))
+    data = encode_parts(batch_of([b"a"])).together()
     with pytest.raises(Corrupt, match=f"this is batch {ID}"):
         decode_batch(data, expected_id="01J5T4R3KXBMZ7QV9N2WSP8YDJ")
 
 
 def test_a_later_format_asks_for_an_upgrade() -> None:
-    data = bytes(encode_batch(batch_of([b"a"])))
+    data = bytes(encode_parts(batch_of([b"a"])).together())
     with pytest.raises(NotSupported, match="Upgrade"):
         decode_batch(b"HWB2" + data[4:])
     with pytest.raises(NotSupported, match="upgrade"):
@@ -138,7 +138,7 @@ def test_a_later_format_asks_for_an_upgrade() -> None:
 
 @given(data=st.data())
 def test_damage_under_a_fitting_checksum_gives_documented_errors_alone(data: Any) -> None:
-    good = encode_batch(batch_of([b"abc", None, b"defgh"]))
+    good = encode_parts(batch_of([b"abc", None, b"defgh"])).together()
     bad = bytearray(good)
     for _ in range(data.draw(st.integers(1, 4))):
         bad[data.draw(st.integers(0, len(bad) - 13))] = data.draw(st.integers(0, 255))
@@ -157,7 +157,7 @@ def test_any_bytes_give_documented_errors_alone(junk: bytes) -> None:
 
 
 def test_a_size_nobody_has_is_refused_before_it_is_allocated() -> None:
-    data = bytearray(encode_batch(batch_of([b"x" * 1000]), Compression.ZSTD))
+    data = bytearray(encode_parts(batch_of([b"x" * 1000]), Compression.ZSTD).together())
     place = len(data) - FOOTER_BYTES + 8
     for size in (limits.BATCH_MAX_BYTES, limits.BATCH_MAX_BYTES + 1, 2**63):
         data[place : place + 8] = struct.pack("<Q", size)
@@ -184,7 +184,7 @@ def test_buffers_compressed_one_by_one_are_refused_before_they_are_unpacked() ->
 def test_a_batch_has_largest_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "BATCH_MAX_ROWS", 1)
     with pytest.raises(LimitExceeded, match="BATCH_MAX_ROWS"):
-        encode_batch(batch_of([b"a", b"b"]))
+        encode_parts(batch_of([b"a", b"b"])).together()
 
 
 def test_the_overhead_is_what_is_documented() -> None:
@@ -205,7 +205,7 @@ def test_offsets_that_point_anywhere_are_noticed() -> None:
     [(8, "<Q", limits.BATCH_MAX_BYTES + 1), (24, "<I", limits.BATCH_MAX_ROWS + 1)],
 )
 def test_a_footer_beyond_the_limits_is_refused_by_itself(place: int, form: str, value: int) -> None:
-    tail = bytearray(encode_batch(batch_of([b"a"]))[-FOOTER_BYTES:])
+    tail = bytearray(encode_parts(batch_of([b"a"])).together()[-FOOTER_BYTES:])
     tail[place : place + struct.calcsize(form)] = struct.pack(form, value)
     with pytest.raises(Corrupt, match="beyond"):
         read_footer(bytes(tail))

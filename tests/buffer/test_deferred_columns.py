@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headwater.buffer import arrow_stream
 from headwater.buffer.arrow_stream import ChunkedColumn, ValuesColumn
-from headwater.buffer.batch import Batch, Call, Calls, decode_batch, encode_batch, encode_parts
+from headwater.buffer.batch import Batch, Call, Calls, decode_batch, encode_parts
 from headwater.buffer.compression import Compression
 from headwater.buffer.producer import Producer
 from headwater.buffer.producer.record_columns import (
@@ -40,7 +40,9 @@ def both_ways(
     records, values = rows.to_arrow_deferred()
     loosely = encode_parts(Batch(ID, records, CALLS, values), compression)
     assert len(loosely) == len(bytes(loosely))
-    return bytes(loosely), bytes(encode_batch(Batch(ID, rows.to_arrow(), CALLS), compression))
+    return bytes(loosely), bytes(
+        encode_parts(Batch(ID, rows.to_arrow(), CALLS), compression).together()
+    )
 
 
 @given(
@@ -60,7 +62,7 @@ def test_the_bytes_are_those_that_arrow_itself_builds() -> None:
     built = pa.record_batch(
         [pa.array([b"k"] * 3, pa.binary()), pa.array(values, pa.binary())], names=["_key", "_value"]
     )
-    assert both_ways(rows_of(values))[0] == bytes(encode_batch(Batch(ID, built, CALLS)))
+    assert both_ways(rows_of(values))[0] == bytes(encode_parts(Batch(ID, built, CALLS)).together())
 
 
 def test_sizes_that_calls_told_need_no_second_look() -> None:
@@ -124,7 +126,7 @@ def test_chunks_of_a_column_are_written_as_if_they_had_been_joined(
     assert records.column("s").to_pylist() == together.to_pylist()
     if not together.null_count:
         whole = pa.record_batch([together], names=["s"])
-        assert encoded == bytes(encode_batch(Batch(ID, whole, CALLS), compression))
+        assert encoded == bytes(encode_parts(Batch(ID, whole, CALLS), compression).together())
 
 
 def test_pieces_of_a_draft_that_are_large_are_not_joined_once_more() -> None:

@@ -11,17 +11,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.buffer.queue import Collected
-from headwater.buffer.queue.native import NativeAppender, NativeCollector, NativeConsumer, appender
+from headwater.buffer.queue.contract import Collected
+from headwater.buffer.queue.native import appender
+from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.buffer.queue.native.chunk import Chunk
 from headwater.buffer.queue.native.chunk_log import ChunkLog, CollectorRecord, StoredChunk
-from headwater.buffer.queue.native.collector import RetentionPass
+from headwater.buffer.queue.native.collector import NativeCollector, RetentionPass
+from headwater.buffer.queue.native.consumer import NativeConsumer
 from headwater.buffer.queue.native.orphans import OrphanPass
 from headwater.buffer.queue.native.producers import SilencePass
 from headwater.buffer.queue.native.tail import QueueTail
 from headwater.core import limits, runtime
 from headwater.core.errors import OutcomeUnknown
-from headwater.core.lease import FloorAge, FloorClock, Lease
+from headwater.core.lease import Lease, SettlingClock, SettlingFloor
 from tests.planted import NOTICED, expect_noticed
 from tests.torture.buffer_scenarios import (
     SCENARIOS,
@@ -133,7 +135,7 @@ class ThoroughCollector(NativeCollector):
     """Takes with a leftover chunk the batches that it names."""
 
     async def _sweep(self, floor: int, report: Collected) -> None:
-        async for meta in self._store.list(f"{self._prefix}/chunks"):
+        async for meta in self._store.list(f"{self._chunks.prefix}/chunks"):
             number = self._chunks.number_of(meta.key)
             if number is not None and number < floor:
                 held = await self._chunks.load(number)
@@ -153,12 +155,12 @@ class BelievingCollector(NativeCollector):
         return scanned, now_ms
 
 
-def counts_twice(self: FloorClock, stored: FloorAge) -> FloorAge:
+def counts_twice(self: SettlingClock, stored: SettlingFloor) -> SettlingFloor:
     """Adds what it saw pass to what others have counted meanwhile."""
     if stored.floor != self._seen.floor:
         return stored
     passed_ms = int((runtime.monotonic_s() - self._seen_s) * 1000)
-    return FloorAge(stored.floor, stored.stood_ms + passed_ms)
+    return SettlingFloor(stored.floor, stored.settling_ms + passed_ms)
 
 
 def leased_by_the_wall_clock(self: Lease, seconds: float) -> bool:
@@ -217,7 +219,7 @@ PLANTED = {
 
 CLOCKS = {
     "settled-by-the-stores-clock": Parts(collector=BelievingCollector),
-    "time-counted-twice": _replacing(FloorClock, "count", counts_twice),
+    "time-counted-twice": _replacing(SettlingClock, "count", counts_twice),
     "lease-by-the-wall-clock": _replacing(Lease, "is_within", leased_by_the_wall_clock),
     # The monotonic clock stands still while the machine sleeps.
     "lease-by-the-monotonic-clock": _replacing(runtime, "boottime_s", runtime.monotonic_s),

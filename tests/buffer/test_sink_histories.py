@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from headwater.buffer.consumer import ownership
-from headwater.buffer.transaction import TransactionCommitter
 from headwater.buffer.transaction import commit as committing
 from headwater.buffer.transaction import holds as holds_module
+from headwater.buffer.transaction.commit import TransactionCommitter
 from headwater.buffer.transaction.record import ApplicationRecord, CommitAppender
 from tests.buffer.transaction.test_histories import (
     appends_from_the_start,

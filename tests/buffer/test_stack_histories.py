@@ -18,12 +18,12 @@ from headwater.buffer.consumer.delivery import Delivery
 from headwater.buffer.consumer.progress import FollowerPosition
 from headwater.buffer.producer import Handle, Producer
 from headwater.buffer.producer.sender import PartitionSender
-from headwater.buffer.queue import NewBatch, QueueState
-from headwater.buffer.queue.native import NativeAppender, NativeCollector, NativeReader
+from headwater.buffer.queue.contract import NewBatch, QueueState
+from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.buffer.queue.native.chunk_log import CollectorRecord, ConsumerRecord, StoredChunk
-from headwater.buffer.queue.native.collector import RetentionPass
-from headwater.buffer.queue.native.reader import acknowledge_to
-from headwater.buffer.queue.v1 import V1Appender
+from headwater.buffer.queue.native.collector import NativeCollector, RetentionPass
+from headwater.buffer.queue.native.reader import NativeReader, acknowledge_to
+from headwater.buffer.queue.v1.appender import V1Appender
 from headwater.buffer.stream import Stream
 from headwater.core import limits, runtime
 from headwater.core.errors import HeadwaterError, Unavailable
@@ -174,7 +174,7 @@ _batch_at = truncation._batch_at
 
 async def acknowledges_one_more(self: NativeCollector, sequence: int) -> None:
     """Takes the first batch that is kept for one that is given up."""
-    state = await NativeReader(self._store, self._prefix, self._chunks.queue_id).state()
+    state = await NativeReader(self._store, self._chunks.prefix, self._chunks.queue_id).state()
     await _acknowledge_before(self, min(sequence + 1, state.next_sequence))
 
 
@@ -185,7 +185,9 @@ async def acknowledges_blindly(self: NativeCollector, sequence: int) -> None:
     """Writes the position, wherever the owner is by now."""
     position = await self._position_before(sequence)
     if position is not None:
-        await self._consumer.update(lambda now: acknowledge_to(now or ConsumerRecord(), position))
+        await self._chunks.consumer.update(
+            lambda now: acknowledge_to(now or ConsumerRecord(), position)
+        )
 
 
 def passes_the_first_that_is_kept(self: RetentionPass, held: StoredChunk, *args: Any) -> int:

@@ -254,7 +254,7 @@ async def test_a_transaction_in_flight_lands_whole() -> None:
     stream = await create_stream(store, "orders", gc_grace_ms=0)
     await produce(stream, [b"old"], [b"older"])
     attempt = micro_batch(1)
-    from headwater.buffer.transaction import TransactionCommitter
+    from headwater.buffer.transaction.commit import TransactionCommitter
 
     done = await upload(stream, attempt, 0, {0: ["in", "flight"]})
     await truncated(stream, "latest")

@@ -185,7 +185,7 @@ def test_advice_names_the_store(invoke: Invoke, tmp_path: Path) -> None:
         assert absent.stderr.count("stream list") == absent.stderr.count("stream create") == 1
         assert "store ls" not in absent.stderr
     missing = invoke("inspect", "batch", str(tmp_path / "nothing"))
-    assert "See " not in missing.stderr
+    assert "List " not in missing.stderr
     elsewhere = invoke("inspect", "batch", "memory://some/key")
     assert "store ls memory://some\n" in elsewhere.stderr
 
@@ -206,7 +206,7 @@ def test_advice_does_not_repeat_options_of_a_store() -> None:
         (errors.Throttled("x"), "request less"),
         (errors.RolledBack("x"), "keep a copy"),
         (errors.Corrupt("x"), "backup"),
-        (errors.OutcomeUnknown("x"), "look before you repeat"),
+        (errors.OutcomeUnknown("x"), "check before you repeat"),
         (errors.Denied("x"), None),
     ],
 )

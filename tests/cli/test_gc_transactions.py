@@ -10,7 +10,9 @@ import pyarrow as pa
 
 from headwater.buffer.records import from_values
 from headwater.buffer.stream import create_stream
-from headwater.buffer.transaction import CommitAttempt, TaskUploads, TransactionCommitter, Uploader
+from headwater.buffer.transaction.commit import TaskUploads, TransactionCommitter
+from headwater.buffer.transaction.record import CommitAttempt
+from headwater.buffer.transaction.upload import Uploader
 from headwater.store import Store, open_store
 from tests.cli.conftest import Invoke
 
@@ -36,7 +38,7 @@ def test_what_an_open_transaction_uploaded_stays_and_is_told(
     done = asyncio.run(upload(open_store(url)))
     shown = invoke("gc", url, "orders")
     assert shown.exit_code == 0, shown.stderr
-    assert "1 open transactions: what they uploaded stays" in shown.stdout
+    assert "1 open transactions: their uploads stay" in shown.stdout
     told = json.loads(invoke("gc", url, "orders", "--json").stdout)
     assert told["open_transactions"] == 1
     assert told["partitions"][0]["batches_orphaned"] == 0

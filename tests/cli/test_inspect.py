@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
 
-from headwater.buffer.batch import Batch, Call, Calls, encode_batch
+from headwater.buffer.batch import Batch, Call, Calls, encode_parts
 from headwater.buffer.compression import Compression
 from headwater.buffer.producer.call import with_column
 from headwater.buffer.records import KEY, from_values
@@ -55,7 +55,7 @@ def native() -> bytes:
     records = with_column(from_values([b"hello", b"\x00\xff", None]), KEY, [b"k", None, b"\xfe"])
     calls = Calls.of([Call(0, 1_700_000_000_000, b"at 1"), Call(2, 1_700_000_000_005, None)])
     ordered = records.select(["_key", "_value"])
-    return bytes(encode_batch(Batch(ID, ordered, calls), Compression.ZSTD))
+    return bytes(encode_parts(Batch(ID, ordered, calls), Compression.ZSTD).together())
 
 
 # Published v1
@@ -197,7 +197,7 @@ def test_a_native_batch_for_machines(native: bytes) -> None:
 
 def test_typed_columns_are_shown_as_they_are() -> None:
     records = pa.record_batch({"id": pa.array([7], pa.int64()), "at": pa.array([0.5])})
-    data = bytes(encode_batch(Batch(ID, records, Calls.of([Call(0, 5, None)]))))
+    data = bytes(encode_parts(Batch(ID, records, Calls.of([Call(0, 5, None)]))).together())
     found = told("batch", data)
     assert [column["type"] for column in found["columns"]] == ["int64", "double"]
     assert found["first_records"] == [{"record": 0, "id": 7, "at": 0.5}]
@@ -276,7 +276,7 @@ def test_an_empty_object_is_said_to_be_empty(kind: str, invoke: Invoke, tmp_path
     assert "it has no bytes" in result.stdout
     nothing = inspect(kind, b"")
     assert (nothing.exit_code, nothing.stdout) == (2, "")
-    assert "nothing came through standard input" in nothing.stderr
+    assert "standard input was empty" in nothing.stderr
     assert "backup" not in nothing.stderr
 
 

@@ -11,7 +11,8 @@ from unittest import mock
 import pytest
 
 from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.transaction import CommitAppender, CommitAttempt, TransactionCommitter
+from headwater.buffer.transaction.commit import TransactionCommitter
+from headwater.buffer.transaction.record import CommitAppender, CommitAttempt
 from headwater.core.errors import OutcomeUnknown, Unavailable
 from headwater.store import open_store
 from tests.buffer.transaction.given import upload

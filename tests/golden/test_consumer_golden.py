@@ -8,8 +8,7 @@ from pathlib import Path
 from headwater.buffer.consumer import DeadLetter, Follower, FollowerRegister, list_dead_letters
 from headwater.buffer.consumer.dead_letter import write_dead_letter
 from headwater.buffer.group import GroupEpoch, GroupRegister
-from headwater.buffer.queue import QueuePosition
-from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.queue.contract import Descriptor, QueuePosition
 from headwater.core import runtime
 from headwater.store import Store
 from headwater.store.claims import Claim, ClaimState, ClaimTable, Member

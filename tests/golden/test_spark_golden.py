@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from headwater.buffer.queue import QueuePosition
+from headwater.buffer.queue.contract import QueuePosition
 from headwater.spark.source.offset import Offset, StreamPartition
 
 HERE = Path(__file__).parent

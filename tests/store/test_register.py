@@ -40,6 +40,9 @@ async def test_a_register_that_was_never_written_is_not_found() -> None:
     _, mine, _ = given()
     with pytest.raises(NotFound):
         await mine.handle.read()
+    assert await mine.handle.find() is None
+    await mine.add("a")
+    assert await mine.handle.find() == ["a"]
 
 
 @virtual
@@ -294,7 +297,7 @@ def test_plain_contention_leaves_no_outcome_unknown(seed: int) -> None:
         network = FaultyStore(
             MemoryBackend(versions_by_content=True),
             Faults(),
-            simulation.stream("faults"),
+            simulation.random_source("faults"),
             latency_s=0.001,
         )
 

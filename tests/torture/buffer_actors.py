@@ -13,18 +13,21 @@ from typing import TypeVar
 
 import msgspec
 
-from headwater.buffer.queue import (
+from headwater.buffer.queue.contract import (
     AppendedBatch,
+    BatchTrimmed,
     BelowFloor,
     Descriptor,
     NewBatch,
     ProducerState,
     Retention,
     TimeBy,
+    micros,
 )
-from headwater.buffer.queue.contract import BatchTrimmed, micros
-from headwater.buffer.queue.native import NativeAppender, NativeConsumer, NativeReader
+from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.buffer.queue.native.chunk import ChunkEntry
+from headwater.buffer.queue.native.consumer import NativeConsumer
+from headwater.buffer.queue.native.reader import NativeReader
 from headwater.core import runtime
 from headwater.core.errors import Fenced, OutcomeUnknown, Refused, Trimmed, Unavailable
 from tests.torture.buffer_world import World

@@ -13,7 +13,7 @@ ever applied; the actors (`buffer_actors`) compare with it whatever they are tol
 
 from __future__ import annotations
 
-from headwater.buffer.queue import Retention
+from headwater.buffer.queue.contract import Retention
 from headwater.testing import Scenario, Simulation, simulate
 from tests.torture.buffer_actors import CollectorActor, ConsumerActor, LookerActor, ProducerActor
 from tests.torture.buffer_truth import check_nothing_left

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from headwater.buffer.queue import AppendedBatch, Collector, Descriptor, Retention
+from headwater.buffer.queue.contract import AppendedBatch, Collector, Descriptor, Retention
 from headwater.buffer.queue.native.chunk import Chunk, ChunkEntry, ProducerIncarnation, decode_chunk
 from headwater.buffer.queue.native.chunk_log import ConsumerRecord, QueueEnd, QueueFloors
 from headwater.buffer.queue.native.producers import ProducerShard, shard_name

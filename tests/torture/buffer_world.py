@@ -7,17 +7,13 @@ import random as _random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headwater.buffer.queue import Retention
-from headwater.buffer.queue.native import (
-    NativeAppender,
-    NativeCollector,
-    NativeConsumer,
-    NativeReader,
-    chunk_log,
-    create_native_queue,
-    producers,
-    reader,
-)
+from headwater.buffer.queue.contract import Retention
+from headwater.buffer.queue.native import chunk_log, producers, reader
+from headwater.buffer.queue.native.appender import NativeAppender
+from headwater.buffer.queue.native.chunk_log import create_native_queue
+from headwater.buffer.queue.native.collector import NativeCollector
+from headwater.buffer.queue.native.consumer import NativeConsumer
+from headwater.buffer.queue.native.reader import NativeReader
 from headwater.core import limits, runtime
 from headwater.core.runtime import encode_ulid
 from headwater.testing import Simulation

@@ -26,9 +26,11 @@ from typing import Any
 from unittest import mock
 
 from headwater.buffer.queue.contract import AppendedBatch, Descriptor, NewBatch, Retention
-from headwater.buffer.queue.v1 import UNKNOWN_LSN, V1Appender, V1Consumer, create_v1_queue
+from headwater.buffer.queue.v1.appender import UNKNOWN_LSN, V1Appender
 from headwater.buffer.queue.v1.batch_format import decode_batch, encode_batch
+from headwater.buffer.queue.v1.consumer import V1Consumer
 from headwater.buffer.queue.v1.manifest_format import MetadataItem, decode_manifest, encode_manifest
+from headwater.buffer.queue.v1.side_object import create_v1_queue
 from headwater.core import runtime
 from headwater.core.errors import Fenced, NotFound, OutcomeUnknown, Trimmed, Unavailable
 from headwater.core.retry import RetryPolicy
@@ -87,11 +89,11 @@ class World:
         self.backend = RecordingBackend()
         self.foreign = foreign
         self.gentle = self.random.random() < (0.4 if foreign else 0.15)
-        faults = Faults() if self.gentle else Faults.swarm(simulation.stream("swarm"))
+        faults = Faults() if self.gentle else Faults.swarm(simulation.random_source("swarm"))
         self.network = FaultyStore(
             self.backend,
             replace(faults, own_412=0.0) if foreign else faults,
-            simulation.stream("faults"),
+            simulation.random_source("faults"),
             record=simulation.record,
             spawn=simulation.spawn,
         )

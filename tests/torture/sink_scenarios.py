@@ -17,9 +17,9 @@ from typing import Any
 
 from headwater.buffer.batch import decode_batch
 from headwater.buffer.consumer import ownership
-from headwater.buffer.queue import Retention
+from headwater.buffer.queue.contract import Retention
 from headwater.buffer.stream import Stream
-from headwater.buffer.transaction import active_holds
+from headwater.buffer.transaction.holds import active_holds
 from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown, Unavailable
 from headwater.core.retry import RetryPolicy

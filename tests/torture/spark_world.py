@@ -20,7 +20,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from headwater.buffer.producer import Producer
-from headwater.buffer.queue import QueueState
+from headwater.buffer.queue.contract import QueueState
 from headwater.buffer.stream import (
     Stream,
     alter_stream,

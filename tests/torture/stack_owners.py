@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from headwater.buffer.consumer import ConsumedBatch, Consumer, UnreadableBatch
 from headwater.buffer.consumer.delivery import OnBadBatch
-from headwater.buffer.queue import Descriptor
+from headwater.buffer.queue.contract import Descriptor
 from headwater.core import runtime
 from headwater.core.errors import Fenced, Refused, Trimmed
 from tests.torture.stack_world import StackWorld

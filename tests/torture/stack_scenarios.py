@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from headwater.buffer.consumer import Consumer, Lag, lag, list_dead_letters
-from headwater.buffer.queue import Retention
+from headwater.buffer.queue.contract import Retention
 from headwater.testing import Scenario, Simulation, simulate
 from tests.torture.buffer_actors import CollectorActor
 from tests.torture.buffer_truth import check_nothing_left

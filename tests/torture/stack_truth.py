@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from headwater.buffer.consumer import ConsumedBatch, LostRecords
 from headwater.buffer.producer import Handle
-from headwater.buffer.queue.v1 import UNKNOWN_LSN
+from headwater.buffer.queue.v1.appender import UNKNOWN_LSN
 from headwater.core.errors import Unavailable
 from headwater.testing import Simulation
 from tests.torture.surroundings import require

@@ -11,8 +11,8 @@ from headwater.buffer import layout
 from headwater.buffer.batch import decode_batch
 from headwater.buffer.consumer import ownership
 from headwater.buffer.producer import Producer, sender
-from headwater.buffer.queue import Collector
-from headwater.buffer.queue.native import NativeAppender
+from headwater.buffer.queue.contract import Collector
+from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.buffer.stream import Stream, create_stream, streams
 from headwater.buffer.stream.config import UNLIMITED
 from headwater.core import limits
@@ -91,7 +91,7 @@ class StackWorld(Surroundings):
         self.damages = not self.gentle and self.random.random() < 0.2
         if self.damages:
             self.log.on_landed = self._damage_some
-        self._damage = simulation.stream("damage")
+        self._damage = simulation.random_source("damage")
         self._stream: Stream | None = None
 
     @property

@@ -16,7 +16,7 @@ from typing import Any
 from headwater.buffer.consumer import Consumer, Follower, UnreadableBatch
 from headwater.buffer.consumer.ownership import retention_of
 from headwater.buffer.producer import BufferFull, Handle, Producer
-from headwater.buffer.queue import Collector, Retention
+from headwater.buffer.queue.contract import Collector, Retention
 from headwater.buffer.stream import alter_stream, delete_stream
 from headwater.buffer.stream.config import UNLIMITED
 from headwater.buffer.truncation import plan_truncation, truncate_partition

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from headwater.buffer import layout
 from headwater.buffer.batch import decode_batch
 from headwater.buffer.producer import Producer, sender
-from headwater.buffer.queue import Collector, Retention
-from headwater.buffer.queue.native import NativeAppender
+from headwater.buffer.queue.contract import Collector, Retention
+from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.buffer.stream import Stream, create_stream, open_stream
 from headwater.buffer.stream.config import UNLIMITED, StreamConfig
 from headwater.core import limits

@@ -19,17 +19,15 @@ import pyarrow as pa
 
 from headwater.buffer.consumer import ownership
 from headwater.buffer.records import from_values
-from headwater.buffer.transaction import (
-    CommitAppender,
-    CommitAttempt,
+from headwater.buffer.transaction.commit import (
     CommitResult,
-    HoldLost,
     OlderMicroBatch,
     TaskUploads,
     TransactionCommitter,
-    Uploader,
 )
-from headwater.buffer.transaction.record import ApplicationRecord
+from headwater.buffer.transaction.holds import HoldLost
+from headwater.buffer.transaction.record import ApplicationRecord, CommitAppender, CommitAttempt
+from headwater.buffer.transaction.upload import Uploader
 from headwater.core import runtime
 from headwater.core.errors import Fenced, OutcomeUnknown, Unavailable
 from headwater.store.register import decode_envelope

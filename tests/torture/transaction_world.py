@@ -28,8 +28,9 @@ import msgspec
 from headwater.buffer.batch import decode_batch
 from headwater.buffer.queue.native.chunk import decode_chunk
 from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.transaction import CommitAttempt, TaskUploads
+from headwater.buffer.transaction.commit import TaskUploads
 from headwater.buffer.transaction.holds import Hold, Holds
+from headwater.buffer.transaction.record import CommitAttempt
 from headwater.core import runtime
 from headwater.core.retry import RetryPolicy
 from headwater.core.runtime import installed
@@ -204,11 +205,11 @@ class TransactionWorld:
         self.truth = Truth(simulation)
         self.gentle = self.random.random() < 0.1
         self._outside = contextvars.copy_context()
-        faults = Faults() if self.gentle else Faults.swarm(simulation.stream("swarm"))
+        faults = Faults() if self.gentle else Faults.swarm(simulation.random_source("swarm"))
         self.network = EchoingStore(
             self.truth,
             faults,
-            simulation.stream("faults"),
+            simulation.random_source("faults"),
             echo=0.0 if self.gentle else self.random.choice((0.0, 0.1)),
             echo_after_s=600.0,
             record=simulation.record,

@@ -42,7 +42,8 @@ def has_names(schema: bytes) -> bool:
     return _NAME in schema
 
 
-def read_stored_schema(data: bytes) -> pa.Schema:
+@functools.lru_cache(maxsize=64)  # the frames of a log have few schemas
+def _stored_schema(data: bytes) -> pa.Schema:
     """Decode a schema, with the storage type for each extension type."""
     if not has_names(data):
         return pa.ipc.read_schema(pa.py_buffer(data))
@@ -159,11 +160,9 @@ class ChunkedColumn:
         self._length = sum(map(len, self._datas))
 
     def __len__(self) -> int:
-        """The total size in bytes."""
         return self._length
 
     def pieces(self) -> Iterator[memoryview]:
-        """The bytes, chunk by chunk."""
         return iter(self._datas)
 
     def placeholder(self) -> pa.Array:
@@ -203,11 +202,9 @@ class ValuesColumn:
         self._offsets = memoryview(_ZERO + memoryview(ends).cast("B")).cast("i")
 
     def __len__(self) -> int:
-        """The total size in bytes."""
         return self._offsets[-1]
 
     def placeholder(self) -> pa.Array:
-        """An array with this column's offsets, without its bytes."""
         return self._column(_placeholder_memory().slice(0, len(self)))
 
     def column(self) -> pa.Array:
@@ -225,11 +222,6 @@ class ValuesColumn:
     def _column(self, data: pa.Buffer) -> pa.Array:
         buffers = [None, pa.py_buffer(self._offsets), data]
         return pa.Array.from_buffers(pa.binary(), len(self._values), buffers)
-
-
-def is_placeholder(buffer: pa.Buffer) -> bool:
-    """Whether this is the memory of a placeholder."""
-    return bool(buffer.address == _placeholder_memory().address)
 
 
 # Field numbers in Arrow's flatbuffers: Message.header, RecordBatch.compression.
@@ -268,7 +260,7 @@ class _Sink:
     def write(self, data: bytes | pa.Buffer) -> None:
         if isinstance(data, bytes):
             self.parts.append(data)
-        elif self._deferred is not None and is_placeholder(data):
+        elif self._deferred is not None and data.address == _placeholder_memory().address:
             self.parts.append(self._deferred)
         else:
             self.parts.append(memoryview(data).cast("B"))
@@ -325,10 +317,6 @@ def _corrupt(what: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, ValueError, StopIteration, struct.error) as error:
         raise Corrupt(f"{what}: {error}") from error
-
-
-# The frames of a log have few schemas.
-_stored_schema = functools.lru_cache(maxsize=64)(read_stored_schema)
 
 
 def _check_messages(buffer: pa.Buffer) -> list[pa.Message]:

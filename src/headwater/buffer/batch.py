@@ -90,11 +90,6 @@ class Batch(NamedTuple):
         return BatchTimes(low_ms, high_ms, times_us["min"], times_us["max"])
 
 
-def encode_batch(batch: Batch, compression: Compression = Compression.NONE) -> memoryview:
-    """The bytes of a batch."""
-    return encode_parts(batch, compression).together()
-
-
 def encode_parts(batch: Batch, compression: Compression = Compression.NONE) -> EncodedBatch:
     """Encode a batch without copying its columns, unless they are compressed.
 
@@ -289,7 +284,6 @@ class Calls:
 
     @classmethod
     def of(cls, calls: Sequence[Call]) -> Calls:
-        """Calls from tuples."""
         return cls.from_columns(*(zip(*calls, strict=True) if calls else ((), (), ())))
 
     @classmethod
@@ -303,10 +297,6 @@ class Calls:
 
     def __len__(self) -> int:
         return int(self.columns.num_rows)
-
-    def __getitem__(self, index: int) -> Call:
-        row = self.columns.slice(index, 1).to_pylist()[0]
-        return Call(row["start_index"], row["ingestion_time_ms"], row["metadata"])
 
     @property
     def time_range_ms(self) -> tuple[int, int]:

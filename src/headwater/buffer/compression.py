@@ -20,7 +20,7 @@ Always holds:
 
 Skippable zstd frames before the frame are skipped, as zstd does. The published v1 format also has
 blocks of several zstd frames, with skippable ones anywhere: `several` reads them, each frame within
-the rest of `max_bytes`, and takes their content twice.
+the rest of `max_bytes`, and needs twice the memory of their content.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from typing import Final
 
 import msgspec
 
-from headwater.buffer.stream.config import BATCH_BYTES, LINGER_MS, Format
-from headwater.store.attempts import PRICE_PER_THOUSAND
+from headwater.buffer.stream.config import LINGER_MS, Format
+from headwater.store.stats import PRICE_PER_THOUSAND
 
 MONTH_S: Final = 30 * 86_400
 """A month of 30 days."""
@@ -49,15 +49,13 @@ def estimate_cost(
     linger_ms: int = LINGER_MS,
     format: Format = "native",
     scheme: str = "s3",
-    bytes_per_s: float = 0.0,
-    batch_bytes: int = BATCH_BYTES,
 ) -> CostEstimate:
     """The price of the requests of a producer and an idle reader of one partition.
 
-    `bytes_per_s` matters if it fills batches before the interval ends.
+    Batches are taken to end with their interval, not because they are full.
     """
     write_usd, read_usd = PRICE_PER_THOUSAND.get(scheme, (0.0, 0.0))
-    flushes_per_s = max(1000 / max(linger_ms, 1), bytes_per_s / max(batch_bytes, 1))
+    flushes_per_s = 1000 / max(linger_ms, 1)
 
     def producer_usd(writes_per_flush: float) -> float:
         writes_per_s = flushes_per_s * writes_per_flush + _OTHER_WRITES_PER_S

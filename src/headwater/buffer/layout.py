@@ -29,7 +29,6 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def is_stream_name(name: object) -> bool:
-    """Whether this is a valid name of a stream."""
     return isinstance(name, str) and bool(_NAME.fullmatch(name)) and len(name) <= STREAM_NAME_MAX
 
 
@@ -58,27 +57,22 @@ def stream_prefix(name: str) -> str:
 
 
 def stream_key(name: str) -> str:
-    """The register of the stream."""
     return f"{stream_prefix(name)}/stream.json"
 
 
 def partition_prefix(name: str, partition: int) -> str:
-    """The folder of one partition."""
     return f"{stream_prefix(name)}/{partition}"
 
 
 def native_prefix(name: str, partition: int, stream_id: str) -> str:
-    """The folder of a native queue."""
     return f"{partition_prefix(name, partition)}/ingest/{stream_id}"
 
 
 def v1_prefix(name: str, partition: int) -> str:
-    """The folder of a published v1 queue."""
     return f"{partition_prefix(name, partition)}/ingest"
 
 
 def dead_letter_prefix(name: str, partition: int, stream_id: str) -> str:
-    """The folder of dead letters."""
     return f"{partition_prefix(name, partition)}/dlq/{stream_id}"
 
 
@@ -98,7 +92,6 @@ def group_record_key(name: str, stream_id: str, group: str) -> str:
 
 
 def slots_key(name: str, partition: int, stream_id: str) -> str:
-    """The register with the replication slots of a partition."""
     return f"{partition_prefix(name, partition)}/log/{stream_id}/slots.json"
 
 
@@ -108,17 +101,14 @@ def log_start_key(name: str, partition: int, stream_id: str) -> str:
 
 
 def images_prefix(name: str, partition: int, stream_id: str) -> str:
-    """The folder of images of a partition's keyed state."""
     return f"{partition_prefix(name, partition)}/snapshots/{stream_id}"
 
 
 def segments_prefix(name: str, partition: int, stream_id: str) -> str:
-    """The folder of a partition's remote segments."""
     return f"{partition_prefix(name, partition)}/segments/{stream_id}"
 
 
 def transaction_prefix(name: str, stream_id: str) -> str:
-    """The folder of a stream's transactions."""
     return f"{STREAMS}/{name}/txn/{stream_id}"
 
 

@@ -22,16 +22,10 @@ WORD_BYTES: Final = 4
 _U32: Final = 0xFFFFFFFF
 
 
-def murmur2(key: bytes) -> int:
-    """Kafka's murmur2 of the key: a signed 32-bit number, as in Java."""
-    hashed = _murmur2(key)
-    return hashed - (1 << 32) if hashed > POSITIVE else hashed
-
-
 def partition_for_key(key: bytes, partitions: int) -> int:
     """The partition of this key, out of `partitions`."""
     check_partitions(partitions)
-    return (_murmur2(key) & POSITIVE) % partitions
+    return (murmur2(key) & POSITIVE) % partitions
 
 
 def check_partitions(partitions: int) -> None:
@@ -54,7 +48,8 @@ def before_last_mix(key: bytes) -> int:
     return hashed
 
 
-def _murmur2(key: bytes) -> int:
+def murmur2(key: bytes) -> int:
+    """Kafka's murmur2 of the key, as an unsigned number of 32 bits."""
     hashed = before_last_mix(key)
     hashed = (hashed ^ hashed >> 13) * MULTIPLIER & _U32
     return hashed ^ hashed >> 15

@@ -91,7 +91,6 @@ def _operation_words() -> pa.Array:
 
 
 def from_values(values: Sequence[bytes | None] | pa.Array) -> pa.RecordBatch:
-    """Records with opaque values."""
     try:
         column = values if isinstance(values, pa.Array) else pa.array(values, pa.binary())
     except (pa.ArrowException, TypeError) as error:
@@ -189,12 +188,10 @@ def record_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def operation_names(codes: pa.Array) -> pa.Array:
-    """The words for operation codes."""
     return _operation_words().take(codes)
 
 
 def check_operations(codes: pa.Array | pa.ChunkedArray) -> None:
-    """Refuse codes of unknown operations."""
     least, most = pc.min_max(codes).as_py().values()
     if least is not None and (least < 0 or most > max(Operation)):
         raise Refused(f"{OPERATION}: operations are {OPERATION_WORDS}, or 0 to {max(Operation)}")

@@ -22,7 +22,6 @@ unreadable.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -78,11 +77,7 @@ class RetainedBatches:
                 continue
             if not batches:
                 return
-            visits = asyncio.gather(*map(self._one, batches), return_exceptions=True)
-            # Wait for all of them before raising an error: the caller may then close the store.
-            for error in await visits:
-                if error is not None:
-                    raise error
+            await runtime.gather_each(self._one, batches, at_once=READ_AT_ONCE)
             self._last, self.next_lsn = batches[-1].sequence, batches[-1].last_lsn + 1
 
     async def _one(self, descriptor: Descriptor) -> None:
@@ -170,7 +165,12 @@ async def replace_types(
             f"stream {stream.name!r} is consumed by nodes, and its history is in the tier, which "
             f"is not read here: the type of {replaces} stays. Create another stream, and copy"
         )
-    checks = [_TypeCheck(stream, one, replaces.columns) for one in range(stream.partitions)]
+    checks = [
+        RetainedBatches(
+            stream, one, functools.partial(_check_values, stream, replaces.columns, one)
+        )
+        for one in range(stream.partitions)
+    ]
     for check in checks:
         await check.through((await stream.queue_reader(check.partition).state()).next_sequence)
     register = StreamRegister(stream.store, stream.name)
@@ -221,39 +221,42 @@ async def _refuse_older_sinks(stream: Stream, floor: int) -> None:
     await holds_register(stream).update(rise)
 
 
-class _TypeCheck:
-    """Checks the values of some columns in one partition against their new types."""
-
-    def __init__(self, stream: Stream, partition: int, columns: Sequence[pa.Field]) -> None:
-        self.partition = partition
-        self._stream = stream
-        self._columns = columns
-        self.through = RetainedBatches(stream, partition, self._visit).through
-        """Check every retained batch before a sequence; `Refused` names a value."""
-
-    async def _visit(self, batch: ConsumedBatch | UnreadableBatch) -> None:
-        if isinstance(batch, UnreadableBatch):
-            raise batch
-        for field in self._columns:
-            if field.name in batch.records.schema.names:
-                self._check_column(batch.records.column(field.name), field, batch.descriptor)
-
-    def _check_column(self, column: pa.Array, field: pa.Field, descriptor: Descriptor) -> None:
-        row: int | None = None
-        why: object = "null within"
-        try:
-            cast = exact_cast(column, all_nullable(field.type))
-            if is_strict(field.type):
-                row = first_null(cast, field, pa.repeat(False, len(cast)))
-        except Inexact as inexact:
-            row, why = _first_inexact(column, all_nullable(field.type), inexact)
-        if row is not None:
+async def _check_values(
+    stream: Stream,
+    columns: Sequence[pa.Field],
+    partition: int,
+    batch: ConsumedBatch | UnreadableBatch,
+) -> None:
+    """`Refused` names a value of these columns that does not fit their new types."""
+    if isinstance(batch, UnreadableBatch):
+        raise batch
+    for field in columns:
+        if field.name not in batch.records.schema.names:
+            continue
+        column = batch.records.column(field.name)
+        misfit = _first_misfit(column, field)
+        if misfit is not None:
+            row, why = misfit
             raise Refused(
-                f"stream {self._stream.name!r}: column {field.name!r} stays as it is, because not "
-                f"every retained value is {field_text(field)}: record {descriptor.first_lsn + row} "
-                f"of partition {self.partition} has {column[row].as_py()!r} ({why}). Choose a type "
-                "that holds it, or wait until retention has deleted the record"
+                f"stream {stream.name!r}: column {field.name!r} stays as it is, because not every "
+                f"retained value is {field_text(field)}: record {batch.first_lsn + row} of "
+                f"partition {partition} has {column[row].as_py()!r} ({why}). Choose a type that "
+                "holds it, or wait until retention has deleted the record"
             )
+
+
+def _first_misfit(column: pa.Array, field: pa.Field) -> tuple[int, str] | None:
+    """The first row that the type of `field` cannot hold, and why."""
+    kind = all_nullable(field.type)
+    try:
+        cast = exact_cast(column, kind)
+    except Inexact as inexact:
+        row, error = _first_inexact(column, kind, inexact)
+        return row, str(error)
+    if not is_strict(field.type):
+        return None
+    null = first_null(cast, field, pa.repeat(False, len(cast)))
+    return None if null is None else (null, "null within")
 
 
 def _first_inexact(column: pa.Array, kind: pa.DataType, error: Inexact) -> tuple[int, Inexact]:

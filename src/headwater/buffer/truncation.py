@@ -18,8 +18,8 @@ again would have other rows than before.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -36,6 +36,7 @@ from headwater.buffer.consumer.positions import (
 from headwater.buffer.queue.contract import QueueState
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import explain_deletion
+from headwater.core import runtime
 from headwater.core.errors import Contended, HeadwaterError, NotFound, Refused, RolledBack, Trimmed
 
 PARTITIONS_AT_ONCE: Final = 16
@@ -70,7 +71,6 @@ class TruncationPlan(msgspec.Struct, frozen=True):
 
     @property
     def records(self) -> int:
-        """The number of records to delete."""
         return max(0, self.start_lsn - self.floor_lsn)
 
     @property
@@ -107,15 +107,8 @@ async def plan_truncation(
     for one in partitions:
         stream.check_partition(one)
     _check_format(stream)
-    plans: list[TruncationPlan] = []
-    for first in range(0, len(partitions), PARTITIONS_AT_ONCE):
-        several = partitions[first : first + PARTITIONS_AT_ONCE]
-        planning = (_plan(stream, one, before) for one in several)
-        for plan in await asyncio.gather(*planning, return_exceptions=True):
-            if isinstance(plan, BaseException):
-                raise plan
-            plans.append(plan)
-    return plans
+    plan = functools.partial(_plan, stream, before)
+    return await runtime.gather_each(plan, partitions, at_once=PARTITIONS_AT_ONCE)
 
 
 async def truncate_partition(stream: Stream, plan: TruncationPlan) -> Truncated:
@@ -150,7 +143,7 @@ async def _state(stream: Stream, partition: int) -> QueueState:
     return (await stream.queue_reader(partition).state()).checked()
 
 
-async def _plan(stream: Stream, partition: int, before: ReadBounds) -> TruncationPlan:
+async def _plan(stream: Stream, before: ReadBounds, partition: int) -> TruncationPlan:
     async with explain_deletion(stream):
         await _check_led(stream, partition)
         while True:
@@ -243,16 +236,14 @@ async def truncate_all(
     """
     for plan in plans:
         _check_planned_for(stream, plan)
-    slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
 
     async def one(plan: TruncationPlan) -> Truncated | HeadwaterError:
-        async with slots:
-            try:
-                return await truncate_partition(stream, plan)
-            except HeadwaterError as error:
-                return error
-            finally:
-                progress()
+        try:
+            return await truncate_partition(stream, plan)
+        except HeadwaterError as error:
+            return error
+        finally:
+            progress()
 
-    results = await asyncio.gather(*map(one, plans))
+    results = await runtime.gather_each(one, plans, at_once=PARTITIONS_AT_ONCE)
     return {plan.partition: result for plan, result in zip(plans, results, strict=True)}

@@ -124,7 +124,6 @@ def carried_type(
 
 
 def carried_schema(schema: pa.Schema, *, of_rows: bool = False) -> pa.Schema:
-    """The schema in which a stream carries rows of `schema`."""
     return pa.schema(
         [
             pa.field(
@@ -231,7 +230,6 @@ _KNOWN: Final = "list<…>, map<…, …>, struct<…: …>, decimal(…, …)"
 
 
 def type_text(kind: pa.DataType) -> str:
-    """The text of a carried type."""
     if kind in _NAMES:
         return _NAMES[kind]
     if pa.types.is_decimal(kind):

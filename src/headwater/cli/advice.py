@@ -1,4 +1,4 @@
-"""Errors as people read them: one line, and what to do about it."""
+"""Prints errors for people: one line, and what to do about it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 EXIT_NO: Final = 1
 EXIT_COULD_NOT_RUN: Final = 2
 EXIT_PIPE_CLOSED: Final = 141
-"""As the shell has it for a program that SIGPIPE ended: no verdict of any kind."""
+"""The shell's status of a program that SIGPIPE ended."""
 DEBUG: Final = "HEADWATER_DEBUG"
 URL_VARIABLE: Final = "HEADWATER_URL"
 MARKUP: Final = None
@@ -30,18 +30,18 @@ MARKUP: Final = None
 
 ADVICE: Final[dict[type[errors.HeadwaterError], str]] = {
     errors.Throttled: "Nothing was changed. Wait a little, and request less at once.",
-    errors.Contended: "Nothing of yours landed. Try again.",
+    errors.Contended: "Nothing was changed. Try again.",
     errors.InUse: "Nothing was changed. Close it there, or end that process, then try again.",
     errors.Unavailable: "Nothing was changed. Check the network and the endpoint, then try again.",
-    errors.OutcomeUnknown: "The write may have landed: look before you repeat it.",
+    errors.OutcomeUnknown: "The write may have landed: check before you repeat it.",
     errors.AlreadyExists: "Read what is there, then decide again.",
     errors.Conflict: "Read what is there, then decide again.",
     errors.Fenced: "The successor continues. Start again here only if that was a mistake.",
     errors.Trimmed: "It was deleted on purpose; start at the oldest record that is left.",
     errors.EntriesTrimmed: "It was deleted on purpose; start at the first offset that is left.",
-    errors.NotFound: "See what is there: {command} store ls {address}",
+    errors.NotFound: "List the objects: {command} store ls {address}",
     errors.BadUrl: "An address looks like file:///path, s3://bucket/prefix, gs://… or az://…",
-    errors.BadKey: "Keys are segments of A-Z a-z 0-9 . _ = - joined by /",
+    errors.BadKey: "A key is segments of A-Z a-z 0-9 . _ = - joined by /",
     errors.NoSpace: "Free some space, then try again.",
     errors.Corrupt: "Stop writing there, keep a copy, and restore the object from a backup.",
     errors.Damaged: "Stop writing there, keep a copy, and find out what changed it.",
@@ -49,12 +49,12 @@ ADVICE: Final[dict[type[errors.HeadwaterError], str]] = {
 }
 """What to do, by kind of error; kinds whose messages say so themselves are not in it."""
 NO_STREAM: Final = (
-    "See which streams are there: {command} stream list {address}\n"
-    "Or make one: {command} stream create {address} NAME"
+    "List the streams: {command} stream list {address}\n"
+    "Or create one: {command} stream create {address} NAME"
 )
 _NO_STREAM: Final = re.compile(r"there is no stream '|stream '.*' was deleted$")
 _EXISTS: Final = re.compile(r"stream '.*' exists$")
-_TAKE_IT: Final = "To take the one that is there, if it agrees: --exists-ok"
+_TAKE_IT: Final = "To accept the existing stream if its settings are the same: --exists-ok"
 _OF_PROGRAMS: Final = (
     (
         'on_bad_batch="dead_letter" records it and delivers the batches after it',
@@ -83,8 +83,8 @@ _OF_PROGRAMS: Final = (
 )
 """What errors advise a program to do, and what that is in a command."""
 _WITH_OPTIONS: Final = re.compile(r"(?<!\S)(?:s3|gs|az|abfs)://[^\s',;]*\?[^\s',;]+")
-_COMMAND: Final = re.compile(r"\bheadwater (stream|group) (\w+) URL\b")
-_HEADWATER: Final = re.compile(r"(?<![\w/])headwater (stream|group) ")
+_COMMAND: Final = re.compile(r"\bheadwater (stream|group|slot) (\w+) URL\b")
+_HEADWATER: Final = re.compile(r"(?<![\w/])headwater (stream|group|slot) ")
 _ADDRESSES: Final[ContextVar[list[str]]] = ContextVar("addresses")
 """Of the stores that the command opened. A list: what an event loop sets does not leave it."""
 _OUTPUT_FAILED: Final = (

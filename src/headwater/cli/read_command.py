@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from headwater.buffer.consumer import Lag, LostRecords, Reader
-    from headwater.buffer.queue import TimeBy
+    from headwater.buffer.queue.contract import TimeBy
     from headwater.buffer.stream import Stream
     from headwater.cli.read_output import Output
 
@@ -44,38 +44,40 @@ def read(
     url: str = URL,
     stream: str = STREAM,
     start: str | None = typer.Option(
-        None, metavar="LSN|TIME", help="Where to begin: an LSN, a time, earliest (default), latest."
+        None, metavar="LSN|TIME", help="Begin at an LSN, a time, earliest (default) or latest."
     ),
     end: str | None = typer.Option(
-        None, metavar="LSN|TIME", help="Where to stop, not included; at present's end without it."
+        None, metavar="LSN|TIME", help="Where to stop, not included; default: the present end."
     ),
     time_by: str = typer.Option(
-        "timestamp", metavar="KIND", help="What a TIME means: a record's timestamp, or ingestion."
+        "timestamp", metavar="KIND", help="What a TIME is compared with: timestamp or ingestion."
     ),
     partition: list[int] = typer.Option([], min=0, help="Only this partition; may be repeated."),
     follow: bool = typer.Option(False, "--follow", "-f", help="Wait for more, until Ctrl-C."),
     limit: int | None = typer.Option(None, min=1, help="Stop after so many records."),
     format: str = typer.Option(
-        "lines", metavar="FORMAT", help=f"How records look: {', '.join(FORMATS)}."
+        "lines", metavar="FORMAT", help=f"The output format: {', '.join(FORMATS)}."
     ),
-    output: Path | None = typer.Option(None, "--output", "-o", metavar="FILE", help="Where to."),
+    output: Path | None = typer.Option(
+        None, "--output", "-o", metavar="FILE", help="Write to this file; default: standard output."
+    ),
     columns: str | None = typer.Option(
-        None, metavar="A,B", help="Which columns; _ingestion_timestamp, _metadata, … only so."
+        None, metavar="A,B", help="The columns, in this order; also _ingestion_timestamp, …"
     ),
     key_separator: str | None = typer.Option(
-        None, metavar="TEXT", help="In lines, put the key and this before the value."
+        None, metavar="TEXT", help="In lines: print the key and this text before the value."
     ),
     null: str | None = typer.Option(
-        None, metavar="TEXT", help="In lines, the text for null; without it, null is refused."
+        None, metavar="TEXT", help="In lines: the text for null. Without it, null is refused."
     ),
     skip_unreadable: bool = typer.Option(
-        False, "--skip-unreadable", help="Go past batches that are missing or damaged; say which."
+        False, "--skip-unreadable", help="Skip missing and damaged batches, and name them."
     ),
     option: list[str] = OPTION,
 ) -> None:
-    """Show the records of a stream. Opens nothing and fences nothing.
+    """Show the records of a stream. Changes nothing and fences no consumer.
 
-    Lines have the value: text where it is UTF-8, hexadecimal digits where not, JSON for typed
+    A line is a record's value: text if it is UTF-8, else hexadecimal digits; JSON for typed
     columns. Exit status: 0, 1 if batches were skipped, 143 after SIGTERM, 130 after Ctrl-C without
     --follow.
     """
@@ -173,14 +175,14 @@ def lag(
     stream: str = STREAM,
     partition: int | None = PARTITION,
     group: str | None = typer.Option(
-        None, "--group", "-g", help="A group: what it has not processed. Without: the owner."
+        None, "--group", "-g", help="The group; default: the owner of the partitions."
     ),
-    watch: bool = typer.Option(False, "--watch", "-w", help="Look again and again, until Ctrl-C."),
-    every: float = typer.Option(2.0, min=0.1, help="Seconds between looks."),
+    watch: bool = typer.Option(False, "--watch", "-w", help="Refresh until Ctrl-C."),
+    every: float = typer.Option(2.0, min=0.1, help="Seconds between refreshes, with --watch."),
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """What is appended and not processed: batches, records, bytes, seconds. Fences nothing.
+    """Show what a group has not processed: batches, records, bytes, seconds. Fences nothing.
 
     Exit status: 0, 1 if the lag of a partition is unknown, 2 if the group is unknown.
     """

@@ -27,8 +27,14 @@ from headwater.coordinator.contract import (
     Flusher,
     Termination,
 )
-from headwater.coordinator.view import View, ViewBoard, ViewMonitor, ViewSubscriber
-from headwater.coordinator.watermarks import CoordinatorMetrics, WriteWatermarks
+from headwater.coordinator.progress import (
+    CoordinatorMetrics,
+    View,
+    ViewBoard,
+    ViewMonitor,
+    ViewSubscriber,
+    WriteWatermarks,
+)
 from headwater.coordinator.writer import FlushLoop, Writer
 from headwater.core import runtime
 from headwater.core.errors import Refused
@@ -130,7 +136,9 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
         the error that kept writes from being flushed. Cancelling this call ends only its waiting.
         """
         if asyncio.current_task() in self._loops:
-            raise Refused("a flusher cannot stop its own coordinator, which waits for it: raise")
+            raise Refused(
+                "a flusher cannot stop its own coordinator, which waits for it: raise an error"
+            )
         if self._running is None:
             if self._termination is None:
                 self._terminate(Termination())

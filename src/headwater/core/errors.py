@@ -152,6 +152,17 @@ class Bug(HeadwaterError):
 
 
 @contextlib.contextmanager
+def adding_to(error: BaseException | None, doing: str) -> Iterator[None]:
+    """An error of the block becomes a note of `error`; without one, it is raised."""
+    try:
+        yield
+    except HeadwaterError as second:
+        if error is None:
+            raise
+        error.add_note(f"{doing} failed as well: {second}")
+
+
+@contextlib.contextmanager
 def staying_unknown(unknown: OutcomeUnknown | None) -> Iterator[None]:
     """Keep an unknown outcome unknown when the read that investigates it fails.
 

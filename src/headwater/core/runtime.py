@@ -23,7 +23,7 @@ import random as _random
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -55,6 +55,15 @@ def decode_ulid(text: str) -> int:
     return number
 
 
+def is_ulid(text: str) -> bool:
+    """Whether this is the text of a ULID."""
+    try:
+        decode_ulid(text)
+    except Refused:
+        return False
+    return True
+
+
 def ulid_time_ms(text: str) -> int:
     """The milliseconds since 1970 in a ULID."""
     return decode_ulid(text) >> _CHANCE_BITS
@@ -84,10 +93,11 @@ class UlidFactory:
         return text
 
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 TOKEN_BYTES = 16
-NATIVE_SETTLE_S = 0.05
+NATIVE_THREADS_END_S = 0.05
 # Linux stops its monotonic clock while the machine sleeps, and has another that continues. The
 # monotonic clock of macOS continues.
 _BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -208,14 +218,14 @@ class RealRuntime(Runtime):
 
 
 @functools.cache
-def settle_native_threads_at_exit() -> None:
+def await_native_threads_at_exit() -> None:
     """Give a native library's threads time to release Python objects before the interpreter ends.
 
     A thread that requests the interpreter's lock while the interpreter is shut down is killed,
     which aborts the process: a program that did all its work exits with SIGABRT. Before that point
     the lock is available, and a thread needs it for microseconds after its last answer.
     """
-    atexit.register(time.sleep, NATIVE_SETTLE_S)
+    atexit.register(time.sleep, NATIVE_THREADS_END_S)
 
 
 _current: contextvars.ContextVar[Runtime] = contextvars.ContextVar("headwater_runtime")
@@ -309,6 +319,44 @@ def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *a
         # Another thread closed the loop in between.
 
 
+def retrieve_error(task: asyncio.Task[Any]) -> None:
+    """A done callback for a task that nothing may await: asyncio would log its error."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def gather_outcomes(
+    call: Callable[[K], Awaitable[T]], items: Iterable[K], *, at_once: int
+) -> list[T | BaseException]:
+    """Call it for each item, some at once; what each call returned or raised, in order.
+
+    Returns once all calls have ended: the caller may then close what they used.
+    """
+    slots = asyncio.Semaphore(at_once)
+
+    async def one(item: K) -> T:
+        async with slots:
+            return await call(item)
+
+    return await asyncio.gather(*map(one, items), return_exceptions=True)
+
+
+async def gather_each(
+    call: Callable[[K], Awaitable[T]], items: Iterable[K], *, at_once: int
+) -> list[T]:
+    """The same; raises the first error once all calls have ended. An error may be a result."""
+
+    async def boxed(item: K) -> tuple[T]:
+        return (await call(item),)
+
+    results: list[T] = []
+    for outcome in await gather_outcomes(boxed, items, at_once=at_once):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        results.append(outcome[0])
+    return results
+
+
 class Waiters:
     """Tasks that wait for a condition; each checks it again after every change. One event loop."""
 
@@ -325,11 +373,11 @@ class Waiters:
             if not waiting.done():
                 waiting.set_result(None)
 
-    async def wait(self, is_settled: Callable[[], bool], *, timeout_s: float | None) -> bool:
-        """Return true once `is_settled()`, or false after `timeout_s`."""
+    async def wait(self, is_reached: Callable[[], bool], *, timeout_s: float | None) -> bool:
+        """Return true once `is_reached()`, or false after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not is_settled():
+                while not is_reached():
                     waiting = asyncio.get_running_loop().create_future()
                     self._waiting[waiting] = None
                     try:
@@ -337,7 +385,7 @@ class Waiters:
                     finally:
                         del self._waiting[waiting]
         except TimeoutError:
-            return is_settled()
+            return is_reached()
         return True
 
 

@@ -20,7 +20,7 @@ import msgspec
 
 from headwater.buffer.consumer.positions import time_us_of
 from headwater.buffer.layout import check_group_name, check_stream_name
-from headwater.buffer.queue import TimeBy
+from headwater.buffer.queue.contract import TimeBy
 from headwater.core import settings
 from headwater.core.errors import Refused
 from headwater.store.address import parse_address
@@ -201,7 +201,7 @@ def _offset(name: str, text: str, value: object) -> int:
             return value
         if value == 0:
             raise Refused(
-                f"{name}={text}: offset 0: offsets begin with 1 here; -2 is the earliest one, "
+                f"{name}={text}: offset 0: Headwater's offsets begin with 1; -2 is the earliest, "
                 "and -1 the latest"
             )
     raise Refused(

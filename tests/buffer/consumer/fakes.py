@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from headwater.buffer.batch import Batch, Call, Calls, encode_batch
+from headwater.buffer.batch import Batch, Call, Calls, encode_parts
 from headwater.buffer.queue.contract import (
     Collected,
     Collector,
@@ -90,7 +90,7 @@ class FakeQueue:
         if batch is None:
             calls = [Call(0, time_ms, metadata)] if values else []
             batch = Batch(runtime.new_ulid(), from_values(list(values)), Calls.of(calls))
-        data = encode_batch(batch)
+        data = encode_parts(batch).together()
         descriptor = Descriptor(
             sequence=len(self.entries),
             location=f"batches/{batch.batch_id}",

@@ -8,7 +8,7 @@ import pytest
 
 from headwater.buffer.consumer import Consumer, FollowerRegister, Lag, Ownership, lag
 from headwater.buffer.consumer.progress import lag_behind
-from headwater.buffer.queue import QueuePosition
+from headwater.buffer.queue.contract import QueuePosition
 from headwater.core import limits, runtime
 from headwater.core.errors import NotFound, RolledBack
 from tests.buffer.consumer.fakes import FakeLooker, FakeQueue

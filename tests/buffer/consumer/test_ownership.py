@@ -27,8 +27,7 @@ from headwater.buffer.consumer import (
 )
 from headwater.buffer.consumer.ownership import Frontier
 from headwater.buffer.producer import BlockingProducer
-from headwater.buffer.queue import QueuePosition
-from headwater.buffer.queue.contract import Descriptor, Uncounted
+from headwater.buffer.queue.contract import Descriptor, QueuePosition, Uncounted
 from headwater.buffer.stream import Stream, create_stream
 from headwater.core import runtime
 from headwater.core.errors import Refused, Unavailable

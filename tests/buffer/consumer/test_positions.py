@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from headwater.buffer.consumer import Consumer, UnreadableBatch, lsn_at_time, read_async
 from headwater.buffer.producer import Producer
 from headwater.buffer.producer.call import with_column
-from headwater.buffer.queue import Retention, TimeBy
+from headwater.buffer.queue.contract import Retention, TimeBy
 from headwater.buffer.records import INGESTED, TIMESTAMP, from_values
 from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.transaction import CommitAttempt, TransactionCommitter, Uploader
+from headwater.buffer.transaction.commit import TransactionCommitter
+from headwater.buffer.transaction.record import CommitAttempt
+from headwater.buffer.transaction.upload import Uploader
 from headwater.core import limits, runtime
 from headwater.core.errors import Refused
 from headwater.store import MemoryBackend, Store

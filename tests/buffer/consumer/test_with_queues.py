@@ -23,7 +23,7 @@ from headwater.buffer.consumer import (
     lsn_at_time,
     read_async,
 )
-from headwater.buffer.queue import Retention
+from headwater.buffer.queue.contract import Retention
 from headwater.buffer.stream import Stream, alter_stream, create_stream
 from headwater.core import runtime
 from headwater.core.errors import Damaged, Fenced, Refused, Trimmed

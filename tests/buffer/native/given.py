@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headwater.buffer.queue import AppendedBatch, NewBatch, QueueReader, Retention, TimeBy
-from headwater.buffer.queue.native import (
-    NativeAppender,
-    NativeCollector,
-    NativeConsumer,
-    NativeReader,
-    create_native_queue,
-)
+from headwater.buffer.queue.contract import AppendedBatch, NewBatch, QueueReader, Retention, TimeBy
+from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.buffer.queue.native.chunk import (
     Chunk,
     ProducerIncarnation,
     decode_chunk,
     encode_chunk,
 )
-from headwater.buffer.queue.native.chunk_log import ChunkLog
+from headwater.buffer.queue.native.chunk_log import ChunkLog, create_native_queue
+from headwater.buffer.queue.native.collector import NativeCollector
+from headwater.buffer.queue.native.consumer import NativeConsumer
+from headwater.buffer.queue.native.reader import NativeReader
 from headwater.core import runtime
 from headwater.core.runtime import encode_ulid
 from headwater.store import MemoryBackend, Store

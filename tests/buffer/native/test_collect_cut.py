@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headwater.buffer.queue import ProducerState
+from headwater.buffer.queue.contract import ProducerState
 from headwater.core import limits, runtime
 from headwater.store import MemoryBackend, Store
 from headwater.store.backend import Backend

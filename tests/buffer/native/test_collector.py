@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from headwater.buffer.queue import Retention
-from headwater.buffer.queue.contract import BatchTrimmed
+from headwater.buffer.queue.contract import BatchTrimmed, Retention
 from headwater.core import limits, runtime
 from headwater.core.errors import Denied, HeadwaterError, Trimmed, Unavailable
 from headwater.store import MemoryBackend

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from headwater.buffer.queue import Retention
-from headwater.buffer.queue.contract import BatchTrimmed
+from headwater.buffer.queue.contract import BatchTrimmed, Retention
 from headwater.core import limits, runtime
 from headwater.core.errors import Bug, Fenced, Refused, Trimmed
 from tests.buffer.native.given import NOTHING_KEPT, filled

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.buffer.queue import AppendedBatch, ProducerState, Retention
-from headwater.buffer.queue.native import NativeAppender
+from headwater.buffer.queue.contract import AppendedBatch, ProducerState, Retention
+from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.buffer.queue.native.chunk import ProducerIncarnation, encode_chunk
 from headwater.buffer.queue.native.chunk_log import ChunkLog
 from headwater.core.errors import Fenced, Trimmed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.queue import ProducerState, Retention
-from headwater.buffer.queue.native import NativeAppender
+from headwater.buffer.queue.contract import ProducerState, Retention
+from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.buffer.queue.native.producers import SILENT_LOOKS, shard_name
 from headwater.core import limits, runtime
 from headwater.core.errors import Fenced

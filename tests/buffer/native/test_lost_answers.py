@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from headwater.buffer.queue import AppendedBatch
-from headwater.buffer.queue.native import NativeAppender
+from headwater.buffer.queue.contract import AppendedBatch
+from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.core import limits, runtime
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Unavailable
 from headwater.core.retry import RetryPolicy

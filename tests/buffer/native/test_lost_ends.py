@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from headwater.buffer.queue import AppendedBatch, Descriptor, ProducerState
+from headwater.buffer.queue.contract import AppendedBatch, Descriptor, ProducerState
 from headwater.core import runtime
 from headwater.core.errors import RolledBack, Unavailable
 from headwater.store import MemoryBackend

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headwater.buffer.queue import ProducerState
+from headwater.buffer.queue.contract import ProducerState
 from headwater.buffer.queue.native.chunk import LatestTimes
 from headwater.buffer.queue.native.chunk_log import ChunkLog
 from headwater.buffer.queue.native.producers import (

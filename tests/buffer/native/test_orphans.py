@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.queue import AppendedBatch, BelowFloor, Retention
+from headwater.buffer.queue.contract import AppendedBatch, BelowFloor, Retention
 from headwater.buffer.queue.native.chunk_log import CollectorRecord
 from headwater.core import limits, runtime
 from headwater.store import Register

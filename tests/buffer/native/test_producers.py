@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.queue import AppendedBatch, BelowFloor, ProducerState, Retention
+from headwater.buffer.queue.contract import AppendedBatch, BelowFloor, ProducerState, Retention
 from headwater.buffer.queue.native.appender import REFRESH_APPENDS, REFRESH_S
 from headwater.buffer.queue.native.producers import check_producer_id, shard_name
 from headwater.core import limits, runtime
@@ -108,7 +108,7 @@ async def test_a_predecessor_is_fenced_and_lands_nothing() -> None:
     predecessor = await queue.opened()
     await predecessor.append([batch(1)])
     successor = await queue.opened()
-    with pytest.raises(Fenced, match="another producer opened"):
+    with pytest.raises(Fenced, match="another producer with the id"):
         await predecessor.append([batch(2)])
     assert await successor.append([batch(2)]) == [AppendedBatch(1, 2)]
     with pytest.raises(Fenced):

@@ -6,8 +6,7 @@ from functools import partial
 
 import pytest
 
-from headwater.buffer.queue import NewBatch, QueueState
-from headwater.buffer.queue.contract import BatchTrimmed
+from headwater.buffer.queue.contract import BatchTrimmed, NewBatch, QueueState
 from headwater.buffer.queue.native.chunk import ProducerIncarnation
 from headwater.core import runtime
 from headwater.core.errors import Trimmed

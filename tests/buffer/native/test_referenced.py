@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.queue import Retention
+from headwater.buffer.queue.contract import Retention
 from headwater.buffer.queue.native.chunk import ProducerIncarnation
 from headwater.buffer.queue.native.orphans import ReferencedIds
 from headwater.core import limits, runtime

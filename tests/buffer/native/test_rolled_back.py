@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from headwater.buffer.queue.native import create_native_queue
+from headwater.buffer.queue.native.chunk_log import create_native_queue
 from headwater.core import runtime
 from headwater.core.errors import Corrupt, RolledBack
 from headwater.store import MemoryBackend, Store
@@ -218,10 +218,10 @@ async def test_a_dead_chunk_that_is_taken_for_the_end_is_no_queue_that_went_back
     successor, answers = queue.appender(), []
     plain = successor._chunks.last
 
-    async def last(known: int = 0) -> object:
+    async def last(start: int = 0) -> object:
         # The second look is slow: it shows what was there, and what a late request made of it.
-        answers.append(known)
-        return long_ago if len(answers) == 2 else await plain(known)
+        answers.append(start)
+        return long_ago if len(answers) == 2 else await plain(start)
 
     with mock.patch.object(successor._chunks, "last", last):
         assert (await successor.open()).producer_sequence == 4

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from headwater.buffer.queue import AppendedBatch, Collected
-from headwater.buffer.queue.native import NativeCollector
+from headwater.buffer.queue.contract import AppendedBatch, Collected
+from headwater.buffer.queue.native.collector import NativeCollector
 from headwater.core import limits, runtime
 from headwater.store import MemoryBackend, Object, Version
 from headwater.store.backend import Condition

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from headwater.buffer.queue import Descriptor
-from headwater.buffer.queue.native import NativeConsumer
+from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.queue.native.consumer import NativeConsumer
 from headwater.buffer.queue.native.reader import LAST_POLLS
 from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown, Unavailable

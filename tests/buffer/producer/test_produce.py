@@ -222,7 +222,7 @@ async def test_calls_keep_their_time_and_their_metadata() -> None:
         await producer.produce([b"f"])
         await producer.produce([b"g"], metadata=b"")
     (batch,) = stream.queues[0].batches()
-    assert [tuple(batch.calls[n]) for n in range(len(batch.calls))] == [
+    assert [tuple(call.values()) for call in batch.calls.columns.to_pylist()] == [
         (0, start_ms, b"one"),
         (1, start_ms, b"one"),
         (3, start_ms, None),  # and the call after it: it says the same

@@ -10,8 +10,9 @@ import pytest
 
 from headwater.buffer.batch import decode_batch
 from headwater.buffer.producer import Handle, Producer
-from headwater.buffer.queue import ProducerState
-from headwater.buffer.queue.v1 import UNKNOWN_LSN, batch_format
+from headwater.buffer.queue.contract import ProducerState
+from headwater.buffer.queue.v1 import batch_format
+from headwater.buffer.queue.v1.appender import UNKNOWN_LSN
 from headwater.buffer.queue.v1.manifest_format import decode_manifest, encode_manifest
 from headwater.buffer.stream import Stream, create_stream, open_stream
 from headwater.core import runtime
@@ -182,8 +183,8 @@ def test_accepted_is_there_once_in_order_and_refused_is_not_there(
         await create_stream(calm, "orders", format=format_name)
         network = FaultyStore(
             backend,
-            Faults.swarm(simulation.stream("swarm")),
-            simulation.stream("faults"),
+            Faults.swarm(simulation.random_source("swarm")),
+            simulation.random_source("faults"),
             spawn=simulation.spawn,
         )
         policy = RetryPolicy(attempts=4, deadline_s=20, attempt_timeout_s=5)

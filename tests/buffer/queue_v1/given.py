@@ -15,8 +15,10 @@ from typing import ParamSpec
 from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.contract import AppendedBatch, Descriptor, NewBatch
-from headwater.buffer.queue.v1 import V1Appender, V1Collector, V1Consumer, V1Reader, create_v1_queue
+from headwater.buffer.queue.v1.appender import V1Appender
 from headwater.buffer.queue.v1.batch_format import decode_batch, encode_batch
+from headwater.buffer.queue.v1.collector import V1Collector
+from headwater.buffer.queue.v1.consumer import V1Consumer
 from headwater.buffer.queue.v1.manifest_format import (
     Manifest,
     MetadataItem,
@@ -24,7 +26,8 @@ from headwater.buffer.queue.v1.manifest_format import (
     encode_manifest,
     pack_calls,
 )
-from headwater.buffer.queue.v1.side_object import SideState
+from headwater.buffer.queue.v1.reader import V1Queue, V1Reader
+from headwater.buffer.queue.v1.side_object import SideState, create_v1_queue
 from headwater.buffer.records import from_values
 from headwater.core import runtime
 from headwater.core.errors import Fenced, NotFound
@@ -51,19 +54,22 @@ class Queue:
         await create_v1_queue(self.store, self.prefix, QUEUE)
         return self
 
+    def queue(self, store: Store | None = None, policy: RetryPolicy | None = None) -> V1Queue:
+        return V1Queue(store or self.store, self.prefix, QUEUE, policy=policy)
+
     def appender(self, store: Store | None = None, policy: RetryPolicy | None = None) -> V1Appender:
-        return V1Appender(store or self.store, self.prefix, QUEUE, "p", policy=policy)
+        return V1Appender(self.queue(store, policy))
 
     def queue_consumer(
         self, store: Store | None = None, policy: RetryPolicy | None = None
     ) -> V1Consumer:
-        return V1Consumer(store or self.store, self.prefix, QUEUE, policy=policy)
+        return V1Consumer(self.queue(store, policy))
 
     def queue_reader(self, store: Store | None = None) -> V1Reader:
-        return V1Reader(store or self.store, self.prefix, QUEUE)
+        return V1Reader(self.queue(store))
 
     def collector(self, store: Store | None = None) -> V1Collector:
-        return V1Collector(store or self.store, self.prefix, QUEUE)
+        return V1Collector(self.queue(store))
 
     async def opened(self, group: str = "g") -> V1Consumer:
         queue_consumer = self.queue_consumer()

@@ -13,7 +13,7 @@ from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.compression import Compression
 from headwater.buffer.producer.call import with_column
 from headwater.buffer.queue.contract import AppendedBatch, Retention, Unsettled
-from headwater.buffer.queue.v1 import UNKNOWN_LSN, V1Appender, create_v1_queue
+from headwater.buffer.queue.v1.appender import UNKNOWN_LSN, V1Appender
 from headwater.buffer.queue.v1.batch_format import decode_batch
 from headwater.buffer.queue.v1.manifest_format import (
     Manifest,
@@ -21,6 +21,8 @@ from headwater.buffer.queue.v1.manifest_format import (
     MetadataItem,
     encode_manifest,
 )
+from headwater.buffer.queue.v1.reader import V1Queue
+from headwater.buffer.queue.v1.side_object import create_v1_queue
 from headwater.buffer.records import KEY, VALUE, from_arrow, from_values
 from headwater.core import limits, runtime
 from headwater.core.errors import (
@@ -488,7 +490,7 @@ async def test_a_producer_needs_a_queue_and_the_right_one() -> None:
         await queue.appender().open()
     await queue.made()
     await create_v1_queue(queue.store, PREFIX, QUEUE)
-    other = V1Appender(queue.store, PREFIX, "orders-of-another-stream", "p")
+    other = V1Appender(V1Queue(queue.store, PREFIX, "orders-of-another-stream"))
     with pytest.raises(Refused, match="another stream"):
         await other.open()
     with pytest.raises(Refused, match="ULID"):

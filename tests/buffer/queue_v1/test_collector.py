@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from headwater.buffer.queue.contract import Collected, Retention
-from headwater.buffer.queue.v1 import V1Collector
+from headwater.buffer.queue.v1.collector import V1Collector
+from headwater.buffer.queue.v1.reader import V1Queue
 from headwater.core import limits, runtime
 from headwater.core.errors import Denied, RolledBack, Unavailable
 from headwater.store import MemoryBackend, Store
@@ -360,5 +361,5 @@ async def test_two_queues_in_nested_folders_do_not_touch_each_other() -> None:
     where = await given(inner, HOUR_MS, HOUR_MS)
     await acknowledged(outer, 0)
     await acknowledged(inner, 0)
-    await V1Collector(store, PREFIX, QUEUE).collect(AT_ONCE, full=True)
+    await V1Collector(V1Queue(store, PREFIX, QUEUE)).collect(AT_ONCE, full=True)
     assert await batches(inner) == sorted(where)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from headwater.buffer.queue.contract import Descriptor, Retention
-from headwater.buffer.queue.v1 import V1Appender, V1Consumer, V1Reader, create_v1_queue
+from headwater.buffer.queue.v1.appender import V1Appender
+from headwater.buffer.queue.v1.consumer import V1Consumer
+from headwater.buffer.queue.v1.reader import V1Queue, V1Reader
+from headwater.buffer.queue.v1.side_object import create_v1_queue
 from headwater.core.errors import Fenced, OutcomeUnknown, RolledBack
 from headwater.core.retry import RetryPolicy
 from headwater.store import MemoryBackend, Store, Version
@@ -283,13 +286,13 @@ async def test_a_segment_that_an_earlier_queue_of_the_place_left_is_not_read() -
         await old.store.put(key, segment)  # by a consumer that stood still meanwhile
     await create_v1_queue(old.store, PREFIX, "another")
     batch, data = new_batch(b"new")
-    appender = V1Appender(old.store, PREFIX, "another", "p")
+    appender = V1Appender(V1Queue(old.store, PREFIX, "another"))
     await appender.upload(batch.batch_id, data)
     await appender.append([batch])
-    queue_consumer = V1Consumer(old.store, PREFIX, "another")
+    queue_consumer = V1Consumer(V1Queue(old.store, PREFIX, "another"))
     await queue_consumer.open("g")
     await queue_consumer.dequeue(0)
-    found = await V1Reader(old.store, PREFIX, "another").after(None, 9)
+    found = await V1Reader(V1Queue(old.store, PREFIX, "another")).after(None, 9)
     assert await old.records(found) == [b"new"]
 
 

@@ -7,15 +7,22 @@ from typing import Any
 import pytest
 
 from headwater.buffer.queue.contract import Retention
-from headwater.buffer.queue.v1 import ConsumedElsewhere, V1Appender, V1Collector, V1Consumer
 from headwater.buffer.queue.v1 import reader as reader_module
+from headwater.buffer.queue.v1.appender import V1Appender
+from headwater.buffer.queue.v1.collector import V1Collector
+from headwater.buffer.queue.v1.consumer import V1Consumer
 from headwater.buffer.queue.v1.manifest_format import ManifestEntry
 from headwater.buffer.queue.v1.manifest_object import ManifestObject, StoredManifest
 from headwater.buffer.queue.v1.reader import Ledger
-from headwater.buffer.queue.v1.side_object import QueueView, SideObject, SideState, check_front
+from headwater.buffer.queue.v1.side_object import (
+    ConsumedElsewhere,
+    QueueView,
+    SideObject,
+    SideState,
+    check_front,
+)
 from headwater.core.errors import Conflict, Damaged, OutcomeUnknown
 from headwater.store import Object, Store
-from headwater.store.attempts import conflict_with
 from headwater.testing import Scenario
 from headwater.testing.guard import UnhandledFailure
 from tests.planted import expect_noticed
@@ -52,8 +59,10 @@ async def _gone_is_not_landed(
 def _refused_says(nothing_landed: bool) -> Any:
     """The same of every refused write, however it was refused and whatever was sent before."""
 
+    honest = Store._conflict_with
+
     def taken(key: str, current: Object | None, condition: Any, **_: bool) -> Conflict | None:
-        return conflict_with(key, current, condition, nothing_landed=nothing_landed)
+        return honest(key, current, condition, nothing_landed=nothing_landed)
 
     return staticmethod(taken)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.queue.v1 import V1Consumer, create_v1_queue
+from headwater.buffer.queue.v1.consumer import V1Consumer
 from headwater.buffer.queue.v1.manifest_format import encode_manifest
+from headwater.buffer.queue.v1.reader import V1Queue
+from headwater.buffer.queue.v1.side_object import create_v1_queue
 from headwater.core.errors import Fenced, NotFound, Refused, RolledBack
 from headwater.store import Store
 from tests.buffer.native.watched import Watched
@@ -107,7 +109,7 @@ async def test_another_group_is_refused_unless_it_takes_over() -> None:
 async def test_a_folder_that_another_stream_left_is_refused() -> None:
     queue = await filled(memory(), 1)
     with pytest.raises(Refused, match="another stream"):
-        await V1Consumer(queue.store, PREFIX, "orders-again").open("g")
+        await V1Consumer(V1Queue(queue.store, PREFIX, "orders-again")).open("g")
     with pytest.raises(Refused, match="another stream"):
         await create_v1_queue(queue.store, PREFIX, "orders-again")
 

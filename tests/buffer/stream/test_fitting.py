@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from headwater.buffer.batch import Batch, Call, Calls, decode_batch, encode_batch
+from headwater.buffer.batch import Batch, Call, Calls, decode_batch, encode_parts
 from headwater.buffer.producer.call import with_column
 from headwater.buffer.records import from_values
 from headwater.buffer.stream.fitting import SchemaFitter
@@ -91,7 +91,7 @@ def test_every_fitted_batch_has_one_schema_whether_a_delete_is_in_it_or_not() ->
 def test_a_fitted_batch_can_be_written_and_read() -> None:
     records = fit(id=pa.array([1, None]), _operation=operations(INSERT, DELETE))
     batch = Batch(encode_ulid(1), records, Calls.of([Call(0, 1, None)]))
-    assert decode_batch(encode_batch(batch)).records == records
+    assert decode_batch(encode_parts(batch).together()).records == records
 
 
 def test_a_difference_is_shown_column_by_column() -> None:

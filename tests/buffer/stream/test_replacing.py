@@ -15,7 +15,9 @@ from headwater.buffer.producer import Producer
 from headwater.buffer.retained import RetainedBatches
 from headwater.buffer.stream import Stream, alter_stream, create_stream, open_stream
 from headwater.buffer.stream import handle as stream_handle
-from headwater.buffer.transaction import CommitAttempt, TransactionCommitter, Uploader
+from headwater.buffer.transaction.commit import TransactionCommitter
+from headwater.buffer.transaction.record import CommitAttempt
+from headwater.buffer.transaction.upload import Uploader
 from headwater.core import runtime
 from headwater.core.errors import Contended, Refused
 from headwater.store import Store
@@ -130,7 +132,7 @@ async def test_what_a_producer_has_on_its_way_is_put_into_the_new_type_or_droppe
         await producer.flush()
         wide = await producer.produce_rows([{"x": 2**40}])
         await alter_stream(store, "orders", schema={"x": "int32"})
-        with pytest.raises(Refused, match=r"x.*int32 while these records were on their way"):
+        with pytest.raises(Refused, match=r"x.*int32 while these records were pending"):
             await producer.flush()
         with pytest.raises(Refused):
             await wide

@@ -8,16 +8,12 @@ import pyarrow as pa
 
 from headwater.buffer.batch import decode_batch
 from headwater.buffer.consumer.ownership import retention_of
-from headwater.buffer.queue import Collected
+from headwater.buffer.queue.contract import Collected
 from headwater.buffer.records import from_values
 from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.transaction import (
-    CommitAttempt,
-    CommitResult,
-    TaskUploads,
-    TransactionCommitter,
-    Uploader,
-)
+from headwater.buffer.transaction.commit import CommitResult, TaskUploads, TransactionCommitter
+from headwater.buffer.transaction.record import CommitAttempt
+from headwater.buffer.transaction.upload import Uploader
 from headwater.core import runtime
 from headwater.store import MemoryBackend, Store, Version
 from headwater.store.backend import Backend, Condition

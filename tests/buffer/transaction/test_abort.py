@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from headwater.buffer.stream import Stream
-from headwater.buffer.transaction import CommitAttempt, HoldLost, TransactionCommitter
+from headwater.buffer.transaction.commit import TransactionCommitter
+from headwater.buffer.transaction.holds import HoldLost
 from headwater.buffer.transaction.record import (
     ApplicationRecord,
+    CommitAttempt,
     application_register,
     read_application,
 )

@@ -8,26 +8,22 @@ from unittest import mock
 
 import pytest
 
-from headwater.buffer.queue import ProducerState
-from headwater.buffer.queue.native import NativeAppender
+from headwater.buffer.queue.contract import ProducerState
+from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.transaction import (
-    CommitAttempt,
-    HoldLost,
-    TaskUploads,
-    TransactionCommitter,
-    Uploader,
-)
-from headwater.buffer.transaction.commit import in_order
+from headwater.buffer.transaction.commit import TaskUploads, TransactionCommitter, in_order
+from headwater.buffer.transaction.holds import HoldLost
 from headwater.buffer.transaction.record import (
     ApplicationRecord,
     CommitAppender,
+    CommitAttempt,
     PartitionBatches,
     Upload,
     application_register,
     producer_id,
     read_application,
 )
+from headwater.buffer.transaction.upload import Uploader
 from headwater.core import limits, runtime
 from headwater.core.errors import Fenced, LimitExceeded, Refused
 from headwater.store import Store

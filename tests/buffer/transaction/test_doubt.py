@@ -10,18 +10,15 @@ from typing import Any
 import pytest
 
 from headwater.buffer.stream import Stream, create_stream
-from headwater.buffer.transaction import (
+from headwater.buffer.transaction import holds as holds_module
+from headwater.buffer.transaction.commit import OlderMicroBatch, TaskUploads, TransactionCommitter
+from headwater.buffer.transaction.holds import Holder, HoldLost, holds_register
+from headwater.buffer.transaction.record import (
+    RECENT_MAX,
+    CommitAppender,
     CommitAttempt,
-    HoldLost,
-    TaskUploads,
-    TransactionCommitter,
+    read_application,
 )
-from headwater.buffer.transaction import (
-    holds as holds_module,
-)
-from headwater.buffer.transaction.commit import OlderMicroBatch
-from headwater.buffer.transaction.holds import Holder, holds_register
-from headwater.buffer.transaction.record import RECENT_MAX, CommitAppender, read_application
 from headwater.core import runtime
 from headwater.core.errors import (
     Denied,

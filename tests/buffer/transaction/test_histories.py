@@ -13,13 +13,18 @@ import msgspec
 import pytest
 
 from headwater.buffer.consumer import ownership
-from headwater.buffer.queue import Retention
+from headwater.buffer.queue.contract import Retention
 from headwater.buffer.stream import Stream
-from headwater.buffer.transaction import CommitResult, TaskUploads, TransactionCommitter, Uploader
 from headwater.buffer.transaction import holds as holds_module
-from headwater.buffer.transaction.commit import in_order
+from headwater.buffer.transaction.commit import (
+    CommitResult,
+    TaskUploads,
+    TransactionCommitter,
+    in_order,
+)
 from headwater.buffer.transaction.holds import Hold, Holds
 from headwater.buffer.transaction.record import ApplicationRecord, CommitAppender, PartitionBatches
+from headwater.buffer.transaction.upload import Uploader
 from headwater.core import runtime
 from tests.planted import NOTICED, expect_noticed
 from tests.torture.buffer_world import Parts
@@ -113,7 +118,7 @@ def knows_nothing(self: ApplicationRecord, attempt: Any) -> bool:
     return False
 
 
-async def appends_from_the_start(self: CommitAppender, slots: Any, share: Any) -> None:
+async def appends_from_the_start(self: CommitAppender, share: Any) -> None:
     """Gives the batches of a record the next numbers, whichever those are."""
     opened = self._opened[share.partition]
     batches = share.batches(after=0)

@@ -9,30 +9,28 @@ import pytest
 
 from headwater.buffer.consumer import Consumer
 from headwater.buffer.consumer.ownership import retention_of
-from headwater.buffer.queue import ProducerState
+from headwater.buffer.queue.contract import ProducerState
 from headwater.buffer.stream import Stream, alter_stream, create_stream, delete_stream
-from headwater.buffer.transaction import (
-    CommitAttempt,
-    HoldLost,
-    TransactionCommitter,
-    Uploader,
-    active_holds,
-)
 from headwater.buffer.transaction import holds as holds_module
+from headwater.buffer.transaction.commit import TransactionCommitter
 from headwater.buffer.transaction.holds import (
     TIMEOUT_MS,
     Holder,
+    HoldLost,
     Holds,
+    active_holds,
     check_timeout_ms,
     holds_register,
     read_holds,
 )
 from headwater.buffer.transaction.record import (
     ApplicationRecord,
+    CommitAttempt,
     application_register,
     producer_id,
     read_application,
 )
+from headwater.buffer.transaction.upload import Uploader
 from headwater.core import limits, runtime
 from headwater.core.errors import LimitExceeded, Refused
 from headwater.core.runtime import ulid_time_ms

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.transaction import HoldLost, TransactionCommitter, Uploader
-from headwater.buffer.transaction.holds import Holder
-from headwater.buffer.transaction.upload import IN_FLIGHT, PENDING_BATCHES, split
+from headwater.buffer.transaction.commit import TransactionCommitter
+from headwater.buffer.transaction.holds import Holder, HoldLost
+from headwater.buffer.transaction.upload import IN_FLIGHT, PENDING_BATCHES, Uploader, split
 from headwater.core import runtime
 from headwater.core.errors import LimitExceeded, Refused
 from headwater.store import MemoryBackend, Version

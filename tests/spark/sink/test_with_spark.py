@@ -17,8 +17,8 @@ from pyspark.sql import functions as F
 from headwater.buffer.batch import decode_batch
 from headwater.buffer.consumer.ownership import retention_of
 from headwater.buffer.stream import Stream, create_stream, open_stream
-from headwater.buffer.transaction import CommitAttempt
 from headwater.buffer.transaction.holds import holds_register, read_holds
+from headwater.buffer.transaction.record import CommitAttempt
 from headwater.store.locations import shared_store
 from tests.spark.sink import killed_query
 from tests.spark.sink.sink_world import wait

@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from headwater.buffer.stream import alter_stream, delete_stream
-from headwater.buffer.transaction import HoldLost, OlderMicroBatch
-from headwater.buffer.transaction.holds import holds_register, read_holds
+from headwater.buffer.transaction.commit import OlderMicroBatch
+from headwater.buffer.transaction.holds import HoldLost, holds_register, read_holds
 from headwater.core import runtime
 from headwater.core.errors import Bug, NotFound, Refused
 from headwater.core.runtime import RealRuntime

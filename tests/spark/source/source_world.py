@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from headwater.buffer.producer import Producer
-from headwater.buffer.queue import QueueState
+from headwater.buffer.queue.contract import QueueState
 from headwater.buffer.stream import Stream, create_stream, open_stream
 from headwater.core import portal
 from headwater.core.runtime import RealRuntime

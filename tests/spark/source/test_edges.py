@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headwater.buffer.consumer import Consumer, Follower, list_dead_letters
-from headwater.buffer.queue import QueuePosition, Uncounted
+from headwater.buffer.queue.contract import QueuePosition, Uncounted
 from headwater.buffer.stream import alter_stream, delete_stream
 from headwater.core.errors import Fenced, HeadwaterError, Refused, Trimmed, Unavailable
 from headwater.spark.source import bounds

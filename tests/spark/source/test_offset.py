@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from headwater.buffer.queue import QueuePosition
+from headwater.buffer.queue.contract import QueuePosition
 from headwater.spark.source.offset import Offset, StreamPartition
 
 IDS = {"orders": "id-1", "bills": "id-2"}

@@ -12,7 +12,7 @@ import pytest
 
 from headwater.buffer.consumer import FollowerRegister, Ownership
 from headwater.buffer.consumer.progress import FollowerPosition
-from headwater.buffer.queue import QueuePosition
+from headwater.buffer.queue.contract import QueuePosition
 from headwater.buffer.stream import alter_stream
 from headwater.core.errors import HeadwaterError
 from headwater.spark.source.micro_batches import MicroBatches

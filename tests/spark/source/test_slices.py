@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.buffer.queue import Descriptor, QueuePosition
+from headwater.buffer.queue.contract import Descriptor, QueuePosition
 from headwater.spark.source.slices import Limits, Slice, micro_batch_ends, plan_tasks, share_limit
 
 

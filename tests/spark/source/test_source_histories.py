@@ -10,7 +10,7 @@ import pytest
 
 from headwater.buffer.consumer import FollowerRegister
 from headwater.buffer.consumer.progress import FollowerPosition, QueryStep
-from headwater.buffer.queue import QueuePosition
+from headwater.buffer.queue.contract import QueuePosition
 from headwater.spark.source.checkpoint import CheckpointGuard
 from headwater.spark.source.feed import PartitionFeed
 from headwater.spark.source.micro_batches import MicroBatches

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headwater.buffer.consumer import Ownership
-from headwater.buffer.queue import QueuePosition
+from headwater.buffer.queue.contract import QueuePosition
 from headwater.buffer.stream import alter_stream
 from headwater.core.errors import Fenced, Refused, Trimmed
 from headwater.spark.source import feed

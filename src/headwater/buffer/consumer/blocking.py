@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -19,7 +18,7 @@ from headwater.buffer.consumer.reader import AsyncReader, RaiseOrSkip, read_asyn
 from headwater.buffer.queue.contract import Descriptor, TimeBy
 from headwater.buffer.stream import Stream
 from headwater.core import portal
-from headwater.core.errors import HeadwaterError, Refused
+from headwater.core.errors import Refused, adding_to
 from headwater.core.limits import READ_AHEAD_BYTES
 from headwater.store import Store
 
@@ -51,18 +50,9 @@ class BlockingConsumer:
     def __enter__(self) -> BlockingConsumer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
+        with adding_to(error, "closing the consumer"):
             self.close()
-        except HeadwaterError as closing:
-            if error is None:
-                raise
-            error.add_note(f"closing the consumer failed as well: {closing}")
 
     def __len__(self) -> int:
         return len(self._consumer)

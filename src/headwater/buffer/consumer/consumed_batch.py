@@ -113,7 +113,6 @@ class ConsumedBatch:
 
     @property
     def first_lsn(self) -> int:
-        """The LSN of the first record."""
         return self.descriptor.first_lsn
 
     @property
@@ -123,7 +122,6 @@ class ConsumedBatch:
 
     @property
     def lsns(self) -> pa.Array:
-        """The LSN of every record."""
         return pa.arange(self.first_lsn, self.first_lsn + len(self))
 
     @property
@@ -136,8 +134,8 @@ class ConsumedBatch:
                 f"the records of {self.stream!r} have typed columns "
                 f"({', '.join(self.records.schema.names)}): use `records` or `table()`"
             )
-        found: list[bytes | None] = self.records.column(VALUE).to_pylist()
-        return found
+        values: list[bytes | None] = self.records.column(VALUE).to_pylist()
+        return values
 
     @property
     def metadata(self) -> list[CallMetadata]:
@@ -295,20 +293,20 @@ class ReaderColumns:
         hidden = sorted(values - shown)
         if not self._shows_all and not self._is_null_instead(hidden):
             return
-        known = sorted(shown - _TYPES.keys())
+        typed = sorted(shown - _TYPES.keys())
         # Columns are recorded before they are written, so these are of a later version.
         is_later = batch.descriptor.schema_version > self._version
-        if not hidden or (known and is_later and VALUE not in hidden):
+        if not hidden or (typed and is_later and VALUE not in hidden):
             return
         if not self._shows_all:
             why = "it would show null. Open it again, or name the columns that the stream has"
-        elif is_later or not known:
+        elif is_later or not typed:
             why = "open it again, the stream had no columns when it was opened"
         else:
             why = "they are not columns of the stream. Name the columns to be read"
         raise Refused(
             f"batch {batch.sequence} of {batch.stream!r} has {', '.join(hidden)}, and its reader "
-            f"shows {', '.join(known or [VALUE])}: {why}"
+            f"shows {', '.join(typed or [VALUE])}: {why}"
         )
 
     def _is_null_instead(self, hidden: list[str]) -> bool:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from types import TracebackType
 from typing import TypeVar
 
 from headwater.buffer.consumer.consumed_batch import ConsumedBatch
@@ -39,7 +38,7 @@ from headwater.buffer.queue.contract import Descriptor, QueueConsumer, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import explain_deletion, open_source
 from headwater.buffer.stream.streams import resolve_stream
-from headwater.core.errors import Fenced, HeadwaterError, Refused
+from headwater.core.errors import Fenced, Refused, adding_to
 from headwater.core.limits import GC_INTERVAL_S, READ_AHEAD_BATCHES, READ_AHEAD_BYTES
 from headwater.core.settings import whole_number
 from headwater.store import Store
@@ -154,18 +153,9 @@ class Consumer:
     async def __aenter__(self) -> Consumer:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
+    async def __aexit__(self, kind: object, error: BaseException | None, at: object) -> None:
+        with adding_to(error, "closing the consumer"):
             await self.close()
-        except HeadwaterError as closing:
-            if error is None:
-                raise
-            error.add_note(f"closing the consumer failed as well: {closing}")
 
     def __repr__(self) -> str:
         return f"<consumer of {self.stream.name}/{self.partition}, epoch {self.epoch}>"

@@ -56,7 +56,6 @@ class UnreadableBatch(Damaged):
 def unreadable(
     stream: str, partition: int, descriptor: Descriptor, error: HeadwaterError
 ) -> UnreadableBatch:
-    """The error for one batch."""
     cause = f"{type(error).__name__}: {error}"
     if isinstance(error, NotFound):
         cure = "Restore the object (a versioned bucket keeps it)"
@@ -177,11 +176,11 @@ async def list_dead_letters(
     source: str | Store | Stream, name: str | None = None, *, partition: int = 0
 ) -> list[DeadLetter]:
     """Every batch of a partition that could not be read, in order."""
-    found: list[DeadLetter] = []
+    letters: list[DeadLetter] = []
     async with borrow_stream(source, name) as stream:
         async for meta in stream.store.list(stream.dead_letter_prefix(partition)):
-            found.append(_decode(meta.key, (await stream.store.get(meta.key)).data))
-    return found
+            letters.append(_decode(meta.key, (await stream.store.get(meta.key)).data))
+    return letters
 
 
 def _key(stream: Stream, partition: int, sequence: int) -> str:

@@ -131,7 +131,6 @@ class Delivery:
         return self._on_bad_batch == "dead_letter"
 
     async def dead_letter(self, descriptor: Descriptor, cause: str) -> DeadLetter:
-        """Write the dead letter of a batch."""
         letter = await write_dead_letter(self._stream, self._partition, descriptor, cause)
         self.metrics.dead_letters += 1
         return letter

@@ -61,7 +61,6 @@ class FetchHandle:
     def of(
         cls, stream: Stream, partition: int, metrics: ConsumerMetrics | None = None
     ) -> FetchHandle:
-        """A handle with the settings of the stream."""
         return cls(
             stream.store,
             stream=stream.name,
@@ -125,7 +124,7 @@ class FetchHandle:
     async def fetch_calls(self, descriptor: Descriptor) -> Calls:
         """The produce calls of a batch, without its records.
 
-        The checksum covers only the whole batch, so use this for searching.
+        Use this only for searching: the checksum covers the whole batch, which is not read here.
         """
         if descriptor.format == "v1" or not descriptor.rows:
             return calls_of(descriptor, descriptor.rows)
@@ -215,10 +214,10 @@ class ChunkCache:
             # The chunk may have been read before the batch was added to it.
             self._chunks.pop(descriptor.location, None)
             batches = await self._batches(descriptor.location)
-        found = batches.get(descriptor.batch_id)
-        if found is None:
+        batch = batches.get(descriptor.batch_id)
+        if batch is None:
             raise NotFound(f"batch {descriptor.batch_id} is not in {descriptor.location}")
-        return found
+        return batch
 
     async def _batches(self, key: str) -> InlineBatches:
         task = self._chunks.get(key)

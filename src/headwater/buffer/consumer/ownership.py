@@ -34,7 +34,7 @@ from headwater.core.settings import seconds
 
 
 class TakenOver(Fenced):
-    """Another consumer was opened: says by whom, and when."""
+    """Another consumer was opened; the message says by which group, and when."""
 
     def __init__(self, message: str, *, group: str = "", by: str = "") -> None:
         super().__init__(message)

@@ -312,8 +312,9 @@ class FollowerRegister:
     ) -> FollowerPosition:
         """Let the group begin here, unless it has begun. Returns its position.
 
-        Repeated and concurrent calls get the same position. `together` has the group's beginnings
-        in other partitions, for a process that continues if this one dies before writing them.
+        Repeated and concurrent calls get the same position. `together` has the group's start in the
+        other partitions: if this process dies before it writes those, another one continues with
+        the same positions.
         """
         others = {key: tuple(found) for key, found in (together or {}).items()}
         first = msgspec.structs.replace(_position(place), together=others)
@@ -367,7 +368,7 @@ class FollowerRegister:
     async def count(self, query: str, step: QueryStep) -> FollowerPosition:
         """Record how many micro-batches the query has planned.
 
-        `OtherQuery` if the position belongs to another query, or if more were planned: then another
+        `OtherQuery` if the position belongs to another query, or if more are recorded: then another
         run of the query is ahead.
         """
 
@@ -394,7 +395,7 @@ class FollowerRegister:
         return msgspec.structs.replace(now, step=step.number, closed=step.closed)
 
     async def owned_until(self, acked: QueuePosition) -> FollowerPosition:
-        """Record how far the group, which lost the queue, had acknowledged."""
+        """Record how far the group had acknowledged when it lost the queue."""
         last = _position(acked)
 
         def leave(now: FollowerPosition | None) -> FollowerPosition:

@@ -81,16 +81,16 @@ class PartitionReader:
                     continue
             if not len(self._ahead):
                 return None
-            found = await self._ahead.first()
-            if isinstance(found, ConsumedBatch):
-                return found
+            outcome = await self._ahead.first()
+            if isinstance(outcome, ConsumedBatch):
+                return outcome
             self._ahead.retry_first()
-            if not isinstance(found, UnreadableBatch):
-                raise found
-            await check_retained(self._stream, self._partition, found)
+            if not isinstance(outcome, UnreadableBatch):
+                raise outcome
+            await check_retained(self._stream, self._partition, outcome)
             if self._options.on_bad_batch == "raise":
-                raise found
-            self._note_lost(found.descriptor, found.cause)
+                raise outcome
+            self._note_lost(outcome.descriptor, outcome.cause)
             self.skip()
         return None
 
@@ -123,7 +123,6 @@ class PartitionReader:
         return rows if (first, end) == (0, len(batch)) else rows.slice(first, max(end - first, 0))
 
     async def close(self) -> None:
-        """Stop reading ahead."""
         await self._ahead.close()
 
 
@@ -153,25 +152,24 @@ class AsyncReader:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of every batch."""
         return self._columns.schema
 
     def __aiter__(self) -> AsyncReader:
         return self
 
     async def __anext__(self) -> pa.RecordBatch:
-        found = await self.next_batch()
-        if found is None:
+        rows = await self.next_batch()
+        if rows is None:
             raise StopAsyncIteration
-        return found
+        return rows
 
     async def next_batch(self) -> pa.RecordBatch | None:
         """The next rows; None at the end. With `follow`, waits for more."""
         polls = PollBackoff(FOLLOW_POLL_BASE_S, FOLLOW_POLL_CAP_S)
         while True:
-            found = await self._next()
-            if found is not None:
-                return found
+            rows = await self._next()
+            if rows is not None:
+                return rows
             if all(part.is_over for part in self._parts) or not self.follows:
                 return None
             await runtime.sleep(polls.next_s())
@@ -236,9 +234,9 @@ async def read_async(
         raise Refused(f'on_bad_batch is {on_bad_batch!r}: it is "raise" or "skip"')
     check_time_by(time_by)
     options = ReaderOptions(follow, time_by, on_bad_batch, read_ahead_bytes, [])
-    async with open_source(source) as (found, owned):
-        chosen = await resolve_stream(found, stream)
-        if chosen is found:
+    async with open_source(source) as (opened, owned):
+        chosen = await resolve_stream(opened, stream)
+        if chosen is opened:
             # The handle may be from before the first record, when no columns were recorded.
             chosen = await chosen.settled()
         reader = await _open_reader(chosen, start, end, partition, columns, options)

@@ -11,7 +11,6 @@ A reader works under an epoch:
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
@@ -28,17 +27,20 @@ from headwater.buffer.group.record import (
     GroupRecord,
     OtherCheckpoint,
     OtherKind,
+    PositionRegister,
     begin_of,
+    checked_begins,
+    checked_lsn,
 )
 from headwater.buffer.layout import check_group_name, group_key, group_record_key
 from headwater.buffer.stream import Stream
 from headwater.core import runtime
-from headwater.core.errors import Bug, Contended, Fenced, NotFound, Refused, RolledBack
-from headwater.core.limits import GROUP_RESET_ATTEMPTS, LSN_MAX
-from headwater.core.settings import whole_number
+from headwater.core.errors import Bug, Contended, Fenced, NotFound, RolledBack
+from headwater.core.limits import GROUP_RESET_ATTEMPTS
 from headwater.store import Register
 from headwater.store.claims import ClaimState, ClaimTable
 
+PARTITIONS_AT_ONCE: Final = 16
 _READERS: Final = {CONSUMERS: "consumers", QUERY: "a query"}
 
 
@@ -54,7 +56,7 @@ class GroupRegister:
         self.group = group
         key = group_record_key(stream.name, stream.id, group)
         self._record = Register(stream.store, key, GroupRecord)
-        self._positions: dict[int, Register[GroupPosition]] = {}
+        self._positions: dict[int, PositionRegister] = {}
 
     def __repr__(self) -> str:
         return f"<group {self.group!r} of {self.stream.name!r}>"
@@ -75,7 +77,7 @@ class GroupRegister:
         `begins` has every partition of the stream. Repeated and concurrent calls return the same
         record. A deleted group begins again, and forgets the positions that it had.
         """
-        first = GroupRecord(kind, 0, 0, _checked(begins), runtime.wall_ms())
+        first = GroupRecord(kind, 0, 0, checked_begins(begins), runtime.wall_ms())
 
         def begun(now: GroupRecord | None) -> GroupRecord:
             if now is None:
@@ -190,7 +192,7 @@ class GroupRegister:
         Every reader is fenced, and a query needs a new checkpoint. `check` may raise to refuse.
         `Contended` if readers start faster than this can read the positions that stay: stop them.
         """
-        moving = _checked(begins)
+        moving = checked_begins(begins)
         staying = [p for p in range(self.stream.partitions) if p not in begins]
         # A record that was restored from a backup is behind its positions: continue above them.
         found = [p for p in (await self._read_positions()).values() if p is not None]
@@ -200,14 +202,13 @@ class GroupRegister:
             fence, kept = None, dict[str, int]()
             if staying:
                 fence = await self._stop_readers(least_epoch, check)
-                kept = {str(p): (await self.take(p, fence)).lsn for p in staying}
 
             def reset(
                 now: GroupRecord, fence: GroupEpoch | None = fence, kept: dict[str, int] = kept
             ) -> GroupRecord:
                 check(now)
                 if fence is not None and now.epoch != fence.number:
-                    raise _ReadersReturned
+                    raise Fenced(f"epoch {now.epoch} was given since")
                 return GroupRecord(
                     now.kind,
                     max(now.epoch, least_epoch) + 1,
@@ -217,9 +218,11 @@ class GroupRegister:
                 )
 
             try:
+                if fence is not None:
+                    kept |= {str(p): (await self.take(p, fence)).lsn for p in staying}
                 return await self._update(reset)
-            except _ReadersReturned:
-                continue
+            except Fenced:
+                continue  # a reader started meanwhile, and may have acknowledged since
         raise Contended(
             f"{self._name()} was not reset: its readers started again {GROUP_RESET_ATTEMPTS} "
             "times meanwhile. Stop them, and reset it then"
@@ -270,11 +273,11 @@ class GroupRegister:
 
         A position past it stays. `Fenced` if a higher epoch took the partition.
         """
-        return await self._move(partition, epoch, lambda now: max(now.lsn, _lsn(lsn)))
+        return await self._move(partition, epoch, lambda now: max(now.lsn, checked_lsn(lsn)))
 
     async def seek(self, partition: int, epoch: GroupEpoch, lsn: int) -> GroupPosition:
         """Set the position to this LSN, also back. `Fenced` as for `acknowledge`."""
-        return await self._move(partition, epoch, lambda _: _lsn(lsn))
+        return await self._move(partition, epoch, lambda _: checked_lsn(lsn))
 
     async def positions(self) -> tuple[GroupRecord, dict[int, int]]:
         """The record, and the first LSN of each partition that the group has not processed."""
@@ -297,11 +300,17 @@ class GroupRegister:
         url = shlex.quote(self.stream.store.url)
         return f"headwater group {verb} {url} {self.stream.name} {self.group}"
 
+    def _list(self) -> str:
+        return self._command("list").removesuffix(f" {self.group}")
+
     def _live(self, now: GroupRecord | None) -> GroupRecord:
         if now is None:
-            raise UnknownGroup(f"{self._name()} has never begun. Check its name")
+            raise UnknownGroup(f"{self._name()} has never begun. Check its name: {self._list()}")
         if now.deleted:
-            raise UnknownGroup(f"{self._name()} was deleted at {_utc(now.changed_ms)}")
+            raise UnknownGroup(
+                f"{self._name()} was deleted at {_utc(now.changed_ms)}. See the others: "
+                f"{self._list()}"
+            )
         return now
 
     def _of_kind(self, now: GroupRecord, kind: GroupKind) -> GroupRecord:
@@ -396,7 +405,9 @@ class GroupRegister:
 
     async def _read_positions(self) -> dict[int, GroupPosition | None]:
         partitions = range(self.stream.partitions)
-        found = await asyncio.gather(*map(self._read_position, partitions))
+        found = await runtime.gather_each(
+            self._read_position, partitions, at_once=PARTITIONS_AT_ONCE
+        )
         return dict(zip(partitions, found, strict=True))
 
     async def _read_position(self, partition: int) -> GroupPosition | None:
@@ -405,11 +416,11 @@ class GroupRegister:
         except NotFound:
             return None
 
-    def _position(self, partition: int) -> Register[GroupPosition]:
+    def _position(self, partition: int) -> PositionRegister:
         if partition not in self._positions:
             self.stream.check_partition(partition)
             key = group_key(self.stream.name, partition, self.stream.id, self.group)
-            self._positions[partition] = Register(self.stream.store, key, GroupPosition)
+            self._positions[partition] = PositionRegister(self.stream.store, key, GroupPosition)
         return self._positions[partition]
 
 
@@ -419,20 +430,6 @@ class _Overtaken(Fenced):
     def __init__(self, epoch: int) -> None:
         super().__init__(f"epoch {epoch}")
         self.epoch = epoch
-
-
-class _ReadersReturned(Contended):
-    """A reader started while a reset read the positions."""
-
-
-def _checked(begins: Mapping[int, int]) -> dict[str, int]:
-    return {str(whole_number("partition", key)): _lsn(lsn) for key, lsn in begins.items()}
-
-
-def _lsn(lsn: int) -> int:
-    if not 1 <= whole_number("LSN", lsn) <= LSN_MAX:
-        raise Refused(f"LSN {lsn}: the first record of a partition has LSN 1")
-    return lsn
 
 
 def _checkpoint(query: str) -> str:

@@ -14,9 +14,9 @@ Data flows in one direction, through parts that have Kafka's names:
       ▼
     ProducerBatch ◄── Handle        the result: a handle is a range of rows of its batch
 
-`record_columns` joins, cuts and splits records; `config` has the settings. No part calls one before
-it: the accumulator sets `is_stirred`, and the producer wakes the sender, which drains it. All state
-is under the accumulator's lock or on the event loop of the sender.
+`record_columns` joins, cuts and splits records; `config` has the settings and the metrics. No part
+calls one before it: the accumulator sets `is_stirred`, and the producer wakes the sender, which
+drains it. All state is under the accumulator's lock or on the event loop of the sender.
 
 Always holds:
 

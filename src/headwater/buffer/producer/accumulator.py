@@ -1,8 +1,8 @@
 """The accumulator: puts the records of calls into batches.
 
-`append_value` and `append` wait for nothing and may be called from any thread: when they return,
-either all of a call is appended or nothing of it. What has to happen on the event loop is left to
-the sender, which drains the open batches when `batches.is_stirred` is set.
+`append_value` and `append` never wait and may be called from any thread: when they return, either
+all of a call is appended or nothing of it. The sender does the work of the event loop: it drains
+the open batches when `batches.is_stirred` is set.
 
 Always holds:
 
@@ -73,7 +73,8 @@ class RecordAccumulator:
         self.batches = OpenBatches(settings, partitions, portal)
         self._portal = portal
         self._handle_type: type[Handle] = Handle if portal is None else BlockingHandle
-        self._takes_values = takes_values
+        self.takes_values = takes_values
+        """Whether the stream carries opaque values, for `append_value`."""
         self._takes_keys = takes_keys
         self.clock = CallClock(asyncio.get_running_loop() if portal is None else None)
         self._buffer_bytes = settings.buffer_bytes
@@ -142,7 +143,7 @@ class RecordAccumulator:
     ) -> Handle | None:
         """The same, checking all limits; opens a window for the calls that follow."""
         self._close_window()
-        if not self._takes_values or self._line or self.refusal is not None:
+        if not self.takes_values or self._line or self.refusal is not None:
             return None
         size = len(value) + OFFSET_BYTES
         if key is not None:
@@ -295,14 +296,12 @@ class RecordAccumulator:
     # For the sender
 
     def seal(self, batch: OpenBatch) -> None:
-        """Seal this batch, if it is still open."""
         with self.lock:
             self._close_window()
             if not batch.is_sealed:
                 self.batches.finish(batch)
 
     def seal_all(self) -> None:
-        """Seal every batch with a record."""
         with self.lock:
             self._close_window()
             self.batches.seal_all()
@@ -329,13 +328,8 @@ class RecordAccumulator:
         self.wake_calls()
 
     def check_open(self) -> None:
-        """Raise the reason if calls are refused."""
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)
-
-    def take_values(self) -> None:
-        """Allow `append_value`: the stream carries opaque values."""
-        self._takes_values = True
 
     def _begin_in_child(self) -> None:
         # The parent sends these records, and one of its threads may have held the lock.
@@ -404,7 +398,6 @@ class WaitingCall:
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other call is in line."""
         return len(self._line) == 1
 
 

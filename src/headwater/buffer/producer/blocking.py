@@ -13,11 +13,9 @@ A process that is killed, or ends by `os._exit`, sends nothing more.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any, Final
 
 import pyarrow as pa
@@ -40,7 +38,7 @@ from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import open_source
 from headwater.buffer.stream.streams import resolve_stream
 from headwater.core import portal, runtime
-from headwater.core.errors import HeadwaterError, Refused
+from headwater.core.errors import HeadwaterError, Refused, adding_to
 from headwater.core.portal import Portal
 from headwater.store import Store
 
@@ -89,18 +87,9 @@ class BlockingProducer(BaseProducer):
     def __enter__(self) -> BlockingProducer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        try:
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
+        with adding_to(error, "closing the producer"):
             self.close()
-        except HeadwaterError as closing:
-            if error is None:
-                raise
-            error.add_note(f"closing the producer failed as well: {closing}")
 
     def __del__(self) -> None:
         super().__del__()
@@ -179,7 +168,7 @@ class BlockingProducer(BaseProducer):
                 OPEN_PRODUCERS.discard(self._producer)
 
     def fit(self, data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
-        """Record the columns of these records, and return them in the stream's columns, unsent."""
+        """Record the columns of these records; returns them in the stream's columns, unsent."""
         return self._checked(lambda: self._serializer.columns(data, None, None)).batches
 
     def _checked(self, check: Callable[[], ProduceCall]) -> ProduceCall:
@@ -214,7 +203,6 @@ class OpenProducers:
         portal.call_at_exit(self.close_all)
 
     def discard(self, producer: Producer) -> None:
-        """Forget one that is closed."""
         self._portals.pop(producer, None)
 
     def close_soon(self, producer: Producer) -> None:
@@ -241,13 +229,11 @@ class OpenProducers:
                     )
         for home, producers in by_portal.items():
             try:
-                home.call(self._close_several(producers), timeout_s=wait_s)
+                closing = runtime.gather_each(self._close, producers, at_once=len(producers))
+                home.call(closing, timeout_s=wait_s)
             except TimeoutError:
                 for producer in producers:
                     _log_lost(producer, f"not accepted within {wait_s:g} s")
-
-    async def _close_several(self, producers: list[Producer]) -> None:
-        await asyncio.gather(*map(self._close, producers))
 
     async def _close(self, producer: Producer) -> None:
         try:

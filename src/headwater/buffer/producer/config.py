@@ -1,35 +1,22 @@
-"""How a producer gathers, waits and gives up. Kafka's spellings are accepted as well.
+"""The settings of a producer, and its metrics. docs/producer.md lists both for users.
 
-| setting | Kafka's spelling | default |
-| --- | --- | --- |
-| `linger_ms` | `linger.ms` | the stream's, else 1,000, or 100 on a local store |
-| `batch_bytes` | `batch.size` | the stream's, else 8 MiB |
-| `buffer_bytes` | `buffer.memory` | 64 MiB |
-| `buffer_calls` | | 1,048,576 |
-| `on_full` | | `wait`; or `fail` |
-| `on_failure` | | `continue`; or `stop`, as a producer with a `producer_id` always does |
-| `max_block_ms` | `max.block.ms` | 60,000; None waits without end |
-| `max_in_flight` | `max.in.flight.requests.per.connection` | 8 uploads |
-| `compression` | `compression.type` | the stream's |
-| `partitioner` | | `key`; or `round_robin` |
-| `delivery_timeout_ms` | `delivery.timeout.ms` | 120,000 |
-
-Kafka's `acks=all`, `enable.idempotence=true` and `retries=2147483647` are accepted, because it is
-always so. Other values of them are refused, as are other settings of Kafka's producers, with what
-to use instead.
+Kafka's spellings of the settings are accepted as well. Settings of Kafka's producers that have no
+meaning here are refused with what to use instead, unless what they ask for is always so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from headwater.buffer.compression import Compression
+from headwater.buffer.queue.contract import Counters
 from headwater.buffer.stream import Stream
 from headwater.core import limits
 from headwater.core.errors import Refused
+from headwater.core.metrics import Histogram, Metrics
 from headwater.core.settings import SettingNames, parse_choice, parse_whole_number
 
 BUFFER_BYTES: Final = 64 * limits.MIB
@@ -118,3 +105,39 @@ def settings_for(stream: Stream, settings: Mapping[str, Any]) -> Settings:
     if stream.config.format == "v1" and chosen["compression"] is Compression.LZ4:
         raise Refused("the published v1 format knows compression none and zstd, not lz4")
     return Settings(**chosen)
+
+
+class ProducerMetrics(Metrics):
+    """The metrics of one producer; `published()` has the names of the published buffer."""
+
+    computed = ("manifest_writes", "manifest_conflicts")
+
+    def __init__(self, counters: Sequence[Counters]) -> None:
+        self._counters = counters
+        self.batches_flushed = 0
+        """Batches that were accepted."""
+        self.entries_flushed = 0
+        """Records in them."""
+        self.bytes_flushed = 0
+        """Their size before encoding."""
+        self.bytes_written = 0
+        """Their size as it was written."""
+        self.flush_duration_seconds = Histogram()
+        """From sealing to acceptance."""
+
+    @property
+    def manifest_writes(self) -> int:
+        """Conditional writes to the queues."""
+        return sum(counters.writes for counters in self._counters)
+
+    @property
+    def manifest_conflicts(self) -> int:
+        """Conditional writes that lost a race."""
+        return sum(counters.conflicts for counters in self._counters)
+
+    def published(self) -> dict[str, object]:
+        """The metrics under the names that dashboards of the published buffer use."""
+        values = self.values(prefix="buffer.")
+        for name in self.computed:
+            values[f'buffer.{name}{{role="producer"}}'] = values.pop(f"buffer.{name}")
+        return values

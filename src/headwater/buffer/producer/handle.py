@@ -22,7 +22,7 @@ from headwater.buffer.producer.record_batch import (
     ProducerBatch,
     UnroutedBatch,
 )
-from headwater.buffer.queue.v1 import UNKNOWN_LSN
+from headwater.buffer.queue.v1.appender import UNKNOWN_LSN
 from headwater.core.errors import OutcomeUnknown, Refused
 
 
@@ -49,27 +49,22 @@ class Acceptance(tuple[Accepted, ...]):
 
     @property
     def partition(self) -> int:
-        """The partition, if there is one part."""
         return self._only().partition
 
     @property
     def sequence(self) -> int:
-        """The queue sequence of the batch, if there is one part."""
         return self._only().sequence
 
     @property
     def first_lsn(self) -> int:
-        """The LSN of the first record, if there is one part; 0 if the queue does not know it."""
         return self._only().first_lsn
 
     @property
     def last_lsn(self) -> int:
-        """The LSN of the last record, if there is one part; 0 if the queue does not know it."""
         return self._only().last_lsn
 
     @property
     def producer_sequence(self) -> int:
-        """The batch among those of this producer, if there is one part."""
         return self._only().producer_sequence
 
     @property
@@ -100,8 +95,8 @@ class PartlyAccepted(OutcomeUnknown):
 class Handle(msgspec.Struct, eq=False, gc=False):
     """The result of one produce call. Await it for the acceptance, as often as you like.
 
-    It costs next to nothing until it is awaited, and may be dropped. It is part of no cycle,
-    and has `gc=False`, because a million of them must not slow down every garbage collection.
+    It is cheap until it is awaited, and may be dropped. It is part of no reference cycle and has
+    `gc=False`, so that a million handles do not slow down garbage collection.
     """
 
     _source: ProducerBatch | UnroutedBatch | CallBatches
@@ -112,12 +107,12 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         return self.wait().__await__()
 
     async def wait(self) -> Acceptance:
-        """Until all records are accepted, or an error says that some are not.
+        """Wait until all records are accepted; raises if some are not.
 
-        `OutcomeUnknown`: some may be; as `PartlyAccepted`, some are and the others are not.
+        `OutcomeUnknown`: some may be accepted; `PartlyAccepted`: some are and the others are not.
         `accepted()` says which are. Cancelling the wait changes nothing.
         """
-        if not self._source.is_routed:
+        if isinstance(self._source, UnroutedBatch):
             await self._source.routed()
         for part in self._ranges():
             await part.batch.wait()
@@ -156,7 +151,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
 
     @property
     def is_done(self) -> bool:
-        """Whether waiting would take no time."""
+        """Whether `wait` returns or raises at once."""
         return self._source.is_routed and all(part.batch.is_done for part in self._ranges())
 
     def accepted(self) -> list[Accepted]:
@@ -194,7 +189,7 @@ class BlockingHandle(Handle, eq=False, gc=False):
     def result(self, timeout: float | None = None) -> Acceptance:
         """Wait until all records are accepted, for at most `timeout` seconds.
 
-        After a `TimeoutError` the records are still on their way. Named as in `concurrent.futures`.
+        After a `TimeoutError` the records are still being sent. Named as in `concurrent.futures`.
         """
         if self.is_done:
             return self._outcome()

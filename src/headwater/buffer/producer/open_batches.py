@@ -1,6 +1,6 @@
 """The open batches: one for each partition, and one for calls whose keys are not hashed yet.
 
-And the clock that gives small calls their time.
+It also has the clock that gives small calls their ingestion time.
 """
 
 from __future__ import annotations
@@ -97,7 +97,6 @@ class OpenBatches:
         return unrouted
 
     def take_turn(self) -> int:
-        """The partition for a call that may go to any."""
         turn = self.turn
         if self.rotates:
             self.turn = (turn + 1) % self.partitions
@@ -139,7 +138,6 @@ class OpenBatches:
             self.route()
 
     def seal(self, batch: ProducerBatch) -> None:
-        """Close this batch for further records."""
         if self.current is batch:
             self.current = None
         if self.by_key and batch.partition == self.turn:
@@ -198,7 +196,6 @@ class OpenBatches:
         self.is_stirred = True
 
     def seal_all(self) -> None:
-        """Seal every batch with a record."""
         self.route()
         for batch in self._open:
             if batch is not None:

@@ -18,7 +18,6 @@ import asyncio
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any, Final
 
 import pyarrow as pa
@@ -35,9 +34,8 @@ from headwater.buffer.producer.call import (
     Timestamps,
     is_whole_text,
 )
-from headwater.buffer.producer.config import Settings, settings_for
+from headwater.buffer.producer.config import ProducerMetrics, Settings, settings_for
 from headwater.buffer.producer.handle import Handle
-from headwater.buffer.producer.metrics import ProducerMetrics
 from headwater.buffer.producer.rows import arrow_table, listed_rows
 from headwater.buffer.producer.sender import PARTITIONS_AT_ONCE, Sender, close_appenders
 from headwater.buffer.producer.serializer import (
@@ -50,7 +48,7 @@ from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import explain_deletion, open_source
 from headwater.buffer.stream.streams import resolve_stream
 from headwater.core import runtime
-from headwater.core.errors import HeadwaterError, Refused
+from headwater.core.errors import Refused, adding_to
 from headwater.core.portal import Portal
 from headwater.store import Store
 
@@ -88,12 +86,10 @@ class BaseProducer:
 
     @property
     def settings(self) -> Settings:
-        """The settings in force."""
         return self._sender.settings
 
     @property
     def metrics(self) -> ProducerMetrics:
-        """Counters and latencies."""
         return self._sender.metrics
 
     def __repr__(self) -> str:
@@ -146,18 +142,9 @@ class Producer(BaseProducer):
     async def __aenter__(self) -> Producer:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        try:
+    async def __aexit__(self, kind: object, error: BaseException | None, at: object) -> None:
+        with adding_to(error, "closing the producer"):
             await self.close()
-        except HeadwaterError as closing:
-            if error is None:
-                raise
-            error.add_note(f"closing the producer failed as well: {closing}")
 
     async def produce(
         self,
@@ -171,7 +158,7 @@ class Producer(BaseProducer):
     ) -> Handle:
         """Send opaque values: a sequence of bytes or None, a binary Arrow array, or one bytes.
 
-        Keys, headers, timestamps and operations: one for each record, or a single one for all.
+        Keys, headers, timestamps and operations: one for each record, or one for all records.
         `BufferFull` if there is no room for the call.
         """
         clock = self._clock
@@ -280,16 +267,15 @@ class Producer(BaseProducer):
     # For the blocking producer as well
 
     async def record(self, unrecorded: UnrecordedColumns) -> None:
-        """Record the columns that a call adds to the stream, so that it can be checked again."""
+        """Record the columns that a call adds to the stream; then the call can be checked again."""
         async with self._recording:
             self._accumulator.check_open()
             if self._serializer.stream is unrecorded.stream:  # else it was recorded meanwhile
                 await self._serializer.record(unrecorded)
                 if self.stream.is_opaque:
-                    self._accumulator.take_values()
+                    self._accumulator.takes_values = True
 
     async def append_in_line(self, checked: ProduceCall, entries: Any) -> Handle:
-        """Line up with a checked call, and append it."""
         with self._accumulator.line_up() as call:
             return await self.append(checked, entries, call)
 
@@ -348,14 +334,15 @@ async def open_sender(
     """Fence the last producer under the id in all partitions, and read what it had accepted."""
     settings = settings_for(stream, options)
     chosen = runtime.new_ulid() if producer_id is None else _checked_id(producer_id)
-    slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
 
     async def one(partition: int) -> tuple[Appender, ProducerState]:
         appender = stream.appender(partition, chosen)
-        async with slots, explain_deletion(stream):
+        async with explain_deletion(stream):
             return appender, await appender.open()
 
-    outcomes = await asyncio.gather(*map(one, range(stream.partitions)), return_exceptions=True)
+    outcomes = await runtime.gather_outcomes(
+        one, range(stream.partitions), at_once=PARTITIONS_AT_ONCE
+    )
     opened = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
     for outcome in outcomes:
         if isinstance(outcome, BaseException):

@@ -98,25 +98,21 @@ class BaseBatch:
         self.ends_call, self.last_metadata = True, calls.metadata[-1]
 
     def value_lists(self) -> RecordLists:
-        """The lists that further values are added to."""
         if self.lists is None:
             self.lists = RecordLists()
             self.pieces.append(self.lists)
         return self.lists
 
     def add_columns(self, records: pa.RecordBatch) -> None:
-        """Add records that are columns already."""
         self.pieces.append(records)
         self.lists = None
         self.rows += records.num_rows
 
     def free(self) -> None:
-        """Free the memory of the records."""
         self.pieces, self.lists = [], None
         self.starts, self.times_ms, self.metadata = [], [], []
 
     def cancel_timer(self) -> None:
-        """Stop the timer, if it runs."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -194,7 +190,6 @@ class ProducerBatch(BaseBatch):
         return Batch(self.batch_id, records, calls, values)
 
     def entry(self) -> NewBatch:
-        """What the queue appends."""
         return NewBatch(
             batch_id=self.batch_id,
             producer_sequence=self.producer_sequence,
@@ -208,7 +203,6 @@ class ProducerBatch(BaseBatch):
         )
 
     def cancel(self) -> None:
-        """Stop the upload and the timer."""
         self.cancel_timer()
         if self.upload is not None and self.upload is not asyncio.current_task():
             self.upload.cancel()
@@ -237,11 +231,7 @@ class ProducerBatch(BaseBatch):
         self.free()
         self.wake()
 
-    async def routed(self) -> None:
-        """Nothing to wait for: its partition is known."""
-
     def ranges(self, start: int, rows: int) -> list[BatchRange]:
-        """These rows of it."""
         return [BatchRange(self, start, rows)]
 
 
@@ -251,9 +241,6 @@ class CallBatches(NamedTuple):
     parts: list[BatchRange]
     portal: Portal | None
     is_routed: bool = True
-
-    async def routed(self) -> None:
-        """Nothing to wait for: the partitions are known."""
 
     def ranges(self, start: int, rows: int) -> list[BatchRange]:
         """All parts: it has one call."""

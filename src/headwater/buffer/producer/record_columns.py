@@ -41,7 +41,6 @@ class RecordLists:
         """The reserved columns that a call has used, with None for records without a value."""
 
     def extend(self, added: RecordLists) -> None:
-        """Add records."""
         before, count = len(self.values), len(added.values)
         for name in {**self.columns, **added.columns}:
             column = self.columns.setdefault(name, [None] * before)
@@ -50,7 +49,6 @@ class RecordLists:
         self.sizes.extend(added.sizes)
 
     def append(self, value: bytes, key: bytes | None) -> None:
-        """Add one record that has a value and perhaps a key."""
         if key is not None and KEY not in self.columns:
             self.columns[KEY] = [None] * len(self.values)
         self.values.append(value)

@@ -10,11 +10,11 @@ Always holds:
   may have landed, whatever the answer was, unless the queue says that it did not and will not
   (`OlderSchema`). Such a batch is *attempted*. It stays at the front of its partition until it has
   landed, and nothing overtakes it. When its time is up, its handles get `OutcomeUnknown`, and it is
-  still tried, unless the queue can no longer tell (`Unsettled`): then the others continue without
-  it;
+  still tried, unless the queue can no longer show it (`Unsettled`): then the others continue
+  without it;
 - a batch that was never attempted can be dropped, and leaves no gap;
-- of a producer that can be resumed, or that is to stop at a failure, nothing is accepted that comes
-  after what was dropped: a successor that resumes after the last accepted batch would skip it.
+- a producer with a `producer_id`, or with `on_failure="stop"`, accepts nothing after a dropped
+  batch: a successor that resumes after the last accepted batch would skip the dropped one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from headwater.buffer.producer.accumulator import RecordAccumulator, forked
-from headwater.buffer.producer.config import Settings
-from headwater.buffer.producer.metrics import ProducerMetrics
+from headwater.buffer.producer.config import ProducerMetrics, Settings
 from headwater.buffer.producer.record_batch import OpenBatch, ProducerBatch
 from headwater.buffer.producer.record_columns import defaults_for
 from headwater.buffer.producer.serializer import RecordSerializer
@@ -178,7 +177,6 @@ class Sender:
             raise error
 
     def seal_all(self) -> None:
-        """Seal and send every batch with a record."""
         self.accumulator.seal_all()
         self.wakeup()
 
@@ -235,7 +233,6 @@ class PartitionSender:
         """Why no further batch is taken; after a loss, those before it are still sent."""
 
     def send(self, batch: ProducerBatch) -> None:
-        """Take a sealed batch."""
         if self._refusal is not None:
             self._fail(batch, self._refusal)
             return
@@ -291,8 +288,9 @@ class PartitionSender:
             deferred = self.appender.takes_deferred and not is_older
             content = batch.build(sender.defaults, deferred=deferred)
             if is_older:
-                records, batch.schema_version = sender.serializer.refit(content.records)
-                content = content._replace(records=records)
+                stream = sender.serializer.stream
+                content = content._replace(records=stream.refit(content.records))
+                batch.schema_version = stream.schema_version
             batch.content = content
             batch.times = content.times()
         content = batch.content._replace(batch_id=batch.batch_id)
@@ -487,14 +485,12 @@ async def close_appenders(appenders: Sequence[Appender], *, for_good: bool) -> N
 
     It saves a successor a search, or the collector a wait; correctness never needs it.
     """
-    slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
     until_s = asyncio.get_running_loop().time() + CLOSE_TIMEOUT_S
 
     async def one(appender: Appender) -> None:
-        async with slots:
-            # Each is at least begun, for what closing does before its first request.
-            with contextlib.suppress(HeadwaterError, TimeoutError):
-                async with asyncio.timeout_at(until_s):
-                    await appender.close(for_good=for_good)
+        # Each is at least begun, for what closing does before its first request.
+        with contextlib.suppress(HeadwaterError, TimeoutError):
+            async with asyncio.timeout_at(until_s):
+                await appender.close(for_good=for_good)
 
-    await asyncio.gather(*(one(appender) for appender in appenders))
+    await runtime.gather_each(one, appenders, at_once=PARTITIONS_AT_ONCE)

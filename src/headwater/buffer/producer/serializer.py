@@ -177,11 +177,6 @@ class RecordSerializer:
             before = self.stream.config
             self._learn(await await_schema(self.stream.store, before, floor, is_patient=True))
 
-    def refit(self, records: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
-        """Records that were fitted to an older schema, under the current one, and its version."""
-        stream = self.stream
-        return stream.refit(records), stream.schema_version
-
     async def explain(self, error: HeadwaterError) -> HeadwaterError:
         """The error, or `NotFound` in its place if the stream was deleted."""
         reason = await deletion_error(self.stream, error)

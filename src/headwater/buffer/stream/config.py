@@ -125,7 +125,6 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_typed(self) -> bool:
-        """Whether records have columns."""
         return self.shape == "typed"
 
     @property
@@ -145,7 +144,6 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_live(self) -> bool:
-        """Whether the stream exists."""
         return self.state == "live"
 
 
@@ -161,7 +159,6 @@ def new_stream_id() -> str:
 
 
 def encode_config(config: StreamConfig) -> msgspec.Raw:
-    """The JSON of a config."""
     return msgspec.Raw(msgspec.json.encode(config, order="sorted"))
 
 

@@ -97,7 +97,7 @@ class SchemaFitter:
             except Inexact as error:
                 raise self._refused(
                     f"column {field.name!r} was declared as {type_text(field.type)} while these "
-                    f"records were on their way, and they were not accepted: {error}"
+                    f"records were pending, and they were not accepted: {error}"
                 ) from error
 
         refitted = self._in_columns(records, exact)

@@ -13,14 +13,23 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headwater.buffer import layout
-from headwater.buffer.queue import native, v1
 from headwater.buffer.queue.contract import (
     Appender,
     Collector,
+    Counters,
     QueueConsumer,
     QueueReader,
     Retention,
 )
+from headwater.buffer.queue.native.chunk_log import ChunkLog, create_native_queue
+from headwater.buffer.queue.native.collector import NativeCollector
+from headwater.buffer.queue.native.consumer import NativeConsumer
+from headwater.buffer.queue.native.reader import NativeReader
+from headwater.buffer.queue.native.tail import QueueTail, write_note
+from headwater.buffer.queue.v1.collector import V1Collector
+from headwater.buffer.queue.v1.consumer import V1Consumer
+from headwater.buffer.queue.v1.reader import V1Queue, V1Reader
+from headwater.buffer.queue.v1.side_object import create_v1_queue
 from headwater.buffer.stream.config import (
     BATCH_BYTES,
     LINGER_LOCAL_MS,
@@ -58,7 +67,6 @@ class Stream:
 
     @property
     def name(self) -> str:
-        """The name of the stream."""
         return self.config.name
 
     @property
@@ -68,12 +76,10 @@ class Stream:
 
     @property
     def partitions(self) -> int:
-        """The number of partitions."""
         return self.config.partitions
 
     @property
     def compression(self) -> Compression:
-        """The compression of its batches."""
         from headwater.buffer.compression import Compression
 
         return Compression[self.config.compression.upper()]
@@ -124,35 +130,37 @@ class Stream:
         """The queue's interface for a producer."""
         prefix = self._writable_queue(partition)
         if self.config.format == "v1":
-            lenient = self.config.is_lenient
-            return v1.V1Appender(self.store, prefix, self.id, producer_id, lenient=lenient)
+            from headwater.buffer.queue.v1.appender import V1Appender
+
+            return V1Appender(self._v1_queue(prefix))
+        from headwater.buffer.queue.native.appender import NativeAppender
+
         pace_s = WRITE_PACE_S.get(self.store.stats.scheme, 0.0)
-        return native.NativeAppender(self.store, prefix, self.id, producer_id, pace_s=pace_s)
+        return NativeAppender(self.store, prefix, self.id, producer_id, pace_s=pace_s)
 
     def queue_consumer(self, partition: int) -> QueueConsumer:
         """The queue's interface for the owner of a partition."""
         prefix = self._writable_queue(partition)
         if self.config.format == "v1":
-            return v1.V1Consumer(self.store, prefix, self.id, lenient=self.config.is_lenient)
-        return native.NativeConsumer(self.store, prefix, self.id)
+            return V1Consumer(self._v1_queue(prefix))
+        return NativeConsumer(self.store, prefix, self.id)
 
     def queue_reader(self, partition: int) -> QueueReader:
         """The queue's interface for readers, which fences nothing."""
         self.check_partition(partition)
         prefix = queue_prefix(self.config, partition)
         if self.config.format == "v1":
-            return v1.V1Reader(self.store, prefix, self.id, lenient=self.config.is_lenient)
-        return native.NativeReader(self.store, prefix, self.id)
+            return V1Reader(self._v1_queue(prefix))
+        return NativeReader(self.store, prefix, self.id)
 
     def collector(self, partition: int) -> Collector:
-        """The garbage collector of a partition."""
         prefix = self._writable_queue(partition)
         if self.config.format == "v1":
-            return v1.V1Collector(self.store, prefix, self.id, lenient=self.config.is_lenient)
-        return native.NativeCollector(self.store, prefix, self.id)
+            return V1Collector(self._v1_queue(prefix))
+        return NativeCollector(self.store, prefix, self.id)
 
     def retention(self) -> Retention:
-        """The retention settings. `retention_of` adds what open transactions hold.
+        """The retention settings. `retention_of` adds the holds of open transactions.
 
         Nodes acknowledge a batch once the tier has it: then only the grace period applies.
         """
@@ -188,9 +196,9 @@ class Stream:
     async def recording(self, records: pa.Schema, *, is_fresh: bool = False) -> Stream:
         """Record in the register that the stream carries records of this schema.
 
-        Writes nothing if that is recorded already, or cannot be: then `fit` refuses the records.
-        With `is_fresh`, this handle's config is used without reading the register again.
-        `Conflict`, `NotFound`: the stream was deleted.
+        Writes nothing if that is recorded already, or cannot be recorded; in the latter case `fit`
+        refuses the records. With `is_fresh`, this handle's config is used without reading the
+        register again. `Conflict`, `NotFound`: the stream was deleted.
         """
         from headwater.buffer.stream.schema import taking_in
 
@@ -220,13 +228,14 @@ class Stream:
         return self.with_config(now) if now.id == self.id else self
 
     def with_config(self, config: StreamConfig) -> Stream:
-        """The same stream with another config."""
         return Stream(self.store, config)
 
     def dead_letter_prefix(self, partition: int) -> str:
-        """The folder of a partition's dead letters."""
         self.check_partition(partition)
         return layout.dead_letter_prefix(self.name, partition, self.id)
+
+    def _v1_queue(self, prefix: str) -> V1Queue:
+        return V1Queue(self.store, prefix, self.id, lenient=self.config.is_lenient)
 
     def _writable_queue(self, partition: int) -> str:
         """The prefix of a partition's queue, if this version may write it."""
@@ -236,7 +245,6 @@ class Stream:
         return queue_prefix(self.config, partition)
 
     def check_partition(self, partition: int) -> None:
-        """Refuse a partition that the stream does not have."""
         if not 0 <= whole_number("partition", partition) < self.partitions:
             last = self.partitions - 1
             existing = f"partitions 0 to {last}" if last else "only partition 0"
@@ -244,7 +252,6 @@ class Stream:
 
 
 def queue_prefix(config: StreamConfig, partition: int) -> str:
-    """The folder of a partition's queue."""
     if config.format == "v1":
         return layout.v1_prefix(config.name, partition)
     return layout.native_prefix(config.name, partition, config.id)
@@ -254,9 +261,9 @@ async def create_queue(store: Store, config: StreamConfig, partition: int) -> No
     """Create the queue of a partition, unless it exists."""
     prefix = queue_prefix(config, partition)
     if config.format == "v1":
-        await v1.create_v1_queue(store, prefix, config.id, lenient=config.is_lenient)
+        await create_v1_queue(store, prefix, config.id, lenient=config.is_lenient)
     else:
-        await native.create_native_queue(store, prefix, config.id)
+        await create_native_queue(store, prefix, config.id)
 
 
 async def raise_schema_floor(
@@ -267,8 +274,10 @@ async def raise_schema_floor(
     check: Callable[[int], Awaitable[None]],
 ) -> None:
     """Refuse batches of an older schema than `floor`, once `check` accepts the queue."""
-    chunks = native.ChunkLog(store, queue_prefix(config, partition), config.id)
-    await native.raise_schema_floor(chunks, floor, check)
+    chunks = ChunkLog(store, queue_prefix(config, partition), config.id)
+    tail = QueueTail(chunks, Counters())
+    await tail.find()
+    await write_note(tail, schema_floor=floor, check=check)
 
 
 class OpenedSource(NamedTuple):

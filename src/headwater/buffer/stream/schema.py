@@ -99,7 +99,6 @@ def schema_version(
 
 
 def arrow_schema(version: SchemaVersion) -> pa.Schema:
-    """The schema of a stored version."""
     try:
         fields = [parse_field(c.name, c.type).with_nullable(c.nullable) for c in version.columns]
     except Refused as error:

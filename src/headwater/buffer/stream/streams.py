@@ -12,16 +12,15 @@ store of its own.
 
 from __future__ import annotations
 
-import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from headwater.buffer import layout
-from headwater.buffer.queue.v1 import Adopted, adopt_v1_queue
+from headwater.buffer.queue.v1.side_object import Adopted, adopt_v1_queue
 from headwater.buffer.stream.config import (
     RetypeNeeded,
     StreamConfig,
@@ -57,9 +56,6 @@ if TYPE_CHECKING:
 
 
 PARALLEL: Final = 16
-
-K = TypeVar("K")
-T = TypeVar("T")
 
 
 async def create_stream(
@@ -139,7 +135,6 @@ def _check_same_settings(
 
 
 def check_alterable(now: StreamConfig, settings: Mapping[str, Any]) -> None:
-    """Refuse changes that a stream does not allow."""
     other = settings.get("format", now.format)
     if other != now.format:
         raise Refused(
@@ -259,8 +254,8 @@ async def open_streams(
         except (NotSupported, Damaged) as error:
             return error
 
-    opened = zip(names, await _each(one, names), strict=True)
-    return {name: stream for name, stream in opened if stream is not None}
+    opened = await runtime.gather_each(one, names, at_once=PARALLEL)
+    return {name: stream for name, stream in zip(names, opened, strict=True) if stream is not None}
 
 
 async def list_streams(source: str | Store) -> list[Stream]:
@@ -273,15 +268,8 @@ async def list_streams(source: str | Store) -> list[Stream]:
             except NotFound:
                 return None
 
-        streams = await _each(one, await stream_names(store))
+        streams = await runtime.gather_each(one, await stream_names(store), at_once=PARALLEL)
     return [with_own_store(source, stream) for stream in streams if stream is not None]
-
-
-async def _each(call: Callable[[K], Awaitable[T]], items: Sequence[K]) -> list[T]:
-    results: list[T] = []
-    for first in range(0, len(items), PARALLEL):
-        results += await asyncio.gather(*map(call, items[first : first + PARALLEL]))
-    return results
 
 
 async def _create_queues(
@@ -291,7 +279,8 @@ async def _create_queues(
     while config.partitions_ready < config.partitions:
         total = config.partitions
         missing = range(config.partitions_ready, total)
-        await _each(functools.partial(create_queue, store, config), missing)
+        create = functools.partial(create_queue, store, config)
+        await runtime.gather_each(create, missing, at_once=PARALLEL)
         config = await register.update_live(config.id, functools.partial(_mark_ready, total))
     return config
 
@@ -303,7 +292,7 @@ def _mark_ready(total: int, now: StreamConfig) -> StreamConfig:
 async def adopt_stream(
     source: Store | Stream, name: str | None = None, *, partition: int | None = None
 ) -> dict[int, Adopted]:
-    """Take over a v1 stream whose batches another implementation's consumer dequeued.
+    """Take over a v1 stream from which another implementation's consumer dequeued.
 
     Continues with the pending batches and leaves out those that the other consumer took. Returns
     the outcome per partition. LSNs continue above every LSN that Headwater can have returned (from

@@ -3,8 +3,8 @@
 A commit has four steps. The driver may die after any of them:
 
 1. read the record. If it has this transaction already, finish its appends, and discard the uploads
-   of this attempt: its rows may be distributed differently, and the first commit counts. If it has
-   an earlier transaction that is not completely appended, finish that one;
+   of this attempt, whose rows may be in other partitions: the first commit counts. If it has an
+   earlier transaction that is not completely appended, finish that one;
 2. check the hold, and open the partitions to learn the producer sequences (which are known if this
    driver finished the record);
 3. change the record, if it is unchanged since step 1. *This is the commit*;
@@ -77,7 +77,6 @@ class TaskUploads(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> int:
-        """The number of uploaded records."""
         return sum(one.rows for batches in self.uploads.values() for one in batches)
 
 
@@ -208,25 +207,25 @@ class TransactionCommitter:
         while True:
             lost: HoldLost | None = None
             with staying_unknown(self._unknown):
-                found = await read_application(self._register)
-                if found.has(self._attempt):
-                    return found
-                self._refuse_forgotten(found)
-                if found.is_appending:
-                    await self._appending.finish(found)
+                record = await read_application(self._register)
+                if record.has(self._attempt):
+                    return record
+                self._refuse_forgotten(record)
+                if record.is_appending:
+                    await self._appending.finish(record)
                     continue
-                await self._appending.continue_from(found)
+                await self._appending.continue_from(record)
                 try:
-                    return await self._change(found, tasks, uploads)
+                    return await self._change(record, tasks, uploads)
                 except HoldLost as error:
                     lost = error
                 except (RecordReplaced, Fenced):
                     pass  # another attempt is committing, and may be done by now
                 except OutcomeUnknown as error:
                     # The next read finds out; a late write cannot land on a changed record.
-                    self._note_unknown(found, error)
+                    self._note_unknown(record, error)
                 except asyncio.CancelledError:
-                    self._note_unknown(found, OutcomeUnknown(f"{self._attempt}: was cancelled"))
+                    self._note_unknown(record, OutcomeUnknown(f"{self._attempt}: was cancelled"))
                     raise
             if lost is not None:
                 gone = f"{self._attempt}: its hold is gone, and it is unknown if it is committed"
@@ -258,15 +257,15 @@ class TransactionCommitter:
             self._refuse_forgotten(record)
         return record
 
-    def _note_unknown(self, found: ApplicationRecord, unknown: OutcomeUnknown) -> None:
+    def _note_unknown(self, record: ApplicationRecord, unknown: OutcomeUnknown) -> None:
         if self._unknown is None:
-            self._unknown, self._version_before = unknown, found.version
+            self._unknown, self._version_before = unknown, record.version
 
-    def _refuse_forgotten(self, found: ApplicationRecord) -> None:
+    def _refuse_forgotten(self, record: ApplicationRecord) -> None:
         """Raise if the record may have had this transaction and has forgotten it."""
         if self._unknown is None or self._attempt.version is not None:
             return
-        others = found.version - self._version_before
+        others = record.version - self._version_before
         if others > RECENT_MAX:
             raise OutcomeUnknown(
                 f"{self._attempt}: it may be committed; {others} others committed since, and the "
@@ -275,7 +274,7 @@ class TransactionCommitter:
 
     async def _change(
         self,
-        found: ApplicationRecord,
+        record: ApplicationRecord,
         tasks: Sequence[TaskUploads],
         uploads: dict[int, list[Upload]],
     ) -> ApplicationRecord:
@@ -283,12 +282,12 @@ class TransactionCommitter:
             await self._check_held(tasks, uploads)
         first = await self._appending.next_sequences(uploads)
         shares = tuple(
-            PartitionBatches(one, first[one], tuple(found)) for one, found in uploads.items()
+            PartitionBatches(one, first[one], tuple(batches)) for one, batches in uploads.items()
         )
 
         def change(now: ApplicationRecord | None) -> ApplicationRecord:
             now = now or ApplicationRecord()
-            if now != found:
+            if now != record:
                 raise RecordReplaced
             return now.committed(self._attempt, shares)
 
@@ -308,17 +307,15 @@ class TransactionCommitter:
 
     async def _discard(self, uploads: dict[int, list[Upload]]) -> None:
         """Delete uploads that will not be appended; the collector deletes those that fail."""
-        slots = asyncio.Semaphore(DELETES_AT_ONCE)
+        producer = producer_id(self._attempt.application)
 
-        async def delete(partition: int, batch_id: str) -> None:
-            producer = producer_id(self._attempt.application)
-            async with slots:
-                with contextlib.suppress(HeadwaterError):
-                    await self._stream.appender(partition, producer).discard(batch_id)
+        async def delete(upload: tuple[int, str]) -> None:
+            partition, batch_id = upload
+            with contextlib.suppress(HeadwaterError):
+                await self._stream.appender(partition, producer).discard(batch_id)
 
-        await asyncio.gather(
-            *(delete(one, batch.batch_id) for one, batches in uploads.items() for batch in batches)
-        )
+        every = [(one, batch.batch_id) for one, batches in uploads.items() for batch in batches]
+        await runtime.gather_each(delete, every, at_once=DELETES_AT_ONCE)
 
     async def _release(self, *, for_good: bool = False) -> None:
         # Errors only delay the collection of leftovers: the next commit moves the hold, or it ends
@@ -330,15 +327,15 @@ class TransactionCommitter:
                 await self._holder.drop()
 
 
-def _refuse_older(attempt: CommitAttempt, found: ApplicationRecord) -> None:
+def _refuse_older(attempt: CommitAttempt, record: ApplicationRecord) -> None:
     """Refuse a micro-batch before the query's last one: its checkpoint is an older copy.
 
     Skipping it, as is right for a job that is run again, would lose rows: a query that resumes from
     an older checkpoint plans its micro-batches again, with other rows under the same numbers.
     """
-    if attempt.follows_on and attempt.version is not None and attempt.version < found.version:
+    if attempt.follows_on and attempt.version is not None and attempt.version < record.version:
         raise OlderMicroBatch(
-            f"{attempt}: micro-batch {found.version} of this query is committed already. Its "
+            f"{attempt}: micro-batch {record.version} of this query is committed already. Its "
             "checkpoint is an older copy, or another run of the query is ahead. This run writes "
             "nothing: stop one of the two, or give the query a new checkpointLocation"
         )
@@ -346,11 +343,11 @@ def _refuse_older(attempt: CommitAttempt, found: ApplicationRecord) -> None:
 
 def in_order(tasks: Sequence[TaskUploads]) -> dict[int, list[Upload]]:
     """The uploads of each partition in the order of a transaction: by task, then as uploaded."""
-    found: dict[int, list[Upload]] = {}
+    ordered: dict[int, list[Upload]] = {}
     for one in sorted(tasks, key=lambda one: one.task):
         for partition, batches in one.uploads.items():
-            found.setdefault(partition, []).extend(batches)
-    return dict(sorted(found.items()))
+            ordered.setdefault(partition, []).extend(batches)
+    return dict(sorted(ordered.items()))
 
 
 def _check_count(tasks: Sequence[TaskUploads]) -> None:

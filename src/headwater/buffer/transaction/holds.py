@@ -1,4 +1,4 @@
-"""Holds: what keeps the collector from the uploads of an open transaction.
+"""Holds: they keep the uploads of an open transaction from being collected.
 
 Each stream has one register, `holds.json`, with a floor and the holds. Collectors raise no
 partition's batch floor above this floor. A transaction takes a hold above the floor and gives
@@ -41,7 +41,7 @@ from headwater.buffer.transaction.record import (
     producer_id,
 )
 from headwater.core import limits, runtime
-from headwater.core.errors import LimitExceeded, NotFound, OutcomeUnknown, Refused, Unavailable
+from headwater.core.errors import LimitExceeded, OutcomeUnknown, Refused, Unavailable
 from headwater.core.runtime import ULID_MAX, decode_ulid, encode_ulid
 from headwater.store import Register
 
@@ -116,16 +116,12 @@ def check_timeout_ms(timeout_ms: int) -> int:
 
 
 def holds_register(stream: Stream) -> Register[Holds]:
-    """The register with the holds of a stream."""
     return Register(stream.store, layout.holds_key(stream.name, stream.id), Holds)
 
 
 async def read_holds(register: Register[Holds]) -> Holds:
     """The holds; an empty value if none was ever taken."""
-    try:
-        return (await register.read()).value
-    except NotFound:
-        return Holds()
+    return await register.find() or Holds()
 
 
 async def update_holds(register: Register[Holds], change: Callable[[Holds], Holds]) -> Holds:
@@ -218,7 +214,6 @@ class Holder:
         await update_holds(self._register, change)
 
     async def drop(self) -> None:
-        """Drop the hold."""
         name = self._attempt.hold
         if name in (await read_holds(self._register)).holds:
             await update_holds(self._register, lambda now: now.with_hold(name, None))
@@ -235,7 +230,7 @@ class Holder:
 
 
 class ActiveHolds(NamedTuple):
-    """What a pass of the collector must leave alone because of open transactions."""
+    """The open transactions that a pass of the collector must respect."""
 
     below: str
     """Uploads from this id on may still be appended. No later transaction begins below it."""
@@ -244,7 +239,7 @@ class ActiveHolds(NamedTuple):
 
 
 async def active_holds(stream: Stream, grace_ms: int) -> ActiveHolds:
-    """End the holds that are not renewed, raise the floor, and return what is still held."""
+    """End holds that are not renewed, raise the floor, and return the holds that are left."""
     register = holds_register(stream)
     holds = await read_holds(register)
     if holds.holds:
@@ -301,15 +296,12 @@ async def _mark_ending(stream: Stream, register: Register[Holds]) -> Holds:
 
     def note(now: Holds) -> Holds:
         for name, hold in list(now.holds.items()):
-            if _is_unchanged(before.holds.get(name), hold):
+            then = before.holds.get(name)
+            if then is not None and (then.token, then.renewals) == (hold.token, hold.renewals):
                 now = now.with_hold(name, _note_renewals(hold, at_ms))
         return now
 
     return await update_holds(register, note)
-
-
-def _is_unchanged(before: Hold | None, now: Hold) -> bool:
-    return before is not None and (before.token, before.renewals) == (now.token, now.renewals)
 
 
 def _note_renewals(hold: Hold, at_ms: int) -> Hold:

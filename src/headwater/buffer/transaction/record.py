@@ -33,10 +33,10 @@ import msgspec
 from headwater.buffer import layout
 from headwater.buffer.queue.contract import Appender, BelowFloor, NewBatch
 from headwater.buffer.stream import Stream
+from headwater.core import runtime
 from headwater.core.errors import (
     Bug,
     Fenced,
-    NotFound,
     OutcomeUnknown,
     Refused,
     RolledBack,
@@ -91,7 +91,6 @@ class CommitAttempt(msgspec.Struct, frozen=True):
 
     @property
     def hold(self) -> str:
-        """The name of its hold."""
         return f"{self.application}.{self.token}"
 
     def __str__(self) -> str:
@@ -155,7 +154,6 @@ class PartitionBatches(msgspec.Struct, frozen=True):
 
     @property
     def last_producer_sequence(self) -> int:
-        """The producer sequence of the last batch."""
         return self.first_producer_sequence + len(self.uploads) - 1
 
 
@@ -223,7 +221,6 @@ class ApplicationRecord(msgspec.Struct, frozen=True):
 
 
 def application_register(stream: Stream, application: str) -> Register[ApplicationRecord]:
-    """The register of an application's record."""
     return Register(
         stream.store, layout.application_key(stream.name, stream.id, application), ApplicationRecord
     )
@@ -231,10 +228,7 @@ def application_register(stream: Stream, application: str) -> Register[Applicati
 
 async def read_application(register: Register[ApplicationRecord]) -> ApplicationRecord:
     """The record; an empty one if the application never committed."""
-    try:
-        return (await register.read()).value
-    except NotFound:
-        return ApplicationRecord()
+    return await register.find() or ApplicationRecord()
 
 
 FINISH_ATTEMPTS: Final = 32
@@ -267,9 +261,9 @@ class CommitAppender:
         self._finished: tuple[int, str] | None = None
         """Version and attempt of the record that this object finished last."""
 
-    async def continue_from(self, found: ApplicationRecord) -> None:
+    async def continue_from(self, record: ApplicationRecord) -> None:
         """Close the partitions, unless the record is the one that this object finished last."""
-        if self._finished != (found.version, found.attempt):
+        if self._finished != (record.version, record.attempt):
             await self.close()
 
     async def next_sequences(self, partitions: Iterable[int]) -> dict[int, int]:
@@ -309,28 +303,23 @@ class CommitAppender:
         fresh = [one.partition for one in record.shares if one.partition not in self._opened]
         if fresh:
             await self._open_all(fresh)
-            await self._confirm(record)
-        slots = asyncio.Semaphore(PARALLEL)
-        tasks = (self._append(slots, share) for share in record.shares)
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        for outcome in outcomes:
-            if outcome is not None:
-                raise outcome
+            if not _is_same_commit(record, await read_application(self._register)):
+                raise RecordReplaced
+        await runtime.gather_each(self._append, record.shares, at_once=PARALLEL)
 
-    async def _append(self, slots: asyncio.Semaphore, share: PartitionBatches) -> None:
+    async def _append(self, share: PartitionBatches) -> None:
         opened = self._opened[share.partition]
         self._check(share, opened)
         batches = share.batches(after=opened.before)
         if not batches:
             return
-        async with slots:
-            try:
-                await opened.appender.append(batches)
-            except BelowFloor as error:
-                raise Bug(
-                    f"partition {share.partition} of {self._stream.name!r}: the collector passed "
-                    f"uploads that {self._application} held: {error}"
-                ) from error
+        try:
+            await opened.appender.append(batches)
+        except BelowFloor as error:
+            raise Bug(
+                f"partition {share.partition} of {self._stream.name!r}: the collector passed "
+                f"uploads that {self._application} held: {error}"
+            ) from error
         opened.landed = share.last_producer_sequence
 
     def _check(self, share: PartitionBatches, opened: _OpenAppender) -> None:
@@ -348,25 +337,17 @@ class CommitAppender:
                 "state"
             )
 
-    async def _confirm(self, record: ApplicationRecord) -> None:
-        now = await read_application(self._register)
-        if not _is_same_commit(record, now):
-            raise RecordReplaced
-
     async def _open_all(self, partitions: Iterable[int]) -> dict[int, _OpenAppender]:
         partitions = list(partitions)
-        slots = asyncio.Semaphore(PARALLEL)
 
         async def open_one(partition: int) -> None:
-            async with slots:
-                appender = self._stream.appender(partition, producer_id(self._application))
-                resumed = await appender.open()
-                landed = resumed.producer_sequence
-                self._opened[partition] = _OpenAppender(appender, landed, landed, resumed.is_known)
+            appender = self._stream.appender(partition, producer_id(self._application))
+            resumed = await appender.open()
+            landed = resumed.producer_sequence
+            self._opened[partition] = _OpenAppender(appender, landed, landed, resumed.is_known)
 
         missing = [one for one in partitions if one not in self._opened]
-        outcomes = await asyncio.gather(*map(open_one, missing), return_exceptions=True)
-        for outcome in outcomes:
+        for outcome in await runtime.gather_outcomes(open_one, missing, at_once=PARALLEL):
             if outcome is not None:
                 # What the others returned may be older than the record of the process that fenced.
                 await self.close()

@@ -88,7 +88,6 @@ class Uploader:
             await self._add(partition, piece, version)
 
     async def add_all(self, parts: Sequence[tuple[int, pa.RecordBatch]]) -> None:
-        """Add records for several partitions."""
         for partition, records in parts:
             await self.add(partition, records)
 
@@ -174,10 +173,10 @@ class Uploader:
                 return await self._holder.take(min(filter(None, versions), default=0))
             except TypeReplaced as replaced:
                 stream = self._stream
-                found = await await_schema(
+                config = await await_schema(
                     stream.store, stream.config, replaced.floor, is_patient=False
                 )
-                self._stream = stream.with_config(found)
+                self._stream = stream.with_config(config)
                 self._schema_floor = replaced.floor
                 await runtime.run_blocking(self._refit)
 
@@ -229,7 +228,6 @@ class Uploader:
 
 
 def check_batch_bytes(batch_bytes: int) -> None:
-    """Refuse an invalid batch size."""
     if not 1 <= batch_bytes <= BATCH_BYTES_MOST:
         raise Refused(f"batchBytes is {batch_bytes:,}: it is 1 to {BATCH_BYTES_MOST:,}")
 
@@ -253,7 +251,7 @@ def split(records: pa.RecordBatch, most_bytes: int) -> list[pa.RecordBatch]:
 
 
 def _all(uploads: list[Upload | None]) -> list[Upload]:
-    found = [upload for upload in uploads if upload is not None]
-    if len(found) != len(uploads):
+    complete = [upload for upload in uploads if upload is not None]
+    if len(complete) != len(uploads):
         raise Bug("an upload ended without saying how")
-    return found
+    return complete

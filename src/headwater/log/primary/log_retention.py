@@ -1,9 +1,9 @@
-"""What the log is kept for: slots against the log itself.
+"""What the log is kept for: the slots, compared with the log itself.
 
 Always holds:
 
 - nothing above the stored position of a valid slot is pruned, whatever is registered meanwhile;
-- what an invalid or dropped slot needed is freed only once that is stored;
+- log that only an invalid or dropped slot needed is freed once the invalidation or drop is stored;
 - a replica resumes only where the log has the very next record.
 """
 
@@ -38,8 +38,6 @@ from headwater.log.record.group import Wal
 
 
 class SlotView(msgspec.Struct, frozen=True):
-    """One slot: its status, and how far its replica is behind."""
-
     name: str
     status: SlotStatus
     restart_lsn: int
@@ -60,8 +58,6 @@ _log: Final = logging.getLogger("headwater")
 
 
 class ReplicationMetrics(Metrics):
-    """Counts and durations of one leader."""
-
     def __init__(self) -> None:
         self.partial_resyncs = 0
         """Replicas that resumed from their position."""
@@ -144,7 +140,6 @@ class LogRetention:
                 self.slots.invalidate(slot.name, slot.invalidation.cause)
 
     def enforce_limits(self) -> list[tuple[str, InvalidationCause]]:
-        """Give up slots that are beyond a limit; returns their names and causes."""
         self._lag_clock.note(runtime.monotonic_s(), self.wal.current_lsn())
         invalidated = []
         for slot in self.slots.all():
@@ -172,7 +167,6 @@ class LogRetention:
         return prune_lsn
 
     def rebootstrap_reason(self, name: str, position_lsn: int | None) -> InvalidationCause | None:
-        """Why a replica cannot resume from here; None if it can."""
         mode = self._plan(name, position_lsn)
         return mode.cause if isinstance(mode, FullRebootstrap) else None
 

@@ -5,9 +5,9 @@ register there again; what must survive is in their slots.
 
 Always holds:
 
-- the topology epoch rises with every change of which replicas are there, healthy or bootstrapping,
-  and with nothing else;
-- what a replica acknowledged never goes down, unless it registers and says itself that it has less;
+- the topology epoch rises exactly when a replica joins or leaves, or becomes healthy, unhealthy, or
+  starts or ends a bootstrap;
+- what a replica acknowledged never goes down, unless it registers again with a lower position;
 - a session is valid only at the leader that created it and for the process that got it: it contains
   the leader's epoch and a random token.
 """
@@ -23,8 +23,6 @@ from headwater.core.errors import Fenced, NotFound
 
 
 class ReplicaState(msgspec.Struct, frozen=True):
-    """One registered replica."""
-
     name: str
     last_acked_lsn: int = 0
     """It has applied everything through this one, as acknowledged since it registered."""
@@ -77,8 +75,6 @@ class Acknowledgement(msgspec.Struct, frozen=True):
 
 
 class ReplicaRegistry:
-    """Registered replicas, by name."""
-
     def __init__(self, leader_epoch: int) -> None:
         self.topology_epoch = 0
         self._leader_epoch = leader_epoch
@@ -158,7 +154,6 @@ class ReplicaRegistry:
         return True
 
     def acknowledge(self, name: str, progress: Acknowledgement) -> ReplicaState:
-        """Note the progress of a replica; numbers only rise."""
         before = self.get(name)
         return self._hear(
             msgspec.structs.replace(
@@ -201,7 +196,6 @@ class ReplicaRegistry:
         self.set_rebootstrapping(name, False)
 
     def sweep(self, timeout_s: float) -> list[ReplicaState]:
-        """Update the health of all replicas; returns those that changed."""
         now_s = runtime.monotonic_s()
         changed = []
         for name, state in self._replicas.items():

@@ -32,8 +32,6 @@ from headwater.log.record.group import Group
 
 
 class RegisterResponse(msgspec.Struct, frozen=True):
-    """The answer to `ReplicationSource.register`."""
-
     term: int
     session: str
     """Goes with every further request to this leader. The next one gives another."""
@@ -67,8 +65,6 @@ class PullResponse:
 
 
 class AcknowledgeResponse(msgspec.Struct, frozen=True):
-    """The answer to `acknowledge`."""
-
     term: int
     restart_lsn: int
     """The log is kept above this one."""
@@ -78,8 +74,6 @@ class AcknowledgeResponse(msgspec.Struct, frozen=True):
 
 
 class BootstrapResponse(msgspec.Struct, frozen=True):
-    """The answer to `begin_bootstrap`."""
-
     term: int
     after_lsn: int
     """Records through this LSN come from the image, the others from the log; 0: all of them."""
@@ -87,18 +81,18 @@ class BootstrapResponse(msgspec.Struct, frozen=True):
 
 
 class ReplicationSource(Protocol):
-    """The source of a replica's log.
+    """The leader, as a replica sees it: the source of its log.
 
-    All raise `NotFound` if the replica has to register (again), as after a change of leaders,
-    `Fenced` if another process registered its name since, or a newer leader took over, and
-    `Unavailable` if trying later may work. A registered replica sends its session with every
-    request: without it, the request is `Refused`.
+    Every method raises `NotFound` if the replica has to register (again), as after a change of
+    leaders; `Fenced` if another process has registered its name since, or a newer leader took over;
+    and `Unavailable` if a later attempt may succeed. A registered replica sends its session with
+    every request: without it, the request is `Refused`.
     """
 
     async def register(
         self, name: str, position_lsn: int, *, region: str | None = None
     ) -> RegisterResponse:
-        """Register with everything through `position_lsn`; 0 is nothing at all.
+        """Register a replica that has everything through `position_lsn`; 0 means nothing.
 
         The slot is stored when this returns, so later leaders keep the log for it as well.
         """
@@ -134,10 +128,10 @@ class ReplicationSource(Protocol):
     async def complete_bootstrap(
         self, name: str, lsn: int, *, session: str | None = None
     ) -> AcknowledgeResponse:
-        """The fresh copy holds everything through this LSN, on disk, in place of the old one."""
+        """Report that the fresh copy has replaced the old one, and is on disk through this LSN."""
 
     async def unregister(self, name: str, *, session: str | None = None) -> None:
-        """Leave; the slot stays until the replica registers again."""
+        """Leave. The slot stays."""
 
 
 class PrimaryService:

@@ -1,7 +1,7 @@
 """Replicas: copies of a leader's log, kept up to date by pulling from their slots.
 
 Enters: a `ReplicationSource` (the leader, in this process or over a wire). Leaves: a copy that can
-be read, by bookmark where a reader must see what it saw elsewhere.
+be read, by bookmark if a reader must see what it has seen elsewhere.
 
     replica      opens, runs, is read
     follower     registers, compares, pulls, applies, acknowledges; fills fresh copies
@@ -14,8 +14,8 @@ be read, by bookmark where a reader must see what it saw elsewhere.
     image        a keyed state in Parquet
 
 Always holds: a copy is a prefix of the log; an older leader changes nothing, also after a restart;
-what is acknowledged as durable survives; a fresh copy replaces the old one at once and shows no
-less.
+what is acknowledged as durable survives; a fresh copy replaces the old one at once, when it shows
+at least as much.
 """
 
 __all__: list[str] = []

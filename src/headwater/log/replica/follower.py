@@ -1,8 +1,8 @@
 """Following one leader: register, compare, pull, apply, acknowledge; and filling a fresh copy.
 
-A fresh copy starts from the copy that is there (a slot that was given up says nothing about the
-copy), from an image, or from the beginning of the log. It is filled beside the old copy until it
-shows at least as much.
+A fresh copy starts from the present copy (which is not worse because its slot was given up), from
+an image, or from the beginning of the log. It is filled beside the old copy until it shows at least
+as much.
 
 Always holds: nothing is applied after records that were not found in the leader's log, and nothing
 beyond them is acknowledged; a divergence is stored on disk before it is reported. An image is
@@ -61,8 +61,6 @@ RETRIABLE: Final = (Unavailable, OutcomeUnknown, NotFound, Fenced, Refused, Conf
 
 
 class BootstrapStart(NamedTuple):
-    """What a bootstrap begins from; the log after it is kept."""
-
     kind: Literal["own", "image", "log"]
     current_lsn: int
     """Where the log ended then."""
@@ -154,7 +152,6 @@ class LogFollower:
         return False
 
     def _begin_verification(self) -> None:
-        """Begin to compare the copy with the log of the leader that answered last."""
         self._note_verification(
             Verification.of_copy(
                 self._link.registration, self.target.applied_lsn, self.config.compare_records

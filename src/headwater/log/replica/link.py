@@ -1,16 +1,16 @@
 """The session of a replica with its leader: requests, the fence, and checking what was pulled.
 
 An LSN says how far a copy is, and not which records it holds: a leader that lost its last records,
-or never had those of its predecessor, goes on with others under the same LSNs. So a copy that comes
-to a leader pulls its last records again and compares them by hash, before it applies, acknowledges
-or shows anything after them. Where the leader's log ends below the copy, the copy waits. Nothing
-can be compared where the log begins after the copy's end, or where the copy no longer has hashes.
+or never had those of its predecessor, writes others under the same LSNs. So a copy that registers
+with a leader pulls its last records again and compares them by hash, before it applies,
+acknowledges or shows anything after them. Where the leader's log ends below the copy, the copy
+waits. Nothing can be compared where the log begins after the copy's end, or where the copy no
+longer has hashes.
 
 Always holds: the term of an answer is checked before the answer is used. An answer of an overtaken
 leader is `Fenced`. The term of a new leader is stored on disk first, and its answer is used only if
 it answers a registration, because the copy was compared with another leader's log. A missing answer
-is `Unavailable`, and so is any failure at the source or on the way to it: none of them ends a
-copy.
+is `Unavailable`, and so is any failure of the source or the connection: the replica tries again.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _check_dense(pulled: PullResponse, applied_lsn: int) -> None:
     reached_lsn = applied_lsn
     for place, group in enumerate(pulled.groups):
         if group.first_lsn > reached_lsn + 1 or (place and group.first_lsn != reached_lsn + 1):
-            raise LogGap(f"LSN {reached_lsn} is there, and {group.first_lsn} was sent next")
+            raise LogGap(f"the copy ends at LSN {reached_lsn}, and {group.first_lsn} was sent next")
         reached_lsn = group.last_lsn
     if pulled.through_lsn > reached_lsn:
         raise LogGap(
@@ -154,8 +154,6 @@ UNVERIFIED = Verification(0, 1)
 
 
 class ComparedRecords(NamedTuple):
-    """The result of comparing records that were sent again."""
-
     same: int
     unknown: int
     """Records of which the copy no longer has hashes."""
@@ -245,7 +243,6 @@ class Prefetch:
         return await pulling
 
     async def drop(self) -> None:
-        """Cancel the pull, and ignore its answer or error."""
         pulling, self._pulling = self._pulling, None
         if pulling is not None:
             pulling.cancel()
@@ -280,13 +277,11 @@ class LeaderSession:
 
     @property
     def registration(self) -> RegisterResponse:
-        """The answer to the current registration."""
         if self._registration is None:
             raise Bug(f"replica {self._name!r} is not registered")
         return self._registration
 
     def reaches(self, lsn: int) -> bool:
-        """Whether a copy that ends here can resume from the log."""
         answer = self.registration
         return is_comparable(lsn, confirmed_lsn=answer.confirmed_lsn, oldest_lsn=answer.oldest_lsn)
 
@@ -326,7 +321,6 @@ class LeaderSession:
         return True
 
     async def begin_bootstrap(self, image_lsn: int | None) -> BootstrapResponse:
-        """Ask for the log to be kept after an image, or from its beginning."""
         return await self._request(
             self._source.begin_bootstrap(
                 self._name, image_lsn=image_lsn, session=self.registration.session
@@ -334,7 +328,6 @@ class LeaderSession:
         )
 
     async def complete_bootstrap(self, lsn: int) -> AcknowledgeResponse:
-        """Report that everything through this LSN is here and on disk."""
         self._acknowledged = None
         return await self._request(
             self._source.complete_bootstrap(self._name, lsn, session=self.registration.session)

@@ -42,15 +42,11 @@ _CHANGED_NOTHING: Final = (Unavailable, Refused, Conflict, Fenced)
 
 
 class Appended(NamedTuple):
-    """Where an append landed."""
-
     first_lsn: int
     last_lsn: int
 
 
 class PendingAppend:
-    """One append that waits to be written."""
-
     def __init__(
         self, prepared: PreparedAppend, *, term: int, first_lsn: int | None, timestamp_ms: int
     ) -> None:
@@ -81,7 +77,6 @@ class PendingAppend:
             resolve_from_thread(self.settled)
 
     def result(self) -> Appended:
-        """Where the append landed; raises if it failed."""
         if isinstance(self._result, BaseException):
             raise self._result
         assert self._result is not None
@@ -180,7 +175,6 @@ class GroupCommit:
         writing.add_done_callback(write_if_not_started)
 
     def _write(self) -> None:
-        """Write batches until no append waits."""
         with self._mutex:
             self._starting_on = None
         with self._writing, portal.signals_deferred():
@@ -311,7 +305,6 @@ class WriteBatch:
         return join_schemas(self.schema, own, rows=append.lsn_count, nbytes=nbytes)
 
     def add(self, append: PendingAppend) -> None:
-        """Give each frame its LSNs and its offset."""
         schema = self.schema_with(append)
         if self.is_first:
             schema = schema or append.own_schema
@@ -346,7 +339,7 @@ class WriteBatch:
             ) from error
         except pa.ArrowException as error:
             raise Refused(
-                f"these records do not take the columns that others have appended: {error}"
+                f"these records cannot get the columns of earlier appends in their segment: {error}"
             ) from error
 
     def _with_columns(self, frame: GroupFrame, schema: pa.Schema) -> list[GroupFrame]:

@@ -85,7 +85,6 @@ class SegmentWriter:
         return self._next_schema if self._state.active.is_empty else self._schema
 
     def flush(self, appends: list[PendingAppend]) -> None:
-        """Write these appends in order, and settle each."""
         started_s = runtime.monotonic_s()
         with self._mutex:
             batch = self._new_batch()
@@ -181,7 +180,7 @@ class SegmentWriter:
         try:
             self._check_owned()
         except Fenced as error:
-            raise OutcomeUnknown(f"{error}. What was just written may be in it, or not") from error
+            raise OutcomeUnknown(f"{error}. The last write may or may not be in the log") from error
 
     def _check(self, append: PendingAppend, batch: WriteBatch) -> None:
         self._check_usable()
@@ -320,7 +319,6 @@ class SegmentWriter:
             append.settle(appended)
 
     def _seal(self, reason: str) -> None:
-        """Sync the active segment to its end, and begin another one."""
         if self._synced_bytes < self._size_bytes:
             self._sync()
         sealed = self._state.active

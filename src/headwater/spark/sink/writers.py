@@ -27,15 +27,10 @@ from pyspark.sql.types import StructType
 from headwater.buffer.compression import Compression
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import StreamConfig
-from headwater.buffer.transaction import (
-    CommitAppender,
-    CommitAttempt,
-    TaskUploads,
-    TransactionCommitter,
-    Uploader,
-    check_batch_bytes,
-    check_timeout_ms,
-)
+from headwater.buffer.transaction.commit import TaskUploads, TransactionCommitter
+from headwater.buffer.transaction.holds import check_timeout_ms
+from headwater.buffer.transaction.record import CommitAppender, CommitAttempt
+from headwater.buffer.transaction.upload import Uploader, check_batch_bytes
 from headwater.core import runtime
 from headwater.core.errors import Bug, Refused
 from headwater.core.portal import shared

@@ -23,7 +23,7 @@ from headwater.buffer.consumer.consumed_batch import ReaderColumns
 from headwater.buffer.consumer.dead_letter import write_dead_letter
 from headwater.buffer.consumer.delivery import ReadAhead, check_retained
 from headwater.buffer.conversion import Inexact, exact_cast
-from headwater.buffer.queue import Descriptor
+from headwater.buffer.queue.contract import Descriptor
 from headwater.buffer.records import INGESTED, TIMESTAMP, operation_names
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import decode_config

@@ -96,14 +96,11 @@ class TierConfig:
             )
 
     def pause_s(self, failures: int) -> float:
-        """The pause after so many failures in a row."""
         return retry_pause_s(failures, base_s=self.retry_base_s, cap_s=self.retry_cap_s)
 
 
 @dataclass(slots=True, eq=False)
 class TierMetrics:
-    """Metrics of one leader, since it began."""
-
     copied_segments: int = 0
     copied_bytes: int = 0
     """Of objects made from the local log."""
@@ -143,7 +140,6 @@ class ByteRate:
         self._free_at_s = 0.0
 
     def change(self, bytes_per_s: int) -> None:
-        """Set another limit, also for a job that is running."""
         self._bytes_per_s = bytes_per_s
         self._free_at_s = min(self._free_at_s, runtime.monotonic_s())
 

@@ -107,12 +107,10 @@ class HashingSink:
         self.closed = True
 
     def begin_part(self) -> int:
-        """Begin a part here; returns its offset."""
         self._hasher.reset()
         return len(self.data)
 
     def part_xxh3(self) -> str:
-        """The checksum of the current part."""
         return str(self._hasher.hexdigest())
 
 
@@ -132,8 +130,6 @@ class EncodedSegment:
 
 
 class SegmentEncoder:
-    """Encodes the groups of a plan, in order."""
-
     def __init__(self, plan: SegmentPlan, config: SegmentConfig | None = None) -> None:
         self._plan = plan
         self._config = config or SegmentConfig()
@@ -216,7 +212,6 @@ class SegmentEncoder:
         return EncodedSegment(description, receipt, data)
 
     def _widened(self, group: Group) -> Group:
-        """The group with the plan's columns added, if it has no other columns."""
         columns, own = self._plan.columns, group.records.schema
         if columns is None or group.lost is not None or own == columns:
             return group

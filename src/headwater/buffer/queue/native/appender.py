@@ -1,15 +1,16 @@
 """Appending to a native queue for one producer id: every batch exactly once.
 
-Each batch has a producer sequence, and one of three places shows whether it was appended: its chunk
-while that exists; then the producer's mark, because the collector folds marks before it raises the
-floor; and once the mark is dropped, the producer is refused. The obvious alternatives, to append
-again after a conflict or to look for the entry in the queue alone, append a batch twice that the
-consumer was quick to take.
+Each batch has a producer sequence. Whether it was appended is shown by its chunk while that exists,
+and then by the producer's mark, which the collector updates before it raises the floor; once the
+mark is dropped, the producer is refused. The obvious alternatives, to append again after a conflict
+or to look only for the entry in the queue, append a batch twice if it was acknowledged and deleted
+meanwhile.
 
-A successor under the same id fences: it writes its incarnation into the mark's record, *then* its
-opening into the last chunk, and then checks that the record still names it. An append is
-conditional on the content that it was made from, and every content lists the openings before it: a
-producer that could still append after the opening has seen the opening, and reads the record.
+A successor under the same id fences its predecessor: it writes its incarnation into the mark's
+record, *then* its opening into the last chunk, and then checks that the record still names it. An
+append is conditional on the content that it was made from, and every content lists the openings
+before it: a producer that could still append after the opening has seen the opening, and reads the
+record.
 """
 
 from __future__ import annotations
@@ -34,12 +35,7 @@ from headwater.buffer.queue.contract import (
     ProducerState,
 )
 from headwater.buffer.queue.native.chunk import Chunk, check_producer_sequences, entry_bytes
-from headwater.buffer.queue.native.chunk_log import (
-    ChunkLog,
-    StoredChunk,
-    consumer_register,
-    read_consumer,
-)
+from headwater.buffer.queue.native.chunk_log import ChunkLog, StoredChunk
 from headwater.buffer.queue.native.producers import Mark, ProducerRegistration
 from headwater.buffer.queue.native.tail import DeadNumber, LostRace, QueueTail, write_note
 from headwater.core import limits, runtime
@@ -118,7 +114,7 @@ class NativeAppender(Appender):
         end = await self._tail.find()
         while end.number < (await self._chunks.floors()).chunk_floor:
             end = await self._tail.find()
-        consumer = await read_consumer(consumer_register(self._chunks.store, self._chunks.prefix))
+        consumer = await self._chunks.read_consumer()
         if consumer.sequence > (await self._tail.find()).next_sequence:
             # Unless what was found is dead, and not the end.
             last = await self._chunks.last_alive(self._tail.chunk.number)
@@ -183,12 +179,13 @@ class NativeAppender(Appender):
     async def _append(self, batches: Sequence[NewBatch]) -> list[AppendedBatch]:
         if not self._is_open:
             raise Bug("append before open")
-        known = [batch for batch in batches if batch.producer_sequence <= self._landed]
-        check_producer_sequences(list(batches[len(known) :]), self._landed)
-        for batch in known:
+        landed = [batch for batch in batches if batch.producer_sequence <= self._landed]
+        check_producer_sequences(list(batches[len(landed) :]), self._landed)
+        for batch in landed:
             if batch.producer_sequence not in self._places:
                 raise Bug(f"producer sequence {batch.producer_sequence} was answered long ago")
-        self._forget_before(batches[0].producer_sequence if batches else 0)
+        first = batches[0].producer_sequence if batches else 0
+        self._places = {number: one for number, one in self._places.items() if number >= first}
         budget = RetryPolicy().start(attempts=limits.APPEND_ATTEMPTS)
         look_first = not self._tail.is_alone
         while todo := [batch for batch in batches if batch.producer_sequence > self._landed]:
@@ -246,15 +243,15 @@ class NativeAppender(Appender):
         base = last.follower() if last.closed else last
         room = limits.CHUNK_MAX_ENTRIES - len(base.entries)
         group = _fitting_batches(todo, room, limits.CHUNK_FULL_BYTES - base.stored_bytes)
-        stored = base.stored_bytes + sum(entry_bytes(one.metadata, one.inline) for one in group)
-        full = len(group) >= room or stored >= limits.CHUNK_FULL_BYTES
+        size_bytes = base.stored_bytes + sum(entry_bytes(one.metadata, one.inline) for one in group)
+        full = len(group) >= room or size_bytes >= limits.CHUNK_FULL_BYTES
         chunk = last.written(
             runtime.new_token(), owner=self._marks.owner, batches=group, closed=full or hurried
         )
         # An earlier attempt still in doubt was made on top of the same content.
         before = self._unsettled
         self._unsettled = UnknownAttempt(
-            chunk.number, None if last.closed else self._tail.held.version
+            chunk.number, None if last.closed else self._tail.stored.version
         )
         try:
             await self._tail.write(chunk)
@@ -281,19 +278,19 @@ class NativeAppender(Appender):
     async def _settle(self, doubt: UnknownAttempt, todo: list[NewBatch]) -> bool:
         """Find out whether the attempts landed; False if they may still land."""
         number = doubt.number
-        held: StoredChunk | None = self._tail.held
-        if held is None or held.chunk.number != number or held.version == doubt.base:
-            held = await self._chunks.load(number)
+        stored: StoredChunk | None = self._tail.stored
+        if stored is None or stored.chunk.number != number or stored.version == doubt.base:
+            stored = await self._chunks.load(number)
         if await self._tail.is_dead(number):
             self._note_mark(await self._marks.read(), todo)
             await self._tail.find()
             return True
-        if held is None and (doubt.base is not None or self._tail.chunk.number >= number):
+        if stored is None and (doubt.base is not None or self._tail.chunk.number >= number):
             raise self._chunks.missing(number)
-        if held is None or held.version == doubt.base:
+        if stored is None or stored.version == doubt.base:
             return False
-        await self._tail.go_on(held)
-        self._note(held.chunk)
+        await self._tail.go_on(stored)
+        self._note(stored.chunk)
         return True
 
     async def _check_fence(self, last: Chunk) -> None:
@@ -359,10 +356,6 @@ class NativeAppender(Appender):
             self._places[batch.producer_sequence] = AppendedBatch(sequence, lsn)
         self._landed, self._last = mark.producer_sequence, mark
 
-    def _forget_before(self, producer_sequence: int) -> None:
-        for known in [known for known in self._places if known < producer_sequence]:
-            del self._places[known]
-
     def _refresh_if_due(self) -> None:
         due = self._since_refresh >= REFRESH_APPENDS or (
             self._since_refresh > 0 and runtime.monotonic_s() - self._refreshed_s >= REFRESH_S
@@ -393,12 +386,12 @@ async def _renew_while_open(appender: weakref.ref[NativeAppender]) -> None:
     """
     while True:
         await runtime.sleep(limits.PRODUCER_EXPIRY_MS / 1000 / RENEWALS_PER_EXPIRY)
-        found = appender()
-        if found is None:
+        current = appender()
+        if current is None:
             return
         with contextlib.suppress(HeadwaterError):
-            await found.renew_record()
-        del found
+            await current.renew_record()
+        del current
 
 
 def _fitting_batches(todo: list[NewBatch], room: int, room_bytes: int) -> list[NewBatch]:

@@ -1,19 +1,14 @@
 """The chunks of a native queue, which are a numbered log, and the registers of the queue.
 
-    <prefix>/queue.json      the floors, which only rise
-    <prefix>/end.json        how far the queue has come at least
-    <prefix>/consumer.json   the owner, and what is acknowledged
-    <prefix>/gc.json         how far the collector has looked
-
 Always holds: the last chunk is never deleted. A chunk is deleted only once collectors have seen
 FLOOR_SETTLE_S pass since the floor passed it, which is why a floor that was read less than
 FLOOR_LEASE_S ago still says what counts (`headwater.store.numbered_log`).
 
 The end of a queue is found by a search, and a last chunk that was deleted by hand looks as if it
-had never existed. So each writer that creates a chunk notes it in `end.json`, which only rises,
-and each client reads `end.json` before it searches: an end below it is a queue that went back. No
-append waits for this note or fails with it. While many chunks are created, one write a second
-notes the last of them.
+had never existed. So each writer that creates a chunk records it in `end.json`, which only rises,
+and each client reads `end.json` before it searches: an end below it means that the queue went back.
+No append waits for this write or fails with it. While many chunks are created, it happens once a
+second.
 """
 
 from __future__ import annotations
@@ -34,7 +29,7 @@ from headwater.buffer.queue.native.chunk import (
 )
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, HeadwaterError, NotFound, NotSupported, RolledBack
-from headwater.core.lease import FloorAge, Lease
+from headwater.core.lease import Lease, SettlingFloor
 from headwater.store import LeasedFloor, LogFloor, NumberedLog, Object, Register, Store, Version
 
 
@@ -102,32 +97,8 @@ class CollectorRecord(msgspec.Struct, frozen=True):
     """Counts passes that read the store's time."""
     settled_chunk: int = 0
     """The floor of the chunks has been here for FLOOR_SETTLE_S: what is below may be deleted."""
-    settling: FloorAge = FloorAge()
+    settling: SettlingFloor = SettlingFloor()
     """The floor of the chunks that is waited for next."""
-
-
-def consumer_register(store: Store, prefix: str) -> Register[ConsumerRecord]:
-    """The register of the owner and of what is acknowledged."""
-    return Register(store, f"{prefix}/consumer.json", ConsumerRecord)
-
-
-async def read_consumer(register: Register[ConsumerRecord]) -> ConsumerRecord:
-    """The consumer's record, which exists from the queue's creation on."""
-    try:
-        return (await register.read()).value
-    except NotFound as error:
-        raise RolledBack(
-            f"{register.key} is gone: what was acknowledged is not known. Restore it from a backup."
-        ) from error
-
-
-def missing_queue(prefix: str) -> RolledBack:
-    """The error for a queue that does not exist: it is created before its stream is announced."""
-    return RolledBack(
-        f"there is no queue at {prefix}, though its stream has one: it was deleted or moved. "
-        "Restore the folder from a backup; if that cannot be, make another stream, for in an empty "
-        "queue sequences and LSNs begin again."
-    )
 
 
 # How many chunks are requested at once.
@@ -153,6 +124,7 @@ class ChunkLog(NumberedLog):
         self.prefix = prefix
         self.queue_id = queue_id
         self.register = Register(store, f"{prefix}/queue.json", QueueFloors)
+        self.consumer = Register(store, f"{prefix}/consumer.json", ConsumerRecord)
         self.ends = EndRecorder(store, prefix)
         self.floor = QueuePosition(0, 1)
         """No batch below it is retained, as of the last read."""
@@ -160,10 +132,9 @@ class ChunkLog(NumberedLog):
     @property
     def chunk_floor(self) -> int:
         """The highest chunk floor that was read."""
-        return self.leased_floor.floor.floor
+        return self.leased_floor.floor.needed_from
 
     def batch_key(self, batch_id: str) -> str:
-        """The key of an uploaded batch."""
         return f"{self.prefix}/batches/{batch_id}"
 
     def missing(self, number: int) -> RolledBack:
@@ -174,22 +145,30 @@ class ChunkLog(NumberedLog):
             "producer write before."
         )
 
-    async def is_made(self) -> bool:
-        """Whether there is a queue, which must be this one."""
-        try:
-            self._check_id((await self.register.read()).value)
-        except NotFound:
-            return False
-        return True
+    def missing_queue(self) -> RolledBack:
+        """The error for a queue that is gone: it is created before its stream is announced."""
+        return RolledBack(
+            f"there is no queue at {self.prefix}, though its stream has one: it was deleted or "
+            "moved. Restore the folder from a backup; if that cannot be, make another stream, for "
+            "in an empty queue sequences and LSNs begin again."
+        )
+
+    async def read_consumer(self) -> ConsumerRecord:
+        """The consumer's record, which exists from the queue's creation on."""
+        consumer = await self.consumer.find()
+        if consumer is None:
+            raise RolledBack(
+                f"{self.consumer.key} is gone: what was acknowledged is not known. Restore it from "
+                "a backup."
+            )
+        return consumer
 
     async def floors(self) -> QueueFloors:
-        """The floors as they are now."""
         requested = Lease()
-        try:
-            queue = (await self.register.read()).value
-        except NotFound as error:
-            raise missing_queue(self.prefix) from error
-        self._check_id(queue)
+        queue = await self.register.find()
+        if queue is None:
+            raise self.missing_queue()
+        self.check_id(queue)
         self.leased_floor.learn(LogFloor(queue.chunk_floor, queue.chunk_floor), requested)
         self.floor = max(self.floor, queue.floor)
         return queue
@@ -216,7 +195,8 @@ class ChunkLog(NumberedLog):
                 f"{last.next_sequence}: the queue went back"
             )
 
-    def _check_id(self, queue: QueueFloors) -> None:
+    def check_id(self, queue: QueueFloors) -> None:
+        """`Corrupt` if this is the record of another queue."""
         if queue.id != self.queue_id:
             raise Corrupt(f"{self.prefix} holds queue {queue.id}, not {self.queue_id}")
 
@@ -237,7 +217,6 @@ class ChunkLog(NumberedLog):
             self.leased_floor.learn_alive(number, began)
 
     def decode(self, number: int, stored: Object) -> StoredChunk:
-        """A chunk from its object."""
         try:
             chunk = decode_chunk(stored.data, queue_id=self.queue_id, number=number)
         except (Corrupt, NotSupported) as error:
@@ -251,15 +230,14 @@ class ChunkLog(NumberedLog):
 
     async def require(self, number: int) -> StoredChunk:
         """A chunk that must exist: `BatchTrimmed` below the floor, `RolledBack` otherwise."""
-        held = await self.load(number)
-        if held is not None:
-            return held
+        stored = await self.load(number)
+        if stored is not None:
+            return stored
         if number < (await self.floors()).chunk_floor:
             raise self.trimmed(number)
         raise self.missing(number)
 
     def trimmed(self, number: int) -> BatchTrimmed:
-        """The error for a chunk below the floor."""
         return batch_trimmed(f"{self.prefix}: chunk {number}", self.floor)
 
     async def check_alive(self, number: int) -> None:
@@ -278,42 +256,42 @@ class ChunkLog(NumberedLog):
         while len(chunks) < count:
             start = first + len(chunks)
             numbers = range(start, start + min(READ_AHEAD, count - len(chunks)))
-            for held in await asyncio.gather(*map(self.load, numbers)):
-                if held is None:
+            for stored in await asyncio.gather(*map(self.load, numbers)):
+                if stored is None:
                     return chunks
-                chunks.append(held)
-                if not held.chunk.closed:
+                chunks.append(stored)
+                if not stored.chunk.closed:
                     return chunks
         return chunks
 
-    async def last(self, known: int = 0) -> StoredChunk:
-        """The last chunk. The search begins at `known`, a chunk that existed once.
+    async def last(self, start: int = 0) -> StoredChunk:
+        """The last chunk. The search begins at `start`, a chunk that existed once.
 
         `end.json` is read first: the queue ends there or beyond.
         """
         end = await self._least_end()
-        low = max(known, end.chunk)
+        low = max(start, end.chunk)
         while True:
             number = await self.first_free(low + 1, check_beyond=True) - 1
-            held = await self.load(number) if number >= self.chunk_floor else None
-            if held is not None and held.chunk.first_sequence >= end.first_sequence:
-                return held
+            stored = await self.load(number) if number >= self.chunk_floor else None
+            if stored is not None and stored.chunk.first_sequence >= end.first_sequence:
+                return stored
             floor = (await self.floors()).chunk_floor
             if floor <= number:
                 raise self.missing(number)
             low = max(floor, end.chunk)
 
-    async def last_alive(self, known: int = 0) -> StoredChunk:
+    async def last_alive(self, start: int = 0) -> StoredChunk:
         """The last chunk, for readers: a writer learns by writing whether it was the last.
 
         What `last` returns may lie below a floor that rose meanwhile. Then chunks after it may be
         deleted already, and it may be one that a stalled writer created.
         """
         while True:
-            held = await self.last(known)
-            if not await self.is_dead(held.chunk.number):
-                return held
-            known = self.chunk_floor
+            stored = await self.last(start)
+            if not await self.is_dead(stored.chunk.number):
+                return stored
+            start = self.chunk_floor
 
     async def _least_end(self) -> QueueEnd:
         try:
@@ -335,9 +313,9 @@ class ChunkLog(NumberedLog):
         low += 1
         while low <= high:
             middle = (low + high) // 2
-            held = await self.require(middle)
-            if is_before(held.chunk):
-                best, low = held, middle + 1
+            stored = await self.require(middle)
+            if is_before(stored.chunk):
+                best, low = stored, middle + 1
             else:
                 high = middle - 1
         return best
@@ -346,13 +324,14 @@ class ChunkLog(NumberedLog):
 async def create_native_queue(store: Store, prefix: str, queue_id: str) -> None:
     """Create a queue if there is none. `queue.json` is written last: it shows that all is there."""
     chunks = ChunkLog(store, prefix, queue_id)
-    if await chunks.is_made():
+    if (queue := await chunks.register.find()) is not None:
+        chunks.check_id(queue)
         return
     data = encode_chunk(first_chunk(queue_id))
     # Other creators write the same bytes, and they are recognised.
     await store.put_if_absent(chunks.key(0), data, token=queue_id.encode())
     await chunks.ends.register.update(lambda end: end or QueueEnd())
-    await consumer_register(store, prefix).update(lambda consumer: consumer or ConsumerRecord())
+    await chunks.consumer.update(lambda consumer: consumer or ConsumerRecord())
     await chunks.register.update(lambda queue: queue or QueueFloors(queue_id))
 
 

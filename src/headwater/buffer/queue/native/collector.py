@@ -2,25 +2,26 @@
 
 A pass has three parts, each bounded:
 
-- *expired*: batches that are acknowledged and past the retention. The marks of producers whose
-  chunks go are folded, the floor is raised, the batches are deleted, and once the floor has
-  settled, the chunks that are wholly below it. A floor settles by the time that collectors
-  themselves saw pass (`core.lease`): the store's clock, which may be set forward, only decides
-  what is past the retention. The floor rises batch by batch: a chunk may hold hundreds of megabytes
-  of batches, or days of them;
-- *orphaned*: batches that were uploaded and never appended. The batch floor is raised to them and
-  written into the last chunk, and *then* the queue is read once more: it shows what was appended
-  before, and a producer that appends after it sees the floor and is refused;
-- *forgotten*: producers that were silent for long, and of which nothing is kept. They are closed
-  first, by a note in the last chunk that fences them. Once that chunk is gone, so is their mark.
+- *expired*: batches that are acknowledged and past the retention. The collector updates the marks
+  of the producers whose chunks it will delete, raises the floor, deletes the batches, and, once the
+  floor has settled, deletes the chunks that are completely below it. A floor settles by the time
+  that collectors observed (`core.lease`); the store's clock, which may be set forward, only decides
+  which batches are past the retention. The floor rises batch by batch: a chunk may hold hundreds of
+  megabytes of batches, or days of them;
+- *orphaned*: batches that were uploaded and never appended. The collector raises the batch floor to
+  them, writes it into the last chunk, and *then* reads the queue once more: that shows what was
+  appended before, and a producer that appends later sees the floor and is refused;
+- *forgotten*: producers that were silent for long, and of which nothing is retained. They are
+  closed first, by an opening in the last chunk that fences them. Once that chunk is deleted, so is
+  their mark.
 
-To delete uploads by age alone is the obvious alternative; it deletes what a stalled producer
-appends right after, and has reported as accepted.
+The obvious alternative, to delete uploads by their age alone, deletes batches that a stalled
+producer appends right after, and has reported as accepted.
 
-The store's clock says how old a batch is, not the producer's: it was appended after the chunk
-before its own was last changed, and no later than its own was. Within these bounds the producer's
-time is used. A clock that is a year ahead would otherwise keep everything behind it for a year, and
-one that is late would have its batches deleted as soon as they are acknowledged.
+The store's clock decides a batch's age, not the producer's: the batch was appended after the last
+change of the preceding chunk and no later than that of its own. Within these bounds the producer's
+time is used. Otherwise a clock that is a year ahead would keep everything behind it for a year, and
+batches of a clock that is late would be deleted as soon as they are acknowledged.
 """
 
 from __future__ import annotations
@@ -38,9 +39,6 @@ from headwater.buffer.queue.native.chunk_log import (
     ConsumerRecord,
     QueueFloors,
     StoredChunk,
-    consumer_register,
-    missing_queue,
-    read_consumer,
 )
 from headwater.buffer.queue.native.orphans import OrphanPass, delete_all
 from headwater.buffer.queue.native.producers import (
@@ -56,8 +54,8 @@ from headwater.buffer.queue.native.reader import ChunkPosition, ChunkReader, ack
 from headwater.buffer.queue.native.tail import DeadNumber, LostRace, QueueTail
 from headwater.core import limits, runtime
 from headwater.core.errors import NotFound, RolledBack
-from headwater.core.lease import FloorClock
-from headwater.store import LogFloor, Register, Store, next_standing
+from headwater.core.lease import SettlingClock
+from headwater.store import LogFloor, Register, Store, next_settling
 
 
 class NativeCollector(Collector):
@@ -65,11 +63,9 @@ class NativeCollector(Collector):
 
     def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
         self._store = store
-        self._prefix = prefix
         self._chunks = ChunkLog(store, prefix, queue_id)
-        self._consumer = consumer_register(store, prefix)
         self._scanned = Register(store, f"{prefix}/gc.json", CollectorRecord)
-        self._standing = FloorClock()
+        self._settling = SettlingClock()
 
     async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
         try:
@@ -81,7 +77,7 @@ class NativeCollector(Collector):
         report = Collected()
         queue = await self._chunks.floors()
         scanned, now_ms = await self._begin(queue.chunk_floor)
-        consumer = await read_consumer(self._consumer)
+        consumer = await self._chunks.read_consumer()
         last = await self._chunks.last(max(queue.chunk_floor, consumer.chunk))
         expiring = RetentionPass(self._chunks, consumer, last, retention, now_ms=now_ms)
         queue = await expiring.collect(queue, report)
@@ -95,13 +91,13 @@ class NativeCollector(Collector):
         if scanned.settled_chunk < queue.chunk_floor:
             if full:
                 await runtime.sleep(limits.FLOOR_SETTLE_S)
-                await self._note_standing(queue.chunk_floor, settled=queue.chunk_floor)
+                await self._note_settling(queue.chunk_floor, settled=queue.chunk_floor)
                 await self._sweep(queue.chunk_floor, report)
             else:
-                await self._note_standing(queue.chunk_floor)
+                await self._note_settling(queue.chunk_floor)
         # In this order none is behind the one before: both only go forward.
         queue = await self._chunks.floors()
-        consumer = await read_consumer(self._consumer)
+        consumer = await self._chunks.read_consumer()
         report.floor_sequence, report.floor_lsn = queue.floor_sequence, queue.floor_lsn
         report.batch_floor = queue.batch_floor
         report.kept_pending = max(0, last.chunk.next_sequence - consumer.sequence)
@@ -115,14 +111,14 @@ class NativeCollector(Collector):
 
         def change(now: ConsumerRecord | None) -> ConsumerRecord:
             if now is None:
-                raise RolledBack(f"{self._consumer.key} is gone: restore it from a backup")
+                raise RolledBack(f"{self._chunks.consumer.key} is gone: restore it from a backup")
             if position.sequence <= now.sequence:
                 return now
             return msgspec.structs.replace(
                 acknowledge_to(now, position), truncated=position.sequence
             )
 
-        await self._consumer.update(change)
+        await self._chunks.consumer.update(change)
 
     async def _position_before(self, sequence: int) -> ChunkPosition | None:
         """The place before this batch; None if the floor is there, and so the position, too."""
@@ -158,10 +154,10 @@ class NativeCollector(Collector):
             return msgspec.structs.replace(now, passes=now.passes + 1)
 
         scanned = (await self._scanned.update(change)).value
-        self._standing.see(scanned.settling)
+        self._settling.see(scanned.settling)
         return scanned, await self._store.now_ms(self._scanned.key)
 
-    async def _note_standing(self, chunk_floor: int, *, settled: int = 0) -> None:
+    async def _note_settling(self, chunk_floor: int, *, settled: int = 0) -> None:
         """Add the time that the pass took, or begin to wait for the floor that it raised.
 
         The process may end here; the next collector goes on from what is written.
@@ -172,14 +168,14 @@ class NativeCollector(Collector):
             now = msgspec.structs.replace(now, settled_chunk=max(now.settled_chunk, settled))
             return self._settled(now, chunk_floor)
 
-        self._standing.see((await self._scanned.update(change)).value.settling)
+        self._settling.see((await self._scanned.update(change)).value.settling)
 
     def _settled(self, now: CollectorRecord, chunk_floor: int) -> CollectorRecord:
         """With the time that was seen to pass, under a floor that was read or raised before."""
-        settling, settled = self._standing.count(now.settling), now.settled_chunk
+        settling, settled = self._settling.count(now.settling), now.settled_chunk
         if settling.is_settled(limits.FLOOR_SETTLE_S):
             settled = max(settled, settling.floor)
-        settling = next_standing(settling, LogFloor(chunk_floor, settled))
+        settling = next_settling(settling, LogFloor(chunk_floor, settled))
         return msgspec.structs.replace(now, settled_chunk=settled, settling=settling)
 
 
@@ -241,21 +237,21 @@ class RetentionPass:
                 passed = self._passed(self._last, since_ms, queue)
                 return ExpiredRange(whole, self._last.chunk, passed, since_ms)
             run = await self._chunks.run(number, min(limits.GC_PARALLEL, last - number))
-            for held in run:
-                passed = self._passed(held, since_ms, queue)
-                chunk = held.chunk
+            for stored in run:
+                passed = self._passed(stored, since_ms, queue)
+                chunk = stored.chunk
                 is_acked = chunk.closed and chunk.next_sequence <= self._consumer.sequence
-                if passed < len(held.chunk.entries) or not is_acked:
-                    return ExpiredRange(whole, held.chunk, passed, since_ms)
-                whole.append(held.chunk)
-                since_ms = held.modified_ms
+                if passed < len(stored.chunk.entries) or not is_acked:
+                    return ExpiredRange(whole, stored.chunk, passed, since_ms)
+                whole.append(stored.chunk)
+                since_ms = stored.modified_ms
             if not run:
                 break
         return ExpiredRange(whole, None, 0, since_ms)
 
-    def _passed(self, held: StoredChunk, since_ms: int, queue: QueueFloors) -> int:
+    def _passed(self, stored: StoredChunk, since_ms: int, queue: QueueFloors) -> int:
         """How many of the first entries of a chunk are not needed."""
-        chunk = held.chunk
+        chunk = stored.chunk
         sequence, through_bytes = chunk.first_sequence, chunk.bytes_before
         for passed, entry in enumerate(chunk.entries):
             through_bytes += entry.size_bytes
@@ -263,7 +259,7 @@ class RetentionPass:
                 sequence + passed < self._consumer.sequence
                 and (
                     sequence + passed < self._retention.before_sequence
-                    or self._is_past(max(since_ms, min(entry.max_ms, held.modified_ms)))
+                    or self._is_past(max(since_ms, min(entry.max_ms, stored.modified_ms)))
                     or self._is_much(through_bytes)
                 )
             ):
@@ -335,7 +331,7 @@ class RetentionPass:
 
         def change(now: QueueFloors | None) -> QueueFloors:
             if now is None:
-                raise missing_queue(self._chunks.prefix)
+                raise self._chunks.missing_queue()
             if _floor_position(now) != _floor_position(before):
                 return now
             return msgspec.structs.replace(raised, batch_floor=now.batch_floor)

@@ -12,12 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from headwater.buffer.queue.contract import BatchTrimmed, Counters, Descriptor, QueueConsumer
-from headwater.buffer.queue.native.chunk_log import (
-    ChunkLog,
-    ConsumerRecord,
-    consumer_register,
-    read_consumer,
-)
+from headwater.buffer.queue.native.chunk_log import ChunkLog, ConsumerRecord
 from headwater.buffer.queue.native.reader import ChunkPosition, ChunkReader, acknowledge_to
 from headwater.core import runtime
 from headwater.core.errors import Bug, Fenced, Refused, RolledBack
@@ -30,10 +25,8 @@ class NativeConsumer(QueueConsumer):
     def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
         self.counters = Counters()
         self.epoch = 0
-        self._prefix = prefix
         self._chunks = ChunkLog(store, prefix, queue_id)
         self._reading = ChunkReader(self._chunks)
-        self._register = consumer_register(store, prefix)
         self._acked = ConsumerRecord()
 
     async def open(
@@ -46,11 +39,13 @@ class NativeConsumer(QueueConsumer):
 
         def change(now: ConsumerRecord | None) -> ConsumerRecord:
             if now is None:
-                raise RolledBack(f"{self._register.key} is gone while the consumer is opened")
+                raise RolledBack(
+                    f"{self._chunks.consumer.key} is gone while the consumer is opened"
+                )
             if now.group and now.group != group and not take_over:
                 raise Refused(
-                    f"the group {now.group!r} owns the consumer of {self._prefix}. Follow it, or "
-                    "take the ownership over (take_over), which stops that group."
+                    f"the group {now.group!r} owns the consumer of {self._chunks.prefix}. Follow "
+                    "it, or take the ownership over (take_over), which stops that group."
                 )
             if position is not None and position.sequence > now.sequence:
                 now = acknowledge_to(now, position)
@@ -70,13 +65,13 @@ class NativeConsumer(QueueConsumer):
         start = 0 if sequence is None else sequence + 1
         while True:
             try:
-                found = await self._reading.after(start, limit)
+                batches = await self._reading.after(start, limit)
             except (BatchTrimmed, Refused, RolledBack):
                 await self.check_fence()  # a successor may have moved on far from here
                 raise
             await self.check_fence()
-            if not found or not await self._chunks.is_dead(self._reading.lowest_chunk):
-                return found
+            if not batches or not await self._chunks.is_dead(self._reading.lowest_chunk):
+                return batches
             self._reading.reset()
 
     async def dequeue(self, sequence: int) -> None:
@@ -87,7 +82,7 @@ class NativeConsumer(QueueConsumer):
             position = await self._reading.position_after(sequence)
         except BatchTrimmed:
             # A truncation acknowledged it, and the floor has passed it meanwhile.
-            self._acked = self._owned(await read_consumer(self._register))
+            self._acked = self._owned(await self._chunks.read_consumer())
             if sequence < self._acked.sequence:
                 return
             raise
@@ -105,13 +100,13 @@ class NativeConsumer(QueueConsumer):
         self, change: Callable[[ConsumerRecord | None], ConsumerRecord]
     ) -> ConsumerRecord:
         try:
-            return (await self._register.update(change)).value
+            return (await self._chunks.consumer.update(change)).value
         finally:
-            self.counters.writes = self._register.writes
-            self.counters.conflicts = self._register.conflicts
+            self.counters.writes = self._chunks.consumer.writes
+            self.counters.conflicts = self._chunks.consumer.conflicts
 
     async def check_fence(self) -> None:
-        self._owned(await read_consumer(self._register))
+        self._owned(await self._chunks.read_consumer())
 
     @property
     def pending(self) -> int:
@@ -121,11 +116,13 @@ class NativeConsumer(QueueConsumer):
         if not self.epoch:
             raise Bug("the consumer was not opened")
         if now is None or now.epoch < self.epoch:
-            raise RolledBack(f"the consumer of {self._prefix} went back before epoch {self.epoch}")
+            raise RolledBack(
+                f"the consumer of {self._chunks.prefix} went back before epoch {self.epoch}"
+            )
         if now.epoch != self.epoch:
             raise Fenced(
                 f"a later consumer (epoch {now.epoch}, group {now.group!r}) took over "
-                f"{self._prefix} from epoch {self.epoch}"
+                f"{self._chunks.prefix} from epoch {self.epoch}"
             )
         return now
 
@@ -141,19 +138,19 @@ class NativeConsumer(QueueConsumer):
 
     async def _find_position(self, last_acked: int | None) -> ChunkPosition | None:
         queue = await self._chunks.floors()
-        known = await read_consumer(self._register)
-        self._chunks.check_floor(known, queue)
-        last = (await self._chunks.last_alive(known.chunk)).chunk
+        consumer = await self._chunks.read_consumer()
+        self._chunks.check_floor(consumer, queue)
+        last = (await self._chunks.last_alive(consumer.chunk)).chunk
         self._reading.end_sequence = last.next_sequence
-        self._chunks.check_end(known, last)
+        self._chunks.check_end(consumer, last)
         if last_acked is None:
             return None
         if last_acked >= last.next_sequence:
             raise Refused(
-                f"cannot resume after batch {last_acked} of {self._prefix}: there are only "
+                f"cannot resume after batch {last_acked} of {self._chunks.prefix}: there are only "
                 f"{last.next_sequence}. Is it another stream's position, or was the queue replaced?"
             )
-        if last_acked < known.sequence:
+        if last_acked < consumer.sequence:
             await self._reading.locate(last_acked + 1)
             return None
         return await self._reading.position_after(last_acked)

@@ -1,8 +1,8 @@
-"""Batches that were uploaded and never appended: found, and deleted behind a floor.
+"""Finds batches that were uploaded and never appended, and deletes them behind a floor.
 
-Passes go forward: uploads below the floor of an earlier pass are not listed again, and
-what the chunks read so far refer to above it is remembered. Uploads that arrive below that floor
-later are refused by every appender; only a full pass finds them.
+Passes go forward: uploads below the floor of an earlier pass are not listed again, and the ids
+above it that chunks refer to are remembered. Uploads that arrive below that floor later are refused
+by every appender; only a full pass finds them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,11 @@ import xxhash
 
 from headwater.buffer.queue.contract import Collected, Counters, Retention
 from headwater.buffer.queue.native.chunk import last_batch_id
-from headwater.buffer.queue.native.chunk_log import (
-    ChunkLog,
-    CollectorRecord,
-    QueueFloors,
-    missing_queue,
-)
+from headwater.buffer.queue.native.chunk_log import ChunkLog, CollectorRecord, QueueFloors
 from headwater.buffer.queue.native.tail import QueueTail, write_note
 from headwater.core import limits, runtime
-from headwater.core.errors import HeadwaterError, NotFound, Refused
-from headwater.core.runtime import decode_ulid, encode_ulid
+from headwater.core.errors import HeadwaterError
+from headwater.core.runtime import decode_ulid, encode_ulid, is_ulid
 from headwater.store import Register, Store
 
 
@@ -60,10 +55,7 @@ class OrphanPass:
 
     async def collect(self, report: Collected, *, full: bool) -> None:
         """Delete uploads that were not appended and cannot be appended any more, some at a time."""
-        try:
-            before = (await self._register.read()).value
-        except NotFound:
-            before = CollectorRecord()
+        before = await self._register.find() or CollectorRecord()
         # Also if the last one was in the future: then the clock was set back.
         full = full or abs(self._now_ms - before.full_ms) > limits.GC_FULL_EVERY_MS
         start = CollectorRecord() if full else before
@@ -99,11 +91,11 @@ class OrphanPass:
             queue = await self._chunks.floors()
             number = start = max(seen.chunk, queue.chunk_floor)
             while run := await self._chunks.run(number, limits.GC_PARALLEL):
-                for held in run:
-                    kept = max(0, queue.floor_sequence - held.chunk.first_sequence)
+                for stored in run:
+                    first = max(0, queue.floor_sequence - stored.chunk.first_sequence)
                     seen.referenced.add(
                         entry.batch_id
-                        for entry in held.chunk.entries[kept:]
+                        for entry in stored.chunk.entries[first:]
                         if entry.inline is None and entry.batch_id > above
                     )
                 last = run[-1].chunk
@@ -125,9 +117,9 @@ class OrphanPass:
         newest = referenced.newest()
         if len(newest) > limits.GC_REFERENCED:
             ceiling = max(ceiling, newest[-limits.GC_REFERENCED])
-        held = self._retention.hold_below
-        if held is not None:
-            ceiling = min(ceiling, encode_ulid(max(0, decode_ulid(held) - 1)))
+        stored = self._retention.hold_below
+        if stored is not None:
+            ceiling = min(ceiling, encode_ulid(max(0, decode_ulid(stored) - 1)))
         return ceiling
 
     async def _list(self, after: str, ceiling: str) -> dict[str, int]:
@@ -137,7 +129,7 @@ class OrphanPass:
             batch_id = meta.key.removeprefix(f"{folder}/")
             if batch_id > ceiling or len(listed) >= limits.GC_LISTED:
                 break
-            if _is_ulid(batch_id):
+            if is_ulid(batch_id):
                 listed[batch_id] = meta.size_bytes
         return listed
 
@@ -146,7 +138,7 @@ class OrphanPass:
 
         def change(now: QueueFloors | None) -> QueueFloors:
             if now is None:
-                raise missing_queue(self._chunks.prefix)
+                raise self._chunks.missing_queue()
             return msgspec.structs.replace(now, batch_floor=max(now.batch_floor, to))
 
         await self._chunks.register.update(change)
@@ -179,14 +171,6 @@ class OrphanPass:
             await self._register.update(change)
 
 
-def _is_ulid(text: str) -> bool:
-    try:
-        decode_ulid(text)
-    except Refused:
-        return False
-    return True
-
-
 class ReferencedIds:
     """Batch ids that chunks refer to, in bounded memory: 2 × GC_REFERENCED ids and a filter.
 
@@ -207,7 +191,6 @@ class ReferencedIds:
         """Up to this id, some are only in the filter."""
 
     def add(self, ids: Iterable[str]) -> None:
-        """Remember these as well."""
         self._newest.update(ids)
         if len(self._newest) > 2 * limits.GC_REFERENCED:
             older = sorted(self._newest)[: -limits.GC_REFERENCED]

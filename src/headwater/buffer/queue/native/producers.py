@@ -1,11 +1,11 @@
 """The record of a producer id: its latest incarnation, its last accepted batch, and its end.
 
-Records are in 4,096 shards (`<prefix>/producers/<3 hex>.json`) and not in an object each: they are
-dropped one day, and an object whose key may be created again must not be deleted, because a slow
-delete would remove the later one.
+Records are in 4,096 shards (`<prefix>/producers/<3 hex>.json`) and not in an object each: records
+are dropped eventually, and an object whose key may be created again must not be deleted, because a
+slow delete would remove the later one.
 
 Always holds: a mark only rises. Only the incarnation that the record names may renew it, and the
-collector, which folds into it what it is about to delete.
+collector, which updates it before it deletes entries.
 
 Producers that are silent for long are closed, and forgotten later. Silence is counted in looks,
 each a day after the last by the store's clock. A pass that finds no entry of a producer writes the
@@ -16,9 +16,9 @@ and not fifty weeks of silence.
 A mark is dropped only once its producer would be refused. So a collector first does what a
 successor does: it puts an incarnation of its own into the record and an opening into the last
 chunk, which no earlier incarnation can pass. When the floor has passed that chunk, everything that
-the producer ever appended is below the floor, and the mark is dropped. To drop the mark of a silent
-producer at once is the obvious alternative; a producer that only slept then appends as if nothing
-had happened, and its successor does not learn of it.
+the producer ever appended is below the floor, and the mark is dropped. The obvious alternative is
+to drop the mark of a silent producer at once; then a producer that was only asleep appends again,
+and its successor does not see that.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from headwater.buffer.queue.native.chunk_log import (
 )
 from headwater.buffer.queue.native.tail import QueueTail, write_note
 from headwater.core import limits, runtime
-from headwater.core.errors import Fenced, NotFound, Refused
+from headwater.core.errors import Fenced, Refused
 from headwater.store import Register, Store
 
 
@@ -83,7 +83,6 @@ class ProducerShard(msgspec.Struct, frozen=True):
 
 
 def shard_name(producer: str) -> str:
-    """The shard of a producer id."""
     return hashlib.blake2s(producer.encode(), digest_size=2).hexdigest()[:3]
 
 
@@ -91,7 +90,7 @@ def check_producer_id(producer: str) -> str:
     """The id itself; `Refused` says what an id may be."""
     if not producer or len(producer.encode()) > limits.PRODUCER_ID_MAX_BYTES:
         raise Refused(
-            f"{producer!r} is no producer id: it has 1 to {limits.PRODUCER_ID_MAX_BYTES} bytes"
+            f"{producer!r} is not a producer id: it has 1 to {limits.PRODUCER_ID_MAX_BYTES} bytes"
         )
     return producer
 
@@ -132,10 +131,10 @@ class ProducerRegistration:
 
         def change(shard: ProducerShard) -> ProducerRecord:
             nonlocal before
-            known, mark = shard.producers.get(self.producer), None
+            record, mark = shard.producers.get(self.producer), None
             before = PreviousIncarnation(True, anchor)
-            if known is not None:
-                before, mark = PreviousIncarnation(False, known.anchor), known.mark
+            if record is not None:
+                before, mark = PreviousIncarnation(False, record.anchor), record.mark
             return ProducerRecord(self.owner.incarnation, before.anchor, runtime.wall_ms(), mark)
 
         await self._update(change)
@@ -143,19 +142,15 @@ class ProducerRegistration:
 
     async def read(self) -> Mark | None:
         """The mark; `Fenced` unless this incarnation is still the latest."""
-        try:
-            shard = (await self._register.read()).value
-        except NotFound:
-            shard = ProducerShard()
-        return self._checked(shard).mark
+        return self._checked(await self._register.find() or ProducerShard()).mark
 
     async def renew(self, mark: Mark | None) -> None:
         """Move the mark forward, or confirm it where it is."""
 
         def change(shard: ProducerShard) -> ProducerRecord:
-            known, at_ms = self._checked(shard), runtime.wall_ms()
-            if mark is None or _later(mark, known.mark) is not mark:
-                return reset_silence(msgspec.structs.replace(known, anchor_ms=at_ms))
+            record, at_ms = self._checked(shard), runtime.wall_ms()
+            if mark is None or _later(mark, record.mark) is not mark:
+                return reset_silence(msgspec.structs.replace(record, anchor_ms=at_ms))
             return ProducerRecord(self.owner.incarnation, mark.chunk, at_ms, mark)
 
         await self._update(change)
@@ -168,11 +163,11 @@ class ProducerRegistration:
         """
 
         def change(shard: ProducerShard) -> ProducerRecord:
-            known = self._checked(shard)
+            record = self._checked(shard)
             return msgspec.structs.replace(
-                known,
+                record,
                 incarnation=CLOSED + runtime.new_token().hex(),
-                mark=_later(known.mark, mark),
+                mark=_later(record.mark, mark),
                 closed=last_chunk,
             )
 
@@ -192,34 +187,33 @@ class ProducerRegistration:
         mark, end = await self.read(), opening
         while end >= before.anchor:
             numbers = range(end, max(before.anchor - 1, end - READ_AHEAD), -1)
-            for held in await asyncio.gather(*(chunks.load(number) for number in numbers)):
-                if held is None:
+            for stored in await asyncio.gather(*(chunks.load(number) for number in numbers)):
+                if stored is None:
                     # Deleted, so the collector has folded it, and whatever is older.
                     return _later(await self.read(), mark)
-                found = last_marks(held.chunk).get(self.producer)
-                if found is None:
+                last = last_marks(stored.chunk).get(self.producer)
+                if last is None:
                     continue
-                if await chunks.is_dead(held.chunk.number):
+                if await chunks.is_dead(stored.chunk.number):
                     # Perhaps not what was there: a stalled writer may have created it again.
                     return _later(await self.read(), mark)
-                return _later(found, mark)
+                return _later(last, mark)
             end = numbers[-1] - 1
         # What was not found may have been deleted, and folded, while it was looked for.
         return _later(await self.read(), mark)
 
     def _checked(self, shard: ProducerShard) -> ProducerRecord:
-        known = shard.producers.get(self.producer)
-        if known is not None and known.incarnation == self.owner.incarnation:
-            return known
-        if known is None or known.incarnation.startswith(CLOSED):
+        record = shard.producers.get(self.producer)
+        if record is not None and record.incarnation == self.owner.incarnation:
+            return record
+        if record is None or record.incarnation.startswith(CLOSED):
             raise Fenced(FORGOTTEN.format(producer=self.producer))
         raise Fenced(
-            f"another producer opened under the id {self.producer!r} and goes on in its place"
+            f"another producer with the id {self.producer!r} was opened and continues in its place"
         )
 
 
 def shard_register(store: Store, prefix: str, name: str) -> Register[ProducerShard]:
-    """The register of some of the producers."""
     return Register(store, f"{prefix}/producers/{name}.json", ProducerShard)
 
 
@@ -235,12 +229,12 @@ def last_marks(chunk: Chunk) -> dict[str, Mark]:
 def fold_marks(shard: ProducerShard, marks: dict[str, Mark]) -> ProducerShard:
     """The shard with marks that are at least these."""
     for producer, mark in marks.items():
-        known = shard.producers.get(producer)
-        if known is None or mark.chunk < known.anchor:
+        record = shard.producers.get(producer)
+        if record is None or mark.chunk < record.anchor:
             continue  # forgotten since: it is refused whatever its mark would say
-        if known.mark is None or known.mark.producer_sequence < mark.producer_sequence:
+        if record.mark is None or record.mark.producer_sequence < mark.producer_sequence:
             shard = with_record(
-                shard, producer, reset_silence(msgspec.structs.replace(known, mark=mark))
+                shard, producer, reset_silence(msgspec.structs.replace(record, mark=mark))
             )
     return shard
 
@@ -251,7 +245,6 @@ def reset_silence(record: ProducerRecord) -> ProducerRecord:
 
 
 def with_record(shard: ProducerShard, producer: str, record: ProducerRecord) -> ProducerShard:
-    """The shard with this record of a producer."""
     return msgspec.structs.replace(shard, producers={**shard.producers, producer: record})
 
 
@@ -293,45 +286,47 @@ class SilencePass:
                 report.producers_forgotten += max(0, shard.dropped - before.dropped)
             silent = [
                 name
-                for name, one in shard.producers.items()
-                if self._is_silent(one) and name not in self._keep
+                for name, record in shard.producers.items()
+                if self._is_silent(record) and name not in self._keep
             ]
             if silent:
                 await self._close(register, silent[: limits.CHUNK_OPENINGS])
 
-    def _is_silent(self, one: ProducerRecord) -> bool:
+    def _is_silent(self, record: ProducerRecord) -> bool:
         """Whether nothing is retained and nothing changed for long.
 
         No producer's clock is used: one that is a week late would have its producer closed while
         it appends.
         """
-        return self._is_passed(one) and one.silent_looks >= SILENT_LOOKS
+        return self._is_passed(record) and record.silent_looks >= SILENT_LOOKS
 
-    def _is_passed(self, one: ProducerRecord) -> bool:
+    def _is_passed(self, record: ProducerRecord) -> bool:
         """Whether the floor has passed everything that the record names."""
-        stands_at = max(one.anchor, one.mark.chunk if one.mark else 0)
-        return stands_at < self._floor and one.closed is None
+        stands_at = max(record.anchor, record.mark.chunk if record.mark else 0)
+        return stands_at < self._floor and record.closed is None
 
-    def _is_over(self, one: ProducerRecord) -> bool:
-        return one.closed is not None and one.closed < self._floor
+    def _is_over(self, record: ProducerRecord) -> bool:
+        return record.closed is not None and record.closed < self._floor
 
     def _looked_at(self, shard: ProducerShard | None) -> ProducerShard:
         shard = shard or ProducerShard()
-        kept = {name: one for name, one in shard.producers.items() if not self._is_over(one)}
-        for name, one in kept.items():
-            if self._is_passed(one):
-                kept[name] = self._looked_at_one(one)
-        return ProducerShard(kept, shard.dropped + len(shard.producers) - len(kept))
+        remaining = {
+            name: record for name, record in shard.producers.items() if not self._is_over(record)
+        }
+        for name, record in remaining.items():
+            if self._is_passed(record):
+                remaining[name] = self._looked_at_one(record)
+        return ProducerShard(remaining, shard.dropped + len(shard.producers) - len(remaining))
 
-    def _looked_at_one(self, one: ProducerRecord) -> ProducerRecord:
+    def _looked_at_one(self, record: ProducerRecord) -> ProducerRecord:
         """Count a look if it is time for one; begin again if the clock was set back."""
-        now_ms, before_ms = self._now_ms, one.silent_looked_ms
-        looks = one.silent_looks
+        now_ms, before_ms = self._now_ms, record.silent_looked_ms
+        looks = record.silent_looks
         if before_ms and now_ms >= before_ms:
             if now_ms - before_ms < limits.PRODUCER_EXPIRY_MS / SILENT_LOOKS:
-                return one
+                return record
             looks += 1
-        return msgspec.structs.replace(one, silent_looks=looks, silent_looked_ms=now_ms)
+        return msgspec.structs.replace(record, silent_looks=looks, silent_looked_ms=now_ms)
 
     async def _close(self, register: Register[ProducerShard], silent: list[str]) -> None:
         """Fence them in the record, then in the queue, then record the chunk of that note."""
@@ -340,17 +335,17 @@ class SilencePass:
         def take(shard: ProducerShard | None) -> ProducerShard:
             shard = shard or ProducerShard()
             for name in silent:
-                known = shard.producers.get(name)
-                if known is not None and self._is_silent(known):
-                    taken = msgspec.structs.replace(known, incarnation=incarnation)
+                record = shard.producers.get(name)
+                if record is not None and self._is_silent(record):
+                    taken = msgspec.structs.replace(record, incarnation=incarnation)
                     shard = with_record(shard, name, taken)
             return shard
 
         shard = (await register.update(take)).value
         closed = [
             ProducerIncarnation(name, incarnation)
-            for name, one in shard.producers.items()
-            if one.incarnation == incarnation
+            for name, record in shard.producers.items()
+            if record.incarnation == incarnation
         ]
         if not closed:
             return
@@ -361,9 +356,9 @@ class SilencePass:
         def close(shard: ProducerShard | None) -> ProducerShard:
             shard = shard or ProducerShard()
             for owner in closed:
-                known = shard.producers.get(owner.producer)
-                if known is not None and known.incarnation == incarnation:
-                    done = msgspec.structs.replace(known, closed=note.number)
+                record = shard.producers.get(owner.producer)
+                if record is not None and record.incarnation == incarnation:
+                    done = msgspec.structs.replace(record, closed=note.number)
                     shard = with_record(shard, owner.producer, done)
             return shard
 
@@ -371,10 +366,7 @@ class SilencePass:
 
     async def _next_shards(self) -> list[str]:
         """The shards to look at in this pass; the next pass goes on after them."""
-        try:
-            start = (await self._scanned.read()).value.shard
-        except NotFound:
-            start = ""
+        start = (await self._scanned.find() or CollectorRecord()).shard
         folder, names = f"{self._chunks.prefix}/producers", []
         after = f"{folder}/{start}.json" if start else ""
         async for meta in self._chunks.store.list(folder, start_after=after):

@@ -1,6 +1,6 @@
-"""Reading a native queue on: from a sequence to descriptors, chunk by chunk.
+"""Reads a native queue from a sequence on, chunk by chunk.
 
-Idle reading asks for one object: the last chunk while it is open, the one after it once it is
+An idle reader requests one object: the last chunk while it is open, the one after it once it is
 closed. It lists nothing: only a search for the end does.
 """
 
@@ -28,8 +28,6 @@ from headwater.buffer.queue.native.chunk_log import (
     ConsumerRecord,
     QueueFloors,
     StoredChunk,
-    consumer_register,
-    read_consumer,
 )
 from headwater.core.errors import Refused, RolledBack
 from headwater.store import Store
@@ -94,28 +92,28 @@ class ChunkReader:
         else:
             number = (await self.locate(sequence)).number
         self.lowest_chunk = number
-        found: list[Descriptor] = []
+        batches: list[Descriptor] = []
         window = 1
-        while len(found) < limit:
+        while len(batches) < limit:
             run = await self._chunks.run(number, window)
-            for held in run:
-                self._remember(held.chunk)
-                found += descriptors(self._chunks, held.chunk, from_sequence=sequence)
+            for stored in run:
+                self._remember(stored.chunk)
+                batches += descriptors(self._chunks, stored.chunk, from_sequence=sequence)
             if len(run) < window or not run[-1].chunk.closed:
                 await self._check_end(number, run, sequence)
                 break
             number, window = number + window, min(READ_AHEAD, window * 2)
-        self._idle = 0 if found else self._idle + 1
-        ends = (sequence, sequence + len(found) - 1)
-        if found and (found[0].sequence, found[-1].sequence) != ends:
+        self._idle = 0 if batches else self._idle + 1
+        ends = (sequence, sequence + len(batches) - 1)
+        if batches and (batches[0].sequence, batches[-1].sequence) != ends:
             await self._raise_hole(sequence)
-        if len(found) < limit and sequence + len(found) < self._least_end:
+        if len(batches) < limit and sequence + len(batches) < self._least_end:
             # More is there than was read: what would come next must be, too.
-            await self._chunks.require(self._chunk_from(sequence + len(found), number))
-        found = found[:limit]
-        after = found[-1].sequence + 1 if found else sequence
+            await self._chunks.require(self._chunk_from(sequence + len(batches), number))
+        batches = batches[:limit]
+        after = batches[-1].sequence + 1 if batches else sequence
         self._next = (after, self._chunk_from(after, number))
-        return found
+        return batches
 
     async def locate(self, sequence: int) -> Chunk:
         """The chunk with this sequence, or the last one if it is the next to come."""
@@ -145,10 +143,10 @@ class ChunkReader:
                 f"sequence {sequence} lies ahead: the next one to be appended is "
                 f"{last.next_sequence}"
             )
-        held = await self._chunks.search(
+        stored = await self._chunks.search(
             queue.chunk_floor, last.number, lambda chunk: chunk.first_sequence <= sequence
         )
-        return held.chunk
+        return stored.chunk
 
     async def position_after(self, sequence: int) -> ChunkPosition:
         """The position after this batch; `Refused` if it was not appended yet."""
@@ -186,7 +184,7 @@ class ChunkReader:
         """What was read does not go on where it should: it is dead, or the queue is damaged."""
         await self._chunks.check_alive(self.lowest_chunk)
         raise RolledBack(
-            f"{self._chunks.prefix} does not go on with batch {sequence}, which was there: the "
+            f"{self._chunks.prefix} does not continue with batch {sequence}, which existed: the "
             "queue went back"
         )
 
@@ -251,8 +249,8 @@ class TimeSearch:
 
     async def up_to(self, last: Chunk) -> Descriptor | None:
         """The batch; None if no chunk up to this one has it."""
-        found = await self._among(last.blocks_before)
-        return self._within(last) if found is None else found
+        batch = await self._among(last.blocks_before)
+        return self._within(last) if batch is None else batch
 
     async def _among(self, blocks: Sequence[ChunkBlock]) -> Descriptor | None:
         for block in blocks:
@@ -262,10 +260,10 @@ class TimeSearch:
                 continue
             end = (await self._chunks.require(block.first + block.size - 1)).chunk
             inner = [one for one in end.blocks_before if one.first >= block.first]
-            found = await self._among(inner)
-            found = self._within(end) if found is None else found
-            if found is not None:
-                return found
+            batch = await self._among(inner)
+            batch = self._within(end) if batch is None else batch
+            if batch is not None:
+                return batch
         return None
 
     def _within(self, chunk: Chunk) -> Descriptor | None:
@@ -283,10 +281,8 @@ class NativeReader(QueueReader):
     """Reads a partition's queue, and changes nothing."""
 
     def __init__(self, store: Store, prefix: str, queue_id: str) -> None:
-        self._prefix = prefix
         self._chunks = ChunkLog(store, prefix, queue_id)
         self._reading = ChunkReader(self._chunks)
-        self._register = consumer_register(store, prefix)
 
     async def state(self) -> QueueState:
         while True:
@@ -297,7 +293,7 @@ class NativeReader(QueueReader):
     async def _state(self) -> QueueState:
         # In this order none is behind the one before: all three only go forward.
         queue = await self._chunks.floors()
-        consumer = await read_consumer(self._register)
+        consumer = await self._chunks.read_consumer()
         self._chunks.check_floor(consumer, queue)
         last = (await self._chunks.last_alive(consumer.chunk)).chunk
         oldest_ms = None
@@ -305,12 +301,12 @@ class NativeReader(QueueReader):
             chunk = last
             if consumer.sequence < last.first_sequence:
                 # Its position is known to be there or later, and the end is known already.
-                held = await self._chunks.search(
+                stored = await self._chunks.search(
                     max(consumer.chunk, queue.chunk_floor),
                     last.number,
                     lambda chunk: chunk.first_sequence <= consumer.sequence,
                 )
-                chunk = held.chunk
+                chunk = stored.chunk
             await self._chunks.check_alive(chunk.number)
             if not chunk.first_sequence <= consumer.sequence < chunk.next_sequence:
                 raise self._chunks.missing(chunk.number)
@@ -342,9 +338,9 @@ class NativeReader(QueueReader):
             else:
                 start = sequence + 1
             try:
-                found = await self._reading.after(start, limit)
+                batches = await self._reading.after(start, limit)
                 await self._chunks.check_alive(self._reading.lowest_chunk)
-                return found
+                return batches
             except BatchTrimmed as trimmed:
                 self._reading.reset()
                 if start < trimmed.floor_sequence and sequence is not None:
@@ -354,7 +350,7 @@ class NativeReader(QueueReader):
         while True:
             queue = await self._chunks.floors()
             if lsn < queue.floor_lsn:
-                raise batch_trimmed(f"{self._prefix}: LSN {lsn}", queue.floor)
+                raise batch_trimmed(f"{self._chunks.prefix}: LSN {lsn}", queue.floor)
             # Chunks before it may be deleted during the search.
             with contextlib.suppress(BatchTrimmed):
                 return await self._at_lsn(lsn, queue)
@@ -363,11 +359,11 @@ class NativeReader(QueueReader):
         last = (await self._chunks.last_alive(queue.chunk_floor)).chunk
         if lsn >= last.next_lsn:
             return None
-        held = await self._chunks.search(
+        stored = await self._chunks.search(
             queue.chunk_floor, last.number, lambda chunk: chunk.first_lsn <= lsn
         )
-        await self._chunks.check_alive(held.chunk.number)
-        places = held.chunk.places()
+        await self._chunks.check_alive(stored.chunk.number)
+        places = stored.chunk.places()
         return [place.sequence for place in places if place.first_lsn <= lsn][-1]
 
     async def batch_at_time(self, time_us: int, by: TimeBy) -> Descriptor | None:
@@ -380,7 +376,7 @@ class NativeReader(QueueReader):
         queue = await self._chunks.floors()
         last = (await self._chunks.last_alive(queue.chunk_floor)).chunk
         search = TimeSearch(self._chunks, queue, time_us, by)
-        found = await search.up_to(last)
-        if found is not None:
+        batch = await search.up_to(last)
+        if batch is not None:
             await self._chunks.check_alive(search.chunk)
-        return found
+        return batch

@@ -1,21 +1,19 @@
-"""The end of a queue, as one writer knows it: add to the last chunk, or create the next.
+"""The end of a queue, as one writer knows it: adds to the last chunk, or creates the next.
 
-A chunk is created by the first writer that gets there, and only on top of a closed one, so the
-entries before it are settled, and its first sequence and LSN with them.
+A chunk is created by the first writer that gets there, and only after a closed one, so the entries
+before it are final, and so are its first sequence and LSN.
 
-What is known and what is not:
+- A write that succeeded counts only if the floor is at or below its number afterwards. A writer
+  that stalled before its create may find its number free because the real chunk was read and
+  deleted; and other writers may add to the chunk that it then creates.
+- A refusal alone decides nothing: an earlier attempt may have landed, and a 412 may be caused by
+  the writer's own write. The content decides, under a floor that is read later: once it differs
+  from the content that the attempt was made from, the attempt can no longer land on it.
 
-- a write that succeeded has landed only if the floor is at or below its number afterwards. A
-  writer that stalled before its create may find its number free because the real chunk was read
-  by the consumer and deleted; and what such a writer left there, others may add to;
-- a refusal says nothing: an attempt before it may have landed, and a 412 may be caused by the
-  writer's own write. The content there decides, under a floor read later: once it differs from
-  what the attempt was made from, the attempt cannot land on it any more.
-
-Writers that meet at the end take turns without messages: the entries say which writers appended
+Writers that meet at the end take turns without messages: the entries show which writers appended
 last, and a writer lets those pass that have waited longer, one write's time for each. A writer that
-has waited has more to append, and groups grow. A writer that is alone never waits. Turns are only a
-courtesy: they decide how often writers meet, and nothing else depends on them.
+waited has more to append, so groups grow. A lone writer never waits. Turns only reduce collisions:
+correctness does not depend on them.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ class QueueTail:
         self.chunks = chunks
         self.counters = counters
         self.turns = AppendTurns(producer)
-        self._held: StoredChunk | None = None
+        self._stored: StoredChunk | None = None
         self._company_s: float | None = None
         self._met = Lease()
         """When the last chunk was first known here."""
@@ -76,15 +74,14 @@ class QueueTail:
 
     @property
     def chunk(self) -> Chunk:
-        """The last chunk known."""
-        return self.held.chunk
+        return self.stored.chunk
 
     @property
-    def held(self) -> StoredChunk:
+    def stored(self) -> StoredChunk:
         """The last chunk known, and its version."""
-        if self._held is None:
+        if self._stored is None:
             raise Bug("the end of the queue was not looked for")
-        return self._held
+        return self._stored
 
     @property
     def is_alone(self) -> bool:
@@ -94,42 +91,41 @@ class QueueTail:
 
     async def find(self) -> Chunk:
         """Search for the end: begin at the last known chunk, and continue if it is closed."""
-        known = 0 if self._held is None else self.chunk.number
-        if self._held is not None and not self.chunk.closed and known >= self.chunks.chunk_floor:
-            held = await self.chunks.load(known)
-            if held is not None and not held.chunk.closed:
-                await self.go_on(held)
-                return held.chunk
-        await self.go_on(await self.chunks.last(max(known, self.chunks.chunk_floor)))
+        number = 0 if self._stored is None else self.chunk.number
+        if self._stored is not None and not self.chunk.closed and number >= self.chunks.chunk_floor:
+            stored = await self.chunks.load(number)
+            if stored is not None and not stored.chunk.closed:
+                await self.go_on(stored)
+                return stored.chunk
+        await self.go_on(await self.chunks.last(max(number, self.chunks.chunk_floor)))
         return self.chunk
 
-    async def go_on(self, held: StoredChunk) -> None:
+    async def go_on(self, stored: StoredChunk) -> None:
         """Continue from this chunk; `RolledBack` if it is behind the last known one."""
-        before = 0 if self._held is None else self.chunk.next_sequence
-        behind = held.chunk.next_sequence < before
+        before = 0 if self._stored is None else self.chunk.next_sequence
+        behind = stored.chunk.next_sequence < before
         # Below the floor it is what a stalled writer left, with batches that are in no queue;
         # anywhere else the queue went back.
-        numbers = (held.chunk.number, self.chunk.number) if behind else ()
+        numbers = (stored.chunk.number, self.chunk.number) if behind else ()
         if behind and not any([await self.is_dead(number) for number in numbers]):
             raise RolledBack(
-                f"{self.chunks.prefix} had {before} batches and has {held.chunk.next_sequence}: "
+                f"{self.chunks.prefix} had {before} batches and has {stored.chunk.next_sequence}: "
                 "it went back"
             )
-        self.adopt(held)
+        self.adopt(stored)
 
-    def adopt(self, held: StoredChunk) -> None:
-        """Make this the last known chunk."""
-        if self._held is None or held.version != self._held.version:
+    def adopt(self, stored: StoredChunk) -> None:
+        if self._stored is None or stored.version != self._stored.version:
             self.changed_s = runtime.monotonic_s()
-            if self._held is not None:
+            if self._stored is not None:
                 self._company_s = self.changed_s
-        self.turns.see(held.chunk)
-        self._hold(held)
+        self.turns.see(stored.chunk)
+        self._hold(stored)
 
-    def _hold(self, held: StoredChunk) -> None:
-        if self._held is None or held.chunk.number != self.chunk.number:
+    def _hold(self, stored: StoredChunk) -> None:
+        if self._stored is None or stored.chunk.number != self.chunk.number:
             self._met = Lease()
-        self._held = held
+        self._stored = stored
 
     async def write(self, chunk: Chunk) -> None:
         """Write the last chunk grown, or the one after it.
@@ -138,14 +134,14 @@ class QueueTail:
         not count any more. `OutcomeUnknown`: it may have landed or may still land. `Unavailable`,
         `Refused`: it has not landed and will not.
         """
-        held = self.held
+        stored = self.stored
         began, began_s = Lease(), runtime.monotonic_s()
         self.counters.writes += 1
         key, data = self.chunks.key(chunk.number), encode_chunk(chunk)
         try:
-            if chunk.number == held.chunk.number:
+            if chunk.number == stored.chunk.number:
                 version = await self.chunks.store.put_if_unchanged(
-                    key, data, held.version, token=chunk.token
+                    key, data, stored.version, token=chunk.token
                 )
             else:
                 version = await self.chunks.store.put_if_absent(key, data, token=chunk.token)
@@ -153,11 +149,11 @@ class QueueTail:
             self.counters.conflicts += 1
             await self._adopt_current(chunk.number, conflict)
             raise LostRace from None
-        if chunk.number == held.chunk.number:
+        if chunk.number == stored.chunk.number:
             self.chunks.grown(chunk.number, met=self._met, began=began)
         if await self.is_dead(chunk.number):
             raise DeadNumber  # and left to the collector, who knows for how long it has been
-        if chunk.number != held.chunk.number:
+        if chunk.number != stored.chunk.number:
             self.chunks.ends.note_created(chunk, self.counters)
         self._hold(StoredChunk(chunk, version))
         self.changed_s = runtime.monotonic_s()
@@ -227,15 +223,6 @@ async def write_note(
             await tail.find()
 
 
-async def raise_schema_floor(
-    chunks: ChunkLog, floor: int, check: Callable[[int], Awaitable[None]]
-) -> None:
-    """Refuse batches that were fitted to an older schema than `floor`, once `check` accepts."""
-    tail = QueueTail(chunks, Counters())
-    await tail.find()
-    await write_note(tail, schema_floor=floor, check=check)
-
-
 SLOT_LEAST_S: Final = 0.0005
 # A write that took longer says nothing of the store: the machine stood still, or a retry waited.
 SLOT_MOST_S: Final = 1.0
@@ -279,7 +266,6 @@ class AppendTurns:
         self._appended_s = runtime.monotonic_s()
 
     def see(self, chunk: Chunk) -> None:
-        """Note which writers appended."""
         now_s, now_ms = runtime.monotonic_s(), runtime.wall_ms()
         for offset, entry in enumerate(chunk.entries):
             producer = chunk.owners[entry.owner].producer

@@ -2,8 +2,9 @@
 
 A segment has the sequences, locations and rows of its entries. These are facts of the queue, so a
 segment of a crashed or fenced consumer does no harm, may overlap others, and need not be removed,
-unless a batch was given up since. Then it is removed, and one that lands even later is outranked by
-the segments written since (`cover`). Which entries are acknowledged, only the side object says.
+unless a batch was given up since. Then it is removed; if it lands later still, segments that were
+written since have a higher rank (`cover`). Which entries are acknowledged, only the side object
+says.
 """
 
 from __future__ import annotations
@@ -85,17 +86,17 @@ class AckedSegments:
         self._discards = 0
 
     async def write(
-        self, found: StoredManifest, start: int, counted: Sequence[NumberedEntry], newest_ms: int
+        self, stored: StoredManifest, start: int, counted: Sequence[NumberedEntry], newest_ms: int
     ) -> int:
         """Write segments of the counted entries from `start` on. Returns the newest time of all."""
         self._writer = self._writer or runtime.new_token().hex()
-        for part in _parts(found, range(start, start + len(counted))):
+        for part in _parts(stored, range(start, start + len(counted))):
             numbered = counted[part.start - start : part.stop - start]
             newest_ms = max([newest_ms, *(one.max_ms for one in numbered if one.rows)])
             token = runtime.new_token()
-            entries = found.manifest.entries[part.start - found.front : part.stop - found.front]
+            entries = stored.manifest.entries[part.start - stored.front : part.stop - stored.front]
             data = encode_segment(token, entries, numbered, newest_ms)
-            key = self._names.segment(part, found.epoch, self._discards, self._writer)
+            key = self._names.segment(part, stored.epoch, self._discards, self._writer)
             await self._put(key, data, token)
         return newest_ms
 
@@ -124,13 +125,13 @@ class AckedSegments:
         for first in range(0, len(ranges), limits.V1_SEGMENTS_AT_ONCE):
             group = ranges[first : first + limits.V1_SEGMENTS_AT_ONCE]
             segments = await asyncio.gather(*(self._get(one.key) for one in group))
-            for (_, held), segment in zip(group, segments, strict=True):
-                if segment is None or held.start > sequences.start + len(wanted):
+            for (_, covered), segment in zip(group, segments, strict=True):
+                if segment is None or covered.start > sequences.start + len(wanted):
                     return wanted
-                skipped = held.start - segment.header.first_sequence
+                skipped = covered.start - segment.header.first_sequence
                 if skipped < 0:
                     return wanted
-                wanted += segment.descriptors[skipped : skipped + len(held)]
+                wanted += segment.descriptors[skipped : skipped + len(covered)]
         return wanted
 
     async def each(self, sequences: range) -> AsyncGenerator[list[Descriptor], None]:
@@ -139,10 +140,10 @@ class AckedSegments:
         while start < sequences.stop:
             stop = min(start + limits.V1_SEGMENT_ENTRIES, sequences.stop)
             ranges = await self._cover(range(start, stop))
-            for key, held in ranges:
+            for key, covered in ranges:
                 segment = await self._get(key)
                 if segment is not None:  # another collector was faster
-                    yield [one for one in segment.descriptors if one.sequence in held]
+                    yield [one for one in segment.descriptors if one.sequence in covered]
             # A gap may have any length.
             start = stop if ranges else await self._next_from(stop, sequences.stop)
 
@@ -196,10 +197,10 @@ class AckedSegments:
                 return None
             key = ranges[0].key
             try:
-                found = await self._store.get(key, ByteRange(0, HEADER_BYTES))
+                stored = await self._store.get(key, ByteRange(0, HEADER_BYTES))
             except NotFound:
                 return None
-            header = read_header(key, found.data)
+            header = read_header(key, stored.data)
             if reached(header):
                 # At or before the middle, so that the search range always shrinks.
                 best, high = key, min(header.first_sequence, middle)
@@ -229,20 +230,20 @@ class AckedSegments:
             return  # of an earlier attempt
         except OutcomeUnknown as unknown:
             with staying_unknown(unknown):
-                found = await self._get(key)
-            if found is None:
+                stored = await self._get(key)
+            if stored is None:
                 raise
 
     async def _cover(self, sequences: range) -> list[SegmentRange]:
         if not sequences:
             return []
-        found: list[SegmentName] = []
+        segments: list[SegmentName] = []
         async with contextlib.aclosing(self._list(sequences.start)) as names:
             async for name in names:
                 if name.last >= sequences.stop + limits.V1_SEGMENT_ENTRIES:
                     break  # too long for a segment to reach back to these
-                found.append(name)
-        return cover(found, sequences)
+                segments.append(name)
+        return cover(segments, sequences)
 
     async def _list(self, sequence: int) -> AsyncGenerator[SegmentName, None]:
         """The segments that end at this sequence or later, ordered by their ends."""
@@ -258,21 +259,21 @@ class AckedSegments:
             self._cache.move_to_end(key)
             return cached
         try:
-            found = await self._store.get(key)
+            stored = await self._store.get(key)
         except NotFound:
             return None
-        segment = decode_segment(self._names, key, found.data)
+        segment = decode_segment(self._names, key, stored.data)
         self._cache[key] = segment
         while len(self._cache) > _CACHED:
             self._cache.popitem(last=False)
         return segment
 
 
-def _parts(found: StoredManifest, sequences: range) -> Sequence[range]:
+def _parts(stored: StoredManifest, sequences: range) -> Sequence[range]:
     parts, start, size_bytes = [], sequences.start, 0
     for sequence in sequences:
         # Locations and frames are small beside the items, and bounded.
-        entry = found.entry(sequence)
+        entry = stored.entry(sequence)
         added = len(entry.location) + len(items_of(entry))
         full = sequence - start >= limits.V1_SEGMENT_ENTRIES
         if sequence > start and (full or size_bytes + added > limits.V1_SEGMENT_BYTES):
@@ -312,7 +313,6 @@ class SegmentHeader(NamedTuple):
 
     @property
     def next_sequence(self) -> int:
-        """The sequence after the last entry."""
         return self.first_sequence + self.entries
 
 
@@ -392,7 +392,7 @@ def cover(segments: Iterable[SegmentName], sequences: range) -> list[SegmentRang
     waiting = sorted(_unwrapped(list(segments)), key=lambda one: one.first)
     taken, at = 0, sequences.start
     at_hand: list[tuple[int, int, str]] = []
-    found: list[SegmentRange] = []
+    ranges: list[SegmentRange] = []
     while at < sequences.stop:
         while taken < len(waiting) and waiting[taken].first <= at:
             one = waiting[taken]
@@ -405,14 +405,14 @@ def cover(segments: Iterable[SegmentName], sequences: range) -> list[SegmentRang
             end = min(last + 1, sequences.stop)
             if taken < len(waiting):
                 end = min(end, waiting[taken].first)  # it may be of a higher rank
-            start = found.pop().sequences.start if found and found[-1].key == key else at
-            found.append(SegmentRange(key, range(start, end)))
+            start = ranges.pop().sequences.start if ranges and ranges[-1].key == key else at
+            ranges.append(SegmentRange(key, range(start, end)))
             at = end
         elif taken < len(waiting):
             at = waiting[taken].first
         else:
             break
-    return found
+    return ranges
 
 
 def _unwrapped(segments: list[SegmentName]) -> list[SegmentName]:

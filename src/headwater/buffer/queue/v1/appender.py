@@ -45,8 +45,7 @@ from headwater.buffer.queue.v1.side_object import ConsumedElsewhere, SideState, 
 from headwater.buffer.records import VALUE
 from headwater.core import limits
 from headwater.core.errors import Conflict, Corrupt, OutcomeUnknown, Refused, Unavailable
-from headwater.core.retry import RetryPolicy
-from headwater.store import Store, Version
+from headwater.store import Version
 
 UNKNOWN_LSN: Final = 0
 """The first LSN of an appended batch if it is unknown: another implementation consumes the queue,
@@ -69,22 +68,11 @@ class UnsettledAttempt(NamedTuple):
 class V1Appender(Appender):
     """Uploads batches and appends them, each once."""
 
-    def __init__(
-        self,
-        store: Store,
-        prefix: str,
-        queue_id: str,
-        producer_id: str,
-        *,
-        policy: RetryPolicy | None = None,
-        lenient: bool = False,
-    ) -> None:
-        self.inline_max_bytes = 0
-        self.producer_id = producer_id
-        self._store = store
-        self._policy = policy or RetryPolicy()
-        self._queue = V1Queue(store, prefix, queue_id, policy=self._policy, lenient=lenient)
-        self.counters = self._queue.counters
+    inline_max_bytes = 0
+
+    def __init__(self, queue: V1Queue) -> None:
+        self._queue = queue
+        self.counters = queue.counters
         self._counted_epoch: int | None = None
         """The manifest's epoch when the side object was read last."""
         self._base: StoredManifest | None = None
@@ -111,7 +99,7 @@ class V1Appender(Appender):
         return encode_batch(batch.records.column(VALUE), compression)
 
     async def upload(self, batch_id: str, data: EncodedBytes) -> None:
-        await self._store.put(self._queue.names.batch(batch_id), data)
+        await self._queue.store.put(self._queue.names.batch(batch_id), data)
 
     async def append(self, batches: Sequence[NewBatch]) -> list[AppendedBatch]:
         wanted = {self._queue.names.batch(batch.batch_id): batch for batch in batches}
@@ -130,7 +118,7 @@ class V1Appender(Appender):
         """Nothing to do: v1 does not record producers."""
 
     async def _land(self, wanted: dict[str, NewBatch]) -> None:
-        race = ManifestRetry(self._policy, self._queue.manifest)
+        race = ManifestRetry(self._queue.policy, self._queue.manifest)
         # Forgotten until everything has landed: after an unknown outcome, the old base is stale.
         base, self._base = self._base, None
         try:
@@ -167,7 +155,7 @@ class V1Appender(Appender):
                 (at, unpack_metadata(batch.calls)) for at, batch in rest.items()
             )
             token = next(iter(rest)).encode()
-            found = await self._queue.manifest.replace(base, appended, token=token)
+            stored = await self._queue.manifest.replace(base, appended, token=token)
         except Conflict as conflict:
             if conflict.nothing_landed:
                 # The refusal does not settle an earlier attempt on the same version.
@@ -179,7 +167,7 @@ class V1Appender(Appender):
             raise
         for sequence, at in enumerate(rest, start=first):
             self._place(at, sequence)
-        return found
+        return stored
 
     def _place(self, at: str, sequence: int) -> None:
         self._placed[at] = sequence
@@ -220,9 +208,9 @@ class V1Appender(Appender):
         taken_elsewhere = side.sequence < base.front
         unsettled: list[str] = []
         for at, attempt in passed.items():
-            found = known.get(location_digest(at))
-            if found is not None:
-                self._place(at, found)
+            sequence = known.get(location_digest(at))
+            if sequence is not None:
+                self._place(at, sequence)
             elif attempt.refused or (known_from <= attempt.sequence and not taken_elsewhere):
                 del self._unsettled[at]
             else:
@@ -248,13 +236,13 @@ class V1Appender(Appender):
         )
 
     async def _positions(
-        self, found: StoredManifest | None, sequences: Sequence[int]
+        self, stored: StoredManifest | None, sequences: Sequence[int]
     ) -> list[AppendedBatch]:
-        """The positions of appended batches; `found` is a manifest that was read after that."""
+        """The positions of appended batches; `stored` is a manifest that was read after that."""
         if not sequences:
             return []
         try:
-            return await self._count(found or await self._queue.manifest.read(), sequences)
+            return await self._count(stored or await self._queue.manifest.read(), sequences)
         except ConsumedElsewhere:
             return [AppendedBatch(sequence, UNKNOWN_LSN) for sequence in sequences]
         except Unavailable as error:
@@ -264,18 +252,18 @@ class V1Appender(Appender):
                 f"reads. {error}"
             ) from error
 
-    async def _count(self, found: StoredManifest, sequences: Sequence[int]) -> list[AppendedBatch]:
+    async def _count(self, stored: StoredManifest, sequences: Sequence[int]) -> list[AppendedBatch]:
         ledger = self._queue.ledger
         end = max(sequences) + 1
         # Adopting the queue raises the epoch, and continues with other LSNs.
-        is_renumbered = found.epoch != self._counted_epoch
-        if is_renumbered or min(sequences) < ledger.start or ledger.end < found.front:
-            found = await self._follow()
+        is_renumbered = stored.epoch != self._counted_epoch
+        if is_renumbered or min(sequences) < ledger.start or ledger.end < stored.front:
+            stored = await self._follow()
         while ledger.end < end:
             try:
-                await ledger.extend(found, end)
+                await ledger.extend(stored, end)
             except Uncounted as error:
-                found = await self._follow()
+                stored = await self._follow()
                 if ledger.start <= error.descriptor.sequence:
                     break  # the batches after it have no LSNs
                 # It was acknowledged and collected while it was read.
@@ -286,10 +274,10 @@ class V1Appender(Appender):
         return placed
 
     async def _follow(self) -> StoredManifest:
-        found, side = await self._queue.view()
+        stored, side = await self._queue.view()
         self._queue.ledger.follow(side)
-        self._counted_epoch = found.epoch
-        return found
+        self._counted_epoch = stored.epoch
+        return stored
 
     async def _first_lsn(self, sequence: int) -> int:
         if self._queue.ledger.start <= sequence < self._queue.ledger.end:

@@ -200,15 +200,15 @@ def _follow(block: bytes, end: int, record_count: int) -> array[int]:
 
 def _low_bytes(block: bytes, position: int, count: int) -> list[int]:
     """The ends of the records if no length is above 255; fewer than `count` at the block's end."""
-    found: list[int] = []
-    append = found.append
+    ends: list[int] = []
+    append = ends.append
     try:
         for _ in repeat(None, count):
             position += block[position] + _LENGTH_BYTES
             append(position)
     except IndexError:
-        return found
-    return found
+        return ends
+    return ends
 
 
 def _is_chain(block: bytes, offsets: array[int], first: int, count: int) -> bool:
@@ -226,25 +226,25 @@ def _is_chain(block: bytes, offsets: array[int], first: int, count: int) -> bool
 def _one_by_one(block: bytes, end: int, position: int, done: int, count: int) -> list[int]:
     """The ends of `count` records, with each length checked against the rest of the block."""
     unpack = struct.Struct("<I").unpack_from
-    found: list[int] = []
-    append = found.append
+    ends: list[int] = []
+    append = ends.append
     last = end - _LENGTH_BYTES
     for _ in repeat(None, count):
         if position > last:
             raise Corrupt(
-                f"the length of record {done + len(found):,} at offset {position:,} of the block "
+                f"the length of record {done + len(ends):,} at offset {position:,} of the block "
                 f"is cut off at {end:,}"
             )
         start = position
         position += unpack(block, position)[0] + _LENGTH_BYTES
         if position > end:
             raise Corrupt(
-                f"record {done + len(found):,} at offset {start:,} of the block is cut off: it "
+                f"record {done + len(ends):,} at offset {start:,} of the block is cut off: it "
                 f"says {position - start - _LENGTH_BYTES:,} bytes, and "
                 f"{end - start - _LENGTH_BYTES:,} are left"
             )
         append(position)
-    return found
+    return ends
 
 
 class BatchCount(NamedTuple):
@@ -281,17 +281,17 @@ class BatchCounts:
     async def _read(self, location: str) -> BatchCount:
 
         try:
-            found = await self._store.get(location, ByteRange(-FOOTER_BYTES), foreign=True)
+            stored = await self._store.get(location, ByteRange(-FOOTER_BYTES), foreign=True)
         except BadKey as error:
             # Another implementation may write any text. An escaped one would name another object.
             raise BadKey(f"the batch at location {location!r} cannot be read: {error}") from None
-        rows, compression = read_footer(found.data)
+        rows, compression = read_footer(stored.data)
         block_bytes = limits.BATCH_MAX_BYTES
         if compression is Compression.NONE:
-            block_bytes = min(found.meta.size_bytes - FOOTER_BYTES, block_bytes)
+            block_bytes = min(stored.meta.size_bytes - FOOTER_BYTES, block_bytes)
         if rows * _LENGTH_BYTES > block_bytes:
             raise Corrupt(
-                f"{location}: record_count is {rows:,}, and {found.meta.size_bytes:,} bytes hold "
+                f"{location}: record_count is {rows:,}, and {stored.meta.size_bytes:,} bytes hold "
                 "fewer"
             )
-        return BatchCount(rows, found.meta.size_bytes, found.meta.modified_ms)
+        return BatchCount(rows, stored.meta.size_bytes, stored.meta.modified_ms)

@@ -27,7 +27,7 @@ from headwater.buffer.queue.v1.reader import V1Queue
 from headwater.buffer.queue.v1.side_object import SideState
 from headwater.core import limits
 from headwater.core.errors import BadKey, NotFound, OutcomeUnknown, Refused, Unavailable
-from headwater.store import Register, Store
+from headwater.store import Register
 
 
 class ClockReads(msgspec.Struct, frozen=True):
@@ -39,35 +39,35 @@ class ClockReads(msgspec.Struct, frozen=True):
 class V1Collector(Collector):
     """Deletes only acknowledged batches past the retention."""
 
-    def __init__(self, store: Store, prefix: str, queue_id: str, *, lenient: bool = False) -> None:
-        self._store = store
-        self._queue = V1Queue(store, prefix, queue_id, lenient=lenient)
-        self._clock = Register(store, self._queue.names.clock, ClockReads)
+    def __init__(self, queue: V1Queue) -> None:
+        self._store = queue.store
+        self._queue = queue
+        self._clock = Register(queue.store, queue.names.clock, ClockReads)
         self._now_ms: int | None = None
 
     async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
         done = Collected()
         self._now_ms = None
-        found, side = await self._queue.view()
-        pending = {found.manifest.entries[n].location for n in range(len(found.manifest.entries))}
+        stored, side = await self._queue.view()
+        pending = {stored.manifest.entries[n].location for n in range(len(stored.manifest.entries))}
         if side.swept_sequence < side.floor_sequence:
-            side = await self._sweep(side, found, pending, done)
+            side = await self._sweep(side, stored, pending, done)
         if side.swept_sequence == side.floor_sequence:
-            before, raised = side.floor_sequence, await self._expired(found, side, retention)
+            before, raised = side.floor_sequence, await self._expired(stored, side, retention)
             if raised.floor_sequence > before:
                 side = await self._queue.side.update(lambda now: _raise_floor(now, raised))
-                side = await self._sweep(side, found, pending, done)
+                side = await self._sweep(side, stored, pending, done)
                 passed = raised.floor_sequence - before
                 done.is_cut_short = passed >= limits.V1_COLLECT_BATCHES and not done.failed
         if full:
             await self._sweep_segments(side.swept_sequence, done)
-        done.kept_pending = found.next_sequence - side.sequence
+        done.kept_pending = stored.next_sequence - side.sequence
         done.kept_retained = side.sequence - side.floor_sequence
         done.floor_sequence, done.floor_lsn = side.floor_sequence, side.floor_lsn
         return done
 
     async def _expired(
-        self, found: StoredManifest, side: SideState, retention: Retention
+        self, stored: StoredManifest, side: SideState, retention: Retention
     ) -> SideState:
         """The side object with the floor that the retention allows, as far as one pass goes.
 
@@ -75,7 +75,7 @@ class V1Collector(Collector):
         deleted batches that are acknowledged and not yet dequeued.
         """
         raised = side
-        end = min(side.sequence, found.front, side.floor_sequence + limits.V1_COLLECT_BATCHES)
+        end = min(side.sequence, stored.front, side.floor_sequence + limits.V1_COLLECT_BATCHES)
         past = self._queue.acked.each(range(side.floor_sequence, end))
         async with contextlib.aclosing(past) as segments:
             async for batches in segments:
@@ -117,15 +117,12 @@ class V1Collector(Collector):
         if retention.retention_ms is None:
             return False
         if self._now_ms is None:
-            self._now_ms = await self._store_time()
+            await self._clock.update(lambda reads: ClockReads((reads or ClockReads()).times + 1))
+            self._now_ms = await self._store.now_ms(self._clock.key)
         return written_ms + retention.retention_ms <= self._now_ms
 
-    async def _store_time(self) -> int:
-        await self._clock.update(lambda asked: ClockReads((asked or ClockReads()).times + 1))
-        return await self._store.now_ms(self._clock.key)
-
     async def _sweep(
-        self, side: SideState, found: StoredManifest, pending: set[str], done: Collected
+        self, side: SideState, stored: StoredManifest, pending: set[str], done: Collected
     ) -> SideState:
         """Delete the batches between swept and floor.
 
@@ -133,7 +130,7 @@ class V1Collector(Collector):
         floor since, and batches that were pending then would be skipped and count as swept.
         """
         swept = side.swept_sequence
-        end = max(swept, min(side.floor_sequence, found.front))
+        end = max(swept, min(side.floor_sequence, stored.front))
         async with contextlib.aclosing(self._queue.acked.each(range(swept, end))) as segments:
             async for batches in segments:
                 failed_before = done.failed

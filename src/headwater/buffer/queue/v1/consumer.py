@@ -9,7 +9,7 @@ move the acknowledged sequence after its successor has read it.
 
 A crash may come after any step:
 
-- only segments were written: they are true, and are written again or outranked;
+- only segments were written: they are correct, and are written again or outranked;
 - the side object but not the manifest: the next consumer removes the entries when it opens;
 - a claim but no epoch: the predecessor cannot acknowledge, and opening again repairs it;
 - an epoch that is not in the side object: the next one is higher.
@@ -39,30 +39,18 @@ from headwater.core.errors import (
     Refused,
     Unavailable,
 )
-from headwater.core.retry import RetryPolicy
-from headwater.store import Store
 
 
 class V1Consumer(QueueConsumer):
     """Opens, reads and dequeues. Records keep their LSNs from one consumer to the next."""
 
-    def __init__(
-        self,
-        store: Store,
-        prefix: str,
-        queue_id: str,
-        *,
-        policy: RetryPolicy | None = None,
-        lenient: bool = False,
-    ) -> None:
+    def __init__(self, queue: V1Queue) -> None:
         self.epoch = 0
-        self._policy = policy or RetryPolicy()
-        self._queue = V1Queue(store, prefix, queue_id, policy=self._policy, lenient=lenient)
-        self.counters = self._queue.counters
-        self._key = self._queue.names.manifest
-        self._queue_id = queue_id
+        self.counters = queue.counters
+        self._queue = queue
+        self._key = queue.names.manifest
         self._claim = ""
-        self._side = SideState(queue_id)
+        self._side = SideState(queue.queue_id)
         self._pending = 0
 
     @property
@@ -95,14 +83,16 @@ class V1Consumer(QueueConsumer):
 
         side = await self._queue.side.update(claimed)
         try:
-            found = await self._raise_epoch(side, claim)
+            stored = await self._raise_epoch(side, claim)
             self._side = await self._queue.side.update(
-                lambda now: msgspec.structs.replace(_owned(now, claim), epoch=found.epoch)
+                lambda now: msgspec.structs.replace(_owned(now, claim), epoch=stored.epoch)
             )
         except Unavailable as error:
-            raise OutcomeUnknown(f"{self._key}: opened by half: open it again. {error}") from error
-        self._claim, self.epoch = claim, found.epoch
-        self._count_pending(found)
+            raise OutcomeUnknown(
+                f"{self._key}: opened only in part: open it again. {error}"
+            ) from error
+        self._claim, self.epoch = claim, stored.epoch
+        self._count_pending(stored)
         if last_acked_sequence is None:
             return self._side.sequence - 1 if self._side.sequence else None
         if last_acked_sequence >= self._side.sequence:
@@ -110,40 +100,40 @@ class V1Consumer(QueueConsumer):
         return last_acked_sequence
 
     async def after(self, sequence: int | None, limit: int) -> list[Descriptor]:
-        found = await self._fenced_read()
+        stored = await self._fenced_read()
         start = 0 if sequence is None else sequence + 1
         if start < self._side.sequence:
             # A garbage collector may have raised the floor.
             self._side = _owned(await self._queue.side.read(), self._claim)
         try:
-            return await self._queue.read(QueueView(found, self._side), start, limit)
+            return await self._queue.read(QueueView(stored, self._side), start, limit)
         except Uncounted:
             # A successor may have acknowledged the batch meanwhile, and a collector deleted it.
             await self._fenced_read()
             raise
 
     async def dequeue(self, sequence: int) -> None:
-        found = await self._fenced_read()
-        if sequence >= found.next_sequence:
+        stored = await self._fenced_read()
+        if sequence >= stored.next_sequence:
             raise Refused(
                 f"{self._key}: sequence {sequence:,} cannot be acknowledged: the next "
-                f"one is {found.next_sequence:,}"
+                f"one is {stored.next_sequence:,}"
             )
         if sequence >= self._side.sequence:
-            await self._acknowledge(found, sequence + 1)
-        await self._shorten(found)
+            await self._acknowledge(stored, sequence + 1)
+        await self._shorten(stored)
 
     async def check_fence(self) -> None:
         await self._fenced_read()
 
     async def give_up(self, sequence: int, *, rows: int = 0) -> None:
-        found = await self._fenced_read()
-        if not self._side.sequence <= sequence < found.next_sequence:
+        stored = await self._fenced_read()
+        if not self._side.sequence <= sequence < stored.next_sequence:
             raise Refused(f"{self._key}: sequence {sequence:,} is not pending")
         async with self._queue.lock:
             self._queue.ledger.follow(self._side)
             try:
-                await self._queue.ledger.extend(found, sequence + 1)
+                await self._queue.ledger.extend(stored, sequence + 1)
             except Uncounted as error:
                 if error.descriptor.sequence != sequence:
                     raise
@@ -164,71 +154,71 @@ class V1Consumer(QueueConsumer):
 
     async def _present(self) -> QueueView:
         if await self._queue.side.find() is None:
-            found = await self._queue.manifest.find()
-            if found is None:
+            stored = await self._queue.manifest.find()
+            if stored is None:
                 await self._queue.side.read()
             else:
                 # If nothing was ever dequeued, LSNs are known without a side object.
-                check_front(self._key, found, await self._queue.side.find())
-                await self._queue.side.create(SideState(self._queue_id))
+                check_front(self._key, stored, await self._queue.side.find())
+                await self._queue.side.create(SideState(self._queue.queue_id))
         return await self._queue.view()
 
     def _check_resume(self, view: QueueView, last_acked_sequence: int | None) -> None:
         if last_acked_sequence is None:
             return
-        if last_acked_sequence >= view.found.next_sequence:
+        if last_acked_sequence >= view.stored.next_sequence:
             raise Refused(
                 f"{self._key}: sequence {last_acked_sequence:,} cannot have been "
-                f"acknowledged: the next one is {view.found.next_sequence:,}. The position belongs "
-                "to another queue, or the queue was deleted and created again."
+                f"acknowledged: the next one is {view.stored.next_sequence:,}. The position "
+                "belongs to another queue, or the queue was deleted and created again."
             )
         self._queue.check_retained(view.side, last_acked_sequence + 1)
 
     async def _raise_epoch(self, side: SideState, claim: str) -> StoredManifest:
-        async def prepared(found: StoredManifest) -> Manifest:
+        async def prepared(stored: StoredManifest) -> Manifest:
             nonlocal side
-            if found.front > side.sequence:
+            if stored.front > side.sequence:
                 side = _owned(await self._queue.side.read(), claim)
-                check_front(self._key, found, side)
-            check_not_back(self._key, found, side)
-            return found.manifest.dequeued(side.sequence - 1)
+                check_front(self._key, stored, side)
+            check_not_back(self._key, stored, side)
+            return stored.manifest.dequeued(side.sequence - 1)
 
-        return await raise_epoch(self._queue.manifest, self._policy, prepared)
+        return await raise_epoch(self._queue.manifest, self._queue.policy, prepared)
 
     async def _fenced_read(self) -> StoredManifest:
         if not self._claim:
             raise Refused(f"{self._key}: open the consumer first")
-        found = await self._queue.manifest.read()
-        self._check_epoch(found)
-        return found
+        stored = await self._queue.manifest.read()
+        self._check_epoch(stored)
+        return stored
 
-    def _check_epoch(self, found: StoredManifest) -> None:
-        if found.epoch != self.epoch:
+    def _check_epoch(self, stored: StoredManifest) -> None:
+        if stored.epoch != self.epoch:
             raise Fenced(
-                f"{self._key}: the epoch is {found.epoch:,}, and this consumer has "
+                f"{self._key}: the epoch is {stored.epoch:,}, and this consumer has "
                 f"{self.epoch:,}: another one was opened. Stop, or open again."
             )
-        check_front(self._key, found, self._side)
-        self._count_pending(found)
+        check_front(self._key, stored, self._side)
+        self._count_pending(stored)
 
-    async def _acknowledge(self, found: StoredManifest, end: int) -> None:
+    async def _acknowledge(self, stored: StoredManifest, end: int) -> None:
         before = self._side
         sequences = range(before.sequence, end)
         async with self._queue.lock:
             ledger = self._queue.ledger
             ledger.follow(before)
             try:
-                await ledger.extend(found, end)
+                await ledger.extend(stored, end)
             except Uncounted:
                 await self._fenced_read()
                 raise
             counted = [ledger[sequence] for sequence in sequences]
             newest_ms = await self._queue.acked.write(
-                found, before.sequence, counted, before.newest_ms
+                stored, before.sequence, counted, before.newest_ms
             )
         lsn = counted[-1].first_lsn + counted[-1].rows
         acked_bytes = before.acked_bytes + sum(one.size_bytes for one in counted)
-        recent = remember_locations(before.recent, (found.entry(s).location for s in sequences))
+        recent = remember_locations(before.recent, (stored.entry(s).location for s in sequences))
 
         def acknowledged(now: SideState) -> SideState:
             if _owned(now, self._claim).sequence >= end:
@@ -244,31 +234,31 @@ class V1Consumer(QueueConsumer):
             )
 
         self._side = await self._queue.side.update(acknowledged)
-        self._count_pending(found)
+        self._count_pending(stored)
 
-    async def _shorten(self, found: StoredManifest) -> None:
+    async def _shorten(self, stored: StoredManifest) -> None:
         through = self._side.sequence - 1
-        race = ManifestRetry(self._policy, self._queue.manifest)
+        race = ManifestRetry(self._queue.policy, self._queue.manifest)
         try:
-            while found.front <= through:
-                shorter = found.manifest.dequeued(through)
+            while stored.front <= through:
+                shorter = stored.manifest.dequeued(through)
                 try:
                     # Only this consumer dequeues under this epoch, so the bytes are its own.
-                    found = await self._queue.manifest.replace(found, shorter, sole_writer=True)
+                    stored = await self._queue.manifest.replace(stored, shorter, sole_writer=True)
                 except (Conflict, OutcomeUnknown) as error:
-                    found = await race.lost(found, error)
-                    self._check_epoch(found)
-                    if race.over and found.front <= through:
+                    stored = await race.lost(stored, error)
+                    self._check_epoch(stored)
+                    if race.over and stored.front <= through:
                         raise race.contended() from error
         except Unavailable as error:
             raise OutcomeUnknown(
                 f"{self._key}: acknowledged through sequence {through:,}, and the "
                 f"manifest still has it: acknowledge again. {error}"
             ) from error
-        self._count_pending(found)
+        self._count_pending(stored)
 
-    def _count_pending(self, found: StoredManifest) -> None:
-        self._pending = found.next_sequence - max(found.front, self._side.sequence)
+    def _count_pending(self, stored: StoredManifest) -> None:
+        self._pending = stored.next_sequence - max(stored.front, self._side.sequence)
 
 
 def _check_group(side: SideState, group: str, take_over: bool) -> None:

@@ -95,7 +95,6 @@ class Packed(Sequence[T], Generic[T]):
 
     @property
     def packed_bytes(self) -> memoryview:
-        """The encoded items."""
         return memoryview(self._data)[self._starts[0] : self._starts[-1]]
 
     def followed_by(self, other: Packed[T]) -> Packed[T]:
@@ -161,7 +160,6 @@ class Manifest(msgspec.Struct, frozen=True):
         return Manifest(self.entries[removed:], self.next_sequence, self.epoch)
 
     def with_epoch(self, epoch: int) -> Manifest:
-        """A manifest with another epoch."""
         return msgspec.structs.replace(self, epoch=epoch)
 
 

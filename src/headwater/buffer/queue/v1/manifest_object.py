@@ -37,12 +37,11 @@ from headwater.core.errors import (
     NotFound,
     NotSupported,
     OutcomeUnknown,
-    Refused,
     RolledBack,
     staying_unknown,
 )
 from headwater.core.retry import RetryPolicy
-from headwater.core.runtime import decode_ulid, ulid_time_ms
+from headwater.core.runtime import decode_ulid, is_ulid, ulid_time_ms
 from headwater.store import Object, Store, Version
 from headwater.store.objects import check_key
 
@@ -94,7 +93,7 @@ class V1Names:
             return True
         folder, _, ordinal = location.rpartition("/")
         parent, _, run_id = folder.rpartition("/")
-        return parent == self.prefix and bool(_ORDINAL.fullmatch(ordinal)) and _is_ulid(run_id)
+        return parent == self.prefix and bool(_ORDINAL.fullmatch(ordinal)) and is_ulid(run_id)
 
     def segment(self, sequences: range, epoch: int, discards: int, writer: str) -> str:
         """The key of a writer's segment with these sequences.
@@ -115,30 +114,22 @@ class V1Names:
 
     def segment_name(self, key: str) -> SegmentName | None:
         """The parts of a segment's key; None for the key of another object."""
-        found = _SEGMENT.fullmatch(key.removeprefix(f"{self.acked}/"))
-        if found is None:
+        match = _SEGMENT.fullmatch(key.removeprefix(f"{self.acked}/"))
+        if match is None:
             return None
-        last, first, rank = found.groups()
+        last, first, rank = match.groups()
         return SegmentName(key, int(first), int(last), int(rank, 16))
 
 
 def time_of_name_ms(location: str) -> int | None:
     """The time in the name of a batch; None if it has none."""
-    found = _ulid(location.rpartition("/")[2])
-    return ulid_time_ms(found) if found else None
+    batch_id = _ulid(location.rpartition("/")[2])
+    return ulid_time_ms(batch_id) if batch_id else None
 
 
 def _ulid(name: str) -> str:
     stem = name.removesuffix(_SUFFIX)
-    return stem if stem != name and _is_ulid(stem) else ""
-
-
-def _is_ulid(text: str) -> bool:
-    try:
-        decode_ulid(text)
-    except Refused:
-        return False
-    return True
+    return stem if stem != name and is_ulid(stem) else ""
 
 
 _EPOCHS: Final = 1 << 64
@@ -166,7 +157,6 @@ class StoredManifest(NamedTuple):
 
     @property
     def next_sequence(self) -> int:
-        """The sequence of the next append."""
         return self.manifest.next_sequence
 
     @property
@@ -175,7 +165,6 @@ class StoredManifest(NamedTuple):
         return self.manifest.epoch
 
     def entry(self, sequence: int) -> ManifestEntry:
-        """The pending entry with this sequence."""
         return self.manifest.entries[sequence - self.front]
 
 
@@ -196,32 +185,32 @@ class ManifestObject:
         """The manifest; None if there is none."""
         seen = self._seen  # before the request: its answer may be older than a concurrent one
         try:
-            found = await self._store.get(self.key)
+            stored = await self._store.get(self.key)
         except NotFound:
             return None
-        return self._decoded(found, seen)
+        return self._decoded(stored, seen)
 
     async def read(self) -> StoredManifest:
         """The manifest of a queue that exists; `RolledBack` if it is gone."""
-        found = await self.find()
-        if found is None:
+        stored = await self.find()
+        if stored is None:
             raise self._gone()
-        return found
+        return stored
 
     async def find_or_create(self) -> StoredManifest:
         """The manifest; a new and empty one if there is none."""
-        found = await self.find()
-        if found is None:
+        stored = await self.find()
+        if stored is None:
             try:
                 await self._store.put_if_absent(self.key, encode_manifest(Manifest()), token=None)
             except AlreadyExists:
                 pass
             except OutcomeUnknown as unknown:
                 with staying_unknown(unknown):
-                    found = await self.find()
-                if found is None:
+                    stored = await self.find()
+                if stored is None:
                     raise
-        return found or await self.read()
+        return stored or await self.read()
 
     async def replace(
         self,
@@ -254,9 +243,9 @@ class ManifestObject:
         except Conflict:
             self._counters.conflicts += 1
             raise
-        found = StoredManifest(manifest, version, _front(manifest))
-        self._note_seen(found)
-        return found
+        stored = StoredManifest(manifest, version, _front(manifest))
+        self._note_seen(stored)
+        return stored
 
     def taken(self, base: StoredManifest, conflict: Conflict) -> StoredManifest:
         """The manifest that a write found in place of its base."""
@@ -264,12 +253,12 @@ class ManifestObject:
             raise self._gone() from conflict
         return self._decoded(conflict.current, _progress_of(base))
 
-    def _decoded(self, found: Object, seen: tuple[int, int, int] | None) -> StoredManifest:
+    def _decoded(self, stored: Object, seen: tuple[int, int, int] | None) -> StoredManifest:
         try:
-            manifest = decode_manifest(found.data, lenient=self._lenient)
+            manifest = decode_manifest(stored.data, lenient=self._lenient)
         except (Corrupt, NotSupported) as error:
             raise type(error)(f"{self.key}: {error}") from error
-        decoded = StoredManifest(manifest, found.version, _front(manifest))
+        decoded = StoredManifest(manifest, stored.version, _front(manifest))
         if self._lenient:
             self._check_order(decoded)
         if seen is not None:
@@ -277,19 +266,19 @@ class ManifestObject:
         self._note_seen(decoded)
         return decoded
 
-    def _check_order(self, found: StoredManifest) -> None:
+    def _check_order(self, stored: StoredManifest) -> None:
         """Check the sequences as the strict reader does: entries are found by them."""
-        for number, entry in enumerate(found.manifest.entries):
-            if entry.sequence != found.front + number:
+        for number, entry in enumerate(stored.manifest.entries):
+            if entry.sequence != stored.front + number:
                 raise Corrupt(
-                    f"{self.key}: the entry after sequence {found.front + number - 1:,} has "
+                    f"{self.key}: the entry after sequence {stored.front + number - 1:,} has "
                     f"{entry.sequence:,}: lenient reading cannot tell which one is meant"
                 )
-        end = found.front + len(found.manifest.entries)
-        if len(found.manifest.entries) and end != found.next_sequence:
+        end = stored.front + len(stored.manifest.entries)
+        if len(stored.manifest.entries) and end != stored.next_sequence:
             raise Corrupt(
                 f"{self.key}: the entries end before sequence {end:,}, and the next is "
-                f"{found.next_sequence:,}: entries were lost in between"
+                f"{stored.next_sequence:,}: entries were lost in between"
             )
 
     def _check_not_back(self, seen: tuple[int, int, int], now: tuple[int, int, int]) -> None:
@@ -302,8 +291,8 @@ class ManifestObject:
                     "was replaced by an older one. Restore the one that was there."
                 )
 
-    def _note_seen(self, found: StoredManifest) -> None:
-        now = _progress_of(found)
+    def _note_seen(self, stored: StoredManifest) -> None:
+        now = _progress_of(stored)
         epoch, following, front = self._seen or now
         epoch = now[0] if is_earlier_epoch(epoch, now[0]) else epoch
         self._seen = (epoch, max(following, now[1]), max(front, now[2]))
@@ -361,14 +350,14 @@ async def raise_epoch(
     right in either case.
     """
     race = ManifestRetry(policy, manifest)
-    found = await manifest.read()
+    stored = await manifest.read()
     while True:
-        other = found.manifest if prepared is None else await prepared(found)
-        raised = other.with_epoch(next_epoch(found.epoch))
+        other = stored.manifest if prepared is None else await prepared(stored)
+        raised = other.with_epoch(next_epoch(stored.epoch))
         try:
-            return await manifest.replace(found, raised)
+            return await manifest.replace(stored, raised)
         except (Conflict, OutcomeUnknown) as error:
-            found = await race.lost(found, error)
+            stored = await race.lost(stored, error)
             if race.over:
                 raise race.contended() from error
 
@@ -377,5 +366,5 @@ def _front(manifest: Manifest) -> int:
     return manifest.entries[0].sequence if len(manifest.entries) else manifest.next_sequence
 
 
-def _progress_of(found: StoredManifest) -> tuple[int, int, int]:
-    return found.epoch, found.next_sequence, found.front
+def _progress_of(stored: StoredManifest) -> tuple[int, int, int]:
+    return stored.epoch, stored.next_sequence, stored.front

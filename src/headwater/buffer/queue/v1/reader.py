@@ -52,26 +52,26 @@ from headwater.store import Store
 class V1Reader(QueueReader):
     """Reads without opening. The first call counts every pending batch; later ones continue."""
 
-    def __init__(self, store: Store, prefix: str, queue_id: str, *, lenient: bool = False) -> None:
-        self._queue = V1Queue(store, prefix, queue_id, lenient=lenient)
+    def __init__(self, queue: V1Queue) -> None:
+        self._queue = queue
 
     async def state(self) -> QueueState:
         queue = self._queue
         async with queue.lock:
-            (found, side), uncounted = await queue.count(await queue.view())
+            (stored, side), uncounted = await queue.count(await queue.view())
             ledger = queue.ledger
             waiting = (ledger[s] for s in range(side.sequence, ledger.end))
             oldest = next((one.min_ms for one in waiting if one.rows), None)
             if oldest is None and uncounted is not None:
                 oldest = uncounted.descriptor.min_ms
             return QueueState(
-                epoch=found.epoch,
+                epoch=stored.epoch,
                 group=side.group,
                 floor_sequence=side.floor_sequence,
                 floor_lsn=side.floor_lsn,
                 acked_sequence=side.sequence,
                 acked_lsn=side.lsn,
-                next_sequence=found.next_sequence,
+                next_sequence=stored.next_sequence,
                 next_lsn=ledger.next_lsn,
                 pending_bytes=ledger.size_bytes,
                 oldest_pending_ms=oldest,
@@ -108,15 +108,15 @@ class V1Reader(QueueReader):
                 if uncounted is not None and lsn > ledger.next_lsn:
                     raise uncounted
                 return None if uncounted is None else uncounted.descriptor.sequence
-            held = await queue.acked.search(
+            sequence = await queue.acked.search(
                 range(side.floor_sequence, side.sequence),
                 lambda header: header.next_lsn > lsn,
                 lambda batch: batch.first_lsn <= lsn <= batch.last_lsn,
             )
-            if held is None:
+            if sequence is None:
                 self._check_lsn_retained(await queue.side.read(), lsn)
                 raise RolledBack(f"{queue.names.acked}: what had LSN {lsn:,} is gone. Restore it.")
-            return held
+            return sequence
 
     async def batch_at_time(self, time_us: int, by: TimeBy) -> Descriptor | None:
         # v1 records have only an ingestion time, in milliseconds.
@@ -124,8 +124,8 @@ class V1Reader(QueueReader):
         while (sequence := await self._sequence_at_time(time_ms)) is not None:
             # It may be acknowledged and collected before it is read again.
             with contextlib.suppress(BatchTrimmed):
-                (found,) = await self.after(sequence - 1, 1)
-                return found
+                (batch,) = await self.after(sequence - 1, 1)
+                return batch
         return None
 
     async def _sequence_at_time(self, time_ms: int) -> int | None:
@@ -133,13 +133,13 @@ class V1Reader(QueueReader):
         async with queue.lock:
             (_, side), uncounted = await queue.count(await queue.view())
             if side.newest_ms >= time_ms:
-                held = await queue.acked.search(
+                sequence = await queue.acked.search(
                     range(side.floor_sequence, side.sequence),
                     lambda header: header.newest_ms >= time_ms,
                     lambda batch: batch.rows > 0 and batch.max_ms >= time_ms,
                 )
-                if held is not None:
-                    return held
+                if sequence is not None:
+                    return sequence
             ledger = queue.ledger
             for sequence in range(side.sequence, ledger.end):
                 if ledger[sequence].rows and ledger[sequence].max_ms >= time_ms:
@@ -165,10 +165,13 @@ class V1Queue:
         policy: RetryPolicy | None = None,
         lenient: bool = False,
     ) -> None:
+        self.store = store
+        self.queue_id = queue_id
+        self.policy = policy or RetryPolicy()
         names = self.names = V1Names(prefix, queue_id)
         self.counters = Counters()
         self.manifest = ManifestObject(store, names.manifest, self.counters, lenient=lenient)
-        self.side = SideObject(store, names, queue_id, policy)
+        self.side = SideObject(store, names, queue_id, self.policy)
         self.acked = AckedSegments(store, names)
         self.counts = BatchCounts(store)
         self.ledger = Ledger(names, self.counts)
@@ -176,7 +179,6 @@ class V1Queue:
         """Held while counting: two tasks must not count the same entries."""
 
     async def view(self) -> QueueView:
-        """A consistent view of manifest and side object."""
         return await read_view(self.manifest, self.side)
 
     async def later_view(self, error: Uncounted) -> QueueView:
@@ -197,7 +199,7 @@ class V1Queue:
             self.ledger.follow(view.side)
             try:
                 await self.ledger.extend(
-                    view.found, view.found.next_sequence if end is None else end
+                    view.stored, view.stored.next_sequence if end is None else end
                 )
                 return view, None
             except Uncounted as error:
@@ -208,14 +210,14 @@ class V1Queue:
 
     async def read(self, view: QueueView, start: int, limit: int) -> list[Descriptor]:
         """Up to `limit` batches from `start` on: from segments first, then from the manifest."""
-        found, side = view
-        if start > found.next_sequence:
+        stored, side = view
+        if start > stored.next_sequence:
             raise Refused(
                 f"{self.names.manifest}: nothing can be read after sequence {start - 1:,}: the "
-                f"next one is {found.next_sequence:,}"
+                f"next one is {stored.next_sequence:,}"
             )
         self.check_retained(side, start)
-        end = min(start + limit, found.next_sequence)
+        end = min(start + limit, stored.next_sequence)
         batches = await self._retained(range(start, min(end, side.sequence)))
         begin = start + len(batches)
         if begin >= end:
@@ -223,12 +225,12 @@ class V1Queue:
         async with self.lock:
             self.ledger.follow(side)
             try:
-                await self.ledger.extend(found, end)
+                await self.ledger.extend(stored, end)
             except Uncounted:
                 if self.ledger.end <= begin and not batches:
                     raise
             return batches + [
-                self.ledger.describe(found, sequence)
+                self.ledger.describe(stored, sequence)
                 for sequence in range(begin, min(end, self.ledger.end))
             ]
 
@@ -305,13 +307,13 @@ class Ledger:
             self.size_bytes -= self._counted.pop(sequence).size_bytes
         self.start = max(self.start, min(before, self.end))
 
-    async def extend(self, found: StoredManifest, end: int) -> None:
+    async def extend(self, stored: StoredManifest, end: int) -> None:
         """Count up to `end`; `Uncounted` at an entry that cannot be counted."""
-        if self.end < found.front and self.end < end:
-            raise Bug(f"counting from {self.end}, and the manifest begins at {found.front}")
+        if self.end < stored.front and self.end < end:
+            raise Bug(f"counting from {self.end}, and the manifest begins at {stored.front}")
         while self.end < end:
             group = range(self.end, min(end, self.end + limits.V1_COUNTS_AT_ONCE))
-            entries = [found.entry(sequence) for sequence in group]
+            entries = [stored.entry(sequence) for sequence in group]
             repeated = self._repeated(entries)
             counts = await asyncio.gather(
                 *(self._count(entry, again) for entry, again in zip(entries, repeated, strict=True))
@@ -328,9 +330,8 @@ class Ledger:
         # Entries without rows begin with the next one's LSN: the last of them has the record.
         return counted[after - 1]
 
-    def describe(self, found: StoredManifest, sequence: int) -> Descriptor:
-        """The descriptor of a counted entry."""
-        return entry_descriptor(self._names, found.entry(sequence), self._counted[sequence])
+    def describe(self, stored: StoredManifest, sequence: int) -> Descriptor:
+        return entry_descriptor(self._names, stored.entry(sequence), self._counted[sequence])
 
     def _repeated(self, entries: list[ManifestEntry]) -> list[bool]:
         repeated = []

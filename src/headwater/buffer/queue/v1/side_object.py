@@ -25,9 +25,9 @@ readable.
     segments of what was taken
     side object: sequence and LSN
 
-The write of the epoch determines what was taken. After a crash the segments are true, and adopting
-again writes them again under a higher epoch. Producers that count LSNs notice the new epoch and
-read the side object.
+The write of the epoch determines what was taken. After a crash the segments are correct, and
+adopting again writes them again under a higher epoch. Producers that count LSNs notice the new
+epoch and read the side object.
 """
 
 from __future__ import annotations
@@ -101,7 +101,6 @@ class SideState(msgspec.Struct, frozen=True):
 
     @property
     def floor(self) -> QueuePosition:
-        """Where the oldest retained batch begins."""
         return QueuePosition(self.floor_sequence, self.floor_lsn)
 
     def is_after(self, epoch: int) -> bool:
@@ -152,17 +151,15 @@ class SideObject:
 
     async def find(self) -> SideState | None:
         """The value; None before the queue was created."""
-        try:
-            return self._checked((await self._register.read()).value)
-        except NotFound:
-            return None
+        side = await self._register.find()
+        return None if side is None else self._checked(side)
 
     async def read(self) -> SideState:
         """The value; `NotFound` before the queue was created."""
-        found = await self.find()
-        if found is None:
+        stored = await self.find()
+        if stored is None:
             raise self._absent()
-        return found
+        return stored
 
     async def create(self, first: SideState) -> SideState:
         """Create it, unless it exists."""
@@ -198,7 +195,7 @@ class ConsumedElsewhere(Refused):
 class QueueView(NamedTuple):
     """A consistent view of manifest and side object."""
 
-    found: StoredManifest
+    stored: StoredManifest
     side: SideState
 
 
@@ -209,27 +206,27 @@ async def read_view(manifest: ManifestObject, side: SideObject) -> QueueView:
     later it has at least the manifest's first pending sequence, unless another implementation took
     entries. In the other order, a dequeue between the two reads would look like that.
     """
-    found = await manifest.find()
-    if found is None:
+    stored = await manifest.find()
+    if stored is None:
         await side.read()  # without a side object, there never was a queue
-        found = await manifest.read()
+        stored = await manifest.read()
     for _ in range(limits.V1_ATTEMPTS):
         beside = await side.read()
-        check_front(manifest.key, found, beside)
-        if beside.sequence <= found.next_sequence and not beside.is_after(found.epoch):
-            return QueueView(found, beside)
+        check_front(manifest.key, stored, beside)
+        if beside.sequence <= stored.next_sequence and not beside.is_after(stored.epoch):
+            return QueueView(stored, beside)
         # The manifest may have been read too early.
-        found = await manifest.read()
-        check_not_back(manifest.key, found, beside)
+        stored = await manifest.read()
+        check_not_back(manifest.key, stored, beside)
     raise Contended(f"{manifest.key}: the queue changed at every read; read it again")
 
 
-def check_front(key: str, found: StoredManifest, side: SideState | None) -> None:
+def check_front(key: str, stored: StoredManifest, side: SideState | None) -> None:
     """Compare with a side object that was read later (None: there was none)."""
     acked = 0 if side is None else side.sequence
-    if found.front <= acked:
+    if stored.front <= acked:
         return
-    missing = f"sequences {acked:,} to {found.front - 1:,}"
+    missing = f"sequences {acked:,} to {stored.front - 1:,}"
     cause = (
         f"{missing} of {key} were dequeued, and Headwater's side object with their LSNs does not "
         "exist: another implementation consumed them, or the side object was deleted"
@@ -239,7 +236,7 @@ def check_front(key: str, found: StoredManifest, side: SideState | None) -> None
     )
     raise ConsumedElsewhere(
         f"{cause}. Stop that consumer; then `{_adopt_command(key)}` begins at sequence "
-        f"{found.front:,} and leaves the others out, or create another stream"
+        f"{stored.front:,} and leaves the others out, or create another stream"
     )
 
 
@@ -249,15 +246,20 @@ def _adopt_command(key: str) -> str:
     return f"headwater stream adopt URL {name} --partition {partition}"
 
 
-def check_not_back(key: str, found: StoredManifest, side: SideState) -> None:
+def check_not_back(key: str, stored: StoredManifest, side: SideState) -> None:
     """Compare with a side object that was read earlier."""
-    for name, is_back, there, known in (
-        ("next sequence", found.next_sequence < side.sequence, found.next_sequence, side.sequence),
-        ("epoch", side.is_after(found.epoch), found.epoch, side.epoch),
+    for name, is_back, there, before in (
+        (
+            "next sequence",
+            stored.next_sequence < side.sequence,
+            stored.next_sequence,
+            side.sequence,
+        ),
+        ("epoch", side.is_after(stored.epoch), stored.epoch, side.epoch),
     ):
         if is_back:
             raise RolledBack(
-                f"{key}: the {name} is {there:,}, and was {known:,} at the last acknowledgement: "
+                f"{key}: the {name} is {there:,}, and was {before:,} at the last acknowledgement: "
                 "the manifest was deleted, or replaced by an older one. Restore the latest one; in "
                 "this one, batches would get sequences that were assigned before."
             )
@@ -289,46 +291,44 @@ async def adopt_v1_queue(
 ) -> Adopted:
     """Take over a queue that another implementation's consumer dequeued from, and fence it.
 
-    The queue continues at its first pending batch, with LSNs above every one that can have been
-    returned (from 1 if Headwater never had the queue). What was retained stays, unless more than
-    V1_TAKEN_MAX batches were taken since. Also fences a consumer of Headwater.
+    `adopt_stream` says what becomes of its batches. Also fences a consumer of Headwater.
     """
     names = V1Names(prefix, queue_id)
     manifest = ManifestObject(store, names.manifest, lenient=lenient)
     side = SideObject(store, names, queue_id)
     before = await side.find()
-    found = await manifest.find_or_create()
+    stored = await manifest.find_or_create()
     if before is not None:
-        check_not_back(names.manifest, found, before)
-    if found.front <= (0 if before is None else before.sequence):
+        check_not_back(names.manifest, stored, before)
+    if stored.front <= (0 if before is None else before.sequence):
         there = await side.create(SideState(queue_id))
         return Adopted(there.sequence, there.lsn)
     claim = runtime.new_token().hex()
     if before is not None:
-        front = found.front
+        front = stored.front
         before = await side.update(
             lambda now: now if front <= now.sequence else msgspec.structs.replace(now, claim=claim)
         )
         if front <= before.sequence:
             return Adopted(before.sequence, before.lsn)
     try:
-        found = await raise_epoch(manifest, RetryPolicy())
+        stored = await raise_epoch(manifest, RetryPolicy())
         if before is None:
-            return await _adopt_new(side, queue_id, found)
-        return await _adopt_known(AckedSegments(store, names), side, before, found)
+            return await _adopt_new(side, queue_id, stored)
+        return await _adopt_known(AckedSegments(store, names), side, before, stored)
     except Unavailable as error:
         raise OutcomeUnknown(
             f"{names.manifest}: adopted only in part: adopt it again. {error}"
         ) from error
 
 
-async def _adopt_new(side: SideObject, queue_id: str, found: StoredManifest) -> Adopted:
+async def _adopt_new(side: SideObject, queue_id: str, stored: StoredManifest) -> Adopted:
     """Adopt a queue that Headwater never had: no LSN was ever returned."""
-    front = found.front
+    front = stored.front
     there = await side.create(
         SideState(
             queue_id,
-            epoch=found.epoch,
+            epoch=stored.epoch,
             sequence=front,
             floor_sequence=front,
             swept_sequence=front,
@@ -340,30 +340,30 @@ async def _adopt_new(side: SideObject, queue_id: str, found: StoredManifest) -> 
 
 
 async def _adopt_known(
-    acked: AckedSegments, side: SideObject, before: SideState, found: StoredManifest
+    acked: AckedSegments, side: SideObject, before: SideState, stored: StoredManifest
 ) -> Adopted:
-    """`before` is the side object that was claimed, `found` the manifest with the epoch raised."""
-    taken = range(before.sequence, found.front)
+    """`before` is the side object that was claimed, `stored` the manifest with the epoch raised."""
+    taken = range(before.sequence, stored.front)
     retained = before.sequence - before.floor_sequence
     keeps = retained > 0 and len(taken) <= limits.V1_TAKEN_MAX
     # No counted batch can have more records.
-    lsn = before.lsn + (found.next_sequence - before.sequence) * limits.V1_BATCH_ROWS_MAX
+    lsn = before.lsn + (stored.next_sequence - before.sequence) * limits.V1_BATCH_ROWS_MAX
     if lsn > _LSN_LAST:
         raise LimitExceeded(
             f"LSNs would continue at {lsn:,}, above {_LSN_LAST:,}: create another stream"
         )
     if keeps:
-        await acked.write_taken(taken, found.epoch, before.newest_ms, lsn, TAKEN)
+        await acked.write_taken(taken, stored.epoch, before.newest_ms, lsn, TAKEN)
 
     def adopted(now: SideState) -> SideState:
         if now.claim != before.claim:
             raise _contended(now.queue_id)
-        past = _past(now, found.front, lsn, keeps=keeps)
-        return msgspec.structs.replace(past, epoch=found.epoch)
+        past = _past(now, stored.front, lsn, keeps=keeps)
+        return msgspec.structs.replace(past, epoch=stored.epoch)
 
     await side.update(adopted)
     readable, given_up = (retained, 0) if keeps else (0, retained)
-    return Adopted(found.front, lsn, len(taken), readable, given_up)
+    return Adopted(stored.front, lsn, len(taken), readable, given_up)
 
 
 def _contended(queue_id: str) -> Contended:
@@ -411,8 +411,8 @@ async def create_v1_queue(
     side = SideObject(store, names, queue_id)
     there = await side.find()
     if there is None:
-        found = await manifest.find_or_create()
+        stored = await manifest.find_or_create()
         there = await side.find()  # after the manifest: see `read_view`
-        check_front(names.manifest, found, there)
+        check_front(names.manifest, stored, there)
         there = await side.create(SideState(queue_id))
     check_not_back(names.manifest, await manifest.read(), there)

@@ -1,5 +1,4 @@
-"""How requests went: counters and their cost, the warning about a slow store, and the errors
-that are raised once a request is given up.
+"""How requests went: counters, what they cost, and the warning about a store that does not answer.
 
 Prices are list prices per thousand requests in the providers' cheapest common regions,
 Standard/Hot class, late 2026: an estimate to compare designs by, not a bill. Storage and
@@ -14,22 +13,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headwater.core import limits, runtime
-from headwater.core.errors import (
-    AlreadyExists,
-    Conflict,
-    HeadwaterError,
-    LimitExceeded,
-    OutcomeUnknown,
-    Throttled,
-    Unavailable,
-)
 from headwater.core.metrics import Histogram
-from headwater.core.retry import Budget
-from headwater.store.backend import IfAbsent
-from headwater.store.objects import Buffer, Object, Version
 
-WRITES: Final = frozenset({"put", "put_if_absent", "put_if_unchanged", "list"})
-READS: Final = frozenset({"get", "head"})
+PRICED_AS_WRITES: Final = frozenset({"put", "put_if_absent", "put_if_unchanged", "list"})
+PRICED_AS_READS: Final = frozenset({"get", "head"})
 
 # scheme -> US dollars per 1,000 (writes and lists, reads)
 PRICE_PER_THOUSAND: Final[dict[str, tuple[float, float]]] = {
@@ -75,7 +62,9 @@ class StoreStats:
         """An estimate of what the requests cost, without storage and transfer."""
         write, read = PRICE_PER_THOUSAND.get(self.scheme, (0.0, 0.0))
         return sum(
-            stats.requests / 1000 * (write if name in WRITES else read if name in READS else 0.0)
+            stats.requests
+            / 1000
+            * (write if name in PRICED_AS_WRITES else read if name in PRICED_AS_READS else 0.0)
             for name, stats in self.operations.items()
         )
 
@@ -100,47 +89,3 @@ class SlowWarning:
             return
         self._warned_s = now_s
         _log.warning("%s has not answered a %s for %.0f s; waiting", self._url, operation, waited_s)
-
-
-class AttemptTimedOut(OutcomeUnknown):
-    """An attempt took too long."""
-
-
-def attempts_exhausted(
-    key: str, budget: Budget, cause: HeadwaterError, maybe_landed: bool
-) -> HeadwaterError:
-    tries = f"after {budget.used} attempts"
-    if maybe_landed:
-        return OutcomeUnknown(f"{key}: the change may or may not be made, {tries}: {cause}")
-    if isinstance(cause, Throttled):
-        return Throttled(f"{key}: throttled, {tries}: {cause}")
-    return Unavailable(f"{key}: {tries}: {cause}")
-
-
-def conflict_with(
-    key: str, current: Object | None, condition: IfAbsent | Version, *, nothing_landed: bool
-) -> Conflict | None:
-    """The conflict of a refused write, if the present content contradicts its condition."""
-    if isinstance(condition, IfAbsent):
-        if current is None:
-            return None
-        return AlreadyExists(f"{key} exists", current=current, nothing_landed=nothing_landed)
-    if current is not None and current.version == condition:
-        return None
-    return Conflict(f"{key} was changed", current=current, nothing_landed=nothing_landed)
-
-
-def too_large(key: str, size_bytes: int) -> LimitExceeded:
-    return LimitExceeded(
-        f"{key}: {size_bytes:,} bytes; OBJECT_MAX_BYTES is {limits.OBJECT_MAX_BYTES:,}"
-    )
-
-
-def immutable_content(key: str, data: Buffer) -> bytes | memoryview:
-    """`data`, checked and immutable: an abandoned attempt may still read it on a thread."""
-    view = memoryview(data).cast("B")
-    if len(view) > limits.OBJECT_MAX_BYTES:
-        raise too_large(key, len(view))
-    if isinstance(data, bytes):
-        return data
-    return view if view.readonly else bytes(view)
