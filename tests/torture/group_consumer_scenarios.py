@@ -26,7 +26,7 @@ from headwater.buffer.group import reset_group
 from headwater.buffer.group.consumer import GroupConsumer
 from headwater.buffer.group.record import GroupPosition, GroupRecord
 from headwater.buffer.layout import group_key, group_record_key
-from headwater.buffer.queue import Retention
+from headwater.buffer.queue.contract import Retention
 from headwater.buffer.stream import Stream, alter_stream, create_stream
 from headwater.core import runtime
 from headwater.core.errors import Fenced, HeadwaterError
@@ -126,13 +126,13 @@ class GroupWorld:
         self.random = simulation.random
         self.stream: Stream | None = None
         self.objects = WatchedGroup(self)
-        faults = Faults.swarm(simulation.stream("rates"))
+        faults = Faults.swarm(simulation.random_source("rates"))
         if self.random.random() < 0.3:
-            faults = faults.with_outages(simulation.stream("rates"))
+            faults = faults.with_outages(simulation.random_source("rates"))
         self.network = CuttingStore(
             self.objects,
             faults,
-            simulation.stream("faults"),
+            simulation.random_source("faults"),
             echo=self.random.choice((0.0, 0.0, 0.3)),
             echo_after_s=100.0,
             record=simulation.record,

@@ -6,7 +6,7 @@ from typing import Any
 
 from headwater.buffer.consumer import ConsumedBatch
 from headwater.buffer.group.consumer import GroupConsumer
-from headwater.buffer.queue import Retention
+from headwater.buffer.queue.contract import Retention
 from headwater.buffer.stream import Stream, create_stream
 from headwater.core import runtime
 from headwater.store import MemoryBackend, Store
