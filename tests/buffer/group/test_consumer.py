@@ -12,6 +12,7 @@ import pytest
 from headwater.buffer.consumer import UnreadableBatch, list_dead_letters
 from headwater.buffer.group import GroupRegister, delete_group, reset_group
 from headwater.buffer.group.record import OtherKind
+from headwater.buffer.group.sharing import LOCAL_TIMING, REMOTE_TIMING, claim_timing
 from headwater.buffer.stream import alter_stream, delete_stream
 from headwater.core import runtime
 from headwater.core.errors import (
@@ -20,10 +21,12 @@ from headwater.core.errors import (
     NotFound,
     OutcomeUnknown,
     Refused,
+    RolledBack,
     Trimmed,
     Unavailable,
 )
 from headwater.store import MemoryBackend
+from headwater.store.claimant import ClaimTiming
 from headwater.store.objects import ByteRange, Object
 from headwater.testing import Simulation, simulate
 from tests.buffer.group.members import add, member, place_of, poll, rest, stream_with, take, trim
@@ -295,6 +298,52 @@ def test_without_fail_on_data_loss_the_group_goes_on_at_the_oldest_record(
     with caplog.at_level(logging.WARNING, "headwater"):
         simulate(main)
     assert "LSN 3 to 6" in caplog.text
+
+
+@virtual
+async def test_a_group_whose_records_are_all_deleted_moves_to_the_end() -> None:
+    stream = await stream_with(2)
+    await trim(stream, 0, 2)
+    stream_end = 5
+    async with await member(stream, start="latest") as consumer:
+        assert await consumer.position(0) == stream_end
+    await reset_group(stream, group="billing", to="earliest", dry_run=False)
+    await add(stream, 0, 2)
+    await trim(stream, 0, 4)
+    async with await member(stream, fail_on_data_loss=False) as consumer:
+        assert await consumer.poll(1.0) is None
+        await consumer.flush()
+        assert await consumer.committed(0) == stream_end + 4
+
+
+@virtual
+async def test_a_queue_that_went_back_is_reported() -> None:
+    stream = await stream_with(2)
+    async with await member(stream) as consumer:
+        await consumer._assignment.partitions[0].seek(99)
+        with pytest.raises(RolledBack, match="ends at 5"):
+            await consumer.poll(5.0)
+
+
+@virtual
+async def test_members_of_a_distant_store_beat_and_look_less_often() -> None:
+    near, far = await stream_with(1), await stream_with(1, backend=DistantBackend())
+    assert claim_timing(near, None, None) == LOCAL_TIMING
+    assert claim_timing(far, None, None) == REMOTE_TIMING
+    assert claim_timing(far, None, 12.0) == ClaimTiming(12.0, 4.0, 2.0, 1.0, 12.0)
+    assert claim_timing(far, 1.0, None).heartbeat_s == 1.0
+
+
+@virtual
+async def test_a_member_collects_what_retention_has_released() -> None:
+    stream = await stream_with(300)
+    async with await member(stream, collect=True) as consumer:
+        await stream.collector(0).acknowledge_before(256)
+        await alter_stream(stream.store, "orders", retention_ms=1000)
+        await rest(consumer)
+        await consumer.poll(320.0)
+        assert consumer.metrics.gc_duration_seconds.count
+        assert (await stream.queue_reader(0).floor()).sequence > 0
 
 
 @pytest.mark.parametrize("fail_on_data_loss", [True, False])

@@ -234,6 +234,8 @@ class ClaimedPartition:
         )
         self._stop_reading()
         self.next_lsn = max(self.next_lsn, floor.lsn)
+        if not self._delivered:  # nothing else will move the position if nothing follows
+            self.acked_lsn = self.next_lsn
 
     def _where(self) -> str:
         return (
