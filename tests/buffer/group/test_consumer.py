@@ -11,7 +11,7 @@ import pytest
 
 from headwater.buffer.consumer import UnreadableBatch, list_dead_letters
 from headwater.buffer.group import GroupRegister, delete_group, reset_group
-from headwater.buffer.group.record import OtherKind
+from headwater.buffer.group.record import GroupEpoch, OtherKind
 from headwater.buffer.group.sharing import LOCAL_TIMING, REMOTE_TIMING, claim_timing
 from headwater.buffer.stream import alter_stream, delete_stream
 from headwater.core import runtime
@@ -671,3 +671,55 @@ def test_a_poll_that_is_cancelled_anywhere_passes_no_batch() -> None:
             break
         reached += 1
     assert reached > 40
+
+
+@virtual
+async def test_an_error_of_closing_does_not_hide_that_of_the_block() -> None:
+    stream = await stream_with(1)
+    consumer = await member(stream)
+    consumer._assignment._lost_acks = Fenced("gone")
+    error = ValueError("mine")
+    await consumer.__aexit__(ValueError, error, None)
+    assert error.__notes__ == ["closing the consumer failed as well: gone"]
+    assert "billing" in repr(consumer)
+
+
+@virtual
+async def test_a_member_that_cannot_leave_is_closed_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def down(*_: object) -> None:
+        raise Unavailable("500")
+
+    stream = await stream_with(1)
+    consumer = await member(stream)
+    batch = await poll(consumer)
+    await consumer.ack(batch)
+    monkeypatch.setattr(GroupRegister, "share", down)
+    await consumer.close()
+    monkeypatch.undo()
+    async with await member(stream, "other") as other:
+        assert await place_of(other) == (0, 0)
+    _, positions = await GroupRegister(stream, "billing").positions()
+    assert positions == {0: 3}
+
+
+@virtual
+async def test_a_register_that_went_back_leaves_no_partition_unread_in_silence() -> None:
+    stream = await stream_with(1, 1)
+    async with await member(stream) as consumer:
+        await take(consumer, 2)
+        await consumer.flush()
+        register = GroupRegister(stream, "billing")
+        record = await register.read()
+        # Given before the group's register was restored to an earlier state.
+        later = GroupEpoch(record.epoch + 1, record.resets, record.begins)
+        await register.take(0, later)
+        one = consumer._assignment.partitions[0]
+        await add(stream, 0, 1)
+        await consumer.ack(await poll(consumer))
+        with pytest.raises(Fenced):
+            await consumer.flush()
+        assert one.is_over
+        with pytest.raises(RolledBack, match="restored to an earlier state"):
+            await consumer.poll(5.0)

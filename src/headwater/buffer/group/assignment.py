@@ -11,14 +11,15 @@ Always holds:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.buffer.consumer.ownership import Sweeper, retention_of
 from headwater.buffer.consumer.progress import ConsumerMetrics
 from headwater.buffer.group.partition import ClaimedPartition, ReadingOptions
+from headwater.buffer.group.record import GroupEpoch
 from headwater.buffer.group.register import GroupRegister
 from headwater.buffer.group.sharing import GroupClaims
 from headwater.core import runtime
@@ -26,6 +27,9 @@ from headwater.core.errors import Fenced
 from headwater.core.limits import GC_INTERVAL_S
 
 T = TypeVar("T")
+
+FENCED_PAUSE_S: Final = 1.0
+"""By then the claims have been looked at."""
 
 
 class Assignment:
@@ -59,6 +63,8 @@ class Assignment:
         """Partitions that are over, whose requests may be under way."""
         self._sweepers: dict[int, Sweeper] = {}
         self._lost_acks: Fenced | None = None
+        self.on_fenced: Callable[[], None] = lambda: None
+        """Called when a later epoch was met: the claims are to be looked at."""
         self._changed = runtime.Waiters()
         self._has_changed = False
 
@@ -71,17 +77,7 @@ class Assignment:
         for number in map(int, claimed):
             epoch = record.claim_of(number)
             assert epoch is not None
-            one = ClaimedPartition(
-                self._register.stream,
-                self._register,
-                number,
-                epoch,
-                options=self._options,
-                metrics=self._metrics,
-                notify=self.notify,
-            )
-            self.partitions[number] = one
-            self._start_sweeper(one)
+            self._add(number, epoch)
         self.notify()
 
     async def on_release(self, names: frozenset[str]) -> None:
@@ -130,7 +126,7 @@ class Assignment:
         assert error is not None
         if not isinstance(error, Fenced):
             raise error
-        self._drop(one, error)  # another member has it: nothing is wrong
+        self._fence(one, error)  # another member has it: nothing is wrong
 
     async def changed(self, paused: Collection[int]) -> None:
         """Wait until a partition has something, or is to be looked at."""
@@ -171,7 +167,7 @@ class Assignment:
         errors = []
         for one, error in zip(waiting, done, strict=True):
             if isinstance(error, Fenced):
-                self._drop(one, error)
+                self._fence(one, error)
             elif error is not None:
                 errors.append(error)
         if errors:
@@ -188,7 +184,7 @@ class Assignment:
         try:
             return await request
         except Fenced as error:
-            self._drop(one, error)
+            self._fence(one, error)
             raise
 
     def _note_waiting(self) -> None:
@@ -207,6 +203,32 @@ class Assignment:
         sweepers, self._sweepers = self._sweepers, {}
         for sweeper in sweepers.values():
             await sweeper.close()
+
+    def _add(self, number: int, epoch: GroupEpoch) -> ClaimedPartition:
+        one = ClaimedPartition(
+            self._register.stream,
+            self._register,
+            number,
+            epoch,
+            options=self._options,
+            metrics=self._metrics,
+            notify=self.notify,
+        )
+        self.partitions[number] = one
+        self._start_sweeper(one)
+        return one
+
+    def _fence(self, one: ClaimedPartition, error: Fenced) -> None:
+        """A later epoch has the partition. The next look says so, too.
+
+        If it does not, the group's register went back. Then taking the partition once more finds
+        that out, and no partition is left unread in silence.
+        """
+        is_read = self.partitions.get(one.number) is one and not one.is_draining
+        self._drop(one, error)
+        if is_read:
+            self._add(one.number, one.epoch).due_s += FENCED_PAUSE_S
+            self.on_fenced()
 
     def _drop(self, one: ClaimedPartition, error: Fenced) -> None:
         if self.partitions.get(one.number) is one:

@@ -115,6 +115,7 @@ class GroupConsumer:
             host=socket.gethostname() if runtime.current().outside_allowed else "",
             timing=timing,
         )
+        self._assignment.on_fenced = self._claimant.wake
         self._max_poll_interval_s = max_poll_interval_s
         self._owned = owned
         self._paused: set[int] = set()
