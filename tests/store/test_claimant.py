@@ -13,7 +13,7 @@ from headwater.store import MemoryBackend, Store, claims
 from headwater.store.claimant import Claimant, ClaimTiming
 from headwater.store.claims import ClaimState
 from tests.store.claim_registers import TableRegister
-from tests.store.scripted import Scripted, fails, virtual
+from tests.store.scripted import Scripted, after, fails, virtual
 
 
 class NoteTaker:
@@ -208,6 +208,18 @@ async def test_a_member_outlives_a_store_that_fails_for_a_while() -> None:
 def test_three_heartbeats_fit_the_timeout() -> None:
     with pytest.raises(Refused, match="three heartbeats"):
         ClaimTiming(timeout_s=50.0, heartbeat_s=20.0)
+
+
+@virtual
+async def test_a_request_that_took_longer_than_a_lease_is_repeated() -> None:
+    backend = Scripted(MemoryBackend())
+    one = One(backend)
+    await one.claimant.start()
+    one.claimant._looked = one.claimant._beat = None
+    backend.next("put_if_unchanged", after(lambda: runtime.sleep(21.0)))
+    await one.claimant.ensure_current()
+    assert one.claimant.is_current
+    await one.claimant.stop()
 
 
 @virtual

@@ -179,10 +179,9 @@ class Claimant:
                 return
             async with self._requesting:
                 # Meanwhile it may have left: a request would let it join without its loop.
-                if self._task is not None:
-                    if not self.is_current:
-                        await self._request()
-                    return
+                if self._task is not None and not self.is_current:
+                    await self._request()
+            # A request that took longer than a lease shows nothing to rely on.
 
     def wake(self) -> None:
         """Look, and do what is to be done, now."""
