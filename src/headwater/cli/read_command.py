@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, command
+from headwater.cli.advice import command
+from headwater.cli.command_line import EXIT_NO
 from headwater.cli.options import (
     AS_JSON,
     OPTION,
