@@ -102,7 +102,7 @@ class Operator:
             assert group is not None
             lsn = group.positions[life.held.partition]
             self.world.check(
-                lsn == state.next_lsn or state.floor_lsn == state.next_lsn,
+                lsn == state.next_lsn,
                 f"{self.group} acknowledged {lsn} of {state.next_lsn} in {life}",
             )
 
@@ -120,10 +120,6 @@ class Operator:
     async def _is_done(self) -> bool:
         """Spark 4.1 reads what was there when it began, and no more."""
         truth, lives = self.world.groups[self.group], await self._lives()
-        for life in lives:
-            state = await self.world.state(life.held)
-            if self._is_lenient and state.floor_lsn == state.next_lsn:
-                truth.passed[life] = state.floor_lsn  # nothing is left, so no micro-batch says so
         return all(
             len(self.world.held[life.held])
             <= max(truth.given[life] | self.world.damaged[life.held], default=0)

@@ -213,6 +213,17 @@ async def _lags(stream: Stream, partitions: list[int], group: str | None) -> lis
     """
     from headwater.buffer.consumer import lag as lag_of
     from headwater.buffer.consumer.progress import UnknownGroup
+    from headwater.buffer.group import GroupRegister, describe_group
+
+    if group is not None:
+        # Consumers of a partition and followers have no record, only positions.
+        with contextlib.suppress(UnknownGroup):
+            await GroupRegister(stream, group).read()
+            found = {
+                one.partition: one.problem or one.lag
+                for one in (await describe_group(stream, group=group)).partitions
+            }
+            return [found[partition] for partition in partitions]
 
     async def one(partition: int) -> Lag | HeadwaterError:
         try:

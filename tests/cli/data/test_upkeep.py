@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from headwater.buffer.consumer import Consumer, Follower, Lag
+from headwater.buffer.group import GroupRegister
 from headwater.buffer.queue.contract import Collected
 from headwater.buffer.queue.native.collector import NativeCollector
+from headwater.buffer.stream import open_stream
 from headwater.cli.read_command import total_lag
 from headwater.core import limits
 from headwater.store import Store
@@ -82,6 +84,23 @@ def test_the_lag_of_a_group_that_is_not_known_is_an_error(
     assert "group 'audit' has no position" in told["partitions"][1]["error"]
     text = invoke("lag", url, "wide", "--group=audit").stdout
     assert re.search(r"^ +total +\? +\? +\? +\?", text, re.MULTILINE)
+
+
+def test_the_lag_of_a_group_with_positions_in_lsns_is_within_batches(
+    invoke: Invoke, url: str, make: Make, file: File
+) -> None:
+    make("wide", partitions=2)
+    for partition in (0, 1):
+        invoke("produce", url, "wide", file("a\nb\nc\n"), f"--partition={partition}")
+
+    async def begin(store: Store) -> None:
+        await GroupRegister(await open_stream(store, "wide"), "etl").begin("query", {0: 3, 1: 1})
+
+    on(url, begin)
+    found = json.loads(invoke("lag", url, "wide", "--group=etl", "--json").stdout)
+    assert [one["records"] for one in found["partitions"]] == [1, 3]
+    one = json.loads(invoke("lag", url, "wide", "--group=etl", "--json", "--partition=1").stdout)
+    assert one["total"]["records"] == 3
 
 
 async def _followed(store: Store) -> None:

@@ -63,6 +63,21 @@ def test_data_loss_warns_where_that_is_asked(
     assert "data loss. Wanted from offset 1" in caplog.text
 
 
+def test_a_query_moves_its_group_past_a_loss_also_if_nothing_follows(world: World) -> None:
+    world.stream()
+    world.produce([b"0", b"1", b"2"])
+    reader = world.stream_reader(failOnDataLoss="false")
+    reader.initialOffset()
+    _expire(world)
+    checkpoint = Checkpoint()
+    Engine(world.stream_reader(failOnDataLoss="false"), checkpoint).run()
+    assert (checkpoint.values, world.positions()) == ([], {0: 4})
+    # It may go on with failOnDataLoss=true: nothing before its position is wanted any more.
+    world.produce([b"3"])
+    Engine(world.stream_reader(), checkpoint).run()
+    assert checkpoint.values == [b"3"]
+
+
 def test_more_that_goes_while_a_query_passes_over_a_loss_is_passed_over_as_well(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

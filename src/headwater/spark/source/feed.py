@@ -160,7 +160,8 @@ class PendingBatches:
 
     def __init__(self, feed: PartitionFeed, start_lsn: int) -> None:
         self.feed = feed
-        self._start_lsn = start_lsn
+        self.start_lsn = start_lsn
+        """The first LSN that is listed: after the wanted one if the records between are lost."""
         self._wanted_lsn = start_lsn
         self._slices: deque[Slice] = deque()
         self._next_sequence: int | None = None
@@ -173,7 +174,7 @@ class PendingBatches:
     @property
     def rows(self) -> int:
         """The number of listed rows after the start."""
-        return self.end_lsn - self._start_lsn
+        return self.end_lsn - self.start_lsn
 
     @property
     def size_bytes(self) -> int:
@@ -194,7 +195,7 @@ class PendingBatches:
         self._wanted_lsn = wanted_lsn
         while self._slices and self._slices[0].end_lsn <= lsn:
             self._slices.popleft()
-        self._start_lsn = lsn
+        self.start_lsn = lsn
         first = self._slices[0] if self._slices else None
         if first is not None and first.descriptor.first_lsn <= lsn:
             self._slices[0] = Slice.whole(first.descriptor).cut(lsn, first.end_lsn)
@@ -237,7 +238,7 @@ class PendingBatches:
         for one in batches:
             # Batches without records, which published v1 queues may have, change no position.
             if one.take:
-                self._slices.append(one.cut(self._start_lsn, one.end_lsn))
+                self._slices.append(one.cut(self.start_lsn, one.end_lsn))
         if batches:
             self._next_sequence = batches[-1].sequence + 1
             self.end_lsn = max(self.end_lsn, batches[-1].end_lsn)

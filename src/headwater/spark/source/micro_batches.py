@@ -395,11 +395,10 @@ class MicroBatches:
             waiting.append(pending.up_to(until))
         self._turn += 1
         ends = micro_batch_ends(waiting, limits, turn=self._turn)
-        return {
-            part: end
-            for part, end in zip(parts, ends, strict=True)
-            if end is not None and end > here[part]
-        }
+        # Where nothing follows records that are lost, the group moves past them without rows.
+        moved = {part: self._pending[part].start_lsn for part in parts}
+        moved |= {part: end for part, end in zip(parts, ends, strict=True) if end is not None}
+        return {part: end for part, end in moved.items() if end > here[part]}
 
     async def _slices(self, part: StreamPartition, since: int, until: int) -> list[Slice]:
         pending = self._pending.get(part)
