@@ -297,12 +297,6 @@ def _position(report: InspectionReport, position: FollowerPosition, _: int) -> N
         "next_lsn": position.lsn,
         "committed_ms": position.committed_ms,
     }
-    if position.query:
-        report.facts |= {"query": position.query, "micro_batches_planned": position.step}
-    if position.together:
-        report.facts["resolved_where_it_begins_in"] = f"{len(position.together)} partitions"
-    if position.behind:
-        report.remark("the group took the queue over, and reads what another acknowledged")
 
 
 def _group(report: InspectionReport, record: GroupRecord, entries: int) -> None:

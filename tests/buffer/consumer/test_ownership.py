@@ -174,27 +174,6 @@ async def test_a_group_begins_once_and_moves_forward_only() -> None:
     assert follower.committed == 3
 
 
-@virtual
-async def test_a_group_that_takes_over_behind_what_is_acknowledged_is_noted_as_such() -> None:
-    stream = FakeQueue().stream()
-    group = FollowerRegister(stream, 0, "audit")
-    await group.begin(QueuePosition(1, 4))
-    await group.owns_from(QueuePosition(3, 9))
-    # What the queue has acknowledged is another's work, also when the group loses it again.
-    kept = await group.owned_until(QueuePosition(3, 9))
-    assert (kept.next_sequence, kept.behind) == (1, True)
-    await group.advance(QueuePosition(2, 7), behind=True)
-    kept = await group.advance(QueuePosition(3, 9))
-    assert (kept.next_sequence, kept.behind) == (3, False)
-    kept = await group.owned_until(QueuePosition(5, 20))
-    assert (kept.next_sequence, kept.lsn) == (5, 20)
-    # Also where it is not behind yet: the owner may acknowledge more before it is fenced.
-    await group.owns_from(QueuePosition(5, 20))
-    stored = await group.read()
-    assert stored is not None
-    assert stored.behind
-
-
 def test_small_descriptors_fetch_the_same_batches(on_a_stream: Callable[[Test], None]) -> None:
     async def test(stream: Stream) -> None:
         rides = stream.config.format == "native"
