@@ -7,8 +7,8 @@ A producer sends its orders under its own id. The metadata of every call is the 
 order: a successor under the same id learns the metadata of the last accepted call, and goes on with
 the number after it. A line goes to the report only after the acceptance that it tells of.
 
-In the PySpark job two queries read the stream. The group `lake` owns it, acknowledges, and writes
-an Iceberg table; the group `dashboard` follows, for a windowed aggregate. After a third of the
+In the PySpark job two queries read the stream, each with a group of its own. The query of `lake`
+writes an Iceberg table, that of `dashboard` computes a windowed aggregate. After a third of the
 orders the job ends itself with SIGKILL, once, right after a snapshot of the table was committed and
 before Spark has written down that the micro-batch is done. Started again, Spark runs that
 micro-batch again, and the table knows that it has it.

@@ -51,13 +51,15 @@ def test_a_checkpoint_with_a_partition_that_is_not_read_any_more_is_refused(worl
 
 
 @pytest.mark.parametrize("on_bad_batch", ["fail", "deadLetter"])
-def test_a_batch_that_nobody_can_count_stops_a_query_or_is_noted(
-    world: World, clock: Standing, on_bad_batch: str
+@pytest.mark.parametrize("is_running", [True, False], ids=["running", "starting"])
+def test_a_batch_that_cannot_be_counted_stops_a_query_or_is_noted(
+    world: World, clock: Standing, on_bad_batch: str, is_running: bool
 ) -> None:
     world.stream(format="v1")
     checkpoint = Checkpoint()
     engine = Engine(world.stream_reader(onBadBatch=on_bad_batch), checkpoint, available_now=False)
-    engine.step()
+    if is_running:
+        engine.step()
     world.produce([b"a"])
 
     async def damage() -> None:
