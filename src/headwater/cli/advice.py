@@ -83,8 +83,8 @@ _OF_PROGRAMS: Final = (
 )
 """What errors advise a program to do, and what that is in a command."""
 _WITH_OPTIONS: Final = re.compile(r"(?<!\S)(?:s3|gs|az|abfs)://[^\s',;]*\?[^\s',;]+")
-_COMMAND: Final = re.compile(r"\bheadwater (stream|group) (\w+) URL\b")
-_HEADWATER: Final = re.compile(r"(?<![\w/])headwater (stream|group) ")
+_COMMAND: Final = re.compile(r"\bheadwater (stream|group|slot) (\w+) URL\b")
+_HEADWATER: Final = re.compile(r"(?<![\w/])headwater (stream|group|slot) ")
 _ADDRESSES: Final[ContextVar[list[str]]] = ContextVar("addresses")
 """Of the stores that the command opened. A list: what an event loop sets does not leave it."""
 _OUTPUT_FAILED: Final = (

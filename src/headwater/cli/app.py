@@ -12,8 +12,9 @@ import typer
 from headwater.cli.advice import HeadwaterTyper, output_failed
 from headwater.cli.dead_letter_commands import dead_letter_app
 from headwater.cli.doctor_command import doctor, installed_version
+from headwater.cli.group_commands import group_app
 from headwater.cli.inspect_command import inspect_app
-from headwater.cli.log_commands import group_app, log_app
+from headwater.cli.log_commands import log_app, slot_app
 from headwater.cli.options import AS_JSON
 from headwater.cli.produce_command import produce
 from headwater.cli.read_command import lag, read
@@ -34,6 +35,7 @@ stream_app.command()(copy)
 app.add_typer(stream_app, name="stream")
 app.add_typer(group_app, name="group")
 app.add_typer(dead_letter_app, name="dead-letter")
+app.add_typer(slot_app, name="slot")
 app.add_typer(inspect_app, name="inspect")
 app.add_typer(log_app, name="log")
 app.add_typer(tier_app, name="tier")

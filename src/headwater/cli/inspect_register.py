@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.buffer.consumer.progress import GroupPosition
+from headwater.buffer.consumer.progress import FollowerPosition
+from headwater.buffer.group.record import GroupPosition, GroupRecord
 from headwater.buffer.queue.native.chunk_log import (
     CollectorRecord,
     ConsumerRecord,
@@ -290,7 +291,7 @@ def _stream(report: InspectionReport, config: StreamConfig, _: int) -> None:
         report.table("schema", rows)
 
 
-def _position(report: InspectionReport, position: GroupPosition, _: int) -> None:
+def _position(report: InspectionReport, position: FollowerPosition, _: int) -> None:
     report.facts |= {
         "next_sequence": position.next_sequence,
         "next_lsn": position.lsn,
@@ -302,6 +303,44 @@ def _position(report: InspectionReport, position: GroupPosition, _: int) -> None
         report.facts["resolved_where_it_begins_in"] = f"{len(position.together)} partitions"
     if position.behind:
         report.remark("the group took the queue over, and reads what another acknowledged")
+
+
+def _group(report: InspectionReport, record: GroupRecord, entries: int) -> None:
+    """What reads a group, and where it begins."""
+    report.facts |= {
+        "read_by": "a query" if record.kind == "query" else "consumers",
+        "epoch": record.epoch,
+        "resets": record.resets,
+        "changed_ms": record.changed_ms,
+    }
+    if record.query:
+        report.facts |= {"query": record.query, "micro_batches_planned": record.step}
+    begins = [{"partition": one, "lsn": lsn} for one, lsn in record.begins.items()]
+    report.table("begins", begins[:entries], len(begins))
+    members = [
+        {
+            "member": name,
+            "host": member.host,
+            "last_seen_ms": member.seen_ms,
+            "partitions": len(record.table.held_by(name)),
+        }
+        for name, member in record.table.members.items()
+    ]
+    if members:
+        report.table("members", members[:entries], len(members))
+    if record.deleted:
+        report.remark("the group was deleted: its register keeps the epoch for a later one")
+    else:
+        report.remark("a position with another number of resets does not count")
+
+
+def _group_position(report: InspectionReport, position: GroupPosition, _: int) -> None:
+    report.facts |= {
+        "next_lsn": position.lsn,
+        "epoch": position.epoch,
+        "resets": position.resets,
+        "committed_ms": position.committed_ms,
+    }
 
 
 def _slots(report: InspectionReport, table: SlotTable, entries: int) -> None:
@@ -344,5 +383,7 @@ _KINDS: Final = (
     *_BY_NAME.values(),
     RegisterKind("transactions: what one writer committed last", ApplicationRecord, _application),
     RegisterKind("producers: the marks of some of them", ProducerShard, _shard),
-    RegisterKind("group: the position of one that follows", GroupPosition, _position),
+    RegisterKind("group: the position of one that follows", FollowerPosition, _position),
+    RegisterKind("group: its epoch, and who reads", GroupRecord, _group),
+    RegisterKind("group: its position in one partition", GroupPosition, _group_position),
 )

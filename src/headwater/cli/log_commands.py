@@ -1,4 +1,4 @@
-"""`headwater log …` and `headwater group …`: repair a log on this machine; replication slots.
+"""`headwater log …` and `headwater slot …`: repair a log on this machine; replication slots.
 
 The slots say which replicas hold the log of a stream, and so what of it is kept.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, HeadwaterTyper, runnable
+from headwater.cli.advice import EXIT_NO, HeadwaterTyper, command, runnable
 from headwater.cli.options import (
     AS_JSON,
     OPTION,
@@ -197,17 +197,15 @@ def describe_repair(repaired: RepairReport) -> Report:
     return report
 
 
-group_app = HeadwaterTyper(
+slot_app = HeadwaterTyper(
     help="List, drop and reset replication slots, for which a leader keeps its log. These are not "
-    "consumer groups: see `headwater lag --group` for those."
+    "the groups that read a stream: see `headwater group` for those."
 )
 
-GROUP = typer.Argument(
-    metavar="SLOT", help="The name of the slot: its replica's name, not a consumer group."
-)
+SLOT = typer.Argument(metavar="SLOT", help="The name of the slot: its replica's name.")
 
 
-@group_app.command("list")
+@slot_app.command("list")
 def list_slots(
     url: str = URL,
     stream: str = STREAM,
@@ -218,7 +216,7 @@ def list_slots(
     """List the stored replication slots; a leader stores them every few seconds.
 
     "Behind" counts the records from what a replica has on disk to the end of the stream's queue,
-    including those that the leader has not copied into its log yet. Consumer groups are not listed.
+    including those that the leader has not copied into its log yet.
 
     Exit status: 0, or 1 if there are no slots, or some cannot be read.
     """
@@ -232,19 +230,18 @@ def list_slots(
     if not report.record:
         typer.echo(
             f"stream {stream} has no replication slots: no replica follows its log. Slots are not "
-            f"consumer groups; for the position of a group: headwater lag {url} {stream} --group "
-            "GROUP",
+            f"the groups that read it; for those: {command()} group list {url} {stream}",
             err=True,
         )
     if report.notes or not report.record:
         raise typer.Exit(EXIT_NO)
 
 
-@group_app.command()
+@slot_app.command()
 def drop(
     url: str = URL,
     stream: str = STREAM,
-    group: str = GROUP,
+    slot: str = SLOT,
     partition: int | None = PARTITION,
     yes: bool = YES,
     option: list[str] = OPTION,
@@ -256,22 +253,22 @@ def drop(
     slot.
     """
     if not yes:
-        _ask(f"the slot {group} of stream {stream}; the log is no longer kept for it")
+        _ask(f"the slot {slot} of stream {stream}; the log is no longer kept for it")
 
     async def run(opened: Stream) -> list[int]:
         wanted = wanted_partitions(opened, partition)
-        return [one for one in wanted if await _register(opened, one).drop(group)]
+        return [one for one in wanted if await _register(opened, one).drop(slot)]
 
     dropped = on_stream(url, option, stream, run)
     report = Report()
     for one in dropped:
-        report.say(f"dropped the slot {group} of partition {one}", mark="✓")
+        report.say(f"dropped the slot {slot} of partition {one}", mark="✓")
     if not dropped:
-        typer.echo(f"stream {stream} has no slot {group}", err=True)
+        typer.echo(f"stream {stream} has no slot {slot}", err=True)
     conclude_change(report, good=bool(dropped))
 
 
-@group_app.command()
+@slot_app.command()
 def reset(
     url: str = URL,
     stream: str = STREAM,
@@ -322,7 +319,7 @@ async def _table(stream: Stream, partition: int) -> SlotsOrError:
     except Damaged as error:
         return (
             f"{error}. Nothing of its log is deleted meanwhile. Restore the object from a backup, "
-            f"or begin without slots: headwater group reset URL {stream.name} --partition "
+            f"or begin without slots: headwater slot reset URL {stream.name} --partition "
             f"{partition}"
         )
     except HeadwaterError as error:

@@ -354,7 +354,7 @@ async def test_slots_that_are_gone_do_not_free_a_log_that_holds_records() -> Non
     one.wal.append(9)
     await one.service.register("away", 3)
     await one.store.delete(SLOTS_KEY)
-    with pytest.raises(RolledBack, match="group reset"):
+    with pytest.raises(RolledBack, match="slot reset"):
         await leader(wal=one.wal, store=one.store, epoch=2, must_exist=None)
     await slot_register(one.store).reset_damaged()
     second = await leader(wal=one.wal, store=one.store, epoch=2, must_exist=None)

@@ -342,7 +342,7 @@ async def test_slots_are_bounded_in_number() -> None:
     keeper = await opened(memory_store())
     for number in range(SLOTS_MAX):
         keeper.slots.create(f"r{number}", 0)
-    with pytest.raises(LimitExceeded, match="group drop"):
+    with pytest.raises(LimitExceeded, match="slot drop"):
         keeper.slots.create("one-more", 0)
     keeper.slots.create("r0", 5)
     await keeper.settle()

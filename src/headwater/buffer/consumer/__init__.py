@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from headwater.buffer.consumer.follower import Follower
     from headwater.buffer.consumer.ownership import Ownership, TakenOver
     from headwater.buffer.consumer.positions import lsn_at_time, position_at_time
-    from headwater.buffer.consumer.progress import ConsumerMetrics, GroupRegister, Lag, lag
+    from headwater.buffer.consumer.progress import ConsumerMetrics, FollowerRegister, Lag, lag
     from headwater.buffer.consumer.reader import AsyncReader, read_async
 
 __all__ = [
@@ -61,7 +61,7 @@ __all__ = [
     "DeadLetter",
     "FetchHandle",
     "Follower",
-    "GroupRegister",
+    "FollowerRegister",
     "Lag",
     "LostRecords",
     "Ownership",
@@ -94,7 +94,7 @@ __getattr__, __dir__ = exports(
         ),
         "fetcher": "FetchHandle compact_descriptor",
         "follower": "Follower",
-        "progress": "ConsumerMetrics GroupRegister Lag lag",
+        "progress": "ConsumerMetrics FollowerRegister Lag lag",
         "ownership": "Ownership TakenOver",
         "positions": "lsn_at_time position_at_time",
     },
