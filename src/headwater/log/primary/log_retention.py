@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
 from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown, Refused, Unavailable
 from headwater.core.metrics import Histogram, Metrics
+from headwater.log import metric_names
 from headwater.log.primary.slot import (
     FullRebootstrap,
     InvalidationCause,
@@ -58,6 +59,8 @@ _log: Final = logging.getLogger("headwater")
 
 
 class ReplicationMetrics(Metrics):
+    exported: ClassVar = metric_names.REPLICATION
+
     def __init__(self) -> None:
         self.partial_resyncs = 0
         """Replicas that resumed from their position."""

@@ -20,7 +20,7 @@ import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import pyarrow.compute as pc
 
@@ -36,6 +36,7 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.metrics import Histogram, Metrics
+from headwater.log import metric_names
 from headwater.log.primary.registry import Acknowledgement
 from headwater.log.primary.service import (
     AcknowledgeResponse,
@@ -185,6 +186,8 @@ def _dense_runs(groups: Sequence[Group]) -> Iterator[list[Group]]:
 
 class ReplicaMetrics(Metrics):
     """Counts and durations of one replica, since it was opened."""
+
+    exported: ClassVar = metric_names.REPLICA
 
     def __init__(self) -> None:
         self.registrations = 0
