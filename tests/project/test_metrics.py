@@ -65,7 +65,7 @@ def import_all() -> None:
 def definitions() -> list[MetricDefinition]:
     import_all()
     of_tests = "headwater_test_"
-    each = sorted(REGISTRY.definitions.values())
+    each = sorted([*REGISTRY.definitions.values(), *metric_names.GROUP.values()])
     return [one for one in each if not one.name.startswith(of_tests)]
 
 

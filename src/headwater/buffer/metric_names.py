@@ -102,3 +102,18 @@ PUBLISHED_CONSUMER: Final[Mapping[str, str]] = {
     "manifest_writes": 'buffer.manifest_writes{role="consumer"}',
     "manifest_conflicts": 'buffer.manifest_conflicts{role="consumer"}',
 }
+
+GROUP: Final[Mapping[str, MetricDefinition]] = {
+    "batches": gauge("headwater_group_lag_batches", "Batches that the group has not processed."),
+    "records": gauge("headwater_group_lag_records", "Records that the group has not processed."),
+    "size_bytes": gauge("headwater_group_lag_bytes", "Their bytes."),
+    "seconds": gauge("headwater_group_lag_seconds", "Since the oldest of them was ingested."),
+    "lost": gauge(
+        "headwater_group_lost_records",
+        "Records that retention deleted before the group processed them.",
+    ),
+    "unknown": gauge(
+        "headwater_group_unknown_partitions", "Partitions whose lag could not be determined."
+    ),
+}
+"""Of a stream's groups, as `headwater lag` reads them from the store."""
