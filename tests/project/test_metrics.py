@@ -280,7 +280,7 @@ GAUGE = gauge("headwater_test_b_bytes", "A gauge.")
 HISTOGRAM = histogram("headwater_test_c_seconds", "A histogram.")
 
 
-@given(st.text(), st.integers(0, 1 << 60) | st.floats(0, allow_nan=False))
+@given(st.text(), st.integers(0, 1 << 53) | st.floats(0, allow_nan=False))
 def test_labels_and_values_are_read_back(text: str, value: float) -> None:
     labels = labels_of({"stream": text})
     read = parsed(metrics.prometheus([Sample(COUNTER, labels, value)]))
