@@ -102,7 +102,7 @@ async def never_dead(self: QueueTail, number: int) -> bool:
 
 def on_an_open_one(self: Chunk, *args: Any, **options: Any) -> Chunk:
     """Creates a chunk of its own on top of one that others still add to."""
-    base = self if self.closed or options.get("owner") in self.owners else self.follower()
+    base = self if self.closed or options.get("owner") in self.owners else self.next_chunk()
     return _written(base, *args, **options)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextvars
 import json
 import os
@@ -15,6 +16,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import headwater
 from headwater.cli import advice
 from headwater.cli.advice import ADVICE, advice_for, command
 from headwater.cli.app import app
@@ -192,7 +194,7 @@ def test_advice_names_the_store(invoke: Invoke, tmp_path: Path) -> None:
 
 def test_advice_does_not_repeat_options_of_a_store() -> None:
     def run() -> str:
-        advice._ADDRESSES.set([])
+        advice.forget_addresses()
         advice.remember_address("s3://bucket", ["secret=hush"])
         return str(advice_for(errors.NotFound("x")))
 
@@ -239,6 +241,19 @@ def test_a_command_is_shown_as_it_can_be_run_here(
 
 def test_no_advice_treats_an_unknown_outcome_as_a_failure() -> None:
     assert "Nothing" not in ADVICE[errors.OutcomeUnknown]
+
+
+def test_the_advice_that_is_replaced_is_still_given_somewhere() -> None:
+    package = Path(headwater.__file__).parent
+    texts = {
+        node.value
+        for path in package.rglob("*.py")
+        if package / "cli" not in path.parents
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    for program, _ in advice.IN_COMMANDS:
+        assert any(program in text for text in texts), program
 
 
 def test_a_short_option_means_the_same_everywhere() -> None:

@@ -7,6 +7,14 @@
 | decimal(p, s) | decimal(more than p, s) |
 | list, map, struct | of wider elements; a struct also with more fields |
 
+| function | used for | nullability inside | keys of a map |
+| --- | --- | --- | --- |
+| `widens` | plain types; the others build on it | – | – |
+| `accepts` | records for a stream's columns | a missing field is nullable | same or narrower |
+| `evolved_type` | the next declared version | the same, new fields nullable | the same |
+| `common_type` | inferred columns; None: there is none | all nullable | the first's, for both |
+| `extended_type` | rows; the cast refuses what does not fit | all nullable | the first's |
+
 The type of a map's keys never changes, because Iceberg cannot change it in a table. Narrower keys
 are carried in the type that the stream has.
 
@@ -59,6 +67,37 @@ def accepts(source: pa.DataType, target: pa.DataType) -> bool:
                 return False
         return not fields
     return False
+
+
+def evolved_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
+    """`new`, if it holds every value of `old`, with fields of structs in `old`'s order; or None."""
+    if old == new or widens(old, new):
+        return new
+    if pa.types.is_list(old) and pa.types.is_list(new):
+        kind = evolved_type(old.value_type, new.value_type)
+        if kind is None or old.value_field.nullable != new.value_field.nullable:
+            return None
+        return pa.list_(pa.field("element", kind, old.value_field.nullable))
+    if pa.types.is_map(old) and pa.types.is_map(new):
+        kind = evolved_type(old.item_type, new.item_type)
+        return pa.map_(old.key_type, kind) if kind and old.key_type == new.key_type else None
+    if pa.types.is_struct(old) and pa.types.is_struct(new):
+        return _evolved_struct(old, new)
+    return None
+
+
+def _evolved_struct(old: pa.StructType, new: pa.StructType) -> pa.DataType | None:
+    added = {field.name: field for field in new}
+    fields = []
+    for field in old:
+        next_field = added.pop(field.name, None)
+        kind = None if next_field is None else evolved_type(field.type, next_field.type)
+        if next_field is None or kind is None or next_field.nullable != field.nullable:
+            return None
+        fields.append(pa.field(field.name, kind, field.nullable))
+    if not all(field.nullable for field in added.values()):
+        return None
+    return pa.struct([*fields, *added.values()])
 
 
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:

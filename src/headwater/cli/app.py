@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from headwater.cli.advice import HeadwaterTyper, output_failed
+from headwater.cli.command_line import HeadwaterTyper, output_failed
 from headwater.cli.dead_letter_commands import dead_letter_app
 from headwater.cli.doctor_command import doctor, installed_version
 from headwater.cli.group_commands import group_app

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
-from headwater.cli.advice import HeadwaterTyper, command
+from headwater.cli.advice import command
+from headwater.cli.command_line import HeadwaterTyper
 from headwater.cli.options import (
     AS_JSON,
     OPTION,

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from headwater.cli.advice import HeadwaterTyper, command
+from headwater.cli.advice import command
+from headwater.cli.command_line import HeadwaterTyper
 from headwater.cli.options import AS_JSON, OPTION, STREAM, URL, YES, on_stream
 from headwater.cli.render import conclude, conclude_change
 from headwater.cli.report import NONE, UNKNOWN, Note, Report, Size

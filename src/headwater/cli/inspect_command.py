@@ -25,7 +25,8 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import typer
 
-from headwater.cli.advice import URL_VARIABLE, HeadwaterTyper, advice_for, command
+from headwater.cli.advice import advice_for, command
+from headwater.cli.command_line import URL_VARIABLE, HeadwaterTyper
 from headwater.cli.options import (
     AS_JSON,
     OPTION,

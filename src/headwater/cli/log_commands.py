@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, HeadwaterTyper, command, runnable
+from headwater.cli.advice import command, runnable
+from headwater.cli.command_line import EXIT_NO, HeadwaterTyper
 from headwater.cli.options import (
     AS_JSON,
     OPTION,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import typer
 
 from headwater import metrics
-from headwater.cli.advice import EXIT_NO, command
+from headwater.cli.advice import command
+from headwater.cli.command_line import EXIT_NO
 from headwater.cli.lag_export import lag_samples, lags_of_groups
 from headwater.cli.options import (
     AS_JSON,

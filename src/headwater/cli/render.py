@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, output_problem
+from headwater.cli.command_line import EXIT_NO, output_problem
 from headwater.cli.report import (
     Note,
     Problem,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from headwater.cli.advice import EXIT_COULD_NOT_RUN, EXIT_NO, HeadwaterTyper
+from headwater.cli.command_line import EXIT_COULD_NOT_RUN, EXIT_NO, HeadwaterTyper
 from headwater.cli.options import AS_JSON, OPTION, URL, on_store, open_with_options, why_empty
 from headwater.cli.render import Progress, echo, show
 from headwater.cli.report import Note, Report, ReportTable

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, HeadwaterTyper
+from headwater.cli.command_line import EXIT_NO, HeadwaterTyper
 from headwater.cli.options import (
     AS_JSON,
     OPTION,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, HeadwaterTyper
+from headwater.cli.command_line import EXIT_NO, HeadwaterTyper
 from headwater.cli.options import (
     AS_JSON,
     OPTION,

@@ -67,6 +67,11 @@ class LogFloor(NamedTuple):
     counts_from: int
     """Numbers below it do not count, whatever is stored there. At most `needed_from`."""
 
+    @classmethod
+    def at(cls, number: int) -> LogFloor:
+        """Nothing below this number is needed, and nothing below it counts."""
+        return cls(number, number)
+
 
 class LeasedFloor:
     """The floor as one client last read it, and the numbers for which the client relies on it."""

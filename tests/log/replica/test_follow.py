@@ -13,8 +13,8 @@ from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.log import AckN, Group, LogCopies, LogCopy, LogGap, SpoolConfig
 from headwater.log.primary.service import PullResponse
+from headwater.log.replica.comparing import split_pull
 from headwater.log.replica.contract import ReplicaPhase
-from headwater.log.replica.link import split_pull
 from headwater.store import Store
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk

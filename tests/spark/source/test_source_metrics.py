@@ -13,7 +13,7 @@ def counted() -> dict[str, Any]:
     """Metrics by name, added up over their labels."""
     found: dict[str, Any] = {}
     for one in metrics.snapshot():
-        if isinstance(one.value, int):
+        if not isinstance(one.value, metrics.HistogramValue):
             name = one.name.removeprefix("headwater_")
             found[name] = found.get(name, 0) + one.value
     return found

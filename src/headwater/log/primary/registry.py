@@ -1,4 +1,4 @@
-"""The replicas of this leader: registrations, acknowledgements, health.
+"""The replicas of this leader: registrations, acknowledgements, health, metrics.
 
 The registry lives as long as the leader. A new leader begins with an empty one, and replicas
 register there again; what must survive is in their slots.
@@ -14,12 +14,16 @@ Always holds:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from typing import ClassVar
 
 import msgspec
 
 from headwater.core import runtime
 from headwater.core.errors import Fenced, NotFound
+from headwater.core.metrics import Histogram, Metrics
+from headwater.log import metric_names
 
 
 class ReplicaState(msgspec.Struct, frozen=True):
@@ -72,6 +76,39 @@ class Acknowledgement(msgspec.Struct, frozen=True):
     durable_lsn: int
     apply_error_count: int = 0
     divergence_count: int = 0
+
+
+class ReplicationMetrics(Metrics):
+    """Counts and durations of one leader and its replicas, since it was opened."""
+
+    exported: ClassVar = metric_names.REPLICATION
+
+    def __init__(self) -> None:
+        self.partial_resyncs = 0
+        """Replicas that resumed from their position."""
+        self.full_rebootstraps: Counter[str] = Counter()
+        """Replicas that needed a fresh copy, by cause."""
+        self.slots_invalidated: Counter[str] = Counter()
+        """By cause."""
+        self.slots_dropped = 0
+        self.slots_renewed = 0
+        """Slots that a completed re-bootstrap made valid again."""
+        self.pulls = 0
+        self.records_sent = 0
+        self.acknowledgements = 0
+        self.health_flips: Counter[str] = Counter()
+        """To healthy, to unhealthy."""
+        self.sweeps_failed = 0
+        """Sweeps that an error of the log cut short."""
+        self.commit_seconds = Histogram()
+        """From the call of `wait_committed` until a record was replicated."""
+        self.commit_timeouts: Counter[str] = Counter()
+        """By policy."""
+        self.prunes_cut_short = 0
+        """Times that less was pruned than could be, because slots could not be written."""
+        self.writers_delayed = 0
+        """Because of the lag."""
+        self.writer_delay_seconds = Histogram()
 
 
 class ReplicaRegistry:

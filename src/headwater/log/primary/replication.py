@@ -34,14 +34,15 @@ from headwater.log.primary.commits import (
     acknowledged_by,
     check_policy,
 )
-from headwater.log.primary.log_retention import LogRetention, ReplicationMetrics, SlotView
+from headwater.log.primary.log_retention import LogRetention
 from headwater.log.primary.registry import (
     Acknowledgement,
     ReplicaRegistry,
     ReplicaState,
+    ReplicationMetrics,
     ReplicationProgress,
 )
-from headwater.log.primary.slot import RetentionLimits, Slot
+from headwater.log.primary.slot import RetentionLimits, Slot, SlotView
 from headwater.log.primary.slot_register import SlotRegister
 from headwater.log.primary.slot_writer import SlotWriter
 from headwater.log.record.group import Wal
@@ -154,7 +155,7 @@ class PrimaryReplication:
         made.retention.lower_slots_to_log_end()
         # Before anything is written above them: a later leader, whose log has other records there,
         # would trust the slots.
-        await slot_writer.settle()
+        await slot_writer.wait_stored()
         return made
 
     def start(self) -> None:

@@ -148,7 +148,7 @@ class PrimaryService:
         slot = primary.register_replica(name, region=region, position_lsn=position_lsn)
         session = primary.registry.get(name).session
         resume = primary.retention.plan_resume(name, position_lsn)
-        await primary.slot_writer.settle()
+        await primary.slot_writer.wait_stored()
         # The name may have been registered again, or dropped, while this was stored.
         primary.registry.get(name, session=session)
         # Before it was stored, the slot may have been given up and the log pruned.
@@ -182,13 +182,13 @@ class PrimaryService:
         max_records = whole_number("max_records", max_records, at_least=1)
         max_bytes = whole_number("max_bytes", max_bytes, at_least=1)
         if session is None and primary.ensure_replica_registered(name, position_lsn=since_lsn):
-            await primary.slot_writer.settle()
+            await primary.slot_writer.wait_stored()
             resume = primary.retention.plan_resume(name, since_lsn)
             if isinstance(resume, FullRebootstrap):
                 return self._rebootstrap_response(since_lsn, resume)
         session = self._registered(name, session)
         primary.check_known(name, since_lsn)
-        refusal = primary.retention.pull_refusal(name, since_lsn)
+        refusal = primary.retention.check_pull(name, since_lsn)
         if refusal is not None:
             return self._rebootstrap_response(since_lsn, refusal)
         primary.note_replica_pull(name, since_lsn)
@@ -205,7 +205,7 @@ class PrimaryService:
         # Nothing to send may mean that it was pruned to its end meanwhile.
         if (groups[0].first_lsn if groups else primary.wal.oldest_lsn()) > since_lsn + 1:
             return self._rebootstrap_response(
-                since_lsn, primary.retention.pruned_before(name, since_lsn)
+                since_lsn, primary.retention.invalidate_or_refuse(name, since_lsn)
             )
         through_lsn = groups[-1].last_lsn if groups else since_lsn
         primary.note_replica_pull(name, through_lsn)
@@ -232,7 +232,7 @@ class PrimaryService:
     ) -> BootstrapResponse:
         session = self._registered(name, session)
         after_lsn = self._primary.begin_rebootstrap(name, image_lsn=image_lsn)
-        await self._primary.slot_writer.settle()
+        await self._primary.slot_writer.wait_stored()
         self._primary.registry.get(name, session=session)
         return BootstrapResponse(self._primary.term, after_lsn, self._primary.wal.current_lsn())
 
@@ -241,7 +241,7 @@ class PrimaryService:
     ) -> AcknowledgeResponse:
         session = self._registered(name, session)
         slot = self._primary.complete_rebootstrap(name, lsn)
-        await self._primary.slot_writer.settle()
+        await self._primary.slot_writer.wait_stored()
         self._primary.registry.get(name, session=session)
         return self._acknowledged(slot)
 

@@ -216,6 +216,25 @@ def slot_status(
     return SlotStatus.RESERVED
 
 
+class SlotView(msgspec.Struct, frozen=True):
+    """A slot as its leader shows it."""
+
+    name: str
+    status: SlotStatus
+    restart_lsn: int
+    confirmed_lsn: int
+    lag_lsn: int
+    """Records that its replica does not have on disk; during a bootstrap also those of the copy
+    that are no longer in the log."""
+    lag_bytes: int
+    lag_s: float
+    inactive_since_ms: int | None
+    """The last request of its replica; None while the replica is healthy."""
+    bootstrapping: bool
+    cause: InvalidationCause | None
+    """Why it was given up."""
+
+
 def _is_above(measured: float, limit: float | None) -> bool:
     return limit is not None and measured > limit
 

@@ -2,7 +2,7 @@
 
     writer = await SlotWriter.open(register, leader_epoch=7)
     writer.slots.advance("standby", applied_lsn=120, durable_lsn=100)
-    await writer.settle()          # or leave it to writer.start(), which writes every few seconds
+    await writer.wait_stored()     # or leave it to writer.start(), which writes every few seconds
 
 Always holds:
 
@@ -231,7 +231,7 @@ class SlotWriter:
         return cls(register, LeaderSlots(stored), write_interval_s=write_interval_s)
 
     @property
-    def is_settled(self) -> bool:
+    def is_stored(self) -> bool:
         return self._written >= self.slots.changes
 
     def check(self) -> None:
@@ -243,15 +243,15 @@ class SlotWriter:
             self._running = runtime.spawn(self._run(), name="headwater-slots")
 
     async def close(self) -> None:
-        """Write what is left to write, and end. An error is that of `settle`."""
+        """Write what is left to write, and end. An error is that of `wait_stored`."""
         running, self._running = self._running, None
         if running is not None:
             running.cancel()
             await asyncio.wait((running,))
         if self.failure is None:
-            await self.settle()
+            await self.wait_stored()
 
-    async def settle(self) -> None:
+    async def wait_stored(self) -> None:
         """Return once everything that was changed until now is stored.
 
         Raises what the store says; nothing is lost by that, and a later call tries again.
@@ -308,7 +308,7 @@ class SlotWriter:
             try:
                 # What can pass is tried again at the next turn; what cannot is in `failure`.
                 with contextlib.suppress(HeadwaterError):
-                    await (self.refresh() if self._is_old() else self.settle())
+                    await (self.refresh() if self._is_old() else self.wait_stored())
             except Exception:
                 # If this task ended, nothing would be stored any more, and so nothing pruned.
                 self.writes_failed += 1

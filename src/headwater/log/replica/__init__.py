@@ -5,7 +5,8 @@ be read, by bookmark if a reader must see what it has seen elsewhere.
 
     replica      opens, runs, is read
     follower     registers, compares, pulls, applies, acknowledges; fills fresh copies
-    link         the session with the leader, and checking what was pulled
+    session      the session with the leader, and its fence
+    comparing    gaps in what was pulled; the copy compared with its leader's log
     copies       the copy that counts, its readers, and the stored state: fence and divergence
     contract     settings, status, bookmarks, errors, and the interfaces of targets
     log_copy     a target that is the log again, record for record

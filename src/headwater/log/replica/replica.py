@@ -41,7 +41,7 @@ from headwater.log.replica.contract import (
 )
 from headwater.log.replica.copies import ReplicaCopies, SavedStateFile
 from headwater.log.replica.follower import RETRIABLE, LogFollower
-from headwater.log.replica.link import LeaderSession, ReplicaMetrics
+from headwater.log.replica.session import LeaderSession, ReplicaMetrics
 
 _log: Final = logging.getLogger("headwater")
 

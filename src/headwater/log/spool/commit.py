@@ -1,7 +1,7 @@
 """Group commit: appends that wait while others are written share the next write and its sync.
 
 Always holds: appends are taken and written in the order in which they arrive, and tasks of one
-event loop hand theirs in as they called (`CallOrder`); each is settled once. A batch takes an
+event loop hand theirs in as they called (`CallOrder`); each gets one result. A batch takes an
 append wholly or not at all, so a refused append leaves no trace in what is written next. No column
 that a caller passed is dropped.
 """
@@ -62,19 +62,19 @@ class PendingAppend:
         """The columns that the caller passed; None where there are no records."""
         self.frame_schema = None if with_records is None else with_records.records.schema
         """The columns that the frames have: the caller's, or with nulls beside them."""
-        self.settled: asyncio.Future[None] | None = None
-        """Resolved when the append is settled."""
+        self.resolved: asyncio.Future[None] | None = None
+        """Resolved when the append has its result."""
         self._result: Appended | BaseException | None = None
 
-    def settle(self, result: Appended | BaseException) -> None:
+    def resolve(self, result: Appended | BaseException) -> None:
         """The append landed, was refused, or its outcome is unknown. The first result counts."""
         if self._result is not None:
             return
         self._result = result
         if isinstance(result, _CHANGED_NOTHING):
             self._prepared.give_back(self.frames)
-        if self.settled is not None:
-            resolve_from_thread(self.settled)
+        if self.resolved is not None:
+            resolve_from_thread(self.resolved)
 
     def result(self) -> Appended:
         if isinstance(self._result, BaseException):
@@ -97,7 +97,7 @@ class GroupCommit:
         queue_bytes: int,
         on_broken: Callable[[HeadwaterError], None] = lambda error: None,
     ) -> None:
-        """`flush` settles every append that it gets; if it raises, `on_broken` gets the reason."""
+        """`flush` resolves every append that it gets; if it raises, `on_broken` gets the reason."""
         self._flush = flush
         self._queue_bytes = queue_bytes
         self._on_broken = on_broken
@@ -118,17 +118,17 @@ class GroupCommit:
         self._write()
 
     def submit(self, append: PendingAppend) -> Awaitable[Appended]:
-        """Enqueue an append at once; the result waits until it is settled.
+        """Enqueue an append at once; the result waits until it is resolved.
 
         Cancelling ends the waiting and not the append.
         """
-        settled = append.settled = asyncio.get_running_loop().create_future()
+        resolved = append.resolved = asyncio.get_running_loop().create_future()
         with portal.signals_deferred():
             if self._enqueue(append):
                 self._start_writer()
 
         async def result() -> Appended:
-            await settled
+            await resolved
             return append.result()
 
         return result()
@@ -137,7 +137,7 @@ class GroupCommit:
         """Returns whether a writer has to be started."""
         with self._mutex:
             if (refusal := self._refusal(append)) is not None:
-                append.settle(refusal)
+                append.resolve(refusal)
                 raise refusal
             self._waiting.append(append)
             self._waiting_bytes += append.size_bytes
@@ -213,7 +213,7 @@ class GroupCommit:
             self._closed = f"the log stopped at an error: {error!r}. Open it again"
         self._on_broken(failure)
         for append in failed:
-            append.settle(failure)
+            append.resolve(failure)
 
 
 class CallOrder:

@@ -99,7 +99,7 @@ class SegmentWriter:
                             batch = self._new_batch()
                     batch.add(append)
                 except HeadwaterError as error:
-                    append.settle(error)
+                    append.resolve(error)
             self._commit(batch)
         self._metrics.flush_seconds.observe(runtime.monotonic_s() - started_s)
 
@@ -224,7 +224,7 @@ class SegmentWriter:
                 self._check_still_owned()
             except HeadwaterError as error:
                 for append, _ in batch.appends:
-                    append.settle(error)
+                    append.resolve(error)
             else:
                 self._publish(batch)
         return self._new_batch()
@@ -316,7 +316,7 @@ class SegmentWriter:
         metrics.bytes_written += sum(map(len, batch.frames))
         metrics.records_written += sum(map(len, groups))
         for append, appended in batch.appends:
-            append.settle(appended)
+            append.resolve(appended)
 
     def _seal(self, reason: str) -> None:
         if self._synced_bytes < self._size_bytes:

@@ -5,7 +5,8 @@
     leader_publisher publishes the leader's events
     copying          compares the local log with the tier, and copies it
     merging          merges small segments
-    retention        expires and removes segments, deletes a partition
+    retention        moves the log start, unlists segments, prunes the local log
+    removal          removes objects, deletes a partition
     scrub            checks the tier, and repairs it
     log_start        the oldest LSN that can be read
     config           settings and metrics; limits of bytes per second and in memory

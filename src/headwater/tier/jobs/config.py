@@ -53,15 +53,18 @@ class TierConfig:
 
     tiering: Tiering = Tiering.ON
     retention_ms: int = UNLIMITED
-    """Remote segments whose newest record is older may be deleted; -1: never."""
+    """Remote segments whose newest record is older are deleted; -1: none for their age."""
     retention_bytes: int = UNLIMITED
-    """The oldest remote segments beyond so many bytes may be deleted; -1: never."""
+    """The oldest remote segments beyond so many bytes are deleted, also if they are younger than
+    `retention_ms`; -1: none for their size."""
     delete_delay_ms: int = _DAY_MS
     """How long an object stays after its segment was unlisted, so that readers can finish."""
     local_retention_ms: int = 0
-    """How long records stay on the local disk after they were copied."""
+    """The local disk keeps records that were copied for at least so long; 0: no minimum."""
     local_retention_bytes: int = 0
-    """How much of the log stays on the local disk after it was copied."""
+    """The local disk keeps at least so many bytes of the log, copied or not; 0: no minimum. Records
+    are dropped only beyond both minimums, while either maximum of `retention_*` is enough to
+    delete. -1 is refused: a minimum has no "never"."""
     merge_below_bytes: int = 32 * _MIB
     """Remote segments smaller than this are merged with their neighbours; 0: none are."""
     merge_target_bytes: int = 128 * _MIB

@@ -25,13 +25,8 @@ from headwater.tier.jobs.config import TierConfig, Tiering
 from headwater.tier.jobs.copying import compare, copy_sealed, missing_ranges
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.merging import merge_small
-from headwater.tier.jobs.retention import (
-    delete_partition,
-    drop_remote,
-    expire_local,
-    expire_remote,
-    remove_due,
-)
+from headwater.tier.jobs.removal import delete_partition, remove_due
+from headwater.tier.jobs.retention import drop_remote, expire_local, expire_remote
 from headwater.tier.jobs.scrub import ScrubResult, repair_findings, scrub_partition
 
 _log: Final = logging.getLogger("headwater")

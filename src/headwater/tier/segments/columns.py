@@ -164,6 +164,8 @@ class ColumnUnion:
 
 
 class SegmentColumns:
+    """The columns of one segment, and the rows that groups of records become in them."""
+
     def __init__(self, schemas: Iterable[pa.Schema], declared: Sequence[pa.Schema] = ()) -> None:
         """`schemas`: all schemas of its records. `declared`: as in `FieldIds`."""
         union = ColumnUnion()
@@ -174,8 +176,10 @@ class SegmentColumns:
         self.schema = FieldIds(declared).of(pa.schema([*PLACE_FIELDS, *columns]))
         """The schema of the file, with Iceberg's ids."""
         self._plain = pa.schema([*PLACE_FIELDS, *columns])
+        """The same without ids. Rows have it: the writer takes the ids from the file's schema."""
         self._names = self.schema.names[_PLACES:]
         self._fitting: pa.Schema | None = None
+        """The schema of the last records, which fits: most groups have the same."""
 
     def rows_of(self, group: Group) -> pa.RecordBatch:
         records = group.records

@@ -231,7 +231,7 @@ class ParquetSegments(ObjectStorage):
             first_lsn,
             last_lsn,
             schemas=await self._schemas(merged_from),
-            columns=columns,
+            widen_to=columns,
             declared=self._declared(),
             sequences=(_join(merged_from) if merged_from else self._sequences(first_lsn, last_lsn)),
             # As old as their first copy: merging does not make records newer.

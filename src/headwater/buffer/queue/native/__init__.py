@@ -14,7 +14,8 @@ In files:
 
     chunk       the bytes of one chunk
     chunk_log   all chunks, and the registers of the queue
-    tail        writing to the end of the queue, in turns
+    tail        writing to the end of the queue
+    turns       which writer's turn it is
     appender    appending for one producer id
     producers   the record of a producer id; forgetting silent producers
     reader      from a sequence, or a time, to descriptors

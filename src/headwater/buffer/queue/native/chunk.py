@@ -217,7 +217,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
         schema_floor: int = 0,
     ) -> Chunk:
         """What a writer writes on top of this: the same chunk grown, or the one after it."""
-        base = self.follower() if self.closed else self
+        base = self.writable()
         owners, index = base.owners, 0
         if owner is not None:
             owners = owners if owner in owners else (*owners, owner)
@@ -234,7 +234,11 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
             entries=(*base.entries, *(ChunkEntry.of(batch, index) for batch in batches)),
         )
 
-    def follower(self) -> Chunk:
+    def writable(self) -> Chunk:
+        """The chunk that a writer writes on top of: this one while it is open, else the next."""
+        return self.next_chunk() if self.closed else self
+
+    def next_chunk(self) -> Chunk:
         """The chunk after this one, still empty."""
         return msgspec.structs.replace(
             self,

@@ -169,14 +169,13 @@ class ChunkLog(NumberedLog):
         if queue is None:
             raise self.missing_queue()
         self.check_id(queue)
-        self.leased_floor.learn(LogFloor(queue.chunk_floor, queue.chunk_floor), requested)
+        self.leased_floor.learn(LogFloor.at(queue.chunk_floor), requested)
         self.floor = max(self.floor, queue.floor)
         return queue
 
     async def read_floor(self) -> LogFloor:
         """The chunk floor. Below it nothing counts, though objects stay until it has settled."""
-        floor = (await self.floors()).chunk_floor
-        return LogFloor(floor, floor)
+        return LogFloor.at((await self.floors()).chunk_floor)
 
     def check_floor(self, consumer: ConsumerRecord, queue: QueueFloors) -> None:
         """`RolledBack` if the floor is above what the consumer acknowledged."""

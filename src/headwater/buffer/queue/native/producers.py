@@ -144,6 +144,10 @@ class ProducerRegistration:
         """The mark; `Fenced` unless this incarnation is still the latest."""
         return self._checked(await self._register.find() or ProducerShard()).mark
 
+    async def check_owner(self) -> None:
+        """`Fenced` unless this incarnation is still the latest."""
+        await self.read()
+
     async def renew(self, mark: Mark | None) -> None:
         """Move the mark forward, or confirm it where it is."""
 
