@@ -195,7 +195,7 @@ def run_demo(*, orders: int, seconds: float) -> None:
     report = Report(parts=parts, notes=[Note(""), Note("next:")])
     place, headwater = shlex.quote(demo.url), command()
     report.say(f"  {headwater} read {place} {STREAM} --limit 5")
-    report.say(f"  {headwater} lag {place} {STREAM}")
+    report.say(f"  {headwater} lag {place} {STREAM} --group lake")
     report.say(f"  {headwater} stream describe {place} {STREAM}")
     report.say(f"  {headwater} inspect queue {place} --stream {STREAM}")
     report.say(f"  rm -r {shlex.quote(str(root))}")

@@ -91,7 +91,7 @@ class QueryGroup:
         self._epochs: dict[str, GroupEpoch] = {}
         self._seen_s: dict[str, float] = {}
         self._counted = ("", 0)
-        self._collection = BackgroundCollection()
+        self._collection = BackgroundCollection(group)
 
     # Before the start
 
@@ -387,18 +387,21 @@ class BackgroundCollection:
     """The garbage collection of a started query: in each partition that it took, until it is fenced
     or its reader is gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: str) -> None:
+        self._group = group
         self._sweepers: dict[StreamPartition, Sweeper] = {}
 
     def start(self, feed: PartitionFeed) -> None:
         """Collect in a partition from now on."""
         if feed.part in self._sweepers:
             return
-        stream = feed.stream
+        stream, partition = feed.stream, feed.part.partition
+        metrics = ConsumerMetrics()
+        metrics.register(stream=stream.name, partition=partition, group=self._group)
         sweeper = self._sweepers[feed.part] = Sweeper(
-            stream.collector(feed.part.partition),
+            stream.collector(partition),
             partial(retention_of, stream),
-            ConsumerMetrics(),
+            metrics,
             interval_s=GC_INTERVAL_S,
         )
         sweeper.start(self)
