@@ -25,7 +25,7 @@ from random import Random
 from typing import Any, Final
 
 from headwater.buffer import Consumer, Producer, create_stream
-from headwater.cli.demo.orders import accepted_numbers
+from headwater.cli.demo_orders import accepted_numbers
 from headwater.core import runtime
 from headwater.store import open_store
 from tests.buffer.ledger import count, delivered_numbers, last_line

@@ -15,7 +15,7 @@ import pytest
 from headwater.buffer import truncation
 from headwater.buffer.consumer import ConsumedBatch, Consumer, Follower, UnreadableBatch
 from headwater.buffer.consumer.delivery import Delivery
-from headwater.buffer.consumer.progress import GroupPosition
+from headwater.buffer.consumer.progress import FollowerPosition
 from headwater.buffer.producer import Handle, Producer
 from headwater.buffer.producer.sender import PartitionSender
 from headwater.buffer.queue.contract import NewBatch, QueueState
@@ -86,7 +86,7 @@ async def commits_first(self: Follower) -> ConsumedBatch | None:
     """Keeps as processed what it is about to hand over."""
     batch = await _next_batch(self)
     if batch is not None:
-        done = GroupPosition(batch.sequence + 1, runtime.wall_ms())
+        done = FollowerPosition(batch.sequence + 1, runtime.wall_ms())
         await self._register.update(lambda _: done)
     return batch
 

@@ -166,10 +166,10 @@ def test_starting_imports_nothing_heavy() -> None:
 
 
 def test_next_to_nothing_is_loaded_before_an_interrupt_is_listened_for() -> None:
-    code = "import sys, headwater.cli; print(*sys.modules)"
+    code = "import sys; from headwater.cli import main; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
     loaded = set(done.stdout.decode().split())
-    packages = {"headwater", "headwater.lazy_exports", "headwater.cli", "headwater.cli.entry"}
+    packages = {"headwater", "headwater.lazy_exports", "headwater.cli", "headwater.cli.__main__"}
     assert {name for name in loaded if name.startswith("headwater")} == packages
     assert not loaded & {"asyncio", "logging", "msgspec", "obstore", "pyarrow", "typer"}
 

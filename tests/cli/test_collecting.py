@@ -9,7 +9,8 @@ import pytest
 
 from headwater.buffer.queue.contract import Collected, Collector, Retention
 from headwater.buffer.stream import Stream, create_stream
-from headwater.cli.upkeep_commands import PARTITIONS_AT_ONCE, collect_all
+from headwater.cli.stream_records import collect_all
+from headwater.cli.terminal import AT_ONCE
 from headwater.core import limits, runtime
 from headwater.core.errors import Unavailable
 from headwater.store import MemoryBackend, Store
@@ -27,7 +28,7 @@ class Waiting(Collector):
     async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
         assert full
         self._under_way.add(self._partition)
-        assert len(self._under_way) <= PARTITIONS_AT_ONCE
+        assert len(self._under_way) <= AT_ONCE
         await runtime.sleep(limits.FLOOR_SETTLE_S)
         self._under_way.remove(self._partition)
         if self._partition == 1:
@@ -45,8 +46,8 @@ async def waiting_stream(monkeypatch: pytest.MonkeyPatch, partitions: int) -> St
 @virtual
 async def test_partitions_wait_together_so_many_at_a_time() -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        wanted = [0, *range(2, 2 * PARTITIONS_AT_ONCE)]
-        stream = await waiting_stream(monkeypatch, 2 * PARTITIONS_AT_ONCE)
+        wanted = [0, *range(2, 2 * AT_ONCE)]
+        stream = await waiting_stream(monkeypatch, 2 * AT_ONCE)
         ended_s: list[float] = []
         started_s = runtime.monotonic_s()
         reports = await collect_all(
@@ -55,7 +56,7 @@ async def test_partitions_wait_together_so_many_at_a_time() -> None:
     assert list(reports) == wanted
     assert [report.chunks_expired for report in reports.values()] == wanted
     turns = [round((at_s - started_s) / limits.FLOOR_SETTLE_S) for at_s in ended_s]
-    assert turns == [1] * PARTITIONS_AT_ONCE + [2] * (PARTITIONS_AT_ONCE - 1)
+    assert turns == [1] * AT_ONCE + [2] * (AT_ONCE - 1)
 
 
 @virtual

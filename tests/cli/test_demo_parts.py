@@ -14,10 +14,10 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from headwater.cli import demo_run as demo_module
 from headwater.cli.app import app
-from headwater.cli.demo import run as demo_module
-from headwater.cli.demo.orders import accepted_numbers, compare, fingerprint, order_of
-from headwater.cli.demo.run import DemoProcess, ReportFile
+from headwater.cli.demo_orders import accepted_numbers, compare, fingerprint, order_of
+from headwater.cli.demo_run import DemoProcess, ReportFile
 from headwater.core.errors import HeadwaterError
 
 

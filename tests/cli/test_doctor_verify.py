@@ -15,6 +15,7 @@ from headwater.buffer.producer import Producer
 from headwater.buffer.stream import create_stream, delete_stream
 from headwater.cli.doctor_checks import Finding
 from headwater.cli.doctor_command import Contents, check_contents
+from headwater.cli.render import Progress
 from headwater.core.errors import Unavailable
 from headwater.store import MemoryBackend, Object, Store, open_store
 from headwater.store.objects import ByteRange
@@ -46,7 +47,7 @@ async def fill(store: Store) -> None:
 
 async def verified(store: Store) -> tuple[list[Finding], Contents]:
     contents = Contents()
-    return [one async for one in check_contents(store, contents)], contents
+    return [one async for one in check_contents(store, contents, Progress(quiet=True))], contents
 
 
 async def flipped(store: Store, key: str) -> bytes:

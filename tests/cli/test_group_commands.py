@@ -1,201 +1,189 @@
-"""`headwater group …`: what holds the log, seen and dropped from outside."""
+"""`headwater group …`: the groups of a stream, seen, moved and deleted from outside."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 
 import pytest
-import typer
 
-from headwater.buffer.layout import slots_key
+from headwater.buffer.group import GroupRegister
 from headwater.buffer.stream import open_stream
-from headwater.cli.app import app
-from headwater.log import SlotRegister
-from headwater.log.primary.slot import InvalidationCause
-from headwater.log.primary.slot_writer import SlotWriter
+from headwater.core.limits import GROUP_QUERY_SEEN_S
 from headwater.store import Store, open_store
+from headwater.store.claims import Claim, ClaimState, ClaimTable, Member
 from tests.cli.conftest import Invoke
 
 
 @pytest.fixture
 def url(tmp_path: Path, invoke: Invoke) -> str:
-    """A stream of two partitions; in the second one a leader keeps three slots."""
+    """A stream of two partitions with three records each, a query that runs and a stopped one."""
     address = f"file://{tmp_path}/store"
+    lines = tmp_path / "lines"
+    lines.write_text("a\nb\nc\n")
     assert invoke("stream", "create", address, "orders", "--partitions", "2").exit_code == 0
+    for partition in ("0", "1"):
+        sent = invoke("produce", address, "orders", str(lines), "--partition", partition)
+        assert sent.exit_code == 0, sent.output
 
     async def run() -> None:
         async with open_store(address) as store:
-            keeper = await SlotWriter.open(await register(store), leader_epoch=7)
-            keeper.slots.create("standby", 120)
-            keeper.slots.create("fresh", 120, bootstrapping=True)
-            keeper.slots.create("laptop", 3)
-            keeper.slots.invalidate("laptop", InvalidationCause.HORIZON)
-            await keeper.settle()
+            running = await group(store, "etl")
+            await running.begin("query", {0: 1, 1: 1})
+            epoch = await running.start_query("q1", is_new=True)
+            await running.take(0, epoch)
+            await running.acknowledge(0, epoch, 3)
+            stopped = await group(store, "audit")
+            await stopped.begin("consumers", {0: 2, 1: 4})
+            member = Member(1, 60.0, 1, "host-a", 0)
+            table = ClaimTable({"m1": member}, {"1": Claim("m1", 1)}, 1)
+            await stopped.share(lambda _: ClaimState(1, table))
 
     asyncio.run(run())
     return address
 
 
-async def register(store: Store) -> SlotRegister:
-    stream = await open_stream(store, "orders")
-    return SlotRegister(store, "orders", 1, stream.id)
+async def group(store: Store, name: str) -> GroupRegister:
+    return GroupRegister(await open_stream(store, "orders"), name)
 
 
-async def key(store: Store) -> str:
-    return slots_key("orders", 1, (await open_stream(store, "orders")).id)
-
-
-def names(url: str) -> list[str]:
-    async def run() -> list[str]:
+def positions(url: str, name: str) -> dict[int, int]:
+    async def run() -> dict[int, int]:
         async with open_store(url) as store:
-            table = await (await register(store)).read()
-            return [] if table is None else [slot.name for slot in table.slots]
+            return (await (await group(store, name)).positions())[1]
 
     return asyncio.run(run())
 
 
-def damage(url: str) -> None:
-    async def run() -> None:
-        async with open_store(url) as store:
-            await store.put(await key(store), b"not a register")
-
-    asyncio.run(run())
-
-
-def test_list_shows_the_slots_of_all_partitions(invoke: Invoke, url: str) -> None:
+def test_list_shows_the_groups_and_whether_they_run(invoke: Invoke, url: str) -> None:
     result = invoke("group", "list", url, "orders", COLUMNS="200")
     assert result.exit_code == 0, result.output
-    lines = {line.split()[1]: line for line in result.stdout.splitlines()[1:]}
-    assert "valid" in lines["standby"]
-    assert "120" in lines["standby"]
-    assert "bootstrapping" in lines["fresh"]
-    assert "lost: horizon" in lines["laptop"]
+    lines = {line.split()[0]: line for line in result.stdout.splitlines()[1:]}
+    assert "query" in lines["etl"]
+    assert "running" in lines["etl"]
+    assert "consumers" in lines["audit"]
+    assert "stopped" in lines["audit"]
+    found = json.loads(invoke("group", "list", url, "orders", "--json").stdout)
+    assert [(one["group"], one["readers"]) for one in found] == [("audit", ["m1"]), ("etl", ["q1"])]
 
 
-def test_list_as_json(invoke: Invoke, url: str) -> None:
-    rows = json.loads(invoke("group", "list", url, "orders", "--json").stdout)
-    assert [row["slot"] for row in rows] == ["fresh", "laptop", "standby"]
-    assert {row["partition"] for row in rows} == {1}
-    assert {row["leader_epoch"] for row in rows} == {7}
-
-
-def test_list_without_slots_says_so(invoke: Invoke, url: str) -> None:
-    result = invoke("group", "list", url, "orders", "--partition", "0")
+def test_list_without_groups_says_so(invoke: Invoke, url: str) -> None:
+    assert invoke("stream", "create", url, "other").exit_code == 0
+    result = invoke("group", "list", url, "other")
     assert result.exit_code == 1
-    assert "no replication slots" in result.stderr
+    assert "stream other has no groups" in result.stderr
 
 
-def test_drop_removes_one_slot_and_leaves_the_others(invoke: Invoke, url: str) -> None:
-    result = invoke("group", "drop", url, "orders", "laptop", "--yes")
+def test_describe_shows_position_end_and_lag(invoke: Invoke, url: str) -> None:
+    result = invoke("group", "describe", url, "orders", "audit", COLUMNS="200")
     assert result.exit_code == 0, result.output
-    assert "dropped the slot laptop of partition 1" in result.stdout
-    assert names(url) == ["fresh", "standby"]
-    again = invoke("group", "drop", url, "orders", "laptop", "--yes")
-    assert again.exit_code == 1
-    assert "no slot laptop" in again.stderr
+    rows = [line.split() for line in result.stdout.splitlines() if line.strip()[:2] in ("0 ", "1 ")]
+    assert [(row[0], row[1], row[2], row[3], row[-1]) for row in rows] == [
+        ("0", "2", "4", "2", "-"),
+        ("1", "4", "4", "0", "m1"),
+    ]
+    found = json.loads(invoke("group", "describe", url, "orders", "etl", "--json").stdout)
+    assert [one["lag"]["records"] for one in found["partitions"]] == [1, 3]
+    assert (found["is_running"], found["epoch"]) == (True, 1)
 
 
-def test_drop_asks_before(invoke: Invoke, url: str) -> None:
-    result = invoke("group", "drop", url, "orders", "laptop")
+def test_describe_says_what_retention_took_from_a_group(invoke: Invoke, url: str) -> None:
+    truncated = invoke("stream", "truncate", url, "orders", "--before", "latest", "--yes")
+    assert truncated.exit_code == 0, truncated.output
+    result = invoke("group", "describe", url, "orders", "audit")
+    assert result.exit_code == 1
+    assert "partition 0: retention deleted 2 records" in result.stdout
+
+
+def test_describe_says_why_a_lag_is_unknown(invoke: Invoke, url: str) -> None:
+    async def run() -> None:
+        async with open_store(url) as store:
+            await (await group(store, "audit")).reset({0: 99, 1: 1})
+
+    asyncio.run(run())
+    result = invoke("group", "describe", url, "orders", "audit")
+    assert result.exit_code == 1
+    assert "the group is at LSN 99" in result.stdout.replace("\n", " ")
+
+
+@pytest.mark.parametrize("verb", ["describe", "delete", "reset"])
+def test_an_unknown_group_is_an_error(invoke: Invoke, url: str, verb: str) -> None:
+    more = {"delete": ("--yes",), "reset": ("--to-latest", "--execute")}.get(verb, ())
+    result = invoke("group", verb, url, "orders", "nope", *more)
     assert result.exit_code == 2
-    assert "--yes" in result.stderr
-    assert names(url) == ["fresh", "laptop", "standby"]
+    assert f"headwater group list {url} orders" in result.stderr
 
 
-@pytest.mark.parametrize(("answer", "status"), [(KeyboardInterrupt, 130), (EOFError, 1)])
-def test_ctrl_c_at_the_question_ends_the_command_as_anywhere(
-    url: str, monkeypatch: pytest.MonkeyPatch, answer: type[BaseException], status: int
+def test_a_reset_is_a_plan_until_it_is_executed(invoke: Invoke, url: str) -> None:
+    planned = invoke("group", "reset", url, "orders", "audit", "--to-earliest")
+    assert planned.exit_code == 0, planned.output
+    assert "nothing was changed" in planned.stdout
+    assert "--execute" in planned.stdout
+    assert positions(url, "audit") == {0: 2, 1: 4}
+    done = invoke("group", "reset", url, "orders", "audit", "--to-earliest", "--execute")
+    assert done.exit_code == 0, done.output
+    assert "reset group audit" in done.stdout
+    assert positions(url, "audit") == {0: 1, 1: 1}
+
+
+@pytest.mark.parametrize(
+    ("target", "after"),
+    [
+        (("--to-latest",), {0: 4, 1: 4}),
+        (("--to-offset", "3"), {0: 3, 1: 3}),
+        (("--to-timestamp", "2001-01-01"), {0: 1, 1: 1}),
+        (("--to-timestamp", "2999-01-01T00:00:00Z"), {0: 4, 1: 4}),
+        (("--to-offset", "1", "--partition", "1"), {0: 2, 1: 1}),
+        (("--to-offset", "1", "--partition", "1", "--partition", "0"), {0: 1, 1: 1}),
+    ],
+)
+def test_a_reset_goes_where_it_should(
+    invoke: Invoke, url: str, target: tuple[str, ...], after: dict[int, int]
 ) -> None:
-    def asked(_: str) -> str:
-        raise answer
-
-    monkeypatch.setattr("headwater.cli.terminal.is_interactive", lambda: True)
-    monkeypatch.setattr(sys.modules[typer.confirm.__module__], "visible_prompt_func", asked)
-    with pytest.raises(SystemExit) as ended:
-        app(["group", "drop", url, "orders", "laptop"])
-    assert ended.value.code == status
-    assert names(url) == ["fresh", "laptop", "standby"]
-
-
-def test_damaged_slots_are_shown_and_can_be_begun_anew(invoke: Invoke, url: str) -> None:
-    assert invoke("group", "reset", url, "orders", "--partition", "1", "--yes").exit_code == 2
-    assert names(url) == ["fresh", "laptop", "standby"], "what can be read is not written over"
-    damage(url)
-    listed = invoke("group", "list", url, "orders")
-    assert listed.exit_code == 1
-    assert "group reset" in listed.stdout
-    assert invoke("group", "reset", url, "orders", "--partition", "1", "--yes").exit_code == 0
-    assert names(url) == []
-
-
-def test_slots_that_are_gone_can_be_begun_anew(invoke: Invoke, url: str, tmp_path: Path) -> None:
-    for path in tmp_path.glob("store/**/slots.json"):
-        path.unlink()
-    assert invoke("group", "reset", url, "orders", "--partition", "1", "--yes").exit_code == 0
-    assert names(url) == []
-
-
-def test_inspect_knows_the_slots(invoke: Invoke, url: str, tmp_path: Path) -> None:
-    (path,) = tmp_path.glob("store/**/slots.json")
-    result = invoke("inspect", "queue", str(path), "--json")
+    result = invoke("group", "reset", url, "orders", "audit", *target, "--execute", "--json")
     assert result.exit_code == 0, result.output
-    assert "what the log is kept for" in result.stdout
-    assert "standby" in result.stdout
+    assert json.loads(result.stdout)["is_done"]
+    assert positions(url, "audit") == after
 
 
-def test_deleting_a_stream_deletes_its_slots(invoke: Invoke, url: str, tmp_path: Path) -> None:
-    assert list(tmp_path.glob("store/**/slots.json"))
-    assert invoke("stream", "delete", url, "orders", "--yes").exit_code == 0
-    assert not list(tmp_path.glob("store/**/slots.json"))
+def test_a_running_group_is_reset_and_deleted_only_by_force(invoke: Invoke, url: str) -> None:
+    planned = invoke("group", "reset", url, "orders", "etl", "--to-latest")
+    assert planned.exit_code == 0
+    assert "the group runs" in planned.stdout
+    refused = invoke("group", "reset", url, "orders", "etl", "--to-latest", "--execute")
+    assert refused.exit_code == 2
+    assert "is running" in refused.stderr
+    assert invoke("group", "delete", url, "orders", "etl", "--yes").exit_code == 2
+    assert positions(url, "etl") == {0: 3, 1: 1}
+    forced = invoke("group", "reset", url, "orders", "etl", "--to-latest", "--execute", "--force")
+    assert forced.exit_code == 0, forced.output
+    assert positions(url, "etl") == {0: 4, 1: 4}
+    assert GROUP_QUERY_SEEN_S > 60, "this test takes less"
 
 
-def test_list_tells_slots_from_consumer_groups(invoke: Invoke, url: str) -> None:
-    result = invoke("group", "list", url, "orders", "--partition", "0")
-    assert result.exit_code == 1
-    assert "not consumer groups" in result.stderr.replace("\n", " ")
-    assert f"headwater lag {url} orders --group" in result.stderr
-    assert "not consumer groups" in " ".join(invoke("group", "--help").stdout.split())
+@pytest.mark.parametrize(
+    "targets",
+    [(), ("--to-latest", "--to-earliest"), ("--to-offset", "1", "--to-timestamp", "2001")],
+)
+def test_a_reset_needs_one_target(invoke: Invoke, url: str, targets: tuple[str, ...]) -> None:
+    result = invoke("group", "reset", url, "orders", "audit", *targets)
+    assert result.exit_code == 2
+    assert "--to-earliest" in result.stderr
 
 
-def test_a_slot_whose_replica_has_nothing_is_listed_with_nothing(invoke: Invoke, url: str) -> None:
-    async def run() -> None:
-        async with open_store(url) as store:
-            keeper = await SlotWriter.open(await register(store), leader_epoch=8)
-            keeper.slots.create("late", 100, bootstrapping=True, confirmed_lsn=0)
-            await keeper.settle()
-
-    asyncio.run(run())
-    rows = json.loads(invoke("group", "list", url, "orders", "--json").stdout)
-    (late,) = (row for row in rows if row["slot"] == "late")
-    assert (late["durable_lsn"], late["confirmed_lsn"], late["restart_lsn"]) == (0, 0, 100)
+def test_a_target_that_is_not_there_is_refused(invoke: Invoke, url: str) -> None:
+    result = invoke("group", "reset", url, "orders", "audit", "--to-offset", "9")
+    assert result.exit_code == 2
+    assert "LSN 9 does not exist yet" in result.stderr
 
 
-def test_reset_begins_without_slots_where_they_are_gone(invoke: Invoke, url: str) -> None:
-    async def run() -> None:
-        async with open_store(url) as store:
-            await store.delete(await key(store))
-
-    asyncio.run(run())
-    result = invoke("group", "reset", url, "orders", "--partition", "1", "--yes")
-    assert result.exit_code == 0, result.output
-    assert names(url) == []
-    assert invoke("group", "drop", url, "orders", "late", "--yes").exit_code == 1
-
-
-def test_an_epoch_that_no_leader_reaches_is_set_back(invoke: Invoke, url: str) -> None:
-    reset = ("group", "reset", url, "orders", "--partition", "1", "--yes", "--epoch")
-    higher = invoke(*reset, "8")
-    assert higher.exit_code == 2
-    assert "epoch 7" in higher.stderr
-    result = invoke(*reset, "5")
-    assert result.exit_code == 0, result.output
-    assert "led by epoch 5 and later" in result.stdout
-    rows = json.loads(invoke("group", "list", url, "orders", "--json").stdout)
-    assert {(row["slot"], row["leader_epoch"]) for row in rows} == {
-        ("fresh", 5),
-        ("laptop", 5),
-        ("standby", 5),
-    }
+def test_delete_asks_before_and_forgets_the_group(invoke: Invoke, url: str) -> None:
+    refused = invoke("group", "delete", url, "orders", "audit")
+    assert refused.exit_code == 2
+    assert "--yes" in refused.stderr
+    assert positions(url, "audit") == {0: 2, 1: 4}
+    done = invoke("group", "delete", url, "orders", "audit", "--yes")
+    assert done.exit_code == 0, done.output
+    found = json.loads(invoke("group", "list", url, "orders", "--json").stdout)
+    assert [one["group"] for one in found] == ["etl"]

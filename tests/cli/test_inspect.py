@@ -17,7 +17,7 @@ from headwater.buffer.compression import Compression
 from headwater.buffer.producer.call import with_column
 from headwater.buffer.records import KEY, from_values
 from headwater.cli.app import app
-from headwater.cli.inspection.source import split_key
+from headwater.cli.inspect_command import split_key
 from headwater.cli.report import bytes_words, text_of, time_words, visible
 from headwater.core.errors import BadUrl
 from headwater.store import open_store

@@ -59,6 +59,11 @@ def test_the_publisher_s_epoch_is_shown_beside_the_rest_of_the_custom_metadata(
     [
         (encode_event(started(1, 0, 9))[:-5], "fields", "Corrupt"),
         (encode_event(started(1, 0, 9)) + b"\0", "end", "Corrupt"),
+        (
+            encode_event(started(1, 5, 9)).replace(b"\x05", b"\x0a"),
+            "contents",
+            "Corrupt",
+        ),
         (b"\x01\x03\x00rest", "kind", "NotSupported"),
         (b"RDLW" + bytes(40), "kind", "Corrupt"),
         (
@@ -74,7 +79,7 @@ def test_the_publisher_s_epoch_is_shown_beside_the_rest_of_the_custom_metadata(
             "Corrupt",
         ),
     ],
-    ids=["cut off", "longer", "snapshot", "log", "limit", "stamp"],
+    ids=["cut off", "longer", "ends before it begins", "snapshot", "log", "limit", "stamp"],
 )
 def test_a_bad_event_says_which_check_failed(data: bytes, check: str, error: str) -> None:
     [problem] = told(data.hex())["problems"]

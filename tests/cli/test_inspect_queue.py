@@ -12,14 +12,16 @@ import msgspec
 import pytest
 
 from headwater.buffer.consumer import Consumer, Follower
+from headwater.buffer.group import GroupRegister
 from headwater.buffer.producer import Producer
 from headwater.buffer.queue.native.chunk_log import ChunkLog, QueueFloors
 from headwater.buffer.queue.v1.batch_format import encode_batch
 from headwater.buffer.queue.v1.manifest_format import Manifest, encode_manifest
 from headwater.buffer.stream import create_stream
-from headwater.cli.inspection import partition
+from headwater.cli import inspect_partition as partition
 from headwater.core import limits
 from headwater.store import Register, Store, open_store
+from headwater.store.claims import Claim, ClaimState, ClaimTable, Member
 from tests.cli.conftest import Invoke
 
 Told = Callable[..., dict[str, Any]]
@@ -154,6 +156,46 @@ def test_other_registers_of_a_stream(told: Told, root: Path) -> None:
     assert (stream["stream"], stream["acknowledged_records_stay"]) == ("events", "7 days")
     [position] = (root / "streams/events/0/groups").rglob("audit.json")
     assert told(position)["next_sequence"] == 0
+
+
+def test_the_registers_of_a_group(told: Told, tmp_path: Path) -> None:
+    async def write(store: Store) -> None:
+        stream = await create_stream(store, "orders")
+        group = GroupRegister(stream, "billing")
+        await group.begin("query", {0: 7})
+        epoch = await group.start_query("4b1d", is_new=True)
+        await group.take(0, epoch)
+        await group.acknowledge(0, epoch, 12)
+        other = GroupRegister(stream, "audit")
+        await other.begin("consumers", {0: 7})
+        member = Member(1, 60.0, 1, "host-a", 5)
+        await other.share(lambda _: ClaimState(1, ClaimTable({"m": member}, {"0": Claim("m", 1)})))
+        await other.delete()
+
+    with_store(tmp_path / "groups", write)
+    streams = tmp_path / "groups/streams/orders"
+    [record] = (streams / "groups").rglob("billing.json")
+    [position] = (streams / "0/groups").rglob("billing.json")
+    [deleted] = (streams / "groups").rglob("audit.json")
+    found = told(record)
+    assert (found["read_by"], found["epoch"], found["resets"]) == ("a query", 1, 0)
+    assert (found["query"], found["begins"]) == ("4b1d", [{"partition": "0", "lsn": 7}])
+    found = told(position)
+    assert (found["kind"], found["next_lsn"]) == ("group: its position in one partition", 12)
+    assert "was deleted" in told(deleted)["notes"][-1]
+
+
+def test_the_members_of_a_group(told: Told, tmp_path: Path) -> None:
+    async def write(store: Store) -> None:
+        group = GroupRegister(await create_stream(store, "orders"), "audit")
+        await group.begin("consumers", {0: 7})
+        member = Member(1, 60.0, 1, "host-a", 5)
+        await group.share(lambda _: ClaimState(1, ClaimTable({"m": member}, {"0": Claim("m", 1)})))
+
+    with_store(tmp_path / "groups", write)
+    [record] = (tmp_path / "groups/streams/orders/groups").rglob("audit.json")
+    [row] = told(record)["members"]
+    assert row == {"member": "m", "host": "host-a", "last_seen_ms": 5, "partitions": 1}
 
 
 def test_a_register_is_known_by_its_fields_where_its_name_does_not_tell(

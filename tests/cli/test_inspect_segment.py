@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from headwater.cli.app import app
 from headwater.log.record.group import Group
+from headwater.tier.segments import footer
 from headwater.tier.segments.seal import SEAL_BYTES
 from tests.tier.segments.given import encoded, lost, orders
 
@@ -95,6 +96,14 @@ def test_a_bad_segment_says_which_check_failed(tmp_path: Path, data: bytes, chec
     assert problem["advice"]
     if check == "row group":
         assert problem["offset"] == ROWS[1].offset
+
+
+def test_a_segment_whose_description_contradicts_itself_is_bad(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(footer, "_contradictions", lambda _: iter(["it ends before it begins"]))
+    [problem] = told(written(tmp_path, SEGMENT.data))["problems"]
+    assert (problem["check"], problem["error"]) == ("description", "Corrupt")
 
 
 def test_a_segment_under_another_s_name_is_bad(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -122,21 +123,46 @@ def test_json_has_what_the_text_has(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
-def test_progress_is_drawn_over_itself_and_leaves_only_what_was_said(
-    monkeypatch: pytest.MonkeyPatch, clean_environment: None
-) -> None:
+def on_terminal(monkeypatch: pytest.MonkeyPatch, draw: Callable[[Progress], None]) -> str:
+    """What a terminal got of progress."""
     leader, follower = pty.openpty()
     with os.fdopen(follower, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         monkeypatch.setattr(Progress, "FRAME_S", 0)
         with Progress("opening") as progress:
-            progress.show("reading", Size(1024), Size(2048))
-            progress.say(Note("half of it"))
+            draw(progress)
     shown = ""
-    with suppress(OSError):  # how a terminal says that nobody writes to it any more
+    with suppress(OSError):  # a terminal that no process writes to any more is an error
         while data := os.read(leader, 4096):
             shown += data.decode()
     os.close(leader)
+    return shown
+
+
+def test_progress_says_how_much_of_what_is_done(
+    monkeypatch: pytest.MonkeyPatch, clean_environment: None
+) -> None:
+    def draw(progress: Progress) -> None:
+        progress.step("collecting", 3, "partitions")
+        progress.step("collecting", 3, "partitions")
+        progress.show("reading", 1234, unit="batches")
+
+    _, *lines = on_terminal(monkeypatch, draw).split("\r\x1b[K")[1:-1]
+    assert [re.sub(" {2}[━ ]{24} {2}", " | ", line) for line in lines] == [
+        "collecting | 1 of 3 partitions",
+        "collecting | 2 of 3 partitions",
+        "reading: 1,234 batches",
+    ]
+
+
+def test_progress_is_drawn_over_itself_and_leaves_only_what_was_said(
+    monkeypatch: pytest.MonkeyPatch, clean_environment: None
+) -> None:
+    def draw(progress: Progress) -> None:
+        progress.show("reading", Size(1024), Size(2048))
+        progress.say(Note("half of it"))
+
+    shown = on_terminal(monkeypatch, draw)
     assert "reading" in shown
     assert "1 KiB of 2 KiB" in shown
     assert "half of it\r\n" in shown

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from headwater.buffer.consumer import DeadLetter, Follower, GroupRegister, list_dead_letters
+from headwater.buffer.consumer import DeadLetter, Follower, FollowerRegister, list_dead_letters
 from headwater.buffer.consumer.dead_letter import write_dead_letter
+from headwater.buffer.group import GroupEpoch, GroupRegister
 from headwater.buffer.queue.contract import Descriptor, QueuePosition
 from headwater.core import runtime
 from headwater.store import Store
+from headwater.store.claims import Claim, ClaimState, ClaimTable, Member
 from tests.buffer.consumer.fakes import FakeQueue, FakeStream
 from tests.golden.fixed_runtime import FixedRuntime
 
@@ -64,7 +66,7 @@ def test_dead_letters_and_positions_are_written_and_read_as_they_always_were() -
 
 async def _within_a_batch() -> bytes:
     queue = FakeQueue()
-    await GroupRegister(queue.stream(), 0, "audit").begin(QueuePosition(7, 1234))
+    await FollowerRegister(queue.stream(), 0, "audit").begin(QueuePosition(7, 1234))
     (key,) = [meta.key async for meta in queue.store.list("streams")]
     return await _bytes(queue.store, key)
 
@@ -73,7 +75,7 @@ async def _read_within(position: bytes) -> tuple[int, int | None]:
     queue = FakeQueue()
     stream: FakeStream = queue.stream()
     await queue.store.put(f"streams/orders/0/groups/{stream.id}/audit.json", position)
-    found = await GroupRegister(stream, 0, "audit").read()
+    found = await FollowerRegister(stream, 0, "audit").read()
     assert found is not None
     return found.next_sequence, found.lsn
 
@@ -85,3 +87,41 @@ def test_positions_within_a_batch_are_written_and_read_as_they_always_were() -> 
     assert asyncio.run(_read_within(position)) == (7, 1234)
     before = (HERE / "group_position.1.json").read_bytes()
     assert asyncio.run(_read_within(before)) == (1, None)
+
+
+async def _group_written() -> tuple[bytes, bytes, bytes]:
+    stream = FakeQueue().stream()
+    query, consumers = GroupRegister(stream, "etl"), GroupRegister(stream, "billing")
+    await query.begin("query", {0: 7})
+    epoch = await query.start_query("4b1d", is_new=True)
+    await query.count(epoch, 3, closed=True)
+    await query.take(0, epoch)
+    await query.acknowledge(0, epoch, 12)
+    await consumers.begin("consumers", {0: 7})
+    member, claim = Member(2, 60.0, 1, "host-a", 1_767_225_600_000), Claim("m1", 1)
+    await consumers.share(lambda _: ClaimState(1, ClaimTable({"m1": member}, {"0": claim}, 1)))
+    return (
+        await _bytes(stream.store, f"streams/orders/groups/{stream.id}/billing.json"),
+        await _bytes(stream.store, f"streams/orders/groups/{stream.id}/etl.json"),
+        await _bytes(stream.store, f"streams/orders/0/groups/{stream.id}/etl.json"),
+    )
+
+
+async def _group_read(consumers: bytes, query: bytes, position: bytes) -> None:
+    stream = FakeQueue().stream()
+    await stream.store.put(f"streams/orders/groups/{stream.id}/billing.json", consumers)
+    await stream.store.put(f"streams/orders/groups/{stream.id}/etl.json", query)
+    await stream.store.put(f"streams/orders/0/groups/{stream.id}/etl.json", position)
+    record, positions = await GroupRegister(stream, "etl").positions()
+    assert (record.kind, record.epoch, record.resets, positions) == ("query", 1, 0, {0: 12})
+    assert (record.query, record.step, record.closed) == ("4b1d", 3, True)
+    held = (await GroupRegister(stream, "billing").read()).claim_of(0)
+    assert held == GroupEpoch(1, 0, {"0": 7})
+
+
+def test_groups_and_their_positions_are_written_and_read_as_they_always_were() -> None:
+    names = "group_of_consumers.1.json", "group_of_query.1.json", "group_position.3.json"
+    stored = tuple((HERE / name).read_bytes() for name in names)
+    with runtime.installed(FixedClock()):
+        assert asyncio.run(_group_written()) == stored
+    asyncio.run(_group_read(*stored))

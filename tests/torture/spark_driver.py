@@ -16,7 +16,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from headwater.buffer.consumer import GroupRegister
+from headwater.buffer.consumer import FollowerRegister
 from headwater.core import runtime
 from headwater.spark.options import ReadOptions
 from headwater.spark.source.executor import SliceReader
@@ -173,7 +173,7 @@ class Driver:
         stream = self.world.streams.get(first.stream) if first is not None else None
         if first is None or stream is None or stream.id != first.id:
             return False
-        kept = await GroupRegister(stream, first.partition, self.options.group_id).read()
+        kept = await FollowerRegister(stream, first.partition, self.options.group_id).read()
         return kept is not None and kept.query != end.query
 
     async def _floor(self, held: Held) -> int:
@@ -184,7 +184,7 @@ class Driver:
         stream = self.world.streams.get(held.stream)
         if stream is None or stream.id != held.id:
             return 1
-        kept = await GroupRegister(stream, held.partition, self.options.group_id).read()
+        kept = await FollowerRegister(stream, held.partition, self.options.group_id).read()
         return kept.lsn if kept is not None and kept.lsn is not None else 1
 
     async def _commit(self, end: Offset) -> None:

@@ -4,11 +4,12 @@
     streams/<stream>/<partition>/ingest/<stream id>/…         the native queue and its batches
     streams/<stream>/<partition>/ingest/…                     the published v1 manifest and batches
     streams/<stream>/<partition>/dlq/<stream id>/…            batches that could not be read
-    streams/<stream>/<partition>/groups/<stream id>/…         positions of groups that follow
+    streams/<stream>/<partition>/groups/<stream id>/…         positions of groups
     streams/<stream>/<partition>/log/<stream id>/slots.json   replication slots
     streams/<stream>/<partition>/log/<stream id>/start.json   the oldest LSN that can be read
     streams/<stream>/<partition>/snapshots/<stream id>/…      images that replicas begin from
     streams/<stream>/<partition>/segments/<stream id>/…       segments of the tier
+    streams/<stream>/groups/<stream id>/…                     groups: who reads, at which epoch
     streams/<stream>/txn/<stream id>/…                        transactions of sinks
 
 Native paths contain the stream's id, so that a stalled writer of a deleted stream never writes into
@@ -76,8 +77,18 @@ def dead_letter_prefix(name: str, partition: int, stream_id: str) -> str:
 
 
 def group_key(name: str, partition: int, stream_id: str, group: str) -> str:
-    """The register with the position of a group that follows."""
+    """The register with the position of a group in one partition."""
     return f"{partition_prefix(name, partition)}/groups/{stream_id}/{group}.json"
+
+
+def group_records_prefix(name: str, stream_id: str) -> str:
+    """The folder of the registers of a stream's groups."""
+    return f"{stream_prefix(name)}/groups/{stream_id}"
+
+
+def group_record_key(name: str, stream_id: str, group: str) -> str:
+    """The register of a group: its epoch, its resets and who reads."""
+    return f"{group_records_prefix(name, stream_id)}/{group}.json"
 
 
 def slots_key(name: str, partition: int, stream_id: str) -> str:

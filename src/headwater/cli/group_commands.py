@@ -1,226 +1,232 @@
-"""`headwater group …`: who holds the log of a stream of nodes, and who no longer may."""
+"""`headwater group …`: the groups that read a stream, how far they are, and moving them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, HeadwaterTyper, runnable
-from headwater.cli.options import (
-    AS_JSON,
-    OPTION,
-    PARTITION,
-    STREAM,
-    URL,
-    YES,
-    on_stream,
-    wanted_partitions,
-)
-from headwater.cli.render import show
-from headwater.cli.report import Note, Report
-from headwater.cli.terminal import confirm, reporting
-from headwater.core import runtime
-from headwater.core.errors import Damaged, HeadwaterError
+from headwater.cli.advice import HeadwaterTyper, command
+from headwater.cli.options import AS_JSON, OPTION, STREAM, URL, YES, on_stream
+from headwater.cli.render import conclude, conclude_change
+from headwater.cli.report import NONE, UNKNOWN, Note, Report, Size
+from headwater.cli.terminal import confirm
 
 if TYPE_CHECKING:
+    from headwater.buffer.consumer.positions import ReadBounds
+    from headwater.buffer.group import GroupDescription, GroupReset, GroupSummary, PartitionLag
     from headwater.buffer.stream import Stream
-    from headwater.log.primary.slot import Slot
-    from headwater.log.primary.slot_register import SlotRegister, SlotTable
-
-    SlotsOrError = tuple[SlotTable | None, int] | str
-    """The stored slots of a partition and its next LSN, or why they cannot be read."""
-
 
 group_app = HeadwaterTyper(
-    help="Replication slots: which replicas hold the log, and which no longer may. These are not "
-    "consumer groups: `headwater lag --group` shows how far one of those is.",
+    help="The groups that read a stream: how far they are, and moving them, as "
+    "kafka-consumer-groups does. Replication slots are in `headwater slot`.",
 )
 
-GROUP = typer.Argument(
-    metavar="SLOT", help="The name of the slot: that of its replica, not of a consumer group."
+GROUP = typer.Argument(metavar="GROUP", help="The name of the group.")
+FORCE = typer.Option(
+    False, "--force", help="Also while it seems to run: its readers are fenced, and start again."
 )
 
 
 @group_app.command("list")
-def list_slots(
-    url: str = URL,
-    stream: str = STREAM,
-    partition: int | None = PARTITION,
-    as_json: bool = AS_JSON,
-    option: list[str] = OPTION,
+def list_groups(
+    url: str = URL, stream: str = STREAM, as_json: bool = AS_JSON, option: list[str] = OPTION
 ) -> None:
-    """List replication slots, as the store has them: a leader stores them every few seconds.
+    """List the groups of a stream, what reads them, and whether they run.
 
-    "Behind" counts the records from what a replica has on disk to the end of the stream's queue,
-    those included that the leader has not taken into its log yet. Consumer groups are not listed.
-
+    A group runs if its readers gave a sign of life within their timeout, by their clocks.
     Exit status: 0, or 1 if there are none, or some that cannot be read.
     """
+    from headwater.buffer import group
 
-    async def run(opened: Stream) -> dict[int, SlotsOrError]:
-        return {one: await _table(opened, one) for one in wanted_partitions(opened, partition)}
-
-    tables = on_stream(url, option, stream, run)
-    report = describe_slots(tables)
-    show(report, as_json=as_json)
-    if not report.record:
+    found = on_stream(url, option, stream, group.list_groups)
+    if not found:
         typer.echo(
-            f"stream {stream} has no replication slots: no replica follows its log. These are not "
-            f"consumer groups; see how far one of those is: headwater lag {url} {stream} --group "
-            "GROUP",
+            f"stream {stream} has no groups. Positions of followers and queries of the earlier "
+            f"form: {command()} lag {url} {stream} --group GROUP",
             err=True,
         )
-    if report.notes or not report.record:
-        raise typer.Exit(EXIT_NO)
+    good = bool(found) and not any(one.problem for one in found)
+    conclude(describe_groups(found), good=good, as_json=as_json)
 
 
 @group_app.command()
-def drop(
+def describe(
     url: str = URL,
     stream: str = STREAM,
     group: str = GROUP,
-    partition: int | None = PARTITION,
-    yes: bool = YES,
+    as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """Drop a replication slot: the log is no longer kept for it.
+    """Show how far a group is in each partition, and which member reads it.
 
-    The leader hears of it within a minute. A replica that still uses the slot comes back by itself,
-    and bootstraps again if the log has gone on without it.
-    Exit status: 0, or 1 if there was no such slot.
+    Exit status: 0, or 1 if the lag of a partition is unknown, or retention deleted records that
+    the group has not processed.
     """
-    if not yes:
-        _ask(f"the slot {group} of stream {stream}; the log is then not kept for it")
+    from headwater.buffer.group import describe_group
 
-    async def run(opened: Stream) -> list[int]:
-        wanted = wanted_partitions(opened, partition)
-        return [one for one in wanted if await _register(opened, one).drop(group)]
+    async def run(opened: Stream) -> GroupDescription:
+        return await describe_group(opened, group=group)
 
-    dropped = on_stream(url, option, stream, run)
-    report = Report()
-    for one in dropped:
-        report.say(f"dropped the slot {group} of partition {one}", mark="✓")
-    with reporting():
-        show(report)
-    if not dropped:
-        typer.echo(f"stream {stream} has no slot {group} of a replica", err=True)
-        raise typer.Exit(EXIT_NO)
+    found = on_stream(url, option, stream, run)
+    good = not any(one.problem or one.lost for one in found.partitions)
+    conclude(describe_positions(found), good=good, as_json=as_json)
 
 
 @group_app.command()
 def reset(
     url: str = URL,
     stream: str = STREAM,
-    partition: int = typer.Option(..., min=0, help="The partition."),
-    epoch: int | None = typer.Option(
-        None, min=1, help="Keep the slots, and set the epoch of their leader back to this one."
+    group: str = GROUP,
+    earliest: bool = typer.Option(False, "--to-earliest", help="To the oldest retained record."),
+    latest: bool = typer.Option(False, "--to-latest", help="To the end: only later records."),
+    lsn: int | None = typer.Option(None, "--to-offset", metavar="N", help="To this offset."),
+    timestamp: str | None = typer.Option(
+        None, "--to-timestamp", metavar="T", help="To the first record of this time or later."
     ),
+    partition: list[int] = typer.Option(
+        [], min=0, help="Only this partition; may be repeated. Others keep their position."
+    ),
+    execute: bool = typer.Option(False, "--execute", help="Do it; without, only show the plan."),
+    force: bool = FORCE,
+    as_json: bool = AS_JSON,
+    option: list[str] = OPTION,
+) -> None:
+    """Move a group to other positions: all partitions at once, or none.
+
+    Its readers are fenced, and a Spark query needs a new checkpoint. Without --execute this only
+    shows what would move. Refused while the group runs, unless --force.
+    """
+    from headwater.buffer.group import reset_group
+
+    chosen = [
+        target
+        for target in (
+            "earliest" if earliest else None,
+            "latest" if latest else None,
+            lsn,
+            timestamp,
+        )
+        if target is not None
+    ]
+    if len(chosen) != 1:
+        raise typer.BadParameter(
+            "one of --to-earliest, --to-latest, --to-offset N and --to-timestamp T",
+            param_hint="target",
+        )
+    to: ReadBounds = dict.fromkeys(partition, chosen[0]) if partition else chosen[0]
+
+    async def run(opened: Stream) -> GroupReset:
+        return await reset_group(opened, group=group, to=to, dry_run=not execute, force=force)
+
+    conclude_change(describe_reset(on_stream(url, option, stream, run)), as_json=as_json)
+
+
+@group_app.command()
+def delete(
+    url: str = URL,
+    stream: str = STREAM,
+    group: str = GROUP,
+    force: bool = FORCE,
     yes: bool = YES,
     option: list[str] = OPTION,
 ) -> None:
-    """Recreate the slots of a partition that are damaged or gone, without a backup to restore.
+    """Delete a group: its positions are forgotten, and its name may begin again.
 
-    Until then nothing of its log is deleted. Replicas that come back register again; those that are
-    away may find that the log has gone on without them, and bootstrap. Start the leader again
-    afterwards.
-
-    With --epoch: where a leader was opened with an epoch that no other reaches. Stop the leaders
-    first, and name the newest epoch that they really have.
+    Refused while the group runs, unless --force.
     """
+    from headwater.buffer.group import delete_group
+
     if not yes:
-        kind = "slots, damaged or gone," if epoch is None else "leader's epoch"
-        _ask(f"the {kind} of partition {partition} of stream {stream}")
+        what = f"group {group} of stream {stream}, with its positions"
+        confirm(
+            f"Delete {what}?",
+            unasked=f"no terminal to confirm that this is to go: {what}. Say --yes",
+        )
 
     async def run(opened: Stream) -> None:
-        opened.check_partition(partition)
-        if epoch is None:
-            await _register(opened, partition).reset_damaged()
-        else:
-            await _register(opened, partition).lower_epoch(epoch)
+        await delete_group(opened, group=group, force=force)
 
     on_stream(url, option, stream, run)
-    what = "begins without slots" if epoch is None else f"is led by epoch {epoch} and later"
-    with reporting():
-        show(Report(f"partition {partition} of {stream} {what}", "✓"))
+    conclude_change(Report(f"deleted group {group} of stream {stream}", "✓"))
 
 
-def _register(stream: Stream, partition: int) -> SlotRegister:
-    from headwater.log.primary.slot_register import SlotRegister
-
-    return SlotRegister(stream.store, stream.name, partition, stream.id)
-
-
-async def _table(stream: Stream, partition: int) -> SlotsOrError:
-    """The stored slots with the partition's next LSN, or why they cannot be read."""
-    try:
-        table = await _register(stream, partition).read()
-        return table, (await stream.queue_reader(partition).state()).next_lsn
-    except Damaged as error:
-        return (
-            f"{error}. Nothing of its log is deleted meanwhile. Restore the object from a backup, "
-            f"or start over: headwater group reset URL {stream.name} --partition {partition}"
-        )
-    except HeadwaterError as error:
-        return str(error)
-
-
-def _ask(what: str) -> None:
-    confirm(
-        f"Drop {what}?",
-        unasked=f"no terminal to confirm that this is to go: {what}. Say --yes",
-    )
-
-
-def describe_slots(tables: Mapping[int, SlotsOrError]) -> Report:
-    """A row for each slot, and why those of a partition cannot be read."""
-    report = Report(record=[])
+def describe_groups(found: list[GroupSummary]) -> Report:
+    """A row for each group."""
+    report = Report(record=found)
     rows = []
-    for partition, table in tables.items():
-        if isinstance(table, str):
-            report.say(f"partition {partition}: {runnable(table)}", mark="✗")
-            continue
-        stored, next_lsn = table
-        for slot in stored.slots if stored else ():
-            durable_lsn, state = _durable_lsn(slot), _state(slot)
-            behind_lsn = max(0, next_lsn - 1 - durable_lsn)
-            report.record.append(
-                {
-                    "partition": partition,
-                    "slot": slot.name,
-                    "state": state,
-                    "restart_lsn": slot.restart_lsn,
-                    "durable_lsn": durable_lsn,
-                    "confirmed_lsn": slot.confirmed_lsn,
-                    "behind_lsn": behind_lsn,
-                    "last_seen_ms": slot.last_seen_ms,
-                    "leader_epoch": stored.leader_epoch if stored else None,
-                }
-            )
-            rows.append(
-                {
-                    "partition": str(partition),
-                    "slot": slot.name,
-                    "state": Note(state, "red" if slot.invalidation else ""),
-                    "durable": durable_lsn,
-                    "applied": slot.confirmed_lsn,
-                    "behind": behind_lsn,
-                    "last heard of": runtime.utc_text(slot.last_seen_ms),
-                }
-            )
+    for one in found:
+        if one.problem:
+            report.say(f"group {one.group}: {one.problem}", mark="✗")
+        rows.append(
+            {
+                "group": one.group,
+                "kind": one.kind or UNKNOWN,
+                "state": UNKNOWN if one.problem else _state(is_running=one.is_running),
+                "readers": len(one.readers),
+                "changed_ms": one.changed_ms or UNKNOWN,
+            }
+        )
     report.table("", rows)
-    failed = {one: table for one, table in tables.items() if isinstance(table, str)}
-    report.record += [{"partition": one, "error": why} for one, why in failed.items()]
     return report
 
 
-def _durable_lsn(slot: Slot) -> int:
-    """What its replica has on disk: a slot that is bootstrapped keeps the log for later."""
-    return min(slot.restart_lsn, slot.confirmed_lsn) if slot.bootstrapping else slot.restart_lsn
+def describe_positions(found: GroupDescription) -> Report:
+    """What reads the group, and a row for each partition."""
+    report = Report(record=found)
+    state = _state(is_running=found.is_running).text
+    report.facts = {
+        "group": found.group,
+        "kind": found.kind,
+        "state": state,
+        "epoch": found.epoch,
+        "resets": found.resets,
+        "changed_ms": found.changed_ms,
+    }
+    report.table("", [_row(one) for one in found.partitions])
+    for one in found.partitions:
+        if one.problem:
+            report.say(f"partition {one.partition}: {one.problem}", mark="✗")
+        elif one.lost:
+            report.say(
+                f"partition {one.partition}: retention deleted {one.lost:,} records that the "
+                f"group has not processed; the oldest one now has LSN {one.floor_lsn:,}",
+                mark="✗",
+            )
+    return report
 
 
-def _state(slot: Slot) -> str:
-    if slot.invalidation is not None:
-        return f"lost: {slot.invalidation.cause.value}"
-    return "bootstrapping" if slot.bootstrapping else "valid"
+def _row(one: PartitionLag) -> dict[str, Any]:
+    is_known = not one.problem
+    size_bytes = one.lag.size_bytes
+    return {
+        "partition": str(one.partition),
+        "position": one.lsn,
+        "end": one.end_lsn if is_known else UNKNOWN,
+        "records": one.lag.records if is_known else UNKNOWN,
+        "size": Size(size_bytes) if is_known and size_bytes is not None else UNKNOWN,
+        "seconds": one.lag.seconds if is_known else UNKNOWN,
+        "reader": one.reader or NONE,
+    }
+
+
+def describe_reset(done: GroupReset) -> Report:
+    """What moves, or has moved."""
+    report = Report(record=done)
+    rows = [
+        {"partition": str(one.partition), "from": one.from_lsn, "to": one.to_lsn}
+        for one in done.moved
+    ]
+    report.table("", rows)
+    if done.is_done:
+        report.say(f"reset group {done.group}", mark="✓")
+        return report
+    report.say(f"nothing was changed: this is the plan for group {done.group}", mark="–")
+    if done.is_running:
+        report.say("the group runs: stop its readers first, or use --force", "yellow")
+    report.say("the same command with --execute carries it out")
+    return report
+
+
+def _state(*, is_running: bool) -> Note:
+    return Note("running", "green") if is_running else Note("stopped")

@@ -99,8 +99,8 @@ def row_of(line: bytes, *, exact: bool = False) -> dict[str, Any]:
     return row
 
 
-def _mark_zero(found: re.Match[bytes]) -> bytes:
-    return _MARKED_ZERO.encode() if found[0] == b"-0" else found[0]
+def _mark_zero(match: re.Match[bytes]) -> bytes:
+    return _MARKED_ZERO.encode() if match[0] == b"-0" else match[0]
 
 
 def _why_no_object(line: bytes, error: msgspec.DecodeError) -> str:
@@ -297,10 +297,10 @@ class JsonColumns:
                 return None
         return columns
 
-    def _is_float(self, raw: pa.ChunkedArray, found: pa.Array) -> bool:
+    def _is_float(self, raw: pa.ChunkedArray, narrowed: pa.Array) -> bool:
         if self._may_round:
-            return not pc.any(pc.is_inf(found)).as_py()
-        return bool(pc.all(pc.equal(raw, found.cast(raw.type))).as_py())
+            return not pc.any(pc.is_inf(narrowed)).as_py()
+        return bool(pc.all(pc.equal(raw, narrowed.cast(raw.type))).as_py())
 
     def _is_plain(self, data: bytes) -> bool:
         """Whether each line is a whole object in UTF-8, without NaN and infinities."""
@@ -319,12 +319,12 @@ class JsonColumns:
 def suspicious_numbers(data: bytes) -> list[bytes]:
     """Numbers in lines of JSON that a double may not hold, without their signs."""
     alike = data.translate(_DIGITS_ALIKE)
-    found = []
+    spans = []
     for text, pattern in ((_LONG, _LONG_NUMBER), (_TINY, _TINY_NUMBER)):
         if text in alike:
-            found += [match.span() for match in pattern.finditer(alike)]
+            spans += [match.span() for match in pattern.finditer(alike)]
     # Elsewhere they are within text; some of those are taken for numbers.
-    return [data[start:end] for start, end in found if data[start - 1] in _BEFORE_NUMBERS]
+    return [data[start:end] for start, end in spans if data[start - 1] in _BEFORE_NUMBERS]
 
 
 def rounded_doubles(numbers: list[bytes]) -> pa.Array:

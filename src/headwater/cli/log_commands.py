@@ -1,33 +1,48 @@
-"""`headwater log …`: repairs a log on this machine."""
+"""`headwater log …` and `headwater slot …`: repair a log on this machine; replication slots.
+
+The slots say which replicas hold the log of a stream, and so what of it is kept.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import asdict
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, HeadwaterTyper
-from headwater.cli.options import AS_JSON, OPTION, EventLogOptions, open_with_options
-from headwater.cli.render import show
-from headwater.cli.report import Report
-from headwater.cli.terminal import reporting
-from headwater.core.errors import Refused
+from headwater.cli.advice import EXIT_NO, HeadwaterTyper, command, runnable
+from headwater.cli.options import (
+    AS_JSON,
+    OPTION,
+    PARTITION,
+    STREAM,
+    URL,
+    YES,
+    EventLogOptions,
+    on_stream,
+    open_with_options,
+    wanted_partitions,
+)
+from headwater.cli.render import conclude_change, show
+from headwater.cli.report import Note, Report
+from headwater.cli.terminal import confirm
+from headwater.core import runtime
+from headwater.core.errors import Damaged, HeadwaterError, Refused
 
 if TYPE_CHECKING:
     from headwater.buffer.stream import Stream
-    from headwater.core.portal import Portal
+    from headwater.log.primary.slot import Slot
+    from headwater.log.primary.slot_register import SlotRegister, SlotTable
     from headwater.log.spool.repair import RepairReport, RepairSource, SpoolSource
-    from headwater.store import Store
 
-T = TypeVar("T")
+    SlotsOrError = tuple[SlotTable | None, int] | str
+    """The stored slots of a partition and its next LSN, or why they cannot be read."""
 
-log_app = HeadwaterTyper(
-    help="Repair a log on this machine.",
-)
+
+log_app = HeadwaterTyper(help="Repair a log on this machine.")
 
 
 @log_app.callback()
@@ -65,6 +80,7 @@ def repair(
     No process may have the log open. What was damaged is kept, under a name ending in .damaged.
     Exit status: 0 if the log is whole now, 1 if something is still missing.
     """
+    from headwater.core import portal
     from headwater.log.spool.repair import repair
 
     if (tier is None and buffer is None) != (stream is None):
@@ -72,15 +88,18 @@ def repair(
             "tier and buffer are named by their store (--tier, --buffer) and the stream (--stream)"
         )
     sources: list[RepairSource] = [_copy(one, damaged=folder) for one in source]
-    with contextlib.ExitStack() as held:
-        for url, opened in ((tier, _tier), (buffer, _buffer)):
-            if url is not None and stream is not None:
-                sources.append(held.enter_context(opened(url, stream, partition, option)))
+    # The sources are read where nothing awaits: on the loop of those who block.
+    loop, stack = portal.shared(), AsyncExitStack()
+    try:
+        if stream is not None:
+            stored = _stored_sources(
+                stack, stream, partition, tier=tier, buffer=buffer, options=option
+            )
+            sources += loop.call(stored)
         report = repair(os.path.abspath(folder), sources, give_up=give_up)
-    with reporting():
-        show(describe_repair(report), as_json=as_json)
-    if report.missing:
-        raise typer.Exit(EXIT_NO)
+    finally:
+        loop.call(stack.aclose())
+    conclude_change(describe_repair(report), good=not report.missing, as_json=as_json)
 
 
 def _copy(path: str, *, damaged: str) -> SpoolSource:
@@ -104,68 +123,43 @@ def _copy(path: str, *, damaged: str) -> SpoolSource:
     return SpoolSource(path)
 
 
-@contextlib.contextmanager
-def _tier(url: str, name: str, partition: int, options: list[str]) -> Iterator[RepairSource]:
-    """What the tier of a stream's partition covers, by the log of events in the same store."""
+async def _stored_sources(
+    stack: AsyncExitStack,
+    name: str,
+    partition: int,
+    *,
+    tier: str | None,
+    buffer: str | None,
+    options: list[str],
+) -> list[RepairSource]:
+    """The tier of a partition, by the event log in the same store, and its buffer."""
+    from headwater.buffer.stream import open_stream
     from headwater.cli.tier_partitions import open_partitions
+    from headwater.log.spool.repair import BufferSource
     from headwater.tier.jobs import LogStartRegister
     from headwater.tier.reader import LogReader, TierSource
     from headwater.tier.segments import ObjectCache, ObjectStorage
 
-    with _opened(url, name, partition, options) as (loop, store, stream):
-        places = open_partitions(store, EventLogOptions(), stream, [partition])
-        [place] = loop.call(_entered(places))
-        try:
-            reader = LogReader(
-                ObjectStorage(store, ObjectCache()),
-                place.metadata.refreshed_cover,
-                LogStartRegister(store, place.partition).first_lsn,
-            )
-            yield TierSource(f"the tier of {name}, partition {partition}", reader)
-        finally:
-            loop.call(_left(places))
-
-
-@contextlib.contextmanager
-def _buffer(url: str, name: str, partition: int, options: list[str]) -> Iterator[RepairSource]:
-    """The buffer of a stream."""
-    from headwater.log.spool.repair import BufferSource
-
-    with _opened(url, name, partition, options) as (_, _, stream):
-        yield BufferSource(stream, partition)
-
-
-@contextlib.contextmanager
-def _opened(
-    url: str, name: str, partition: int, options: list[str]
-) -> Iterator[tuple[Portal, Store, Stream]]:
-    """A stream, on the loop of those who block: repairing is done without one."""
-    from headwater.buffer.stream import open_stream
-    from headwater.core import portal
-
-    async def opened() -> tuple[Store, Stream]:
-        store = open_with_options(url, options)
-        try:
-            return store, await open_stream(store, name)
-        except BaseException:
-            await store.close()
-            raise
-
-    loop = portal.shared()
-    store, stream = loop.call(opened())
-    try:
+    async def opened(url: str) -> Stream:
+        store = await stack.enter_async_context(open_with_options(url, options))
+        stream = await open_stream(store, name)
         stream.check_partition(partition)
-        yield loop, store, stream
-    finally:
-        loop.call(store.close())
+        return stream
 
-
-async def _entered(block: contextlib.AbstractAsyncContextManager[T]) -> T:
-    return await block.__aenter__()
-
-
-async def _left(block: contextlib.AbstractAsyncContextManager[T]) -> None:
-    await block.__aexit__(None, None, None)
+    sources: list[RepairSource] = []
+    if tier is not None:
+        stream = await opened(tier)
+        partitions = open_partitions(stream.store, EventLogOptions(), stream, [partition])
+        [of_tier] = await stack.enter_async_context(partitions)
+        reader = LogReader(
+            ObjectStorage(stream.store, ObjectCache()),
+            of_tier.metadata.refreshed_cover,
+            LogStartRegister(stream.store, of_tier.partition).first_lsn,
+        )
+        sources.append(TierSource(f"the tier of {name}, partition {partition}", reader))
+    if buffer is not None:
+        sources.append(BufferSource(await opened(buffer), partition))
+    return sources
 
 
 def describe_repair(repaired: RepairReport) -> Report:
@@ -197,3 +191,189 @@ def describe_repair(repaired: RepairReport) -> Report:
     elif not repaired.repaired:
         report.say("nothing is damaged")
     return report
+
+
+slot_app = HeadwaterTyper(
+    help="Replication slots: which replicas hold the log, and which no longer may. These are not "
+    "the groups that read a stream: see `headwater group`."
+)
+
+SLOT = typer.Argument(metavar="SLOT", help="The name of the slot, which is that of its replica.")
+
+
+@slot_app.command("list")
+def list_slots(
+    url: str = URL,
+    stream: str = STREAM,
+    partition: int | None = PARTITION,
+    as_json: bool = AS_JSON,
+    option: list[str] = OPTION,
+) -> None:
+    """List replication slots, as the store has them: a leader stores them every few seconds.
+
+    "Behind" counts the records from what a replica has on disk to the end of the stream's queue,
+    those included that the leader has not taken into its log yet.
+
+    Exit status: 0, or 1 if there are none, or some that cannot be read.
+    """
+
+    async def run(opened: Stream) -> dict[int, SlotsOrError]:
+        return {one: await _table(opened, one) for one in wanted_partitions(opened, partition)}
+
+    tables = on_stream(url, option, stream, run)
+    report = describe_slots(tables)
+    show(report, as_json=as_json)
+    if not report.record:
+        typer.echo(
+            f"stream {stream} has no replication slots: no replica follows its log. These are not "
+            f"the groups that read it: {command()} group list {url} {stream}",
+            err=True,
+        )
+    if report.notes or not report.record:
+        raise typer.Exit(EXIT_NO)
+
+
+@slot_app.command()
+def drop(
+    url: str = URL,
+    stream: str = STREAM,
+    slot: str = SLOT,
+    partition: int | None = PARTITION,
+    yes: bool = YES,
+    option: list[str] = OPTION,
+) -> None:
+    """Drop a replication slot: the log is no longer kept for it.
+
+    The leader hears of it within a minute. A replica that still uses the slot comes back by itself,
+    and bootstraps again if the log has gone on without it.
+    Exit status: 0, or 1 if there was no such slot.
+    """
+    if not yes:
+        _ask(f"the slot {slot} of stream {stream}; the log is then not kept for it")
+
+    async def run(opened: Stream) -> list[int]:
+        wanted = wanted_partitions(opened, partition)
+        return [one for one in wanted if await _register(opened, one).drop(slot)]
+
+    dropped = on_stream(url, option, stream, run)
+    report = Report()
+    for one in dropped:
+        report.say(f"dropped the slot {slot} of partition {one}", mark="✓")
+    if not dropped:
+        typer.echo(f"stream {stream} has no slot {slot} of a replica", err=True)
+    conclude_change(report, good=bool(dropped))
+
+
+@slot_app.command()
+def reset(
+    url: str = URL,
+    stream: str = STREAM,
+    partition: int = typer.Option(..., min=0, help="The partition."),
+    epoch: int | None = typer.Option(
+        None, min=1, help="Keep the slots, and set the epoch of their leader back to this one."
+    ),
+    yes: bool = YES,
+    option: list[str] = OPTION,
+) -> None:
+    """Recreate the slots of a partition that are damaged or gone, without a backup to restore.
+
+    Until then nothing of its log is deleted. Replicas that come back register again; those that are
+    away may find that the log has gone on without them, and bootstrap. Start the leader again
+    afterwards.
+
+    With --epoch: where a leader was opened with an epoch that no other reaches. Stop the leaders
+    first, and name the newest epoch that they really have.
+    """
+    if not yes:
+        kind = "slots, damaged or gone," if epoch is None else "leader's epoch"
+        _ask(f"the {kind} of partition {partition} of stream {stream}")
+
+    async def run(opened: Stream) -> None:
+        opened.check_partition(partition)
+        if epoch is None:
+            await _register(opened, partition).reset_damaged()
+        else:
+            await _register(opened, partition).lower_epoch(epoch)
+
+    on_stream(url, option, stream, run)
+    what = "begins without slots" if epoch is None else f"is led by epoch {epoch} and later"
+    conclude_change(Report(f"partition {partition} of {stream} {what}", "✓"))
+
+
+def _register(stream: Stream, partition: int) -> SlotRegister:
+    from headwater.log.primary.slot_register import SlotRegister
+
+    return SlotRegister(stream.store, stream.name, partition, stream.id)
+
+
+async def _table(stream: Stream, partition: int) -> SlotsOrError:
+    """The stored slots with the partition's next LSN, or why they cannot be read."""
+    try:
+        table = await _register(stream, partition).read()
+        return table, (await stream.queue_reader(partition).state()).next_lsn
+    except Damaged as error:
+        return (
+            f"{error}. Nothing of its log is deleted meanwhile. Restore the object from a backup, "
+            f"or start over: headwater slot reset URL {stream.name} --partition {partition}"
+        )
+    except HeadwaterError as error:
+        return str(error)
+
+
+def _ask(what: str) -> None:
+    confirm(
+        f"Drop {what}?", unasked=f"no terminal to confirm that this is to go: {what}. Say --yes"
+    )
+
+
+def describe_slots(tables: Mapping[int, SlotsOrError]) -> Report:
+    """A row for each slot, and why those of a partition cannot be read."""
+    report = Report(record=[])
+    rows = []
+    for partition, table in tables.items():
+        if isinstance(table, str):
+            report.say(f"partition {partition}: {runnable(table)}", mark="✗")
+            continue
+        stored, next_lsn = table
+        for slot in stored.slots if stored else ():
+            durable_lsn, state = _durable_lsn(slot), _state(slot)
+            behind_lsn = max(0, next_lsn - 1 - durable_lsn)
+            report.record.append(
+                {
+                    "partition": partition,
+                    "slot": slot.name,
+                    "state": state,
+                    "restart_lsn": slot.restart_lsn,
+                    "durable_lsn": durable_lsn,
+                    "confirmed_lsn": slot.confirmed_lsn,
+                    "behind_lsn": behind_lsn,
+                    "last_seen_ms": slot.last_seen_ms,
+                    "leader_epoch": stored.leader_epoch if stored else None,
+                }
+            )
+            rows.append(
+                {
+                    "partition": str(partition),
+                    "slot": slot.name,
+                    "state": Note(state, "red" if slot.invalidation else ""),
+                    "durable": durable_lsn,
+                    "applied": slot.confirmed_lsn,
+                    "behind": behind_lsn,
+                    "last heard of": runtime.utc_text(slot.last_seen_ms),
+                }
+            )
+    report.table("", rows)
+    failed = {one: table for one, table in tables.items() if isinstance(table, str)}
+    report.record += [{"partition": one, "error": why} for one, why in failed.items()]
+    return report
+
+
+def _durable_lsn(slot: Slot) -> int:
+    """What its replica has on disk: a slot that is bootstrapped keeps the log for later."""
+    return min(slot.restart_lsn, slot.confirmed_lsn) if slot.bootstrapping else slot.restart_lsn
+
+
+def _state(slot: Slot) -> str:
+    if slot.invalidation is not None:
+        return f"lost: {slot.invalidation.cause.value}"
+    return "bootstrapping" if slot.bootstrapping else "valid"

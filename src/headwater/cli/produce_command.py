@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import typer
 
 from headwater.cli.advice import address, command
 from headwater.cli.options import OPTION, STREAM, URL, named_values, open_with_options, unescaped
-from headwater.cli.render import Progress, show
-from headwater.cli.report import Note, bytes_words
-from headwater.cli.terminal import Interrupt, reporting
+from headwater.cli.render import Progress, conclude_change
+from headwater.cli.report import Note, Report, bytes_words, size_words
+from headwater.cli.terminal import Interrupt
 from headwater.core import portal
-from headwater.core.errors import Refused
+from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headwater.buffer.producer import BlockingProducer
+    from headwater.buffer.producer import Accepted, BlockingProducer
     from headwater.buffer.stream import Stream
     from headwater.cli.produce_csv import CsvColumns
     from headwater.cli.produce_input import InputPiece
     from headwater.cli.produce_json import JsonRows
-    from headwater.cli.produce_run import ProduceOutcome
     from headwater.store import Store
 
 NOT_SETTINGS: Final = ("source", "name", "producer_id")
@@ -36,9 +35,7 @@ def produce(
         None, metavar="FILE", help="Files to read; standard input without them, or for -."
     ),
     key_separator: str | None = typer.Option(
-        None,
-        metavar="TEXT",
-        help=r"The text before it in a line is the record's key; \t is a tab.",
+        None, metavar="TEXT", help=r"The text before it in a line is the record's key; \t is a tab."
     ),
     key_column: str | None = typer.Option(
         None, metavar="NAME", help="Of typed rows: the column whose text is the record's key."
@@ -84,8 +81,7 @@ def produce(
             outcome = _produced(store, call, form, files, interrupt)
     finally:
         portal.shared().call(store.close())
-    with reporting():
-        show(outcome.describe())
+    conclude_change(outcome.describe())
     if outcome.error is not None:
         raise outcome.error
     if outcome.interrupted:
@@ -103,10 +99,10 @@ class _ProduceOptions(NamedTuple):
     settings: dict[str, Any]
 
 
-def _going_on(done: int) -> str:
-    if not done:
+def _going_on(accepted: int) -> str:
+    if not accepted:
         return "begins with the first record of the input"
-    which = "the first record" if done == 1 else f"the first {done:,} records"
+    which = "the first record" if accepted == 1 else f"the first {accepted:,} records"
     return f"goes on after {which} of the input"
 
 
@@ -115,8 +111,12 @@ def _produced(
 ) -> ProduceOutcome:
     from headwater.buffer.producer import BlockingProducer
     from headwater.cli.produce_input import input_bytes
-    from headwater.cli.produce_resume import Resumption, refuse_without_resume
-    from headwater.cli.produce_run import FromTheStart, produce_all
+    from headwater.cli.produce_run import (
+        FromTheStart,
+        Resumption,
+        produce_all,
+        refuse_without_resume,
+    )
 
     typed_in = not files and sys.stdin.isatty()
     # Columns are larger in memory than in their files: how far one is cannot be known.
@@ -225,10 +225,10 @@ def _delimiter(kind: str | None, delimiter: str | None, key_column: str | None) 
             "lines have no columns: --key-separator, or --json, --csv, --parquet, --arrow",
             param_hint="--key-column",
         )
-    found = "," if delimiter is None else unescaped(delimiter)
-    if len(found) != 1 or not found.isascii() or found in '"\r\n':
+    character = "," if delimiter is None else unescaped(delimiter)
+    if len(character) != 1 or not character.isascii() or character in '"\r\n':
         raise typer.BadParameter("one ASCII character", param_hint="--delimiter")
-    return found
+    return character
 
 
 def _one_kind(kinds: dict[str, bool], files: list[str], separator: str | None) -> str | None:
@@ -278,3 +278,158 @@ def _resumed_notes(producer: BlockingProducer, producer_id: str | None) -> Itera
                 f"{'no metadata' if metadata is None else bytes_words(metadata)}"
             )
             yield Note(words, "dim")
+
+
+class OtherInput(Refused):
+    """The input is not the one that earlier runs under the id sent."""
+
+
+@dataclass(slots=True)
+class PartitionRange:
+    """The LSNs of the records of one partition."""
+
+    first_lsn: int
+    last_lsn: int
+    rows: int = 0
+    runs: int = 1
+
+    def add(self, part: Accepted) -> None:
+        """Records that were accepted after those before; those of others may be in between."""
+        self.runs += self.rows > 0 and part.first_lsn != self.last_lsn + 1
+        self.last_lsn = part.last_lsn
+        self.rows += part.rows
+
+
+@dataclass(slots=True)
+class ProduceOutcome:
+    """What became of everything that was read."""
+
+    read_rows: int = 0
+    skipped_rows: int = 0
+    """Of those, accepted in an earlier run, and not sent again."""
+    leading_rows: int = 0
+    """So many records of the input, from its first on, are all accepted."""
+    ranges: dict[int, PartitionRange] = field(default_factory=dict)
+    seconds: float = 0.0
+    batches: int = 0
+    size_bytes: int = 0
+    unknown_rows: int = 0
+    """Records of which it is not known whether they are accepted."""
+    error: HeadwaterError | None = None
+    interrupted: bool = False
+    resumes: bool = False
+    """Whether the same command, run again, goes on after what was accepted."""
+
+    @property
+    def rows(self) -> int:
+        """Records that were accepted."""
+        return sum(one.rows for one in self.ranges.values())
+
+    @property
+    def left_rows(self) -> int:
+        """Records that were read, and are not known to be accepted."""
+        return self.read_rows - self.skipped_rows - self.rows
+
+    def add(self, parts: Iterable[Accepted]) -> None:
+        """Count what was accepted."""
+        for part in parts:
+            lsn_range = self.ranges.setdefault(
+                part.partition, PartitionRange(part.first_lsn, part.last_lsn)
+            )
+            lsn_range.add(part)
+
+    def describe(self) -> Report:
+        """How many records are accepted, at which LSNs, and what is left of the input."""
+        is_other = isinstance(self.error, OtherInput)
+        if is_other and not self.rows:
+            return Report()  # the error says it all: what was accepted is of another input
+        good = self.error is None and not self.left_rows
+        if good or self.rows:
+            report = Report(self._accepted_words(), "✓" if good else "✗")
+        else:
+            report = Report(self._none_accepted(), "✗")
+        for partition, lsn_range in sorted(self.ranges.items()):
+            runs = (
+                "" if lsn_range.runs == 1 else f", in {lsn_range.runs:,} runs with others' between"
+            )
+            lsns = f"LSN {lsn_range.first_lsn:,}"
+            if lsn_range.last_lsn > lsn_range.first_lsn:
+                lsns = f"LSNs {lsn_range.first_lsn:,} to {lsn_range.last_lsn:,}"
+            report.say(f"  partition {partition}: {lsns}{runs}")
+        if self.interrupted and good:
+            report.say(
+                "interrupted: every whole line that was read until then is accepted", "yellow"
+            )
+        elif not good and not is_other and (self.rows or self.resumes or self.unknown_rows):
+            for words in self._left_words():
+                report.say(words, "yellow")
+        return report
+
+    def _accepted_words(self) -> str:
+        rate = self.rows / self.seconds if self.seconds else 0.0
+        batches = "batch" if self.batches == 1 else "batches"
+        return (
+            f"{_records(self.rows)} accepted, {size_words(self.size_bytes)} in "
+            f"{self.batches:,} {batches}, {rate:,.0f} records/s{self._skipped()}"
+        )
+
+    def _none_accepted(self) -> str:
+        count = self.left_rows
+        if not count:
+            return f"nothing was sent{self._skipped()}"
+        are = "accepted"
+        if self.unknown_rows or isinstance(self.error, OutcomeUnknown):
+            are = "known to be accepted"
+        which = f"none of the {count:,} records that were sent is {are}"
+        if count == 1:
+            which = f"the one record that was sent is not {are}"
+        return which + self._skipped()
+
+    def _skipped(self) -> str:
+        if not self.skipped_rows:
+            return ""
+        were = "was" if self.skipped_rows == 1 else "were"
+        return f"; {self.skipped_rows:,} {were} accepted before"
+
+    def _left_words(self) -> Iterator[str]:
+        """What to know before the rest of the input is sent."""
+        yield f"of the input, {_leading(self.leading_rows)}"
+        later = self.rows + self.skipped_rows - self.leading_rows
+        if later > 0:
+            are = "is" if later == 1 else "are"
+            accepted = f"{later:,} of those that follow {are} accepted as well"
+            yield f"{accepted}, in other partitions or calls"
+        unsent = self.left_rows - self.unknown_rows
+        if unsent:
+            yield f"{_records(unsent)} {'was' if unsent == 1 else 'were'} read and not accepted"
+        if self.unknown_rows:
+            are = "it is accepted" if self.unknown_rows == 1 else "they are accepted"
+            yield f"of {_records(self.unknown_rows)} it is not known whether {are}"
+        if not self.left_rows:
+            yield "what follows was not sent"
+        if self.resumes:
+            yield "the same command, run again, goes on after what is accepted"
+        elif self.left_rows:
+            again = "a second run would send accepted records again: leave them out of its input"
+            if self.unknown_rows:
+                again = (
+                    "a second run may send accepted records again: read the stream first, and "
+                    "leave out of its input what is there"
+                )
+            yield (
+                f"{again}. A run that begins with --producer-id ID --resume goes on by itself when "
+                "it is run again"
+            )
+
+
+def _records(count: int) -> str:
+    return "1 record" if count == 1 else f"{count:,} records"
+
+
+def _leading(count: int) -> str:
+    """How many records are accepted without a gap, from the first one on."""
+    if not count:
+        return "the first record is not known to be accepted"
+    if count == 1:
+        return "the first record is accepted"
+    return f"the first {count:,} records are accepted, all of them"

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from headwater.buffer.records import OPERATION, POSITION_COLUMNS, RESERVED, from_arrow
 from headwater.cli.json_lines import are_exact
-from headwater.cli.produce_input import TargetColumns, first_refused
+from headwater.cli.produce_input import TargetColumns, count_good, first_refused
 from headwater.core.errors import Refused
 
 _COLUMNS_MAX: Final = 10_000
@@ -61,14 +61,7 @@ class CsvColumns:
     @property
     def left_out(self) -> str:
         """What to say of columns that were empty throughout; nothing if there are none."""
-        names = sorted(self._empty - self._types.keys())
-        if not names:
-            return ""
-        return (
-            f"{', '.join(map(repr, names))}: empty throughout, which has no type, so no such "
-            f"column was sent. To have it there as null, declare a schema with it: "
-            f"{self._stream.alter}"
-        )
+        return self._stream.left_out(self._empty - self._types.keys(), "empty")
 
     def read(self, name: str, source: Any, block_bytes: int) -> Iterator[pa.RecordBatch]:
         """The rows of one file, which begins with a line of names."""
@@ -131,27 +124,28 @@ class CsvColumns:
     ) -> tuple[pa.RecordBatch | None, Refused | None]:
         """The rows up to the first that the stream does not take, once it has their columns."""
         self._types |= self._stream.types
-        made, error = self._checked(name, cells, row)
-        if made is not None and self._types != self._stream.types:
+        converted, error = self._checked(name, cells, row)
+        if converted is not None and self._types != self._stream.types:
             try:
-                self._stream.record(made)
+                self._stream.record(converted)
             except Refused:
                 # Another producer decided meanwhile: again, so that the row can be named.
                 self._types |= self._stream.types
-                made, error = self._checked(name, cells, row)
-        return made, error
+                converted, error = self._checked(name, cells, row)
+        return converted, error
 
     def _checked(
         self, name: str, cells: pa.RecordBatch, row: int
     ) -> tuple[pa.RecordBatch | None, Refused | None]:
-        made, error = self._converted(name, cells, row)
-        if made is None or self._error_of(made) is None:
-            return made, error
+        converted, error = self._converted(name, cells, row)
+        if converted is None or self._error_of(converted) is None:
+            return converted, error
         count, wrong = first_refused(
-            made.num_rows, lambda start, end: self._error_of(made.slice(start, end - start))
+            converted.num_rows,
+            lambda start, end: self._error_of(converted.slice(start, end - start)),
         )
         refused = Refused(f"{name}, row {row + count:,}: {wrong}. {_NOT_SENT}")
-        return (made.slice(0, count) if count else None), refused
+        return (converted.slice(0, count) if count else None), refused
 
     def _error_of(self, rows: pa.RecordBatch) -> Refused | None:
         """Why the stream would not take these rows; trying them records nothing."""
@@ -190,18 +184,18 @@ class CsvColumns:
             columns[column] = (texts, kind)
         if rows and not columns:
             raise Refused(f"{name}, row {row:,}: nothing but empty cells is no row")
-        made = {
+        arrays = {
             column: _cast(texts.slice(0, rows), kind) for column, (texts, kind) in columns.items()
         }
-        return (pa.record_batch(made) if rows else None), error
+        return (pa.record_batch(arrays) if rows else None), error
 
     def _kind(self, column: str, texts: pa.Array) -> pa.DataType | None:
         if column == OPERATION or column in POSITION_COLUMNS:
             return _guess(texts)
-        known = RESERVED.get(column) or self._types.get(column)
-        if known is None and (known := _guess(texts)) is not None:
-            self._types[column] = known
-        return known
+        kind = RESERVED.get(column) or self._types.get(column)
+        if kind is None and (kind := _guess(texts)) is not None:
+            self._types[column] = kind
+        return kind
 
 
 class _UnequalRow(NamedTuple):
@@ -242,10 +236,10 @@ class _CsvInput:
         """A block, and with the last one the row that ends the input."""
         if self._is_ended:
             return b""
-        wanted = size - len(self.end)
-        block: bytes = self._source.read(wanted)
-        while len(block) < wanted and not self._is_ended:
-            more = self._source.read(wanted - len(block))
+        wanted_bytes = size - len(self.end)
+        block: bytes = self._source.read(wanted_bytes)
+        while len(block) < wanted_bytes and not self._is_ended:
+            more = self._source.read(wanted_bytes - len(block))
             self._is_ended = not more
             block += more
         self._line_ends += block.count(b"\n")
@@ -325,12 +319,12 @@ class _CsvInput:
 
 def _guess(texts: pa.Array) -> pa.DataType | None:
     """What all the cells of a column are; None if all of them are empty."""
-    known = texts.drop_null()
-    if not len(known):
+    cells = texts.drop_null()
+    if not len(cells):
         return None
     for pattern, kind in _GUESSES:
-        matches = pc.all(pc.match_substring_regex(known, pattern)).as_py()
-        if matches and _fits(known, kind, is_guessed=True) == len(known):
+        matches = pc.all(pc.match_substring_regex(cells, pattern)).as_py()
+        if matches and _fits(cells, kind, is_guessed=True) == len(cells):
             return kind
     return pa.string()
 
@@ -346,14 +340,10 @@ def _fits(texts: pa.Array, kind: pa.DataType, *, is_guessed: bool) -> int:
     """How many cells, from the first on, become values of the type as they are."""
     if _do_fit(texts, kind, is_guessed=is_guessed):
         return len(texts)
-    low, high = 0, len(texts)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _do_fit(texts.slice(low, middle - low), kind, is_guessed=is_guessed):
-            low = middle
-        else:
-            high = middle
-    return low
+    return count_good(
+        len(texts),
+        lambda low, end: _do_fit(texts.slice(low, end - low), kind, is_guessed=is_guessed),
+    )
 
 
 def _do_fit(texts: pa.Array, kind: pa.DataType, *, is_guessed: bool) -> bool:
@@ -365,14 +355,18 @@ def _do_fit(texts: pa.Array, kind: pa.DataType, *, is_guessed: bool) -> bool:
         if pc.any(pc.invert(pc.match_substring_regex(texts, pattern))).as_py():
             return False
     try:
-        found = _cast(texts, kind)
+        values = _cast(texts, kind)
     except pa.ArrowException:
         return False
     if not pa.types.is_floating(kind):
         return True
-    if is_guessed and kind == pa.float32() and found.cast(pa.float64()) != texts.cast(pa.float64()):
+    if (
+        is_guessed
+        and kind == pa.float32()
+        and values.cast(pa.float64()) != texts.cast(pa.float64())
+    ):
         return False
-    if pc.any(pc.invert(pc.is_finite(found))).as_py():
+    if pc.any(pc.invert(pc.is_finite(values))).as_py():
         return False
     rounded = texts.filter(pc.match_substring_regex(texts, _ROUNDED))
     return are_exact(rounded.cast(pa.binary()).to_pylist())

@@ -24,6 +24,7 @@ import pyarrow as pa
 from headwater.buffer.producer import BlockingProducer
 from headwater.buffer.producer.rows import check_pandas_index
 from headwater.buffer.records import KEY
+from headwater.cli.report import Size
 from headwater.cli.terminal import Interrupt, check_input
 from headwater.core.errors import Denied, LimitExceeded, Refused
 from headwater.core.limits import MIB, RECORD_MAX_BYTES
@@ -40,10 +41,6 @@ _CODECS: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _MAGIC_BYTES: Final = 6
 
 
-InputSource = str | io.BufferedReader
-"""The name of a file, or standard input."""
-
-
 class InputPiece(NamedTuple):
     """Some records on their way: values with or without keys, or columns."""
 
@@ -58,10 +55,7 @@ class InputPiece(NamedTuple):
 class InputCall(NamedTuple):
     """Records for one produce call."""
 
-    values: list[bytes] | None
-    keys: list[bytes] | None
-    columns: pa.RecordBatch | pa.Table | None
-    rows: int
+    records: InputPiece
     partition: int | None
     metadata: bytes | None
     end: int
@@ -88,12 +82,12 @@ class LineBlock(NamedTuple):
         return self.data.split(b"\n")
 
 
-def input_bytes(files: list[str]) -> int | None:
+def input_bytes(files: list[str]) -> Size | None:
     """How much there is to read; None if that is unknown."""
     packed = (".gz", ".zst")
     plain = [name for name in files if os.path.isfile(name) and not name.endswith(packed)]
     sizes = [os.stat(name).st_size for name in plain]
-    return sum(sizes) if files and len(sizes) == len(files) else None
+    return Size(sum(sizes)) if files and len(sizes) == len(files) else None
 
 
 def value_pieces(
@@ -202,7 +196,7 @@ def column_pieces(
                         source = pa.CompressedInputStream(source, codec)
                     batches = csv.read(_name(name), source, BLOCK_BYTES)
                 else:
-                    batches = _READERS[kind](_columns_source(kind, name, opened))
+                    batches = _column_batches(kind, name, opened)
                 for batch in batches:
                     for piece in _sliced(batch):
                         yield InputPiece(None, None, piece, piece.num_rows, piece.nbytes)
@@ -237,51 +231,30 @@ class _InterruptibleInput(io.RawIOBase):
         return os.readv(self._descriptor, [buffer])
 
 
-def _columns_source(kind: str, name: str, opened: io.BufferedReader) -> InputSource:
-    """What to read a file of columns from."""
-    if name != STANDARD_INPUT:
-        return name
-    if kind == "parquet" or opened.peek(_MAGIC_BYTES).startswith(b"ARROW1"):
+def _column_batches(kind: str, name: str, opened: io.BufferedReader) -> Iterator[pa.RecordBatch]:
+    """The batches of a Parquet file, an Arrow file or an Arrow stream."""
+    is_arrow_file = opened.peek(_MAGIC_BYTES).startswith(b"ARROW1")
+    is_piped = name == STANDARD_INPUT
+    if is_piped and (kind == "parquet" or is_arrow_file):
         raise Refused(
             f"{_name(name)} cannot be read from its end, as such a file is: name the file, or send "
             "an Arrow stream (--arrow)"
         )
-    return opened
+    with contextlib.nullcontext(opened) if is_piped else pa.OSFile(os.fsencode(name)) as source:
+        if kind == "parquet":
+            import pyarrow.parquet as pq
 
-
-def _parquet(name: InputSource) -> Iterator[pa.RecordBatch]:
-    import pyarrow.parquet as pq
-
-    assert isinstance(name, str)  # standard input has no end to read it from
-    with pa.OSFile(os.fsencode(name)) as source, pq.ParquetFile(source) as file:
-        check_pandas_index(file.schema_arrow)
-        yield from file.iter_batches(batch_size=_PARQUET_ROWS)
-
-
-def _arrow(name: InputSource) -> Iterator[pa.RecordBatch]:
-    if not isinstance(name, str):
-        with pa.ipc.open_stream(name) as piped:
-            check_pandas_index(piped.schema)
-            yield from piped
-        return
-    with pa.OSFile(os.fsencode(name)) as source:
-        is_file = source.read(6) == b"ARROW1"
-        source.seek(0)
-        if is_file:
+            with pq.ParquetFile(source) as file:
+                check_pandas_index(file.schema_arrow)
+                yield from file.iter_batches(batch_size=_PARQUET_ROWS)
+        elif is_arrow_file:
             with pa.ipc.open_file(source) as file:
                 check_pandas_index(file.schema)
-                for number in range(file.num_record_batches):
-                    yield file.get_batch(number)
+                yield from map(file.get_batch, range(file.num_record_batches))
         else:
             with pa.ipc.open_stream(source) as stream:
                 check_pandas_index(stream.schema)
                 yield from stream
-
-
-_READERS: Final[dict[str, Callable[[InputSource], Iterator[pa.RecordBatch]]]] = {
-    "parquet": _parquet,
-    "arrow": _arrow,
-}
 
 
 @contextlib.contextmanager
@@ -331,6 +304,16 @@ class TargetColumns:
         schema = self._producer.stream.schema
         return {} if schema is None else {field.name: field.type for field in schema}
 
+    def left_out(self, columns: set[str], what: str) -> str:
+        """What to say of columns that hold nothing and so have no type; nothing without any."""
+        if not columns:
+            return ""
+        return (
+            f"{', '.join(map(repr, sorted(columns)))}: {what} throughout, which has no type, so no "
+            f"such column was sent. To have it there as null, declare a schema with it: "
+            f"{self.alter}"
+        )
+
     def check(self, records: pa.RecordBatch) -> None:
         """Refuse what the stream would; this records nothing, so rows can be tried."""
         self._producer.stream.taking_in(records.schema).fit(records)
@@ -340,19 +323,26 @@ class TargetColumns:
         self._producer.fit(records)
 
 
+def count_good(rows: int, are_good: Callable[[int, int], bool]) -> int:
+    """How many of the first rows are good, where not all of them are.
+
+    `are_good(start, end)` is asked of rows of which all before `start` are good.
+    """
+    low, high = 0, rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        if are_good(low, middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
 def first_refused(rows: int, error_of: Callable[[int, int], Refused | None]) -> tuple[int, Refused]:
     """How many of the first rows are taken together, and what is wrong with the next one.
 
     `error_of(start, end)` says what is wrong with these rows, of which all together are refused.
     """
-    low, high = 0, rows
-    wrong = Refused("no row")
-    while high - low > 1:
-        middle = (low + high) // 2
-        error = error_of(0, middle)
-        if error is None:
-            low = middle
-        else:
-            high, wrong = middle, error
+    good = count_good(rows, lambda _, end: error_of(0, end) is None)
     # By itself, if it is wrong by itself: then the error does not count other rows.
-    return low, error_of(low, high) or error_of(0, high) or wrong
+    return good, error_of(good, good + 1) or error_of(0, good + 1) or Refused("no row")

@@ -62,13 +62,7 @@ class JsonRows:
     @property
     def left_out(self) -> str:
         """What to say of columns that were null wherever they stood; nothing if there are none."""
-        names = sorted(self._left_out - self._types.keys())
-        if not names:
-            return ""
-        return (
-            f"{', '.join(map(repr, names))}: null throughout, which has no type, so no such column "
-            f"was sent. To have it there as null, declare a schema with it: {self._stream.alter}"
-        )
+        return self._stream.left_out(self._left_out - self._types.keys(), "null")
 
     def decode(self, name: str, block: LineBlock) -> DecodedRows:
         """The rows of a block, up to the first that is wrong; an empty line is none."""
@@ -98,10 +92,10 @@ class JsonRows:
             return self._decode_lines(name, block)
         first = LineBlock(block.first_line, b"\n".join(lines[:_FIRST_LINES]), 0)
         try:
-            begun = self._decode_lines(name, first)
+            first_rows = self._decode_lines(name, first)
         except Refused:
             return self._decode_lines(name, block)  # nothing but nulls, so far
-        if begun.error is not None:
+        if first_rows.error is not None:
             return self._decode_lines(name, block)  # a later line may say what `[]` is a list of
         rest = LineBlock(block.first_line + _FIRST_LINES, lines[-1], 0)
         columns = self._read_fast(rest.data)
@@ -110,9 +104,11 @@ class JsonRows:
             if columns is None
             else DecodedRows(pa.table(columns), None)
         )
-        tables = [table for table in (begun.table, more.table) if table.num_columns]
+        tables = [table for table in (first_rows.table, more.table) if table.num_columns]
         try:
-            united = pa.concat_tables(tables, promote_options="default") if tables else begun.table
+            united = (
+                pa.concat_tables(tables, promote_options="default") if tables else first_rows.table
+            )
         except pa.ArrowException:
             # The rest made the type of a column wider: all of them in that one.
             return self._decode_lines(name, block)
@@ -203,18 +199,18 @@ class JsonRows:
             self._stream.check(batch)
 
     def _column(self, name: str, values: list[Any]) -> pa.Array:
-        known = self._types.get(name)
+        known_type = self._types.get(name)
         if any(isinstance(value, dict | list | Decimal) or value is MINUS_ZERO for value in values):
-            kind = known
+            kind = known_type
             if kind is None and any(isinstance(value, float | Decimal) for value in values):
                 kind = pa.float64()
             try:
                 values = [read_back(value, kind) for value in values]
             except Refused as error:
                 raise Refused(f"column {name!r}: {error}") from error
-        if known is not None and pa.types.is_decimal(known):
+        if known_type is not None and pa.types.is_decimal(known_type):
             values = [_decimal_text(value) for value in values]
-        if known is not None and pa.types.is_integer(known):
+        if known_type is not None and pa.types.is_integer(known_type):
             # Beside 1.0, Arrow would take the whole numbers of the column for doubles.
             values = [_whole(value) for value in values]
         try:
@@ -230,7 +226,9 @@ class JsonRows:
             raise Refused(f"column {name!r}{mixed or f': {error}'}") from error
         if pa.types.is_null(found.type):
             return pa.nulls(len(values), self._types.get(name, pa.null()))
-        found = exact_cast(found, fill_untyped(found.type, known, may_drop=not self._is_declared))
+        found = exact_cast(
+            found, fill_untyped(found.type, known_type, may_drop=not self._is_declared)
+        )
         kind = self._types.setdefault(name, found.type)
         if found.type == kind:
             return found
@@ -249,7 +247,7 @@ class JsonRows:
         try:
             return found.cast(kind)
         except pa.ArrowNotImplementedError:
-            return _as_told(name, values, kind)
+            return _array_of(name, values, kind)
         except pa.ArrowException as error:
             raise Refused(f"column {name!r} is {kind}: {error}{hint}") from error
 
@@ -286,18 +284,18 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _may_become(found: pa.DataType, kind: pa.DataType) -> bool:
+def _may_become(written: pa.DataType, kind: pa.DataType) -> bool:
     """Whether a value of one type can be meant by another: JSON has no times and no decimals."""
-    if pa.types.is_string(found):
+    if pa.types.is_string(written):
         return bool(
             pa.types.is_temporal(kind) or pa.types.is_decimal(kind) or pa.types.is_binary(kind)
         )
-    if pa.types.is_list(found) and pa.types.is_list(kind):
-        source, wanted = found.value_type, kind.value_type
-        return source == wanted or pa.types.is_null(source) or _may_become(source, wanted)
-    if pa.types.is_nested(found):
+    if pa.types.is_list(written) and pa.types.is_list(kind):
+        source, item_type = written.value_type, kind.value_type
+        return source == item_type or pa.types.is_null(source) or _may_become(source, item_type)
+    if pa.types.is_nested(written):
         return bool(pa.types.is_nested(kind))
-    return _is_number(found) and _is_number(kind)
+    return _is_number(written) and _is_number(kind)
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -306,7 +304,7 @@ def _is_number(kind: pa.DataType) -> bool:
     )
 
 
-def _as_told(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
+def _array_of(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
     """What only making it in that type makes: maps, and structs with fields left out."""
     try:
         return pa.array(values, kind)

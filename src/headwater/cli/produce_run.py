@@ -1,168 +1,38 @@
-"""`headwater produce` at work: pieces of the input are sent, and acceptances are counted."""
+"""`headwater produce` at work: pieces of the input are sent, and acceptances are counted.
+
+With --resume an input continues exactly where it ended. Every call carries in its metadata how many
+records of the input were read at its end. The last accepted batch of a partition then says how far
+the input is settled there: of the records before that position, those of this partition are
+accepted, and none after it, so each partition skips its own. That needs a partition that the same
+record has in every run: that of its key, that of `--partition`, or, without keys, one that the
+record's number gives.
+
+Always holds: the records of one call go into one batch of each partition, so an accepted batch
+states a position, however a run ends.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from typing import Final
 
-from headwater.buffer.producer import Accepted, BlockingHandle, BlockingProducer, PartlyAccepted
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.buffer.partitioner import partition_keys
+from headwater.buffer.producer import BlockingHandle, BlockingProducer, PartlyAccepted
+from headwater.buffer.producer.open_batches import BATCH_ROWS
+from headwater.buffer.producer.record_columns import cut
+from headwater.buffer.records import KEY, VALUE
+from headwater.cli.produce_command import OtherInput, ProduceOutcome
 from headwater.cli.produce_input import InputCall, InputPiece
-from headwater.cli.produce_resume import OtherInput, Resumption
 from headwater.cli.render import Progress
-from headwater.cli.report import Report, Size, size_words
+from headwater.cli.report import Size
 from headwater.cli.terminal import Interrupt, WaitInterrupted
 from headwater.core import runtime
-from headwater.core.errors import HeadwaterError, OutcomeUnknown
-
-
-@dataclass(slots=True)
-class PartitionRange:
-    """The LSNs of the records of one partition."""
-
-    first_lsn: int
-    last_lsn: int
-    rows: int = 0
-    runs: int = 1
-
-    def add(self, part: Accepted) -> None:
-        """Records that were accepted after those before; those of others may be in between."""
-        self.runs += self.rows > 0 and part.first_lsn != self.last_lsn + 1
-        self.last_lsn = part.last_lsn
-        self.rows += part.rows
-
-
-@dataclass(slots=True)
-class ProduceOutcome:
-    """What became of everything that was read."""
-
-    read_rows: int = 0
-    skipped_rows: int = 0
-    """Of those, accepted in an earlier run, and not sent again."""
-    leading_rows: int = 0
-    """So many records of the input, from its first on, are all accepted."""
-    ranges: dict[int, PartitionRange] = field(default_factory=dict)
-    seconds: float = 0.0
-    batches: int = 0
-    size_bytes: int = 0
-    unknown_rows: int = 0
-    """Records of which it is not known whether they are accepted."""
-    error: HeadwaterError | None = None
-    interrupted: bool = False
-    resumes: bool = False
-    """Whether the same command, run again, goes on after what was accepted."""
-
-    @property
-    def rows(self) -> int:
-        """Records that were accepted."""
-        return sum(one.rows for one in self.ranges.values())
-
-    @property
-    def left_rows(self) -> int:
-        """Records that were read, and are not known to be accepted."""
-        return self.read_rows - self.skipped_rows - self.rows
-
-    def add(self, parts: Iterable[Accepted]) -> None:
-        """Count what was accepted."""
-        for part in parts:
-            known = self.ranges.setdefault(
-                part.partition, PartitionRange(part.first_lsn, part.last_lsn)
-            )
-            known.add(part)
-
-    def describe(self) -> Report:
-        """How many records are accepted, at which LSNs, and what is left of the input."""
-        is_other = isinstance(self.error, OtherInput)
-        if is_other and not self.rows:
-            return Report()  # the error says it all: what was accepted is of another input
-        good = self.error is None and not self.left_rows
-        if good or self.rows:
-            report = Report(self._accepted_words(), "✓" if good else "✗")
-        else:
-            report = Report(self._none_accepted(), "✗")
-        for partition, found in sorted(self.ranges.items()):
-            runs = "" if found.runs == 1 else f", in {found.runs:,} runs with others' between"
-            lsns = f"LSN {found.first_lsn:,}"
-            if found.last_lsn > found.first_lsn:
-                lsns = f"LSNs {found.first_lsn:,} to {found.last_lsn:,}"
-            report.say(f"  partition {partition}: {lsns}{runs}")
-        if self.interrupted and good:
-            report.say(
-                "interrupted: every whole line that was read until then is accepted", "yellow"
-            )
-        elif not good and not is_other and (self.rows or self.resumes or self.unknown_rows):
-            for words in self._left_words():
-                report.say(words, "yellow")
-        return report
-
-    def _accepted_words(self) -> str:
-        rate = self.rows / self.seconds if self.seconds else 0.0
-        batches = "batch" if self.batches == 1 else "batches"
-        return (
-            f"{_records(self.rows)} accepted, {size_words(self.size_bytes)} in "
-            f"{self.batches:,} {batches}, {rate:,.0f} records/s{self._skipped()}"
-        )
-
-    def _none_accepted(self) -> str:
-        count = self.left_rows
-        if not count:
-            return f"nothing was sent{self._skipped()}"
-        are = "accepted"
-        if self.unknown_rows or isinstance(self.error, OutcomeUnknown):
-            are = "known to be accepted"
-        which = f"none of the {count:,} records that were sent is {are}"
-        if count == 1:
-            which = f"the one record that was sent is not {are}"
-        return which + self._skipped()
-
-    def _skipped(self) -> str:
-        if not self.skipped_rows:
-            return ""
-        were = "was" if self.skipped_rows == 1 else "were"
-        return f"; {self.skipped_rows:,} {were} accepted before"
-
-    def _left_words(self) -> Iterator[str]:
-        """What to know before the rest of the input is sent."""
-        yield f"of the input, {_leading(self.leading_rows)}"
-        later = self.rows + self.skipped_rows - self.leading_rows
-        if later > 0:
-            are = "is" if later == 1 else "are"
-            accepted = f"{later:,} of those that follow {are} accepted as well"
-            yield f"{accepted}, in other partitions or calls"
-        unsent = self.left_rows - self.unknown_rows
-        if unsent:
-            yield f"{_records(unsent)} {'was' if unsent == 1 else 'were'} read and not accepted"
-        if self.unknown_rows:
-            are = "it is accepted" if self.unknown_rows == 1 else "they are accepted"
-            yield f"of {_records(self.unknown_rows)} it is not known whether {are}"
-        if not self.left_rows:
-            yield "what follows was not sent"
-        if self.resumes:
-            yield "the same command, run again, goes on after what is accepted"
-        elif self.left_rows:
-            again = "a second run would send accepted records again: leave them out of its input"
-            if self.unknown_rows:
-                again = (
-                    "a second run may send accepted records again: read the stream first, and "
-                    "leave out of its input what is there"
-                )
-            yield (
-                f"{again}. A run that begins with --producer-id ID --resume goes on by itself when "
-                "it is run again"
-            )
-
-
-def _records(count: int) -> str:
-    return "1 record" if count == 1 else f"{count:,} records"
-
-
-def _leading(count: int) -> str:
-    """How many records are accepted without a gap, from the first one on."""
-    if not count:
-        return "the first record is not known to be accepted"
-    if count == 1:
-        return "the first record is accepted"
-    return f"the first {count:,} records are accepted, all of them"
+from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused
 
 
 class FromTheStart:
@@ -178,7 +48,7 @@ class FromTheStart:
     def calls(self, piece: InputPiece) -> Iterable[InputCall]:
         """All of it."""
         self._read += piece.rows
-        return (InputCall(*piece[:4], self._partition, self._metadata, self._read),)
+        return (InputCall(piece, self._partition, self._metadata, self._read),)
 
     def check_whole(self) -> None:
         """Whatever ended has been sent."""
@@ -201,12 +71,12 @@ class _PendingCalls:
 
     def send(self, call: InputCall) -> None:
         """Hand records of the input to the producer."""
-        where = call.partition
-        if call.columns is not None:
-            handle = self._producer.produce_arrow(call.columns, call.metadata, partition=where)
+        records, where = call.records, call.partition
+        if records.columns is not None:
+            handle = self._producer.produce_arrow(records.columns, call.metadata, partition=where)
         else:
             handle = self._producer.produce(
-                call.values or [], call.metadata, keys=call.keys, partition=where
+                records.values or [], call.metadata, keys=records.keys, partition=where
             )
         self._waiting.append((handle, call))
 
@@ -224,16 +94,16 @@ class _PendingCalls:
 
     def _count(self, handle: BlockingHandle, call: InputCall) -> None:
         parts = handle.accepted()
-        rows = sum(part.rows for part in parts)
+        rows, sent_rows = sum(part.rows for part in parts), call.records.rows
         self._outcome.add(parts)
-        if not self._has_gap and (rows == call.rows or self._in_order):
-            self._outcome.leading_rows = call.end - call.rows + rows
-        if rows < call.rows:
+        if not self._has_gap and (rows == sent_rows or self._in_order):
+            self._outcome.leading_rows = call.end - sent_rows + rows
+        if rows < sent_rows:
             self._has_gap = True
             try:
                 handle.result()
             except HeadwaterError as error:
-                self._fail(error, call.rows - rows)
+                self._fail(error, sent_rows - rows)
 
     def _fail(self, error: HeadwaterError, rows: int) -> None:
         """So many records of a call were not accepted, or may not have been."""
@@ -264,27 +134,24 @@ def produce_all(
     in_order: bool,
     interrupt: Interrupt,
     progress: Progress,
-    total_bytes: int | None = None,
+    total_bytes: Size | None = None,
 ) -> ProduceOutcome:
     """Send every piece and wait until all of them are accepted; stop at the first failure."""
     outcome = ProduceOutcome(leading_rows=sending.first, resumes=isinstance(sending, Resumption))
     under_way = _PendingCalls(producer, outcome, in_order=in_order)
     started_s = runtime.monotonic_s()
-    read_bytes = 0
+    read_bytes = Size(0)
     try:
         for piece in pieces:
             left_rows = piece.rows
             for call in sending.calls(piece):
                 under_way.send(call)
-                outcome.read_rows += call.rows
-                left_rows -= call.rows
+                outcome.read_rows += call.records.rows
+                left_rows -= call.records.rows
             outcome.read_rows += left_rows
             outcome.skipped_rows += left_rows
-            read_bytes += piece.input_bytes
-            words = f"{outcome.read_rows:,} records"
-            progress.show(
-                words, Size(read_bytes), None if total_bytes is None else Size(total_bytes)
-            )
+            read_bytes = Size(read_bytes + piece.input_bytes)
+            progress.show(f"{outcome.read_rows:,} records", read_bytes, total_bytes)
             under_way.settle()
         sending.check_whole()
     except WaitInterrupted:
@@ -303,3 +170,192 @@ def produce_all(
     outcome.batches = producer.metrics.batches_flushed
     outcome.size_bytes = producer.metrics.bytes_flushed
     return outcome
+
+
+TURN_RECORDS: Final = 65_536
+"""Records without a key that go to one partition before the next one takes its turn."""
+_TAKE_ANOTHER: Final = "Take another --producer-id, and send the input from its start"
+
+
+class InputPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the metadata of a call say."""
+
+    input_records: int
+    """How many records of the input were read when the call ended."""
+    partitions: int
+    """Of the stream: with another number, keys are in other partitions."""
+    partition: int | None
+    """The one that was named for all records, if one was."""
+    keyed_by: str | None = None
+    """The option that gives records their keys, where those decide on partitions; none where keys
+    are in the input, or there are none."""
+
+
+class Resumption:
+    """Turns pieces of the input into calls, without what was accepted in earlier runs."""
+
+    def __init__(
+        self, producer: BlockingProducer, partition: int | None, keyed_by: str | None = None
+    ) -> None:
+        """`Refused` where the producer's earlier batches do not tell how far the input was."""
+        self._producer = producer
+        self._stream = producer.stream
+        self._partition = partition
+        self._cut_bytes = max(1, producer.settings.batch_bytes // 2)
+        self._read = 0
+        if producer.stream.config.format == "v1":
+            raise Refused("--resume: streams in the published v1 format know nothing of producers")
+        count = producer.stream.partitions
+        if count > 1 and partition is None and producer.settings.partitioner != "key":
+            raise Refused(
+                "--resume: the partitioner does not give a record the same partition in every run. "
+                "Leave the setting out, or name a --partition"
+            )
+        self._keyed_by = keyed_by if count > 1 and partition is None else None
+        self._done = [
+            _position(producer, number, partition, self._keyed_by) for number in range(count)
+        ]
+        if partition is not None:
+            self._done = [self._done[partition]] * count
+
+    @property
+    def first(self) -> int:
+        """How many leading records of the input were accepted in earlier runs, all of them."""
+        return min(self._done)
+
+    @property
+    def last(self) -> int:
+        """After so many records of the input, nothing was accepted in earlier runs."""
+        return max(self._done)
+
+    def calls(self, piece: InputPiece) -> Iterator[InputCall]:
+        """What of a piece has to be sent."""
+        start, self._read = self._read, self._read + piece.rows
+        if self._read <= self.first:
+            return
+        for batch in self._batches(piece):
+            for records, _ in cut(batch, self._cut_bytes, BATCH_ROWS):
+                yield from self._unsent(records, start)
+                start += records.num_rows
+
+    def check_whole(self) -> None:
+        """Refuse an input that ended before what was accepted of it: it is another one."""
+        if self._read < self.last:
+            raise OtherInput(
+                f"the input has {self._read:,} records, and {self.last:,} of it were read before "
+                f"under this id: it is another input. {_TAKE_ANOTHER}"
+            )
+
+    def _batches(self, piece: InputPiece) -> list[pa.RecordBatch]:
+        """The records as the stream carries them: their size decides where they are cut."""
+        columns = piece.columns
+        if columns is None:
+            lists = {KEY: piece.keys, VALUE: piece.values}
+            columns = pa.record_batch(
+                {
+                    name: pa.array(column, pa.binary())
+                    for name, column in lists.items()
+                    if column is not None
+                }
+            )
+        return self._producer.fit(columns)
+
+    def _unsent(self, records: pa.RecordBatch, start: int) -> Iterator[InputCall]:
+        if self._stream.partitions == 1 or self._partition is not None:
+            skipped = min(records.num_rows, max(0, self.first - start))
+            yield from self._call(records.slice(skipped), self._partition, start + records.num_rows)
+        elif KEY in records.schema.names:
+            yield from self._keyed(records, start)
+        else:
+            yield from self._in_turns(records, start)
+
+    def _keyed(self, records: pa.RecordBatch, start: int) -> Iterator[InputCall]:
+        keys, end = records.column(KEY), start + records.num_rows
+        if keys.null_count:
+            row = start + pc.index(pc.is_null(keys), True).as_py() + 1
+            raise Refused(
+                f"--resume: record {row:,} has no key, and others have: it has no partition that "
+                "stays. Name a --partition for all of them"
+            )
+        if start < self.last:
+            of_row = partition_keys(keys, self._stream.partitions)
+            done = pa.array(self._done, pa.int64()).take(of_row)
+            places = pa.array(range(start, end), pa.int64())
+            records = records.filter(pc.greater_equal(places, done))
+        yield from self._call(records, None, end)
+
+    def _in_turns(self, records: pa.RecordBatch, start: int) -> Iterator[InputCall]:
+        at = 0
+        while at < records.num_rows:
+            place = start + at
+            rows = min(records.num_rows - at, TURN_RECORDS - place % TURN_RECORDS)
+            partition = place // TURN_RECORDS % self._stream.partitions
+            skipped = min(rows, max(0, self._done[partition] - place))
+            part = records.slice(at + skipped, rows - skipped)
+            yield from self._call(part, partition, place + rows)
+            at += rows
+
+    def _call(
+        self, records: pa.RecordBatch, partition: int | None, end: int
+    ) -> Iterator[InputCall]:
+        if records.num_rows:
+            position = InputPosition(end, self._stream.partitions, self._partition, self._keyed_by)
+            metadata = msgspec.json.encode(position)
+            piece = InputPiece(None, None, records, records.num_rows, 0)
+            yield InputCall(piece, partition, metadata, end)
+
+
+def refuse_without_resume(producer: BlockingProducer) -> None:
+    """Refuse to produce without positions under an id whose batches have some.
+
+    A later --resume would take those for what the newest run came to.
+    """
+    for number, resumed in producer.resumed.items():
+        if _decoded(resumed.metadata) is not None:
+            raise Refused(
+                f"{producer.producer_id!r} was used with --resume in partition {number}: go on "
+                f"with it, or take another --producer-id"
+            )
+
+
+def _position(
+    producer: BlockingProducer, number: int, partition: int | None, keyed_by: str | None
+) -> int:
+    """How far the input is settled in a partition."""
+    resumed = producer.resumed[number]
+    who = f"{producer.producer_id!r} in partition {number}"
+    if not resumed.producer_sequence:
+        others = any(one.producer_sequence for one in producer.resumed.values())
+        if others and not resumed.is_known and partition in (None, number):
+            raise Refused(
+                f"--resume: nothing is known of {who}: its batches there are deleted and it was "
+                f"forgotten, or the partition is new. {_TAKE_ANOTHER}"
+            )
+        return 0
+    position = _decoded(resumed.metadata)
+    if position is None:
+        raise Refused(
+            f"--resume: the batches of {who} do not say how far their input was: they were sent "
+            f"without --resume. {_TAKE_ANOTHER}"
+        )
+    if (position.partitions, position.partition) != (producer.stream.partitions, partition):
+        named_partition = "none" if position.partition is None else str(position.partition)
+        raise Refused(
+            f"--resume: {who} sent to {position.partitions} partitions with --partition "
+            f"{named_partition}, and now there are {producer.stream.partitions} with --partition "
+            f"{'none' if partition is None else partition}: records would go elsewhere. "
+            f"{_TAKE_ANOTHER}"
+        )
+    if position.keyed_by != keyed_by:
+        raise Refused(
+            f"--resume: {who} sent with {position.keyed_by or 'no option for keys'}, and now there "
+            f"is {keyed_by or 'none'}: records would go elsewhere. {_TAKE_ANOTHER}"
+        )
+    return position.input_records
+
+
+def _decoded(metadata: bytes | None) -> InputPosition | None:
+    try:
+        return None if metadata is None else msgspec.json.decode(metadata, type=InputPosition)
+    except msgspec.DecodeError:
+        return None

@@ -1,27 +1,40 @@
-"""`headwater read`: the records of a stream, until its end, a limit or a signal."""
+"""`headwater read` and `headwater lag`: the records of a stream, and what is not processed."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
-from dataclasses import dataclass
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import typer
 
-from headwater.cli.advice import EXIT_NO
-from headwater.cli.options import OPTION, STREAM, URL, open_with_options, read_bound, unescaped
-from headwater.cli.render import show
-from headwater.cli.report import Report
-from headwater.cli.terminal import Interrupt, WaitInterrupted, output_has_gone
-from headwater.core import portal
+from headwater.cli.advice import EXIT_NO, command
+from headwater.cli.options import (
+    AS_JSON,
+    OPTION,
+    PARTITION,
+    STREAM,
+    URL,
+    on_stream,
+    open_with_options,
+    read_bound,
+    unescaped,
+    wanted_partitions,
+)
+from headwater.cli.render import echo, show
+from headwater.cli.report import UNKNOWN, Report, Size
+from headwater.cli.terminal import Interrupt, WaitInterrupted, gather_bounded, output_has_gone
+from headwater.core import portal, runtime
+from headwater.core.errors import HeadwaterError, NotFound
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headwater.buffer.consumer import LostRecords, Reader
+    from headwater.buffer.consumer import Lag, LostRecords, Reader
     from headwater.buffer.queue.contract import TimeBy
+    from headwater.buffer.stream import Stream
     from headwater.cli.read_output import Output
 
 FORMATS: Final = ("lines", "json", "csv", "arrow", "parquet")
@@ -91,14 +104,14 @@ def read(
             separator = None if key_separator is None else unescaped(key_separator)
             shaped = open_output(format, output, reader.schema, separator, null)
             with reader, shaped as sink, watching:
-                view = read_all(reader, sink, limit=limit, interrupt=interrupt)
+                outcome = read_all(reader, sink, limit=limit, interrupt=interrupt)
     finally:
         home.call(store.close())
-    show(view.describe(stream, reader.lost), is_error=True)
+    show(describe_read(stream, outcome, reader.lost), is_error=True)
     if reader.lost:
         raise typer.Exit(EXIT_NO)
     # Ctrl-C is how following ends; another signal asks for the status of an interrupted command.
-    if view.interrupted and not (follow and interrupt.received == signal.SIGINT):
+    if outcome.interrupted and not (follow and interrupt.received == signal.SIGINT):
         raise typer.Exit(interrupt.exit_status)
 
 
@@ -113,45 +126,161 @@ def _time_by(text: str) -> TimeBy:
     return cast("TimeBy", text)
 
 
-@dataclass(slots=True)
-class ReadOutcome:
-    """What was shown."""
+def describe_read(stream: str, outcome: ReadOutcome, lost: list[LostRecords]) -> Report:
+    """What is missing from standard output."""
+    report = Report()
+    for one in lost:
+        report.say(
+            f"stream {stream!r}, partition {one.partition}: LSNs {one.first_lsn:,} to "
+            f"{one.last_lsn:,} cannot be read: {one.cause}",
+            "yellow",
+        )
+    if not outcome.records and not outcome.interrupted:
+        report.say("there are no records here")
+    return report
 
-    records: int = 0
+
+class ReadOutcome(NamedTuple):
+    """How many records were shown, and whether a signal ended that."""
+
+    records: int
     interrupted: bool = False
-
-    def describe(self, stream: str, lost: list[LostRecords]) -> Report:
-        """What is missing from standard output."""
-        report = Report()
-        for one in lost:
-            report.say(
-                f"stream {stream!r}, partition {one.partition}: LSNs {one.first_lsn:,} to "
-                f"{one.last_lsn:,} cannot be read: {one.cause}",
-                "yellow",
-            )
-        if not self.records and not self.interrupted:
-            report.say("there are no records here")
-        return report
 
 
 def read_all(
     reader: Reader, output: Output, *, limit: int | None, interrupt: Interrupt
 ) -> ReadOutcome:
     """Write every batch, in order."""
-    shown = ReadOutcome()
-    while limit is None or shown.records < limit:
-        batch: pa.RecordBatch | None
+    records = 0
+    while limit is None or records < limit:
         try:
             # No batch has been read yet when the wait is interrupted, so none is half shown.
             with interrupt.waiting():
-                batch = next(reader, None)
+                batch: pa.RecordBatch | None = next(reader, None)
         except WaitInterrupted:
-            shown.interrupted = True
-            break
+            return ReadOutcome(records, interrupted=True)
         if batch is None:
             break
         if limit is not None:
-            batch = batch.slice(0, limit - shown.records)
+            batch = batch.slice(0, limit - records)
         output.write(batch)
-        shown.records += batch.num_rows
-    return shown
+        records += batch.num_rows
+    return ReadOutcome(records)
+
+
+def lag(
+    url: str = URL,
+    stream: str = STREAM,
+    partition: int | None = PARTITION,
+    group: str | None = typer.Option(
+        None, "--group", "-g", help="A group: what it has not processed. Without: the owner."
+    ),
+    watch: bool = typer.Option(False, "--watch", "-w", help="Look again and again, until Ctrl-C."),
+    every: float = typer.Option(2.0, min=0.1, help="Seconds between looks."),
+    as_json: bool = AS_JSON,
+    option: list[str] = OPTION,
+) -> None:
+    """What is appended and not processed: batches, records, bytes, seconds. Fences nothing.
+
+    Exit status: 0, 1 if the lag of a partition is unknown, 2 if the group is unknown.
+    """
+
+    async def run(opened: Stream) -> bool:
+        wanted = wanted_partitions(opened, partition)
+        shown = 0
+        while True:
+            lags = dict(zip(wanted, await _lags(opened, wanted, group), strict=True))
+            if watch and not as_json and sys.stdout.isatty():
+                # Over the lines of the look before.
+                echo(f"\x1b[{shown}A\x1b[J" if shown else "", newline=False)
+            report = describe_lag(opened.name, lags)
+            shown = show(report, as_json=as_json, indent=None)
+            if not watch:
+                return not any(isinstance(one, str) for one in lags.values())
+            await runtime.sleep(every)
+
+    if not on_stream(url, option, stream, run):
+        raise typer.Exit(EXIT_NO)
+
+
+async def _lags(stream: Stream, partitions: list[int], group: str | None) -> list[Lag | str]:
+    """The lag of each partition, or why it is unknown.
+
+    Raises if that of none is known, and for a group that no partition knows: it has no lag.
+    """
+    from headwater.buffer.consumer import lag as lag_of
+    from headwater.buffer.consumer.progress import UnknownGroup
+
+    async def one(partition: int) -> Lag | HeadwaterError:
+        try:
+            return await lag_of(stream, partition=partition, group=group)
+        except HeadwaterError as error:
+            return error
+
+    lags = await gather_bounded(one, partitions)
+    failed = [error for error in lags if isinstance(error, HeadwaterError)]
+    if failed and len(lags) == 1:
+        raise failed[0]
+    if len(failed) == len(lags) and all(isinstance(error, UnknownGroup) for error in failed):
+        raise NotFound(
+            f"group {group!r} is not known to stream {stream.name!r}: it has no position in any "
+            f"partition. Check its name; without --group, {command()} lag shows what the owner "
+            "has not processed"
+        )
+    return [str(one) if isinstance(one, HeadwaterError) else one for one in lags]
+
+
+def describe_lag(stream: str, lags: dict[int, Lag | str]) -> Report:
+    """The lag of each partition, or why it is unknown; and the total."""
+    import msgspec
+
+    total = total_lag(lags)
+    report = Report()
+    rows = []
+    for partition, lag in lags.items():
+        if isinstance(lag, str):
+            report.say(f"partition {partition}: {lag}", "red")
+        rows.append(_lag_row(str(partition), None if isinstance(lag, str) else lag))
+    if len(lags) > 1:
+        rows.append(_lag_row("total", total))
+    report.table("", rows, numbers=rows[0])
+    report.record = {
+        "stream": stream,
+        "total": total,
+        "partitions": [
+            {"partition": partition}
+            | ({"error": lag} if isinstance(lag, str) else msgspec.to_builtins(lag))
+            for partition, lag in lags.items()
+        ],
+    }
+    return report
+
+
+def _lag_row(which: str, lag: Lag | None) -> dict[str, Any]:
+    size_bytes = None if lag is None else lag.size_bytes
+    return {
+        "partition": which,
+        "batches": lag.batches if lag else UNKNOWN,
+        "records": lag.records if lag else UNKNOWN,
+        "bytes": UNKNOWN if size_bytes is None else Size(size_bytes),
+        "seconds": lag.seconds if lag else UNKNOWN,
+    }
+
+
+def total_lag(lags: dict[int, Lag | str]) -> Lag | None:
+    """All partitions together: the oldest record of any gives the seconds.
+
+    None where that of one is unknown: the sum of the others is no total.
+    """
+    from headwater.buffer.consumer import Lag
+
+    if any(isinstance(lag, str) for lag in lags.values()):
+        return None
+    all_lags = [lag for lag in lags.values() if isinstance(lag, Lag)]
+    sizes = [lag.size_bytes for lag in all_lags]
+    return Lag(
+        batches=sum(lag.batches for lag in all_lags),
+        records=sum(lag.records for lag in all_lags),
+        size_bytes=None if None in sizes else sum(size or 0 for size in sizes),
+        seconds=max((lag.seconds for lag in all_lags), default=0.0),
+    )

@@ -67,7 +67,7 @@ def open_output(
         elif format == "csv":
             output = CsvOutput(sink, schema)
         elif format == "arrow":
-            output = ArrowOutput(sink, schema)
+            output = WriterOutput(sink, pa.ipc.new_stream(sink, schema))
         else:
             output = ParquetOutput(sink, schema)
         try:
@@ -128,7 +128,8 @@ class LinesOutput(Output):
         texts = _texts(column)
         self._check_digits(batch, column, texts)
         if texts is not None and not texts.null_count:
-            lines = column.to_pylist() if texts is not column else _encoded(texts)
+            raw = column if texts is not column else texts.cast(pa.binary())
+            lines: list[bytes] = raw.to_pylist()
             self._refuse_null_text(batch, lines, "value")
             return lines
         return self._with_text(batch, [_raw(value) for value in python_values(column)], "value")
@@ -206,15 +207,29 @@ class JsonOutput(Output):
         self._sink.flush()
 
 
-class CsvOutput(Output):
+class WriterOutput(Output):
+    """A form that Arrow writes: an IPC stream."""
+
+    def __init__(self, sink: IO[bytes], writer: Any) -> None:
+        super().__init__(sink)
+        self._writer = writer
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+        self._sink.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class CsvOutput(WriterOutput):
     """A line of names, then a line a record; what is nested is JSON within its cell."""
 
     def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
         from pyarrow import csv
 
         self._schema = pa.schema([(field.name, _csv_type(field.type)) for field in schema])
-        super().__init__(sink)
-        self._writer = csv.CSVWriter(sink, self._schema)
+        super().__init__(sink, csv.CSVWriter(sink, self._schema))
 
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.num_columns == 1 and batch.column(0).null_count:
@@ -228,42 +243,16 @@ class CsvOutput(Output):
             column if column.type == field.type else _cells(column)
             for column, field in zip(batch.columns, self._schema, strict=True)
         ]
-        self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
-        self._sink.flush()
-
-    def close(self) -> None:
-        self._writer.close()
+        super().write(pa.record_batch(columns, schema=self._schema))
 
 
-class ArrowOutput(Output):
-    """An Arrow IPC stream."""
-
-    def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
-        super().__init__(sink)
-        self._writer = pa.ipc.new_stream(sink, schema)
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
-        self._sink.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class ParquetOutput(Output):
+class ParquetOutput(WriterOutput):
     """A Parquet file."""
 
     def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
         import pyarrow.parquet as pq
 
-        super().__init__(sink)
-        self._writer = pq.ParquetWriter(sink, schema, compression="zstd")
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
-
-    def close(self) -> None:
-        self._writer.close()
+        super().__init__(sink, pq.ParquetWriter(sink, schema, compression="zstd"))
 
     def abandon(self) -> None:
         # Else it completes the file when it is thrown away, which is closed by then.
@@ -328,11 +317,6 @@ def _texts(column: pa.Array) -> pa.Array | None:
         return None
 
 
-def _encoded(texts: pa.Array) -> list[bytes]:
-    found: list[bytes] = texts.cast(pa.binary()).to_pylist()
-    return found
-
-
 def _json_lines(batch: pa.RecordBatch) -> bytes:
     columns = [_json_column(column) for column in batch.columns]
     names = batch.schema.names
@@ -345,10 +329,10 @@ def _json_column(column: pa.Array) -> list[Any]:
     texts = _texts(column)
     if pa.types.is_timestamp(column.type):
         texts = time_texts(column)
-    found = python_values(column if texts is None else texts)
+    values = python_values(column if texts is None else texts)
     if texts is None and (pa.types.is_binary(column.type) or pa.types.is_nested(column.type)):
-        return [json_value(value) for value in found]
-    return found
+        return [json_value(value) for value in values]
+    return values
 
 
 def _csv_type(kind: pa.DataType) -> pa.DataType:
@@ -379,10 +363,10 @@ _NO_PYTHON = (OverflowError, ValueError)
 def python_values(column: pa.Array) -> list[Any]:
     """Each value of a column."""
     try:
-        found: list[Any] = column.to_pylist()
+        values: list[Any] = column.to_pylist()
     except _NO_PYTHON:
         return [_value(one) for one in column]
-    return found
+    return values
 
 
 def time_texts(column: pa.Array, between: str = "T") -> pa.Array:

@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 
 import typer
 
+from headwater.cli.advice import EXIT_NO, output_problem
 from headwater.cli.report import (
     Note,
     Problem,
@@ -54,6 +55,31 @@ def show(
         echo(line, is_error=is_error)
     widths = [cell_width(_STYLE.sub("", line)) for line in lines]
     return sum(1 if not one or width is None else -(-one // width) for one in widths)
+
+
+def conclude(report: Report, *, good: bool, as_json: bool = False) -> None:
+    """Print what a command looked at; the exit status says whether that is good."""
+    show(report, as_json=as_json)
+    if not good:
+        raise typer.Exit(EXIT_NO)
+
+
+def conclude_change(report: Report, *, good: bool = True, as_json: bool = False) -> None:
+    """Print what a command changed.
+
+    If the report cannot be written, standard error says so and the exit status stays that of the
+    work: a user who reads that it failed would do it again.
+    """
+    try:
+        show(report, as_json=as_json)
+        sys.stdout.flush()
+    except OSError as error:
+        why = output_problem(error)
+        typer.echo(f"note: the report of what was done cannot be written: {why}", err=True)
+        # Python would complain of what is left to be written once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not good:
+        raise typer.Exit(EXIT_NO)
 
 
 def echo(line: str, *, is_error: bool = False, newline: bool = True) -> None:
@@ -208,42 +234,57 @@ class Progress:
     BAR_WIDTH: Final = 24
     FRAME_S: Final = 0.1
 
-    def __init__(self, words: str = "opening", *, quiet: bool = False) -> None:
+    def __init__(self, work: str = "opening", *, quiet: bool = False) -> None:
         self.is_shown = not quiet and sys.stderr.isatty()
-        self._words = words
+        self.steps = 0
+        """Calls so far, each of which is a step of the work."""
+        self._line = work
         self._drawn_s = 0.0
 
     def __enter__(self) -> Self:
-        self._draw(self._words)
+        self._draw(self._line)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._clear()
         self.is_shown = False
 
-    def show(self, words: str, done: int = 0, total: int | None = None) -> None:
-        """Replace the line; with a total, it has a bar. Sizes are shown in their unit."""
+    def show(
+        self, work: str, done: int | None = None, total: int | None = None, unit: str = ""
+    ) -> None:
+        """Replace the line: so much of the work is done; with a total, it has a bar.
+
+        A `Size` is shown in the unit that fits, another number with its `unit`.
+        """
+        self.steps += 1
         if not self.is_shown or runtime.monotonic_s() - self._drawn_s < self.FRAME_S:
             return
+        line = work
         if total:
-            full = min(self.BAR_WIDTH, self.BAR_WIDTH * done // total)
+            full = min(self.BAR_WIDTH, self.BAR_WIDTH * (done or 0) // total)
             bar = "━" * full + " " * (self.BAR_WIDTH - full)
-            counts = f"{_words('', done, 0)} of {_words('', total, 0)}"
-            words = f"{words}{GAP}{bar}{GAP}{counts}"
-        self._draw(words)
+            counts = f"{_words('', done or 0, 0)} of {_words('', total, 0)} {unit}"
+            line = f"{work}{GAP}{bar}{GAP}{counts.rstrip()}"
+        elif done is not None:
+            line = f"{work}: {_words('', done, 0)} {unit}".rstrip()
+        self._draw(line)
+
+    def step(self, work: str, total: int, unit: str) -> None:
+        """One more of so many is done."""
+        self.show(work, self.steps + 1, total, unit)
 
     def say(self, note: Note, *, is_error: bool = True) -> None:
         """Print a line that stays, above the one that is drawn again."""
         self._clear()
         echo(note_line(note), is_error=is_error)
-        self._draw(self._words)
+        self._draw(self._line)
 
-    def _draw(self, words: str) -> None:
-        self._words = words
+    def _draw(self, line: str) -> None:
+        self._line = line
         if self.is_shown:
             self._drawn_s = runtime.monotonic_s()
             width = shutil.get_terminal_size().columns
-            sys.stderr.write(f"\r\x1b[K{cut_text(words, width - 1)}")
+            sys.stderr.write(f"\r\x1b[K{cut_text(line, width - 1)}")
             sys.stderr.flush()
 
     def _clear(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -28,9 +27,7 @@ CHECK_MARKS: Final = {
 }
 LEFT_BEHIND_SHOWN: Final = 3
 
-store_app = HeadwaterTyper(
-    help="Check an object store, and look into one.",
-)
+store_app = HeadwaterTyper(help="Check an object store, and look into one.")
 
 
 @store_app.command()
@@ -88,11 +85,7 @@ def check(
 
 def describe_store(checked: StoreReport) -> Report:
     """The verdict, what each failed check demands, and what the run took."""
-    report = Report(
-        checked.verdict,
-        "✓" if checked.safe else "✗",
-        record=checked.to_dict(),
-    )
+    report = Report(checked.verdict, "✓" if checked.safe else "✗", record=checked.to_dict())
     for check in checked.checks:
         if check.status in ("fail", "unfinished"):
             mark, style = CHECK_MARKS[check.status]
@@ -152,11 +145,11 @@ def list_objects(
         async for meta in store.list(prefix):
             time = datetime.fromtimestamp(meta.modified_ms / 1000, UTC)
             modified = f"{time:%Y-%m-%dT%H:%M:%SZ}"
-            if as_json:
-                about = {"key": meta.key, "size_bytes": meta.size_bytes, "modified": modified}
-                print(json.dumps(about, ensure_ascii=False))
-            else:
-                print(f"{meta.size_bytes:>13,}  {modified}  {meta.key}")
+            report = Report(
+                f"{meta.size_bytes:>13,}  {modified}  {meta.key}",
+                record={"key": meta.key, "size_bytes": meta.size_bytes, "modified": modified},
+            )
+            show(report, as_json=as_json, indent=None)
             count, size_bytes = count + 1, size_bytes + meta.size_bytes
         return count, size_bytes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import json
 import os
@@ -27,9 +26,9 @@ from headwater.cli.options import (
     takes_event_log,
     why_empty,
 )
-from headwater.cli.render import Progress, show
+from headwater.cli.render import Progress, conclude, conclude_change, show
 from headwater.cli.report import Report, size_words
-from headwater.cli.terminal import confirm, reporting
+from headwater.cli.terminal import confirm, gather_bounded
 from headwater.core.errors import Corrupt, HeadwaterError, NotFound, Refused
 
 if TYPE_CHECKING:
@@ -38,12 +37,9 @@ if TYPE_CHECKING:
     from headwater.buffer.stream.schema import SchemaLike
     from headwater.store import Store
 
-stream_app = HeadwaterTyper(
-    help="Make streams, look at them, change them, delete them.",
-)
+stream_app = HeadwaterTyper(help="Make streams, look at them, change them, delete them.")
 
 T = TypeVar("T")
-PARALLEL: Final = 16
 NOT_SETTINGS: Final = ("store", "name", "schema", "exists_ok")
 NAME = typer.Argument(metavar="NAME", help="The stream's name.")
 PARTITIONS = typer.Option(None, min=1, help="How many partitions; they can be added, not removed.")
@@ -89,9 +85,7 @@ def create(
         stream = await create_stream(store, name, exists_ok=exists_ok, schema=declared, **settings)
         return describe_created(stream, existed=existed)
 
-    report = on_store(url, option, run)
-    with reporting():
-        show(report)
+    conclude_change(on_store(url, option, run))
 
 
 @stream_app.command("list")
@@ -128,9 +122,8 @@ def describe(
         return stream, await _states(stream)
 
     stream, states = on_stream(url, option, name, run)
-    show(describe_stream(stream, states), as_json=as_json)
-    if any(isinstance(state, str) for state in states):
-        raise typer.Exit(EXIT_NO)
+    good = not any(isinstance(state, str) for state in states)
+    conclude(describe_stream(stream, states), good=good, as_json=as_json)
 
 
 @stream_app.command()
@@ -155,9 +148,7 @@ def alter(
         after = await alter_stream(store, name, schema=declared, **settings)
         return describe_change(before.config, after.config)
 
-    report = on_store(url, option, run)
-    with reporting():
-        show(report)
+    conclude_change(on_store(url, option, run))
 
 
 @stream_app.command()
@@ -177,24 +168,19 @@ def verify(
 
     async def run(stream: Stream) -> Verified:
         def advance(verified: Verified) -> None:
-            read = f"{verified.batches:,} batches, {size_words(verified.size_bytes)}"
-            progress.show(f"reading stream {name}: {read}")
+            unit = f"batches, {size_words(verified.size_bytes)}"
+            progress.show(f"reading stream {name}", verified.batches, unit=unit)
 
         return await verify_stream(stream, partition, advance)
 
     with Progress() as progress:
         verified = on_stream(url, option, name, run)
-    show(describe_verified(name, verified), as_json=as_json)
-    if verified.bad:
-        raise typer.Exit(EXIT_NO)
+    conclude(describe_verified(name, verified), good=not verified.bad, as_json=as_json)
 
 
 @stream_app.command()
 def adopt(
-    url: str = URL,
-    name: str = NAME,
-    partition: int | None = PARTITION,
-    option: list[str] = OPTION,
+    url: str = URL, name: str = NAME, partition: int | None = PARTITION, option: list[str] = OPTION
 ) -> None:
     """Go on with a published v1 stream that another implementation's consumer dequeued from.
 
@@ -206,8 +192,7 @@ def adopt(
     from headwater.cli.stream_report import describe_adopted
 
     done = on_store(url, option, lambda store: adopt_stream(store, name, partition=partition))
-    with reporting():
-        show(describe_adopted(done))
+    conclude_change(describe_adopted(done))
 
 
 @stream_app.command()
@@ -259,11 +244,9 @@ def delete(
             f"Delete {what}, for good?",
             unasked=f"no terminal to confirm that stream {name!r} is to go: say --yes",
         )
-    deleted, untold = on_store(url, option, partial(run, delete_it))
-    with reporting():
-        show(describe_deleted(deleted, untold))
-    if deleted.failed or untold is not None:
-        raise typer.Exit(EXIT_NO)
+    deleted, unpublished = on_store(url, option, partial(run, delete_it))
+    good = not deleted.failed and unpublished is None
+    conclude_change(describe_deleted(deleted, unpublished), good=good)
 
 
 async def _exists(store: Store, name: str) -> bool:
@@ -282,16 +265,12 @@ async def _states(stream: Stream) -> list[QueueState | str]:
 
     async def state(partition: int) -> QueueState | str:
         try:
-            found = await stream.queue_reader(partition).state()
+            queue_state = await stream.queue_reader(partition).state()
         except HeadwaterError as error:
             return str(error)
-        return disorder(found) or found
+        return disorder(queue_state) or queue_state
 
-    states: list[QueueState | str] = []
-    for first in range(0, stream.partitions, PARALLEL):
-        group = range(first, min(first + PARALLEL, stream.partitions))
-        states += await asyncio.gather(*(state(partition) for partition in group))
-    return states
+    return await gather_bounded(state, range(stream.partitions))
 
 
 def _settings(texts: list[str], **named: object) -> dict[str, Any]:
@@ -330,9 +309,9 @@ def _schema(path: Path | None) -> SchemaLike | None:
 
 
 def _columns(path: Path) -> dict[str, str]:
-    def pairs(found: list[tuple[str, object]]) -> dict[str, str]:
+    def pairs(listed: list[tuple[str, object]]) -> dict[str, str]:
         columns: dict[str, str] = {}
-        for name, kind in found:
+        for name, kind in listed:
             if name in columns:
                 raise ValueError(f"column {name!r} appears more than once")
             if not isinstance(kind, str):

@@ -1,31 +1,36 @@
-"""`headwater stream copy` and `stream truncate`: copy records, or give up old ones."""
+"""`headwater stream copy`, `stream truncate`, `gc`: copy records, give up old ones, delete them."""
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, command
+from headwater.cli.advice import command
 from headwater.cli.options import (
     AS_JSON,
     OPTION,
     PARTITION,
+    STREAM,
     URL,
     YES,
     on_stream,
     open_with_options,
     read_bound,
+    wanted_partitions,
 )
-from headwater.cli.render import Progress, echo, show
-from headwater.cli.report import Report
-from headwater.cli.terminal import confirm, reporting, run_loop
-from headwater.core.errors import HeadwaterError, Refused
+from headwater.cli.render import Progress, conclude_change, echo
+from headwater.cli.report import Note, Report, ReportTable, size_words
+from headwater.cli.terminal import AT_ONCE, confirm, gather_bounded, run_loop
+from headwater.core import limits
+from headwater.core.errors import HeadwaterError, Refused, RolledBack
 
 if TYPE_CHECKING:
     from headwater.buffer.copying import CopyResult
+    from headwater.buffer.queue.contract import Collected
     from headwater.buffer.stream import Stream
     from headwater.buffer.truncation import Truncated, TruncationPlan
 
@@ -57,18 +62,20 @@ def copy(
     def advance(records: int, total: int) -> None:
         nonlocal copied
         copied = records
-        progress.show(f"{work}: {records:,} of {total:,} records")
+        progress.show(work, records, total, "records")
 
     async def run() -> list[CopyResult]:
         async with AsyncExitStack() as stack:
-            there = await stack.enter_async_context(
+            target_store = await stack.enter_async_context(
                 open_with_options(new_url, new_option or option)
             )
-            if there.stats.scheme == "memory":
+            if target_store.stats.scheme == "memory":
                 raise Refused("a copy in memory:// would be gone when this command ends")
-            here = await stack.enter_async_context(open_with_options(url, option))
-            source = await open_stream(here, name)
-            return await copy_stream(source, there, new_name, resume=resume, progress=advance)
+            source_store = await stack.enter_async_context(open_with_options(url, option))
+            source = await open_stream(source_store, name)
+            return await copy_stream(
+                source, target_store, new_name, resume=resume, progress=advance
+            )
 
     work = f"copying {name} into {new_name}"
     try:
@@ -78,8 +85,7 @@ def copy(
         if copied:
             echo("cut off: the same command with --resume goes on", is_error=True)
         raise
-    with reporting():
-        show(describe_copy(name, new_name, done), as_json=as_json)
+    conclude_change(describe_copy(name, new_name, done), as_json=as_json)
 
 
 def describe_copy(name: str, new_name: str, done: list[CopyResult]) -> Report:
@@ -117,13 +123,9 @@ def truncate(
     wanted = None if partition is None else [partition]
 
     async def run(stream: Stream) -> Outcomes:
-        done = itertools.count(1)
-
-        def advance() -> None:
-            progress.show(f"{work}: {next(done):,} of {len(to_do):,} partitions")
-
         work = f"truncating {name}"
         with Progress(work) as progress:
+            advance = partial(progress.step, work, len(to_do), "partitions")
             return await truncate_all(stream, to_do, advance)
 
     plans = on_stream(
@@ -133,10 +135,8 @@ def truncate(
     if to_do and not yes:
         _ask(name, to_do)
     outcomes = on_stream(url, option, name, run, writing=True) if to_do else {}
-    with reporting():
-        show(describe_truncation(name, plans, outcomes), as_json=as_json)
-    if any(isinstance(one, HeadwaterError) or one.failed for one in outcomes.values()):
-        raise typer.Exit(EXIT_NO)
+    bad = any(isinstance(one, HeadwaterError) or one.failed for one in outcomes.values())
+    conclude_change(describe_truncation(name, plans, outcomes), good=not bad, as_json=as_json)
 
 
 def _bounds(text: str, partition: int | None) -> Any:
@@ -160,17 +160,17 @@ def _bounds(text: str, partition: int | None) -> Any:
 
 def _ask(name: str, plans: list[TruncationPlan]) -> None:
     records = sum(one.records for one in plans)
-    what = f"{records:,} records in {len(plans):,} partitions of stream {name}"
+    records_words = f"{records:,} records in {len(plans):,} partitions of stream {name}"
     for one in plans:
         if one.unacknowledged:
             owner = f"group {one.group}" if one.group else "any group"
-            what += (
+            records_words += (
                 f"; partition {one.partition}: {one.unacknowledged:,} of them are not "
                 f"acknowledged by {owner}"
             )
     confirm(
-        f"Give up {what}, for good?",
-        unasked=f"no terminal to confirm that these are to go: {what}. Say --yes",
+        f"Give up {records_words}, for good?",
+        unasked=f"no terminal to confirm that these are to go: {records_words}. Say --yes",
     )
 
 
@@ -201,3 +201,176 @@ def describe_truncation(name: str, plans: list[TruncationPlan], outcomes: Outcom
             words += f"; LSNs {first:,} to {last:,} stay, in one batch with {plan.before_lsn:,}"
         report.say(words, mark="–" if outcome is None else "✓")
     return report
+
+
+PASSES_MAX: Final = 10_000
+_COUNTED: Final = (
+    "batches_expired",
+    "batches_orphaned",
+    "chunks_expired",
+    "producers_forgotten",
+    "bytes_expired",
+    "bytes_orphaned",
+    "failed",
+    "batches_left",
+)
+
+
+def gc(
+    url: str = URL,
+    stream: str = STREAM,
+    partition: int | None = PARTITION,
+    full: bool = typer.Option(
+        False,
+        "--full",
+        help="Also look for what a crash left behind; takes up to 90 s for 16 partitions.",
+    ),
+    as_json: bool = AS_JSON,
+    option: list[str] = OPTION,
+) -> None:
+    """Delete what is not needed any more: batches past the retention, and uploads never appended.
+
+    Says what went and why, and what stays and why. Consumers do the same while they run.
+    Exit status: 0, or 1 if something could not be deleted; the next run tries it again.
+    """
+    from headwater.buffer.transaction.holds import holds_register, read_holds
+
+    async def run(opened: Stream) -> Report:
+        wanted = wanted_partitions(opened, partition)
+        waits = full and opened.config.format == "native"
+        if waits and not progress.is_shown:
+            turns = -(-len(wanted) // AT_ONCE)
+            wait_s = f"{turns * limits.FLOOR_SETTLE_S:,.0f} s"
+            words = f"waiting up to {wait_s} until pieces of the queue that are not needed may go"
+            progress.say(Note(words))
+        wait = f"; each may wait for {limits.FLOOR_SETTLE_S:.0f} s" if waits else ""
+        advance = partial(progress.step, work, len(wanted), f"partitions{wait}")
+        collected = await collect_all(opened, wanted, full=full, advance=advance)
+        held = len((await read_holds(holds_register(opened))).holds)
+        return describe_collected(opened, collected, open_transactions=held)
+
+    work = f"collecting what {stream} does not need"
+    with Progress(work) as progress:
+        report = on_stream(url, option, stream, run, writing=True)
+    conclude_change(report, good=all(part.mark == "✓" for part in report.parts), as_json=as_json)
+
+
+def describe_collected(
+    stream: Stream, collected: dict[int, Collected], *, open_transactions: int
+) -> Report:
+    """What was deleted and why, what stays and why, for each partition."""
+    import msgspec
+
+    from headwater.cli.stream_report import retention_words
+
+    report = Report()
+    for partition, one in collected.items():
+        rows = _collected_rows(one, retention_words(stream.config))
+        table = ReportTable("", rows, has_labels=False)
+        part = Report(f"partition {partition} of {stream.name}", "✓", tables=[table])
+        if one.failed:
+            part.mark = "✗"
+            failed = f"  {one.failed:,} deletes did not work; the next run tries them again"
+            part.say(failed, "yellow")
+        report.parts.append(part)
+    if open_transactions:
+        report.say(
+            f"{open_transactions:,} open transactions: what they uploaded stays until they commit "
+            "or abort, or until they were not renewed for their sinkTimeout",
+            "dim",
+        )
+    report.record = {
+        "stream": stream.name,
+        "open_transactions": open_transactions,
+        "partitions": [
+            {"partition": partition, **msgspec.to_builtins(one)}
+            for partition, one in collected.items()
+        ],
+    }
+    return report
+
+
+def _collected_rows(one: Collected, retention: str) -> list[dict[str, Any]]:
+    why_left = (
+        f"batches: acknowledged and past their {retention}, but named by other software, which "
+        "may use them elsewhere. Nothing deletes them later: do it by hand"
+    )
+    expired, orphaned = size_words(one.bytes_expired), size_words(one.bytes_orphaned)
+    rows = [
+        (
+            "deleted",
+            one.batches_expired,
+            f"batches, {expired}: acknowledged, and past their {retention}",
+        ),
+        ("", one.batches_orphaned, f"batches, {orphaned}: uploaded and never appended"),
+        ("", one.chunks_expired, "chunks of the queue that had only such batches"),
+        ("forgotten", one.producers_forgotten, "producers: closed for good, or silent for 7 days"),
+        *([("left", one.batches_left, why_left)] if one.batches_left else []),
+        ("kept", one.kept_pending, "batches: not acknowledged"),
+        ("", one.kept_retained, f"batches: acknowledged, and kept for {retention}"),
+        (
+            "oldest now",
+            one.floor_sequence,
+            f"is the first batch that can be read, with LSN {one.floor_lsn:,}",
+        ),
+    ]
+    return [
+        {"what": Note(f"  {name}", "dim"), "count": count, "why": words}
+        for name, count, words in rows
+    ]
+
+
+async def collect_all(
+    stream: Stream, partitions: Sequence[int], *, full: bool, advance: Callable[[], None]
+) -> dict[int, Collected]:
+    """Collect each of these, several at once."""
+
+    async def collect(partition: int) -> Collected:
+        collected = await collect_partition(stream, partition, full=full)
+        advance()
+        return collected
+
+    return dict(zip(partitions, await gather_bounded(collect, partitions), strict=True))
+
+
+async def collect_partition(stream: Stream, partition: int, *, full: bool) -> Collected:
+    """Bounded passes until one finds nothing more; what they did together."""
+    import msgspec
+
+    from headwater.buffer.consumer.ownership import retention_of
+
+    collector, retention = stream.collector(partition), await retention_of(stream)
+    total = await collector.collect(retention, full=full)
+    last = total
+    for _ in range(PASSES_MAX):
+        if last.failed or not _found_much(last):
+            break
+        last = await collector.collect(retention)
+        sums = {name: getattr(total, name) + getattr(last, name) for name in _COUNTED}
+        total = msgspec.structs.replace(last, **sums)
+    return await _kept(stream, partition, total)
+
+
+async def _kept(stream: Stream, partition: int, total: Collected) -> Collected:
+    """With what is kept now: a consumer went on while the passes counted."""
+    import msgspec
+
+    from headwater.cli.stream_report import disorder
+
+    state = await stream.queue_reader(partition).state()
+    wrong = disorder(state)
+    if wrong is not None:
+        raise RolledBack(f"partition {partition} of {stream.name}: {wrong}")
+    return msgspec.structs.replace(
+        total,
+        kept_pending=state.pending,
+        kept_retained=state.acked_sequence - state.floor_sequence,
+        floor_sequence=state.floor_sequence,
+        floor_lsn=state.floor_lsn,
+    )
+
+
+def _found_much(report: Collected) -> bool:
+    """Whether another pass may find more: a pass itself leaves an empty chunk for the next."""
+    batches = report.batches_expired + report.batches_orphaned + report.batches_left
+    return batches > 0 or report.is_cut_short

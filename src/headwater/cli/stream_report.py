@@ -151,7 +151,7 @@ def describe_change(before: StreamConfig, after: StreamConfig) -> Report:
     return report
 
 
-def describe_deleted(deleted: DeletedReport, untold: HeadwaterError | None) -> Report:
+def describe_deleted(deleted: DeletedReport, unpublished: HeadwaterError | None) -> Report:
     """What was deleted and what is left; and why the tier's events still list it, if they do."""
     verb = "went on deleting stream" if deleted.resumed else "deleted stream"
     counts = f"{deleted.objects:,} objects, {size_words(deleted.bytes)}"
@@ -159,9 +159,9 @@ def describe_deleted(deleted: DeletedReport, untold: HeadwaterError | None) -> R
     if deleted.failed:
         left = f"{deleted.failed:,} objects may still be there: delete it once more"
         report.say(f"{left} ({deleted.cause})", "yellow")
-    if untold is not None:
+    if unpublished is not None:
         still = "the tier's events still list what is gone: repair them, and delete it once more"
-        report.say(f"{still} ({untold})", "yellow")
+        report.say(f"{still} ({unpublished})", "yellow")
     return report
 
 

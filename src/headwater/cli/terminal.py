@@ -24,13 +24,12 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator
-from types import FrameType, TracebackType
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from types import FrameType
 from typing import Any, Final, TypeVar
 
 import typer
 
-from headwater.cli.advice import output_problem
 from headwater.core import runtime
 from headwater.core.errors import Refused
 
@@ -86,17 +85,17 @@ def write_whole() -> None:
     With a buffer, and on a terminal or where none was wanted, flushed at the end of each line.
     """
     for name in ("stdout", "stderr"):
-        found = getattr(sys, name)
-        if not isinstance(found, io.TextIOWrapper):
+        original = getattr(sys, name)
+        if not isinstance(original, io.TextIOWrapper):
             continue
-        found.flush()
-        whole = io.BufferedWriter(_WholeOutput(found.fileno()), _BUFFER_BYTES)
+        original.flush()
+        whole = io.BufferedWriter(_WholeOutput(original.fileno()), _BUFFER_BYTES)
         # A terminal that cannot show a character shows another, and the command goes on.
         stream = io.TextIOWrapper(
             whole,
-            encoding=found.encoding,
+            encoding=original.encoding,
             errors="replace",
-            line_buffering=found.line_buffering or isinstance(found.buffer, io.RawIOBase),
+            line_buffering=original.line_buffering or isinstance(original.buffer, io.RawIOBase),
         )
         setattr(sys, name, stream)
 
@@ -147,12 +146,7 @@ class Interrupt:
         self._before = {number: signal.signal(number, self._note) for number in _NOTED_SIGNALS}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -213,6 +207,7 @@ class Interrupt:
             raise WaitInterrupted
 
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 # asyncio handles Ctrl-C itself. These signals mean the same, and what was written for
@@ -242,6 +237,29 @@ def run_loop(work: Coroutine[Any, Any, T]) -> T:
         raise SystemExit(128 + (received[0] if received else signal.SIGINT)) from None
 
 
+AT_ONCE: Final = 16
+"""Partitions or objects that a command works on at the same time."""
+
+
+async def gather_bounded(work: Callable[[A], Awaitable[T]], items: Iterable[A]) -> list[T]:
+    """The result for each item, several at once: what one waits for, the others wait for meanwhile.
+
+    An error of one is raised when all the others are done.
+    """
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def one(item: A) -> tuple[T]:
+        async with slots:
+            return (await work(item),)  # a result that is an error is not one that was raised
+
+    results: list[T] = []
+    for outcome in await asyncio.gather(*map(one, items), return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        results += outcome
+    return results
+
+
 def confirm(question: str, *, unasked: str) -> None:
     """Continue only if the answer is yes. Ctrl-C is no answer: it ends the command.
 
@@ -262,20 +280,3 @@ def confirm(question: str, *, unasked: str) -> None:
 def is_interactive() -> bool:
     """Whether there is a terminal to answer at."""
     return sys.stdin.isatty()
-
-
-@contextlib.contextmanager
-def reporting() -> Iterator[None]:
-    """Print what was done within this, after it was done.
-
-    If the report cannot be written, standard error says so and the exit status stays that of the
-    work: a user who reads that it failed would do it again.
-    """
-    try:
-        yield
-        sys.stdout.flush()
-    except OSError as error:
-        why = output_problem(error)
-        typer.echo(f"note: the report of what was done cannot be written: {why}", err=True)
-        # Python would complain of what is left to be written once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

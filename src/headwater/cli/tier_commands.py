@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
@@ -23,9 +22,9 @@ from headwater.cli.options import (
     takes_event_log,
     wanted_partitions,
 )
-from headwater.cli.render import Progress, show
+from headwater.cli.render import Progress, conclude, conclude_change, show
 from headwater.cli.report import Report
-from headwater.cli.terminal import reporting, run_loop
+from headwater.cli.terminal import run_loop
 from headwater.core import limits, runtime
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from headwater.store import Store
 
 tier_app = HeadwaterTyper(
-    help="The tier: which segment is read for which records, and whether it is there.",
+    help="The tier: which segment is read for which records, and whether it is there."
 )
 
 
@@ -60,10 +59,9 @@ def list_cover(
             return describe_cover(opened)
 
     report = run_loop(run())
-    show(report, as_json=as_json)
     used = [one for one in report.record if one["segments"]]
-    if not used or any(one["gaps"] or one["log_start"] is None for one in used):
-        raise typer.Exit(EXIT_NO)
+    missing = any(one["gaps"] or one["log_start"] is None for one in used)
+    conclude(report, good=bool(used) and not missing, as_json=as_json)
 
 
 @tier_app.command()
@@ -109,9 +107,8 @@ def scrub(
         return scrubs
 
     scrubs = run_loop(run())
-    show(describe_scrubs(scrubs), as_json=as_json)
-    if not all(scrub.is_clean for scrub in scrubs.values()):
-        raise typer.Exit(EXIT_NO)
+    good = all(scrub.is_clean for scrub in scrubs.values())
+    conclude(describe_scrubs(scrubs), good=good, as_json=as_json)
 
 
 @tier_app.command()
@@ -191,9 +188,7 @@ def renew(
             report.say(f"log starts taken down to epoch {epoch_max}: {lowered:,}")
         return report
 
-    report = on_store(url, option, run)
-    with reporting():
-        show(report)
+    conclude_change(on_store(url, option, run))
 
 
 @tier_app.command()
@@ -233,10 +228,9 @@ def rebuild(
                 count = source.partition_count
             target = await StoredEventLog.open(store, prefix=to_prefix, partition_count=count)
             opened.push_async_callback(target.close)
-            read = itertools.count(1)
 
             def advance(done: int) -> None:
-                progress.show(f"{next(read):,} read", done, count)
+                progress.show(f"{progress.steps:,} read", done, count, "metadata partitions")
 
             with Progress("listing") as progress:
                 done = await rebuild_log(store, source, target, on_step=advance)
@@ -246,10 +240,8 @@ def rebuild(
             return done
 
     rebuilt = on_store(url, option, run)
-    with reporting():
-        show(describe_rebuilt(rebuilt, to_prefix), as_json=as_json)
-    if any(one.gaps or one.unreadable for one in rebuilt.partitions):
-        raise typer.Exit(EXIT_NO)
+    good = not any(one.gaps or one.unreadable for one in rebuilt.partitions)
+    conclude_change(describe_rebuilt(rebuilt, to_prefix), good=good, as_json=as_json)
 
 
 @asynccontextmanager

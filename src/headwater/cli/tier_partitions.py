@@ -28,7 +28,7 @@ from headwater.tier import (
     TopicMetadataManager,
     gaps,
 )
-from headwater.tier.eventlog import Compaction, MetadataEventLog
+from headwater.tier.eventlog import Compaction
 from headwater.tier.jobs import Flaw, LogStartRegister, ScrubFinding, ScrubResult
 from headwater.tier.manager import ManagedPartition
 
@@ -164,23 +164,16 @@ async def delete_with_tier(
         await publish(PartitionDeleteState.STARTED)
 
     async with AsyncExitStack() as stack:
-        log = await _log_if_any(store, events, stack)
+        log = None
+        try:
+            log = await stack.enter_async_context(events.opened(store))
+        except NotFound:  # nothing was ever copied to a tier here
+            if not events.is_default:
+                raise
         report = await delete_stream(store, name, stream_id=stream_id, before_objects=begin)
         if not report.failed:
             await publish(PartitionDeleteState.FINISHED)
     return report, damage
-
-
-async def _log_if_any(
-    store: Store, events: EventLogOptions, stack: AsyncExitStack
-) -> MetadataEventLog | None:
-    """The log of events; None if nothing was ever copied to a tier here."""
-    try:
-        return await stack.enter_async_context(events.opened(store))
-    except NotFound:
-        if not events.is_default:
-            raise
-        return None
 
 
 SHOWN = 20

@@ -84,6 +84,10 @@ FOLLOW_POLL_CAP_S: Final = 5.0
 # Batches that one read of the queue requests.
 LOOK_BATCHES: Final = 256
 GC_INTERVAL_S: Final = 300.0
+# How often a reset of some of a group's partitions begins again because readers started meanwhile.
+GROUP_RESET_ATTEMPTS: Final = 8
+# A query whose last sign of life is older does not count as running when its group is reset.
+GROUP_QUERY_SEEN_S: Final = 120.0
 
 # The native queue. Appends, polls and dequeues move whole chunks: they are small.
 CHUNK_MAX_ENTRIES: Final = 256

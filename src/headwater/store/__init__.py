@@ -1,9 +1,9 @@
 """Object storage: the one thing that must survive.
 
 Enters: an address (`memory://`, `file://`, `s3://`, `gs://`, `az://`) and names of credentials.
-Leaves: `Store` (get, put, put-if-absent, put-if-unchanged, list, delete, head, streams), and two
-building blocks on it: `Register` (read, change, write if unchanged) and `NumberedLog` (an append
-log of numbered objects above a floor).
+Leaves: `Store` (get, put, put-if-absent, put-if-unchanged, list, delete, head, streams), and
+building blocks on it: `Register` (read, change, write if unchanged), `NumberedLog` (an append log
+of numbered objects above a floor), and the sharing of names among processes (`claims`, `claimant`).
 
 Always holds:
 

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from headwater.buffer.consumer import Consumer, GroupRegister, Lag, Ownership, lag
+from headwater.buffer.consumer import Consumer, FollowerRegister, Lag, Ownership, lag
 from headwater.buffer.consumer.progress import lag_behind
 from headwater.buffer.queue.contract import QueuePosition
 from headwater.core import limits, runtime
@@ -114,13 +114,13 @@ async def test_a_groups_own_position_counts_also_within_a_batch() -> None:
     stream = queue.stream()
     with pytest.raises(NotFound, match=r"'audit' has no position .* which no group owns"):
         await lag(stream, group="audit")
-    await GroupRegister(stream, 0, "audit").begin(QueuePosition(1, 4))
+    await FollowerRegister(stream, 0, "audit").begin(QueuePosition(1, 4))
     found = await lag(stream, group="audit")
     assert (found.batches, found.records) == (2, 3)
     owner = await Ownership.open(stream, 0, "billing", gc=False)
     await owner.acknowledge(0)
     assert (await lag(stream, group="billing")).records == 4
-    await GroupRegister(stream, 0, "billing").advance(QueuePosition(1, 4))
+    await FollowerRegister(stream, 0, "billing").advance(QueuePosition(1, 4))
     assert (await lag(stream, group="billing")).records == 3
 
 
@@ -129,7 +129,7 @@ async def test_a_group_that_stands_beyond_the_end_is_not_taken_for_one_that_keep
     queue = FakeQueue()
     await queue.add_many(3)
     stream = queue.stream()
-    await GroupRegister(stream, 0, "audit").begin(QueuePosition(4, 9))
+    await FollowerRegister(stream, 0, "audit").begin(QueuePosition(4, 9))
     with pytest.raises(RolledBack, match=r"'audit' is at batch 3 .* whose next one is 3"):
         await lag(stream, group="audit")
     await queue.add_many(1)
@@ -141,7 +141,7 @@ async def test_a_group_that_goes_on_while_it_is_asked_for_has_no_lag_below_zero(
     queue = FakeQueue()
     await queue.add_many(1)
     stream = queue.stream()
-    register = GroupRegister(stream, 0, "audit")
+    register = FollowerRegister(stream, 0, "audit")
     await register.begin(QueuePosition(0, 1))
     queue_reader = stream.queue_reader(0)
     state = type(queue_reader).state

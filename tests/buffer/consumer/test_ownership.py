@@ -17,7 +17,7 @@ from headwater.buffer.consumer import (
     Consumer,
     FetchHandle,
     Follower,
-    GroupRegister,
+    FollowerRegister,
     Ownership,
     TakenOver,
     UnreadableBatch,
@@ -158,7 +158,7 @@ async def test_garbage_is_collected_until_the_owner_is_fenced() -> None:
 async def test_a_group_begins_once_and_moves_forward_only() -> None:
     queue = FakeQueue()
     await queue.add_many(5)
-    group = GroupRegister(queue.stream(), 0, "audit")
+    group = FollowerRegister(queue.stream(), 0, "audit")
     assert await group.read() is None
     begun = await asyncio.gather(group.begin(QueuePosition(1, 4)), group.begin(QueuePosition(3, 9)))
     assert begun[0] == begun[1] == await group.read()
@@ -177,7 +177,7 @@ async def test_a_group_begins_once_and_moves_forward_only() -> None:
 @virtual
 async def test_a_group_that_takes_over_behind_what_is_acknowledged_is_noted_as_such() -> None:
     stream = FakeQueue().stream()
-    group = GroupRegister(stream, 0, "audit")
+    group = FollowerRegister(stream, 0, "audit")
     await group.begin(QueuePosition(1, 4))
     await group.owns_from(QueuePosition(3, 9))
     # What the queue has acknowledged is another's work, also when the group loses it again.

@@ -10,8 +10,9 @@ from typing import Any, cast
 import pytest
 
 from headwater.buffer.producer import Accepted, BlockingProducer, PartlyAccepted
+from headwater.cli.produce_command import PartitionRange, ProduceOutcome
 from headwater.cli.produce_input import InputPiece
-from headwater.cli.produce_run import FromTheStart, PartitionRange, ProduceOutcome, produce_all
+from headwater.cli.produce_run import FromTheStart, produce_all
 from headwater.cli.render import Progress, report_lines
 from headwater.cli.terminal import Interrupt
 from headwater.core.errors import HeadwaterError, OutcomeUnknown, Refused, Unavailable

@@ -16,7 +16,7 @@ from headwater.buffer.murmur2 import partition_for_key
 from headwater.buffer.producer import Handle
 from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.buffer.stream import alter_stream
-from headwater.cli import produce_input, produce_resume
+from headwater.cli import produce_input, produce_run
 from headwater.core.errors import NoSpace, OutcomeUnknown
 from tests.cli.conftest import Invoke
 from tests.cli.data.given import File, Make, lines, on, values
@@ -144,7 +144,7 @@ def test_every_partition_goes_on_where_it_was(
     form: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(produce_resume, "TURN_RECORDS", 3)
+    monkeypatch.setattr(produce_run, "TURN_RECORDS", 3)
     chance = random.Random(3)
     make("wide", partitions=3)
     keys = [f"k{chance.randrange(40)}".encode() for _ in range(30)]

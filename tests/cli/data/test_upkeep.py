@@ -12,7 +12,7 @@ import pytest
 from headwater.buffer.consumer import Consumer, Follower, Lag
 from headwater.buffer.queue.contract import Collected
 from headwater.buffer.queue.native.collector import NativeCollector
-from headwater.cli.upkeep_commands import total_lag
+from headwater.cli.read_command import total_lag
 from headwater.core import limits
 from headwater.store import Store
 from tests.cli.conftest import Invoke

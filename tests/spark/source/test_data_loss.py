@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.consumer import Consumer, GroupRegister
+from headwater.buffer.consumer import Consumer, FollowerRegister
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import alter_stream, delete_stream, open_stream
 from headwater.buffer.truncation import plan_truncation, truncate_partition
@@ -401,4 +401,4 @@ def _restore(world: World, kept: dict[str, bytes]) -> None:
 
 
 async def _group_of(world: World) -> object:
-    return await GroupRegister(await open_stream(world.store, "orders"), 0, "g").read()
+    return await FollowerRegister(await open_stream(world.store, "orders"), 0, "g").read()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.consumer import GroupRegister, Ownership
-from headwater.buffer.consumer.progress import GroupPosition
+from headwater.buffer.consumer import FollowerRegister, Ownership
+from headwater.buffer.consumer.progress import FollowerPosition
 from headwater.buffer.queue.contract import QueuePosition
 from headwater.buffer.stream import alter_stream
 from headwater.core.errors import HeadwaterError
@@ -138,15 +138,15 @@ def test_a_beginning_that_was_cut_short_goes_on_as_it_was_resolved(
     world.stream("other", partitions=2)
     world.produce([b"1"], "other")
     options = {"subscribe": "orders,other", "startingOffsets": starting}
-    honest, begun = GroupRegister.begin, itertools.count(1)
+    honest, begun = FollowerRegister.begin, itertools.count(1)
 
-    async def begin(self: GroupRegister, *asked: Any, **more: Any) -> GroupPosition:
+    async def begin(self: FollowerRegister, *asked: Any, **more: Any) -> FollowerPosition:
         if next(begun) > written:
             raise Killed
         return await honest(self, *asked, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(GroupRegister, "begin", begin)
+        patch.setattr(FollowerRegister, "begin", begin)
         with pytest.raises(Killed):
             world.stream_reader(**options).initialOffset()
     for partition in range(3):
@@ -256,14 +256,14 @@ def test_two_groups_read_everything_each(world: World) -> None:
 
 
 def _resolve_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def begin(self: GroupRegister, place: QueuePosition, **_: Any) -> GroupPosition:
-        return GroupPosition(place.sequence, 0, place.lsn)
+    async def begin(self: FollowerRegister, place: QueuePosition, **_: Any) -> FollowerPosition:
+        return FollowerPosition(place.sequence, 0, place.lsn)
 
     async def initial(self: MicroBatches) -> Offset:
         await self._refresh()
         return Offset(await self._begin(list(self._feeds.values())), dict(self._ids), closed=True)
 
-    monkeypatch.setattr(GroupRegister, "begin", begin)
+    monkeypatch.setattr(FollowerRegister, "begin", begin)
     monkeypatch.setattr(MicroBatches, "initial", initial)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.buffer.consumer import GroupRegister
-from headwater.buffer.consumer.progress import GroupPosition, QueryStep
+from headwater.buffer.consumer import FollowerRegister
+from headwater.buffer.consumer.progress import FollowerPosition, QueryStep
 from headwater.buffer.queue.contract import QueuePosition
 from headwater.spark.source.checkpoint import CheckpointGuard
 from headwater.spark.source.feed import PartitionFeed
@@ -33,9 +33,9 @@ def counts_no_step(self: Offset) -> Offset:
     return Offset(self.positions, self.ids, True, self.query, self.step)
 
 
-async def begins_anew(self: GroupRegister, place: QueuePosition, **_: Any) -> GroupPosition:
+async def begins_anew(self: FollowerRegister, place: QueuePosition, **_: Any) -> FollowerPosition:
     """Resolves where a group begins whenever that is asked."""
-    return GroupPosition(place.sequence, 0, place.lsn)
+    return FollowerPosition(place.sequence, 0, place.lsn)
 
 
 honest_place = PartitionFeed.position_of
@@ -59,7 +59,7 @@ def accepts(*_: object) -> None:
 
 
 honest_check = CheckpointGuard.check
-honest_count = GroupRegister._counted
+honest_count = FollowerRegister._counted
 
 
 async def trusts_what_is_unclaimed(
@@ -72,10 +72,10 @@ async def trusts_what_is_unclaimed(
 
 
 def counts_what_is_unclaimed(
-    self: GroupRegister, now: GroupPosition | None, query: str, step: QueryStep
-) -> GroupPosition:
+    self: FollowerRegister, now: FollowerPosition | None, query: str, step: QueryStep
+) -> FollowerPosition:
     if now is None or not now.query:
-        now = msgspec.structs.replace(now or GroupPosition(0, 0, 1), query=query)
+        now = msgspec.structs.replace(now or FollowerPosition(0, 0, 1), query=query)
     return honest_count(self, now, query, step)
 
 
@@ -83,7 +83,7 @@ BUGS: dict[str, tuple[Replacement, ...]] = {
     "plan-without-owner": ((CheckpointGuard, "token", one_token_for_all),),
     "rowless-copy": ((Offset, "closed_next", counts_no_step),),
     "latest-twice": (
-        (GroupRegister, "begin", begins_anew),
+        (FollowerRegister, "begin", begins_anew),
         (PartitionFeed, "position_of", forgets_the_beginning),
     ),
     "start-after-end": (
@@ -94,7 +94,7 @@ BUGS: dict[str, tuple[Replacement, ...]] = {
     "stream-made-again": (
         (MicroBatches, "_check_ids", accepts),
         (CheckpointGuard, "check", trusts_what_is_unclaimed),
-        (GroupRegister, "_counted", counts_what_is_unclaimed),
+        (FollowerRegister, "_counted", counts_what_is_unclaimed),
     ),
 }
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from headwater.buffer.consumer.follower import Follower
     from headwater.buffer.consumer.ownership import Ownership, TakenOver
     from headwater.buffer.consumer.positions import lsn_at_time, position_at_time
-    from headwater.buffer.consumer.progress import ConsumerMetrics, GroupRegister, Lag, lag
+    from headwater.buffer.consumer.progress import ConsumerMetrics, FollowerRegister, Lag, lag
     from headwater.buffer.consumer.reader import AsyncReader, read_async
 
 __all__ = [
@@ -55,7 +55,7 @@ __all__ = [
     "DeadLetter",
     "FetchHandle",
     "Follower",
-    "GroupRegister",
+    "FollowerRegister",
     "Lag",
     "LostRecords",
     "Ownership",
@@ -81,7 +81,7 @@ __getattr__, __dir__ = exports(
         "dead_letter": "DeadLetter LostRecords UnreadableBatch list_dead_letters",
         "fetcher": "FetchHandle compact_descriptor",
         "follower": "Follower",
-        "progress": "ConsumerMetrics GroupRegister Lag lag",
+        "progress": "ConsumerMetrics FollowerRegister Lag lag",
         "ownership": "Ownership TakenOver",
         "positions": "lsn_at_time position_at_time",
     },

@@ -21,8 +21,8 @@ from headwater.buffer.consumer.fetcher import FetchHandle
 from headwater.buffer.consumer.ownership import ProcessGuard, check_consumable
 from headwater.buffer.consumer.progress import (
     ConsumerMetrics,
-    GroupPosition,
-    GroupRegister,
+    FollowerPosition,
+    FollowerRegister,
     Lag,
     lag_behind,
 )
@@ -52,7 +52,7 @@ class Follower:
         stream: Stream,
         partition: int,
         group: str,
-        position: GroupPosition,
+        position: FollowerPosition,
         delivery: Delivery,
         queue_reader: QueueReader,
         owned: Store | None = None,
@@ -108,7 +108,7 @@ class Follower:
             async with explain_deletion(stream):
                 state = await queue_reader.state()
             following = state.floor_sequence if start == "earliest" else state.next_sequence
-            begin = GroupPosition(following, runtime.wall_ms())
+            begin = FollowerPosition(following, runtime.wall_ms())
             # Written at once: "latest" must mean the same moment after a restart. A position that
             # is there stays, also one that another process of the group wrote a moment ago.
             register = _register(stream, partition, group)
@@ -178,9 +178,9 @@ class Follower:
             raise Refused(
                 f"commit of sequence {sequence}, beyond what was handed out ({self.position})"
             )
-        position = GroupPosition(sequence + 1, runtime.wall_ms())
+        position = FollowerPosition(sequence + 1, runtime.wall_ms())
 
-        def forward(before: GroupPosition | None) -> GroupPosition:
+        def forward(before: FollowerPosition | None) -> FollowerPosition:
             if before is None or before.next_sequence < position.next_sequence:
                 return position
             if before.next_sequence > position.next_sequence:
@@ -215,8 +215,8 @@ class Follower:
             raise Refused(f"{self.group!r} has closed this follower: open another")
 
 
-def _register(stream: Stream, partition: int, group: str) -> Register[GroupPosition]:
-    return GroupRegister(stream, partition, group).register
+def _register(stream: Stream, partition: int, group: str) -> Register[FollowerPosition]:
+    return FollowerRegister(stream, partition, group).register
 
 
 def _last(sequence: int | None) -> int | None:
@@ -224,7 +224,7 @@ def _last(sequence: int | None) -> int | None:
 
 
 def _check_not_ahead(
-    stream: Stream, partition: int, group: str, position: GroupPosition, state: QueueState
+    stream: Stream, partition: int, group: str, position: FollowerPosition, state: QueueState
 ) -> None:
     """A position beyond the queue means that the queue was replaced or went back."""
     if position.next_sequence > state.next_sequence:

@@ -65,7 +65,7 @@ class UnknownGroup(NotFound):
 async def _lag(stream: Stream, partition: int, group: str | None) -> Lag:
     queue_reader = stream.queue_reader(partition)
     # The position is read before the end: otherwise it could be beyond that end.
-    position = None if group is None else await GroupRegister(stream, partition, group).read()
+    position = None if group is None else await FollowerRegister(stream, partition, group).read()
     state = (await queue_reader.state()).checked()
     if group is None:
         return _behind(state)
@@ -249,7 +249,7 @@ class ConsumerMetrics(Metrics):
         return found
 
 
-class GroupPosition(msgspec.Struct, frozen=True, omit_defaults=True):
+class FollowerPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     """The value of a group's register."""
 
     next_sequence: int
@@ -275,7 +275,7 @@ class GroupPosition(msgspec.Struct, frozen=True, omit_defaults=True):
 class OtherQuery(Fenced):
     """The group's position belongs to another query."""
 
-    def __init__(self, key: str, query: str, found: GroupPosition | None) -> None:
+    def __init__(self, key: str, query: str, found: FollowerPosition | None) -> None:
         owner = found.query if found is not None and found.query else "none"
         super().__init__(f"{key} belongs to query {owner}, not to {query}")
         self.found = found
@@ -293,14 +293,14 @@ class QueryStep(NamedTuple):
 NO_STEP: Final = QueryStep(0)
 
 
-class GroupRegister:
+class FollowerRegister:
     """One group's position in one partition. Only moves forward."""
 
     def __init__(self, stream: Stream, partition: int, group: str) -> None:
         self._key = group_key(stream.name, partition, stream.id, group)
-        self.register = Register(stream.store, self._key, GroupPosition)
+        self.register = Register(stream.store, self._key, FollowerPosition)
 
-    async def read(self) -> GroupPosition | None:
+    async def read(self) -> FollowerPosition | None:
         """The position; None if the group never began."""
         try:
             return (await self.register.read()).value
@@ -309,7 +309,7 @@ class GroupRegister:
 
     async def begin(
         self, place: QueuePosition, *, together: Mapping[str, QueuePosition] | None = None
-    ) -> GroupPosition:
+    ) -> FollowerPosition:
         """Let the group begin here, unless it has begun. Returns its position.
 
         Repeated and concurrent calls get the same position. `together` has the group's beginnings
@@ -326,7 +326,7 @@ class GroupRegister:
         behind: bool = False,
         query: str = "",
         step: QueryStep = NO_STEP,
-    ) -> GroupPosition:
+    ) -> FollowerPosition:
         """Move forward to this position; a position past it stays.
 
         `query` and `step` are the query that moves it, and its number of planned micro-batches.
@@ -334,7 +334,7 @@ class GroupRegister:
         """
         later = _position(place, behind=behind)
 
-        def forward(now: GroupPosition | None) -> GroupPosition:
+        def forward(now: FollowerPosition | None) -> FollowerPosition:
             if query:
                 now = self._counted(now, query, step)
             if now is None:
@@ -347,13 +347,13 @@ class GroupRegister:
 
         return (await self.register.update(forward)).value
 
-    async def claim(self, place: QueuePosition, query: str) -> GroupPosition:
+    async def claim(self, place: QueuePosition, query: str) -> FollowerPosition:
         """Claim the position for a query: from now on other queries of the group are refused.
 
         `OtherQuery` if the group has moved past this position, which the query does not know.
         """
 
-        def claimed(now: GroupPosition | None) -> GroupPosition:
+        def claimed(now: FollowerPosition | None) -> FollowerPosition:
             if now is None:
                 return msgspec.structs.replace(_position(place), query=query)
             if now.query == query:
@@ -364,14 +364,14 @@ class GroupRegister:
 
         return (await self.register.update(claimed)).value
 
-    async def count(self, query: str, step: QueryStep) -> GroupPosition:
+    async def count(self, query: str, step: QueryStep) -> FollowerPosition:
         """Record how many micro-batches the query has planned.
 
         `OtherQuery` if the position belongs to another query, or if more were planned: then another
         run of the query is ahead.
         """
 
-        def counted(now: GroupPosition | None) -> GroupPosition:
+        def counted(now: FollowerPosition | None) -> FollowerPosition:
             found = self._counted(now, query, step)
             if found.step > step.number:
                 raise OtherQuery(self._key, query, now)
@@ -379,7 +379,9 @@ class GroupRegister:
 
         return (await self.register.update(counted)).value
 
-    def _counted(self, now: GroupPosition | None, query: str, step: QueryStep) -> GroupPosition:
+    def _counted(
+        self, now: FollowerPosition | None, query: str, step: QueryStep
+    ) -> FollowerPosition:
         if now is None:
             raise RolledBack(
                 f"{self._key} is gone, and with it the group's position. Restore it, or give the "
@@ -391,11 +393,11 @@ class GroupRegister:
             return now
         return msgspec.structs.replace(now, step=step.number, closed=step.closed)
 
-    async def owned_until(self, acked: QueuePosition) -> GroupPosition:
+    async def owned_until(self, acked: QueuePosition) -> FollowerPosition:
         """Record how far the group, which lost the queue, had acknowledged."""
         last = _position(acked)
 
-        def leave(now: GroupPosition | None) -> GroupPosition:
+        def leave(now: FollowerPosition | None) -> FollowerPosition:
             if now is None:
                 return last
             if not now.behind and _order(now) < _order(last):
@@ -411,21 +413,21 @@ class GroupRegister:
         acknowledges until it is fenced.
         """
 
-        def enter(now: GroupPosition | None) -> GroupPosition:
+        def enter(now: FollowerPosition | None) -> FollowerPosition:
             return msgspec.structs.replace(_position(acked) if now is None else now, behind=True)
 
         await self.register.update(enter)
 
 
-def _position(place: QueuePosition, *, behind: bool = False) -> GroupPosition:
-    return GroupPosition(place.sequence, runtime.wall_ms(), place.lsn, behind)
+def _position(place: QueuePosition, *, behind: bool = False) -> FollowerPosition:
+    return FollowerPosition(place.sequence, runtime.wall_ms(), place.lsn, behind)
 
 
-def _with_claim(position: GroupPosition, before: GroupPosition) -> GroupPosition:
+def _with_claim(position: FollowerPosition, before: FollowerPosition) -> FollowerPosition:
     """The position, owned by the same query as before."""
     query, step, closed = before.query, before.step, before.closed
     return msgspec.structs.replace(position, query=query, step=step, closed=closed)
 
 
-def _order(position: GroupPosition) -> tuple[int, int]:
+def _order(position: FollowerPosition) -> tuple[int, int]:
     return position.next_sequence, position.lsn or 0

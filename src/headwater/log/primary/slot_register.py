@@ -1,6 +1,6 @@
 """The stored slots of a partition: one register beside its queue, and how a leader updates it.
 
-Two processes write it: the leader, and `headwater group drop`. Only the leader creates generations,
+Two processes write it: the leader, and `headwater slot drop`. Only the leader creates generations,
 so `next_generation` tells a slot that was never stored from one that was stored and dropped since.
 No tombstones are needed, and the leader's next write does not bring a dropped slot back.
 
@@ -172,7 +172,7 @@ class SlotRegister:
                 raise RolledBack(
                     f"{self.key} is gone, and there may have been slots: what replicas need is "
                     "unknown. Restore it, or, if there are no replicas, begin without slots: "
-                    "headwater group reset, or must_exist=False for a log that never had a leader"
+                    "headwater slot reset, or must_exist=False for a log that never had a leader"
                 )
             return stamp_epoch(stored, epoch, token)
 

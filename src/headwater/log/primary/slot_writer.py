@@ -99,7 +99,7 @@ class LeaderSlots:
         if name not in self._slots and len(self._slots) >= limits.SLOTS_MAX:
             raise LimitExceeded(
                 f"there are {len(self._slots)} slots; SLOTS_MAX is {limits.SLOTS_MAX}. Drop "
-                "unused ones: headwater group drop"
+                "unused ones: headwater slot drop"
             )
         now_ms = runtime.wall_ms()
         before = self._slots.get(name)

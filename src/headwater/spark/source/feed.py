@@ -10,8 +10,13 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from headwater.buffer.consumer import GroupRegister, Ownership, compact_descriptor, position_at_time
-from headwater.buffer.consumer.progress import NO_STEP, GroupPosition, QueryStep
+from headwater.buffer.consumer import (
+    FollowerRegister,
+    Ownership,
+    compact_descriptor,
+    position_at_time,
+)
+from headwater.buffer.consumer.progress import NO_STEP, FollowerPosition, QueryStep
 from headwater.buffer.queue.contract import Descriptor, QueuePosition, QueueState, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import encode_config
@@ -238,7 +243,7 @@ class PartitionFeed:
         async with explain_deletion(self._stream):
             return await self._queue_reader.state()
 
-    async def _with_lsn(self, stored: GroupPosition) -> QueuePosition:
+    async def _with_lsn(self, stored: FollowerPosition) -> QueuePosition:
         """A stored position with its LSN, which groups without a query do not store."""
         if stored.lsn is not None:
             return QueuePosition(stored.next_sequence, stored.lsn)
@@ -251,8 +256,8 @@ class PartitionFeed:
         (batch,) = await self._after(stored.next_sequence - 1, 1)
         return QueuePosition(batch.sequence, batch.first_lsn)
 
-    def _register(self, group: str) -> GroupRegister:
-        return GroupRegister(self._stream, self._partition, group)
+    def _register(self, group: str) -> FollowerRegister:
+        return FollowerRegister(self._stream, self._partition, group)
 
 
 PENDING_BATCHES_MAX: Final = 65_536

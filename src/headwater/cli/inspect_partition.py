@@ -5,7 +5,6 @@ Each part is read by itself, so that one that is damaged does not hide the other
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
@@ -14,16 +13,18 @@ from typing import Any, Final, TypeVar
 from headwater.buffer.queue.contract import Descriptor, QueueReader, QueueState
 from headwater.buffer.queue.native.chunk import Chunk
 from headwater.buffer.queue.native.chunk_log import ChunkLog, QueueFloors
-from headwater.buffer.queue.native.producers import ProducerRecord, shard_register
+from headwater.buffer.queue.native.producers import ProducerRecord, ProducerShard, shard_register
 from headwater.buffer.queue.v1.manifest_format import decode_manifest
 from headwater.buffer.queue.v1.manifest_object import V1Names
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import queue_prefix
-from headwater.cli.inspection.queue import add_manifest
-from headwater.cli.inspection.register import mark_rows
+from headwater.cli.inspect_queue import add_manifest
+from headwater.cli.inspect_register import mark_rows
 from headwater.cli.report import InspectionReport
 from headwater.cli.stream_report import disorder
+from headwater.cli.terminal import gather_bounded
 from headwater.core.errors import Corrupt, Damaged, NotFound, NotSupported, RolledBack, Trimmed
+from headwater.store.register import Revision
 
 CHUNKS_LISTED: Final = 100_000
 T = TypeVar("T")
@@ -83,7 +84,7 @@ def _state_facts(state: QueueState, *, is_ordered: bool) -> dict[str, Any]:
     }
 
 
-async def _native(report: InspectionReport, stream: Stream, prefix: str, shown: int) -> None:
+async def _native(report: InspectionReport, stream: Stream, prefix: str, limit: int) -> None:
     chunks = ChunkLog(stream.store, prefix, stream.id)
     # Before the chunks: a mark is written once its chunk is, so none points beyond those.
     marks = await _read_marks(report, stream, prefix)
@@ -94,20 +95,20 @@ async def _native(report: InspectionReport, stream: Stream, prefix: str, shown: 
         report.facts |= {"chunk_floor": queue.chunk_floor, "batch_floor": queue.batch_floor}
         _check_numbers(report, chunks, numbers, queue)
     read = [number for number in numbers if queue is None or number >= queue.chunk_floor]
-    found = [
+    loaded = [
         (await _part(report, f"chunk {number}", chunks.load(number)), number)
-        for number in read[-shown:]
+        for number in read[-limit:]
     ]
-    held = [one.chunk for one, _ in found if one is not None]
+    newest = [one.chunk for one, _ in loaded if one is not None]
     report.facts["chunks"] = len(read)
-    report.table("newest_chunks", [_chunk_row(chunk) for chunk in held], len(read))
-    _check_neighbours(report, chunks, held)
+    report.table("newest_chunks", [_chunk_row(chunk) for chunk in newest], len(read))
+    _check_neighbours(report, chunks, newest)
     # Where the last chunk cannot be read, that is the problem, and no mark is measured against it.
-    if held and held[-1].number == read[-1]:
-        _check_marks(report, marks, held[-1])
+    if newest and newest[-1].number == read[-1]:
+        _check_marks(report, marks, newest[-1])
     report.facts |= {"producers": len(marks.rows), "producers_forgotten": marks.forgotten}
     if marks.rows:
-        report.table("producers_marks", marks.rows[:shown], len(marks.rows))
+        report.table("producers_marks", marks.rows[:limit], len(marks.rows))
     if not marks.is_all:
         report.remark(f"only the first {SHARDS_READ} objects with producers' marks were read")
 
@@ -153,8 +154,8 @@ def _chunk_row(chunk: Chunk) -> dict[str, Any]:
     }
 
 
-def _check_neighbours(report: InspectionReport, chunks: ChunkLog, held: list[Chunk]) -> None:
-    for before, after in itertools.pairwise(held):
+def _check_neighbours(report: InspectionReport, chunks: ChunkLog, newest: list[Chunk]) -> None:
+    for before, after in itertools.pairwise(newest):
         if after.number != before.number + 1:
             continue
         if not before.closed:
@@ -174,7 +175,7 @@ def _check_neighbours(report: InspectionReport, chunks: ChunkLog, held: list[Chu
         report.fail(Corrupt(problem), f"chunk {after.number}")
 
 
-async def _published(report: InspectionReport, stream: Stream, prefix: str, shown: int) -> None:
+async def _published(report: InspectionReport, stream: Stream, prefix: str, limit: int) -> None:
     names = V1Names(prefix, stream.id)
     try:
         data = bytes((await stream.store.get(names.manifest)).data)
@@ -188,7 +189,7 @@ async def _published(report: InspectionReport, stream: Stream, prefix: str, show
             report.fail(error, "manifest")
         return
     inner = InspectionReport("manifest")
-    add_manifest(inner, manifest, shown)
+    add_manifest(inner, manifest, limit)
     report.facts |= {"entries": inner.facts["entries"], "manifest_size_bytes": len(data)}
     report.tables += inner.tables
     report.notes += inner.notes
@@ -196,17 +197,16 @@ async def _published(report: InspectionReport, stream: Stream, prefix: str, show
 
 LOOKED_AT: Final = 100
 """Of the oldest, and as many of the newest."""
-PARALLEL: Final = 16
 
 
 async def _check_entries(
     report: InspectionReport, stream: Stream, queue_reader: QueueReader, state: QueueState
 ) -> None:
     """Look for the objects of the oldest and the newest retained entries."""
-    found = await _oldest_and_newest(queue_reader, state)
-    in_objects = [one for one in found if one.inline is None and not one.duplicate]
+    entries = await _oldest_and_newest(queue_reader, state)
+    in_objects = [one for one in entries if one.inline is None and not one.duplicate]
     retained = state.next_sequence - state.floor_sequence
-    if len(found) < retained:
+    if len(entries) < retained:
         report.remark(
             f"objects were looked for of the oldest {LOOKED_AT} and the newest {LOOKED_AT} of "
             f"{retained:,} retained batches, not of those between"
@@ -235,14 +235,14 @@ async def _oldest_and_newest(queue_reader: QueueReader, state: QueueState) -> li
     while True:
         try:
             oldest = await queue_reader.after(None, LOOKED_AT)
-            seen = oldest[-1].sequence if oldest else -1
-            start = max(seen, state.next_sequence - 1 - LOOKED_AT)
+            last_sequence = oldest[-1].sequence if oldest else -1
+            start = max(last_sequence, state.next_sequence - 1 - LOOKED_AT)
             return oldest + (await queue_reader.after(start, LOOKED_AT) if oldest else [])
         except Trimmed:
             continue  # collected meanwhile: the oldest are others
 
 
-async def _missing_objects(stream: Stream, wanted: Sequence[Descriptor]) -> list[Descriptor]:
+async def _missing_objects(stream: Stream, entries: Sequence[Descriptor]) -> list[Descriptor]:
     async def is_missing(one: Descriptor) -> bool:
         try:
             # Other software may have chosen the name, where the format is not ours alone.
@@ -251,12 +251,8 @@ async def _missing_objects(stream: Stream, wanted: Sequence[Descriptor]) -> list
             return True
         return False
 
-    missing: list[Descriptor] = []
-    for first in range(0, len(wanted), PARALLEL):
-        group = wanted[first : first + PARALLEL]
-        answers = await asyncio.gather(*(is_missing(one) for one in group))
-        missing += [one for one, answer in zip(group, answers, strict=True) if answer]
-    return missing
+    missing = await gather_bounded(is_missing, entries)
+    return [one for one, is_gone in zip(entries, missing, strict=True) if is_gone]
 
 
 SHARDS_READ: Final = 64
@@ -280,19 +276,16 @@ async def _read_marks(report: InspectionReport, stream: Stream, prefix: str) -> 
         if len(names) > SHARDS_READ:
             break
     marks = ProducerMarks(is_all=len(names) <= SHARDS_READ)
-    for first in range(0, min(len(names), SHARDS_READ), PARALLEL):
-        group = names[first : min(first + PARALLEL, SHARDS_READ)]
-        reading = (
-            _part(
-                report, f"producers/{name}.json", shard_register(stream.store, prefix, name).read()
-            )
-            for name in group
-        )
-        for found in await asyncio.gather(*reading):
-            if found is not None:
-                marks.producers |= found.value.producers
-                marks.rows += mark_rows(found.value)
-                marks.forgotten += found.value.dropped
+
+    async def shard(name: str) -> Revision[ProducerShard] | None:
+        register = shard_register(stream.store, prefix, name)
+        return await _part(report, f"producers/{name}.json", register.read())
+
+    for found in await gather_bounded(shard, names[:SHARDS_READ]):
+        if found is not None:
+            marks.producers |= found.value.producers
+            marks.rows += mark_rows(found.value)
+            marks.forgotten += found.value.dropped
     marks.rows.sort(key=lambda row: -row["seen_ms"])
     return marks
 

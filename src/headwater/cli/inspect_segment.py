@@ -10,12 +10,7 @@ from typing import Any, Final
 import xxhash
 
 from headwater.cli.advice import command
-from headwater.cli.inspection.source import (
-    InspectedObject,
-    empty_object,
-    fail_as_other,
-    show_records,
-)
+from headwater.cli.inspect_command import InspectedObject, empty_object, fail_as_other, show_records
 from headwater.cli.report import InspectionReport, Problem
 from headwater.core.disk import OsDisk
 from headwater.core.errors import Corrupt, HeadwaterError, NotSupported
@@ -36,7 +31,7 @@ _TIER_CHECKS: Final = (
     ("ends with", "end"),
     ("not a segment of Headwater", "seal"),
     ("footer", "footer"),
-    ("says of itself", "description"),
+    ("the description of the segment", "description"),
 )
 
 
@@ -132,8 +127,8 @@ def _describe_contents(report: InspectionReport, index: SegmentIndex) -> None:
 
 
 def _judge_name(report: InspectionReport, source: InspectedObject, index: SegmentIndex) -> None:
-    named = _NAME.fullmatch(source.key)
-    if named is not None and named[1] != str(index.description.segment_id):
+    name = _NAME.fullmatch(source.key)
+    if name is not None and name[1] != str(index.description.segment_id):
         error = Corrupt(f"this is segment {index.description.segment_id}, under another's name")
         report.fail(error, "name")
 
@@ -154,9 +149,9 @@ def _read_all(report: InspectionReport, index: SegmentIndex, data: memoryview) -
 
 
 def _judge_body(report: InspectionReport, index: SegmentIndex, data: memoryview) -> None:
-    found = xxhash.xxh3_128_digest(data[: index.seal.body_bytes])
-    if found == index.seal.body_xxh3:
-        report.facts["checksum"] = f"XXH3 {found.hex()} of the body matches"
+    computed = xxhash.xxh3_128_digest(data[: index.seal.body_bytes])
+    if computed == index.seal.body_xxh3:
+        report.facts["checksum"] = f"XXH3 {computed.hex()} of the body matches"
     elif not report.problems:
         error = Corrupt(
             "the checksum of the body does not match, and those of all row groups do: what only "
@@ -188,15 +183,15 @@ def describe_log_segment(source: InspectedObject, *, frames: int) -> InspectionR
         return report
     if not data and named is None:
         return empty_object("segment of a log", LOG_SEGMENT)
-    beside = _facts_beside(source) if named else {}
+    folder_facts = _facts_beside(source) if named else {}
     window = Window(_Bytes(data), source.name, end=len(data))
     first_lsn = int(named[1]) if named else None
-    found = survey(window, first_lsn=first_lsn, last_lsn=beside.get("reached_lsn", 0))
-    report.facts |= _log_facts(found, beside)
-    rows = [_frame_row(window, peeked) for peeked in found.frames[-frames:]]
-    report.table("last_frames", rows, len(found.frames))
-    _judge_end(report, found)
-    _judge_frames(report, window, found)
+    surveyed = survey(window, first_lsn=first_lsn, last_lsn=folder_facts.get("reached_lsn", 0))
+    report.facts |= _log_facts(surveyed, folder_facts)
+    rows = [_frame_row(window, peeked) for peeked in surveyed.frames[-frames:]]
+    report.table("last_frames", rows, len(surveyed.frames))
+    _judge_end(report, surveyed)
+    _judge_frames(report, window, surveyed)
     return report
 
 
@@ -208,23 +203,23 @@ def _facts_beside(source: InspectedObject) -> dict[str, Any]:
     listing = Folder(OsDisk(), str(folder)).listing()
     first_lsn = int(source.key[:20])
     later = [first for first in listing.segments if first > first_lsn]
-    known: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     if listing.watermarks is not None:
-        known |= {
+        facts |= {
             "floor_lsn_beside": listing.watermarks.floor_lsn,
             "synced_lsn_beside": listing.watermarks.synced_lsn,
         }
     if later:
-        known["sealed"] = f"yes: the next segment begins at LSN {later[0]}"
-        known["reached_lsn"] = later[0] - 1
+        facts["sealed"] = f"yes: the next segment begins at LSN {later[0]}"
+        facts["reached_lsn"] = later[0] - 1
     elif listing.watermarks is not None:
-        known["sealed"] = "no: it is the last one"
-        known["reached_lsn"] = listing.watermarks.synced_lsn
-    return known
+        facts["sealed"] = "no: it is the last one"
+        facts["reached_lsn"] = listing.watermarks.synced_lsn
+    return facts
 
 
-def _log_facts(found: Survey, beside: dict[str, Any]) -> dict[str, Any]:
-    frames = found.frames
+def _log_facts(surveyed: Survey, folder_facts: dict[str, Any]) -> dict[str, Any]:
+    frames = surveyed.frames
     lost = sum(one.envelope is not None and one.envelope.kind == GroupKind.LOST for one in frames)
     return {
         "frames": len(frames),
@@ -234,10 +229,10 @@ def _log_facts(found: Survey, beside: dict[str, Any]) -> dict[str, Any]:
         "first_lsn": frames[0].first_lsn if frames else None,
         "last_lsn": frames[-1].header.lsn if frames else None,
         "terms": ", ".join(str(one) for one in sorted({f.header.term or 0 for f in frames})),
-        "synced_lsn": found.scan.synced_lsn or None,
-        "valid_size_bytes": found.scan.valid_bytes,
-        "ending": found.scan.ending.value,
-        **{name: value for name, value in beside.items() if name != "reached_lsn"},
+        "synced_lsn": surveyed.scan.synced_lsn or None,
+        "valid_size_bytes": surveyed.scan.valid_bytes,
+        "ending": surveyed.scan.ending.value,
+        **{name: value for name, value in folder_facts.items() if name != "reached_lsn"},
     }
 
 
@@ -268,31 +263,31 @@ def _frame_contents(window: Window, peeked: FrameHead) -> str:
     )
 
 
-def _judge_end(report: InspectionReport, found: Survey) -> None:
-    scan = found.scan
+def _judge_end(report: InspectionReport, surveyed: Survey) -> None:
+    scan = surveyed.scan
     if scan.ending is FileEnd.CLEAN:
         return
-    left = scan.size_bytes - scan.valid_bytes
-    said = f"; its head tells of LSN {scan.said_lsn}" if scan.said_lsn is not None else ""
-    if not found.frames and scan.said_lsn is None and scan.size_bytes >= len(MAGIC):
+    torn_bytes = scan.size_bytes - scan.valid_bytes
+    head_words = f"; its head tells of LSN {scan.said_lsn}" if scan.said_lsn is not None else ""
+    if not surveyed.frames and scan.said_lsn is None and scan.size_bytes >= len(MAGIC):
         error = Corrupt("no frame of a log begins here, and the file has none")
         report.fail(error, "frames", offset=0, advice="Name a segment of a log.")
         return
     if scan.ending is FileEnd.TORN:
         message = (
-            f"torn: {left:,} bytes after LSN {scan.last_lsn} are no whole frame, and nothing says "
-            f"that they were synced{said}"
+            f"torn: {torn_bytes:,} bytes after LSN {scan.last_lsn} are no whole frame, and nothing "
+            f"says that they were synced{head_words}"
         )
         advice = "Open the log: it cuts them off, and they are written again."
         report.problems.append(Problem("end", message, scan.valid_bytes, advice, "TornTail"))
         return
-    gone = ", ".join(map(str, found.missing)) or f"LSN {scan.last_lsn + 1} on"
+    gone = ", ".join(map(str, surveyed.missing)) or f"LSN {scan.last_lsn + 1} on"
     message = (
         f"corrupt: {scan.why}"
         if scan.why is not None
         else (
             f"corrupt: the log was synced through LSN {scan.synced_lsn}, and {gone} cannot be read"
-            f"{said}; {len(scan.later):,} whole frames follow"
+            f"{head_words}; {len(scan.later):,} whole frames follow"
         )
     )
     advice = (
@@ -302,9 +297,9 @@ def _judge_end(report: InspectionReport, found: Survey) -> None:
     report.fail(Corrupt(message), "frames", offset=scan.valid_bytes, advice=advice)
 
 
-def _judge_frames(report: InspectionReport, window: Window, found: Survey) -> None:
+def _judge_frames(report: InspectionReport, window: Window, surveyed: Survey) -> None:
     """Report the first frame that is complete and cannot be decoded: readers fail on it."""
-    for peeked in found.frames:
+    for peeked in surveyed.frames:
         contents = _frame_contents(window, peeked)
         if contents.startswith(_UNREADABLE_FRAME):
             message = f"LSN {peeked.first_lsn} to {peeked.header.lsn}: {contents}"

@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.buffer.consumer.progress import GroupPosition
+from headwater.buffer.consumer.progress import FollowerPosition
+from headwater.buffer.group.record import GroupPosition, GroupRecord
 from headwater.buffer.queue.native.chunk_log import (
     CollectorRecord,
     ConsumerRecord,
@@ -25,7 +26,7 @@ from headwater.buffer.transaction.record import (
     CommitAttempt,
     producer_id,
 )
-from headwater.cli.inspection.source import InspectedObject
+from headwater.cli.inspect_command import InspectedObject
 from headwater.cli.report import InspectionReport
 from headwater.cli.stream_report import retention_words
 from headwater.core.errors import Corrupt, NotSupported
@@ -131,19 +132,19 @@ def describe_register(source: InspectedObject, *, entries: int) -> InspectionRep
         report.fail(Corrupt(f"the value of {name}: {error}"), "JSON")
         return report
     report.facts |= {"revision": envelope.revision, "register_id": envelope.id}
-    known = _known(source.key, value)
-    if known is None:
+    kind = _kind_of(source.key, value)
+    if kind is None:
         report.title = "register with a value of its own"
         report.facts["value"] = value
         return report
-    report.title = known.kind
+    report.title = kind.kind
     try:
-        typed = msgspec.json.decode(envelope.value, type=known.value)
+        typed = msgspec.json.decode(envelope.value, type=kind.value)
     except msgspec.ValidationError as error:
-        problem = Corrupt(f"the value of {name} does not fit {known.kind}: {error}")
+        problem = Corrupt(f"the value of {name} does not fit {kind.kind}: {error}")
         report.fail(problem, "value")
         return report
-    known.describe(report, typed, entries)
+    kind.describe(report, typed, entries)
     report.facts["checksum"] = f"CRC-32 {envelope.crc32} matches"
     report.facts["earlier_tokens"] = f"{len(envelope.history)} of at most {REGISTER_HISTORY}"
     if _SHARD.fullmatch(source.key) and isinstance(typed, ProducerShard):
@@ -169,20 +170,20 @@ def mark_rows(shard: ProducerShard) -> list[dict[str, Any]]:
     return rows
 
 
-def _known(key: str, value: Any) -> RegisterKind | None:
+def _kind_of(key: str, value: Any) -> RegisterKind | None:
     """By its name if that tells, else by the fields of its value."""
     if key in _BY_NAME:
         return _BY_NAME[key]
     if not isinstance(value, dict):
         return None
     fields = set(value)
-    for known in _KINDS:
-        if _telling(known.value) <= fields:
-            return known
+    for kind in _KINDS:
+        if _required_fields(kind.value) <= fields:
+            return kind
     return None
 
 
-def _telling(value: type[Any]) -> set[str]:
+def _required_fields(value: type[Any]) -> set[str]:
     """The fields that are always written; all of them where each may be left out."""
     fields = msgspec.structs.fields(value)
     return {one.name for one in fields if one.required} or {one.name for one in fields}
@@ -290,7 +291,7 @@ def _stream(report: InspectionReport, config: StreamConfig, _: int) -> None:
         report.table("schema", rows)
 
 
-def _position(report: InspectionReport, position: GroupPosition, _: int) -> None:
+def _position(report: InspectionReport, position: FollowerPosition, _: int) -> None:
     report.facts |= {
         "next_sequence": position.next_sequence,
         "next_lsn": position.lsn,
@@ -302,6 +303,44 @@ def _position(report: InspectionReport, position: GroupPosition, _: int) -> None
         report.facts["resolved_where_it_begins_in"] = f"{len(position.together)} partitions"
     if position.behind:
         report.remark("the group took the queue over, and reads what another acknowledged")
+
+
+def _group(report: InspectionReport, record: GroupRecord, entries: int) -> None:
+    """What reads a group, and where it begins."""
+    report.facts |= {
+        "read_by": "a query" if record.kind == "query" else "consumers",
+        "epoch": record.epoch,
+        "resets": record.resets,
+        "changed_ms": record.changed_ms,
+    }
+    if record.query:
+        report.facts |= {"query": record.query, "micro_batches_planned": record.step}
+    begins = [{"partition": one, "lsn": lsn} for one, lsn in record.begins.items()]
+    report.table("begins", begins[:entries], len(begins))
+    members = [
+        {
+            "member": name,
+            "host": member.host,
+            "last_seen_ms": member.seen_ms,
+            "partitions": len(record.table.held_by(name)),
+        }
+        for name, member in record.table.members.items()
+    ]
+    if members:
+        report.table("members", members[:entries], len(members))
+    if record.deleted:
+        report.remark("the group was deleted: its register keeps the epoch for a later one")
+    else:
+        report.remark("a position with another number of resets does not count")
+
+
+def _group_position(report: InspectionReport, position: GroupPosition, _: int) -> None:
+    report.facts |= {
+        "next_lsn": position.lsn,
+        "epoch": position.epoch,
+        "resets": position.resets,
+        "committed_ms": position.committed_ms,
+    }
 
 
 def _slots(report: InspectionReport, table: SlotTable, entries: int) -> None:
@@ -344,5 +383,7 @@ _KINDS: Final = (
     *_BY_NAME.values(),
     RegisterKind("transactions: what one writer committed last", ApplicationRecord, _application),
     RegisterKind("producers: the marks of some of them", ProducerShard, _shard),
-    RegisterKind("group: the position of one that follows", GroupPosition, _position),
+    RegisterKind("group: the position of one that follows", FollowerPosition, _position),
+    RegisterKind("group: its epoch, and who reads", GroupRecord, _group),
+    RegisterKind("group: its position in one partition", GroupPosition, _group_position),
 )

@@ -6,7 +6,7 @@ import re
 import uuid
 from typing import Any, Final
 
-from headwater.cli.inspection.source import InspectedObject, empty_object, fail_as_other
+from headwater.cli.inspect_command import InspectedObject, empty_object, fail_as_other
 from headwater.cli.report import InspectionReport
 from headwater.core.errors import (
     Corrupt,
@@ -41,7 +41,7 @@ _CHECKS: Final = (
     ("bytes follow the event", "end"),
     ("there is no state", "state"),
     ("name", "name"),
-    ("no such event may be written", "contents"),
+    ("the event is not valid", "contents"),
 )
 _NAME: Final = re.compile(r"(?:^|/)([0-9]+)/([0-9]{20})$")
 """Of an event in a store: its metadata partition and its offset."""
@@ -218,11 +218,11 @@ def describe_snapshot(source: InspectedObject) -> InspectionReport:
 def _judge_snapshot_name(
     report: InspectionReport, source: InspectedObject, snapshot: Snapshot
 ) -> None:
-    named = _SNAPSHOT_NAME.fullmatch(source.key)
-    if named is not None and int(named[1]) != snapshot.through_offset:
+    name = _SNAPSHOT_NAME.fullmatch(source.key)
+    if name is not None and int(name[1]) != snapshot.through_offset:
         error = Corrupt(
             f"this is the snapshot through {snapshot.through_offset:,}, under the name of the one "
-            f"through {int(named[1]):,}: it was copied or renamed"
+            f"through {int(name[1]):,}: it was copied or renamed"
         )
         report.fail(error, "name")
 

@@ -11,10 +11,13 @@ import xxhash
 from headwater.buffer import batch as native
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.v1 import batch_format
-from headwater.cli.inspection.source import (
+from headwater.cli.inspect_command import (
+    FailedCheck,
     InspectedObject,
     empty_object,
     fail_as_other,
+    failed_checksum,
+    failed_size,
     show_records,
 )
 from headwater.cli.report import InspectionReport, offset_in
@@ -41,24 +44,24 @@ def describe_batch(source: InspectedObject, *, records: int) -> InspectionReport
     return _published(source, records)
 
 
-def _native(source: InspectedObject, shown: int) -> InspectionReport:
+def _native(source: InspectedObject, limit: int) -> InspectionReport:
     data = source.data
     report = InspectionReport(NATIVE, size_bytes=len(data))
     try:
-        found = native.decode_batch(data, expected_id=_ulid(source.key))
+        batch = native.decode_batch(data, expected_id=_ulid(source.key))
     except _UNREADABLE as error:
         report.facts |= _said_by_footer(data)
         _judge_native(report, source, error)
         return report
     footer = native.read_footer(data)
-    low_ms, high_ms = found.calls.time_range_ms
+    low_ms, high_ms = batch.calls.time_range_ms
     report.facts |= {
-        "id": found.batch_id,
-        "id_time_ms": ulid_time_ms(found.batch_id),
+        "id": batch.batch_id,
+        "id_time_ms": ulid_time_ms(batch.batch_id),
         "records": footer.rows,
         "calls": footer.calls,
-        "first_ingested_ms": low_ms if len(found.calls) else None,
-        "last_ingested_ms": high_ms if len(found.calls) else None,
+        "first_ingested_ms": low_ms if len(batch.calls) else None,
+        "last_ingested_ms": high_ms if len(batch.calls) else None,
         "compression": Compression(data[4]).name.lower(),
         "records_size_bytes": footer.records_bytes,
         "records_uncompressed_bytes": footer.records_raw_bytes,
@@ -72,15 +75,15 @@ def _native(source: InspectedObject, shown: int) -> InspectionReport:
             "nulls": column.null_count,
             "size_bytes": column.nbytes,
         }
-        for field, column in zip(found.records.schema, found.records.columns, strict=True)
+        for field, column in zip(batch.records.schema, batch.records.columns, strict=True)
     ]
     report.table("columns", columns)
-    report.table("produce_calls", _call_rows(found), len(found.calls))
-    show_records(report, found.records, shown, found.records.num_rows)
+    report.table("produce_calls", _call_rows(batch), len(batch.calls))
+    show_records(report, batch.records, limit, batch.records.num_rows)
     return report
 
 
-def _published(source: InspectedObject, shown: int) -> InspectionReport:
+def _published(source: InspectedObject, limit: int) -> InspectionReport:
     data = source.data
     report = InspectionReport(PUBLISHED, size_bytes=len(data))
     try:
@@ -105,19 +108,19 @@ def _published(source: InspectedObject, shown: int) -> InspectionReport:
         del report.facts["id"]
     report.remark("the calls of a v1 batch, their times and metadata, are in the manifest")
     records = pa.record_batch([values], names=["_value"])
-    show_records(report, records, shown, records.num_rows)
+    show_records(report, records, limit, records.num_rows)
     return report
 
 
 def _judge_published(report: InspectionReport, data: bytes, error: HeadwaterError) -> None:
-    said = str(error)
-    check = next((name for words, name in _PUBLISHED_CHECKS if words in said), "records")
+    message = str(error)
+    check = next((name for words, name in _PUBLISHED_CHECKS if words in message), "records")
     advice, detail, offset = None, "", None
     if check == "record count":
         offset = len(data) - batch_format.FOOTER_BYTES + 1
-    elif " of the block" in said and data[-batch_format.FOOTER_BYTES] == Compression.NONE:
+    elif " of the block" in message and data[-batch_format.FOOTER_BYTES] == Compression.NONE:
         # Without compression the block is the beginning of the object.
-        offset = offset_in(said)
+        offset = offset_in(message)
         if data.startswith(_ZSTD_FRAME):
             detail = "It begins as a zstd frame does: is its compression code damaged?"
     try:
@@ -167,46 +170,34 @@ def _is_of_another_name(source: InspectedObject) -> bool:
         return False
 
 
-def _failed_checks(data: bytes) -> Iterator[tuple[str, int | None, str]]:
+def _failed_checks(data: bytes) -> Iterator[FailedCheck]:
     size = len(data)
     if size < native.OVERHEAD_BYTES:
-        yield "length", None, ""
+        yield FailedCheck("length")
         return
     if data[:4] != native.MAGIC:
-        yield "magic", 0, ""
+        yield FailedCheck("magic", 0)
     if data[-4:] != native.MAGIC:
         last = data.rfind(native.MAGIC)
-        after = size - last - 4
-        yield (
-            "magic at the end",
-            size - 4,
-            f"The end of a batch is at offset {last:,}, and {after:,} bytes follow it"
-            if last > 0
-            else "Its beginning is that of a batch: it was cut off, or its end is damaged",
-        )
+        detail = "Its beginning is that of a batch: it was cut off, or its end is damaged"
+        if last > 0:
+            detail = (
+                f"The end of a batch is at offset {last:,}, and {size - last - 4:,} bytes follow it"
+            )
+        yield FailedCheck("magic at the end", size - 4, detail)
     at = size - native.FOOTER_BYTES
     try:
         footer = native.read_footer(data)
     except _UNREADABLE:
-        yield "footer", at, ""
+        yield FailedCheck("footer", at)
         return
     stated = native.OVERHEAD_BYTES + footer.records_bytes + footer.calls_bytes
-    if stated != size:
-        way = (
-            f"{stated - size:,} are missing" if stated > size else f"{size - stated:,} are too many"
-        )
-        yield "sizes", at, f"The footer tells of {stated:,} bytes, so {way}"
-    stored = int.from_bytes(data[-12:-4], "little")
-    computed = xxhash.xxh3_64_intdigest(data[:-12])
-    if stored != computed:
-        yield (
-            "checksum",
-            size - 12,
-            f"It is {stored:016x}, and that of the bytes is {computed:016x}",
-        )
+    sizes = FailedCheck("sizes", at, f"The footer tells of {stated:,} bytes")
+    yield from failed_size(stated, size, sizes)
+    yield from failed_checksum(data, size - 12)
     if data[4] not in tuple(Compression):
-        yield "compression", 4, ""
-    yield "contents", None, "The checksum matches: it was written so"
+        yield FailedCheck("compression", 4)
+    yield FailedCheck("contents", None, "The checksum matches: it was written so")
 
 
 def _said_by_footer(data: bytes) -> dict[str, Any]:

@@ -1,4 +1,10 @@
-"""One run of the demo: its processes, what they have said so far, and whom to kill when."""
+"""`headwater demo`: the main job end to end on this machine, with kills, and the proof by counts.
+
+Two producers write orders into a stream; one is killed and started again. A PySpark job turns the
+stream into an Iceberg table and a windowed aggregate; it is killed between the commit of a snapshot
+and the commit of its offsets, and started again. Then the accepted orders are compared with those
+of the stream and of the table.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +24,8 @@ import msgspec
 import typer
 
 from headwater.buffer.stream import create_stream
-from headwater.cli.advice import EXIT_NO, command
-from headwater.cli.demo.orders import (
+from headwater.cli.advice import command
+from headwater.cli.demo_orders import (
     PRODUCTS,
     SALES,
     STORED,
@@ -33,7 +39,7 @@ from headwater.cli.demo.orders import (
     stored_table,
 )
 from headwater.cli.doctor_checks import PACKAGES, Package
-from headwater.cli.render import Progress, echo, show
+from headwater.cli.render import Progress, conclude, echo
 from headwater.cli.report import Note, Report
 from headwater.cli.terminal import run_loop
 from headwater.core import runtime
@@ -69,15 +75,12 @@ class Demo:
         self.producers = {
             name: self._process(
                 name,
-                "headwater.cli.demo.orders",
-                [self.url, name, str(self._each), str(seconds), str(self.reports[name])],
+                ["produce", self.url, name, str(self._each), str(seconds), str(self.reports[name])],
             )
             for name in PRODUCERS
         }
         self.job = self._process(
-            "the PySpark job",
-            "headwater.cli.demo.query",
-            [self.url, str(self._folder), str(self.total)],
+            "the PySpark job", ["query", self.url, str(self._folder), str(self.total)]
         )
         self._tails = {name: ReportFile(report) for name, report in self.reports.items()}
         self._stored_tail = ReportFile(self._folder / STORED)
@@ -161,16 +164,16 @@ class Demo:
             )
             self.job.start()
 
-    def _process(self, name: str, module: str, arguments: list[str]) -> DemoProcess:
-        log = self._folder / f"{module.rpartition('.')[2]}-{arguments[1].rpartition('/')[2]}.log"
-        return DemoProcess(name, module, arguments, log)
+    def _process(self, name: str, arguments: list[str]) -> DemoProcess:
+        log = self._folder / f"{name.rpartition(' ')[2]}.log"
+        return DemoProcess(name, "headwater.cli.demo_orders", arguments, log)
 
     def _say(self, words: str, style: str = "") -> None:
         self.progress.say(Note(words, style), is_error=False)
 
 
-def run_demo(*, orders: int, seconds: float) -> int:
-    """Run the demo and print what came of it; 0 if every order is in the table exactly once."""
+def run_demo(*, orders: int, seconds: float) -> None:
+    """Run the demo and print what came of it: is every order in the table exactly once?"""
     _check_installed()
     root = Path(tempfile.mkdtemp(prefix="headwater-demo-"))
     demo = Demo(root, orders=orders, seconds=seconds)
@@ -184,20 +187,19 @@ def run_demo(*, orders: int, seconds: float) -> int:
         demo.kill()
     table = stored_table(demo.url)
     verdict = compare(accepted_orders(demo.reports), read_orders(demo.url), orders_of(table))
-    show(describe_sales(demo.sales, list(PRODUCTS)))
-    show(describe_query("DuckDB", STATEMENT, _query_duckdb(table)))
-    show(describe_verdict(verdict))
+    parts = [
+        describe_sales(demo.sales, list(PRODUCTS)),
+        describe_query("DuckDB", STATEMENT, _query_duckdb(table)),
+        describe_verdict(verdict),
+    ]
+    report = Report(parts=parts, notes=[Note(""), Note("next:")])
     place, headwater = shlex.quote(demo.url), command()
-    echo("\nnext:")
-    for arguments in (
-        f"read {place} {STREAM} --limit 5",
-        f"lag {place} {STREAM}",
-        f"stream describe {place} {STREAM}",
-        f"inspect queue {place} --stream {STREAM}",
-    ):
-        echo(f"  {headwater} {arguments}")
-    echo(f"  rm -r {shlex.quote(str(root))}")
-    return 0 if verdict.is_exact else EXIT_NO
+    report.say(f"  {headwater} read {place} {STREAM} --limit 5")
+    report.say(f"  {headwater} lag {place} {STREAM}")
+    report.say(f"  {headwater} stream describe {place} {STREAM}")
+    report.say(f"  {headwater} inspect queue {place} --stream {STREAM}")
+    report.say(f"  rm -r {shlex.quote(str(root))}")
+    conclude(report, good=verdict.is_exact)
 
 
 def _check_installed() -> None:
@@ -256,7 +258,7 @@ class ReportFile:
 
 @dataclass(slots=True)
 class DemoProcess:
-    """One module of the demo, run with arguments; its complaints go to a log."""
+    """A module that runs with arguments; its complaints go to a log."""
 
     name: str
     module: str
@@ -305,8 +307,8 @@ class DemoProcess:
             return False
         if self.process.returncode != 0:
             text = self.log.read_text(errors="replace").strip()
-            said = text.splitlines()[-1] if text else "no word"
-            raise HeadwaterError(f"{self.name} failed: {said} (all of it: {self.log})")
+            last_line = text.splitlines()[-1] if text else "no word"
+            raise HeadwaterError(f"{self.name} failed: {last_line} (all of it: {self.log})")
         return True
 
 
@@ -334,9 +336,12 @@ def describe_sales(sales: list[Sale], products: list[str]) -> Report:
     """The windowed aggregate: a row for each half hour."""
     rows: list[dict[str, Any]] = []
     for window in sorted({sale.window for sale in sales}):
-        mine = {sale.product: sale for sale in sales if sale.window == window}
-        euros = {f"{one} €": f"{mine[one].euros:,.2f}" if one in mine else "" for one in products}
-        orders = sum(sale.orders for sale in mine.values())
+        by_product = {sale.product: sale for sale in sales if sale.window == window}
+        euros = {
+            f"{one} €": f"{by_product[one].euros:,.2f}" if one in by_product else ""
+            for one in products
+        }
+        orders = sum(sale.orders for sale in by_product.values())
         rows.append({"half hour": window, **euros, "orders": orders})
     report = Report()
     numbers = [f"{one} €" for one in products]

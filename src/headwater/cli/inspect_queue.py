@@ -13,8 +13,16 @@ from headwater.buffer.queue.native.chunk import MAGIC, OVERHEAD_BYTES, decode_ch
 from headwater.buffer.queue.v1 import acked, manifest_format
 from headwater.buffer.queue.v1.manifest_format import Manifest
 from headwater.buffer.queue.v1.manifest_object import V1Names
-from headwater.cli.inspection.register import describe_register
-from headwater.cli.inspection.source import InspectedObject, empty_object, fail_as_other, recognise
+from headwater.cli.inspect_command import (
+    FailedCheck,
+    InspectedObject,
+    empty_object,
+    fail_as_other,
+    failed_checksum,
+    failed_size,
+    recognise,
+)
+from headwater.cli.inspect_register import describe_register
 from headwater.cli.report import InspectionReport
 from headwater.core.errors import Corrupt, HeadwaterError, NotSupported
 
@@ -44,16 +52,16 @@ def describe_queue_object(source: InspectedObject, *, entries: int) -> Inspectio
     return report
 
 
-def _acked_segment(source: InspectedObject, shown: int) -> InspectionReport:
+def _acked_segment(source: InspectedObject, limit: int) -> InspectionReport:
     report = InspectionReport(ACKED_SEGMENT, size_bytes=len(source.data))
     name = source.key or "the segment"
     try:
-        found = acked.decode_segment(V1Names("unknown", "unknown"), name, source.data)
+        segment = acked.decode_segment(V1Names("unknown", "unknown"), name, source.data)
     except (Corrupt, NotSupported) as error:
         check = "checksum" if "checksum" in str(error) else "contents"
         report.fail(error, check)
         return report
-    header = found.header
+    header = segment.header
     report.facts |= {
         "entries": header.entries,
         "first_sequence": header.first_sequence,
@@ -73,7 +81,7 @@ def _acked_segment(source: InspectedObject, shown: int) -> InspectionReport:
             "first_ingested_ms": one.min_ms,
             "location": one.location,
         }
-        for one in found.descriptors[:shown]
+        for one in segment.descriptors[:limit]
     ]
     report.table("acknowledged_entries", rows, header.entries)
     return report
@@ -89,9 +97,11 @@ def describe_chunk(source: InspectedObject, *, entries: int) -> InspectionReport
     data = source.data
     report = InspectionReport(CHUNK, size_bytes=len(data))
     number = int(source.key) if _CHUNK_NUMBER.fullmatch(source.key) else None
-    placed = _QUEUE_ID.search(source.name)
+    queue_in_name = _QUEUE_ID.search(source.name)
     try:
-        chunk = decode_chunk(data, queue_id=placed[1] if placed else None, number=number)
+        chunk = decode_chunk(
+            data, queue_id=queue_in_name[1] if queue_in_name else None, number=number
+        )
     except (Corrupt, NotSupported) as error:
         check, offset, detail = next(_failed_chunk_checks(data))
         report.fail(error, check, offset=offset, detail=detail)
@@ -150,25 +160,20 @@ def describe_chunk(source: InspectedObject, *, entries: int) -> InspectionReport
     return report
 
 
-def _failed_chunk_checks(data: bytes) -> Iterator[tuple[str, int | None, str]]:
+def _failed_chunk_checks(data: bytes) -> Iterator[FailedCheck]:
     """The checks that a reader makes, in its order: those that fail, and where."""
     size = len(data)
     if size < OVERHEAD_BYTES:
-        yield "length", None, ""
+        yield FailedCheck("length")
         return
     if data[:4] != MAGIC:
-        yield "magic", 0, ""
+        yield FailedCheck("magic", 0)
     stated = int.from_bytes(data[4:8], "little") + OVERHEAD_BYTES
-    if stated != size:
-        way = (
-            f"{stated - size:,} are missing" if stated > size else f"{size - stated:,} are too many"
-        )
-        yield "length", 4, f"It tells of {stated:,} bytes in all, so {way}"
-    stored = int.from_bytes(data[-8:], "little")
-    computed = xxhash.xxh3_64_intdigest(data[:-8])
-    if stored != computed:
-        yield "checksum", size - 8, f"It is {stored:016x}, and that of the bytes is {computed:016x}"
-    yield "contents", None, "The checksum matches: it was written so, or is another's"
+    length = FailedCheck("length", 4, f"It tells of {stated:,} bytes in all")
+    yield from failed_size(stated, size, length)
+    yield from failed_checksum(data, size - 8)
+    detail = "The checksum matches: it was written so, or is another's"
+    yield FailedCheck("contents", None, detail)
 
 
 MANIFEST: Final = "published v1 manifest"
@@ -205,7 +210,7 @@ def describe_manifest(source: InspectedObject, *, entries: int) -> InspectionRep
     return report
 
 
-def add_manifest(report: InspectionReport, manifest: Manifest, shown: int) -> None:
+def add_manifest(report: InspectionReport, manifest: Manifest, limit: int) -> None:
     """Add what a manifest holds to a report."""
     pending = manifest.entries
     report.facts |= {
@@ -219,7 +224,7 @@ def add_manifest(report: InspectionReport, manifest: Manifest, shown: int) -> No
         report.remark("nothing is pending: everything was dequeued, or nothing was appended")
     elif gaps := manifest.next_sequence - pending[0].sequence - len(pending):
         report.remark(f"there are {gaps:,} gaps between sequences, which no known writer leaves")
-    first = pending[:shown]
+    first = pending[:limit]
     rows: list[dict[str, Any]] = [
         {
             "sequence": entry.sequence,
@@ -237,15 +242,15 @@ def add_manifest(report: InspectionReport, manifest: Manifest, shown: int) -> No
             "payload": item.payload,
         }
         for entry in first
-        for item in entry.metadata[:shown]
+        for item in entry.metadata[:limit]
     ]
     if metadata:
         report.table("metadata", metadata)
 
 
 def _judge_manifest(report: InspectionReport, data: bytes, error: HeadwaterError) -> None:
-    said = str(error)
-    check = next((name for words, name in _MANIFEST_CHECKS if words in said), "contents")
+    message = str(error)
+    check = next((name for words, name in _MANIFEST_CHECKS if words in message), "contents")
     try:
         lenient = manifest_format.decode_manifest(data, lenient=True)
     except _UNREADABLE:

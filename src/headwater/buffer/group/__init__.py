@@ -1,0 +1,69 @@
+"""Groups of readers: a group is a position, one LSN per partition.
+
+    record      what the registers of a group and of its positions hold
+    register    reads and changes them: epochs fence, resets count
+    admin       listing, describing, resetting and deleting groups, and their lag
+
+Always holds:
+
+- a group owns nothing: any number of groups read a stream, and none of them holds its records;
+- an epoch is given once, and only rises, also over a reset and a deletion of the group;
+- an acknowledgement under an epoch never lands after a higher one took the partition;
+- a position only moves forward within an epoch, except by an explicit seek;
+- a reset is one conditional write: an acknowledgement from before it changes nothing.
+"""
+
+from typing import TYPE_CHECKING
+
+from headwater.lazy_exports import exports
+
+if TYPE_CHECKING:
+    from headwater.buffer.group.admin import (
+        GroupDescription,
+        GroupReset,
+        GroupSummary,
+        PartitionLag,
+        delete_group,
+        describe_group,
+        group_lag,
+        is_running,
+        list_groups,
+        reset_group,
+    )
+    from headwater.buffer.group.record import (
+        GroupEpoch,
+        GroupPosition,
+        GroupRecord,
+        OtherCheckpoint,
+        OtherKind,
+    )
+    from headwater.buffer.group.register import GroupRegister
+
+__all__ = [
+    "GroupDescription",
+    "GroupEpoch",
+    "GroupPosition",
+    "GroupRecord",
+    "GroupRegister",
+    "GroupReset",
+    "GroupSummary",
+    "OtherCheckpoint",
+    "OtherKind",
+    "PartitionLag",
+    "delete_group",
+    "describe_group",
+    "group_lag",
+    "is_running",
+    "list_groups",
+    "reset_group",
+]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "admin": "GroupDescription GroupReset GroupSummary PartitionLag "
+        "delete_group describe_group group_lag is_running list_groups reset_group",
+        "record": "GroupEpoch GroupPosition GroupRecord OtherCheckpoint OtherKind",
+        "register": "GroupRegister",
+    },
+)
