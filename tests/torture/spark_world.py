@@ -17,6 +17,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 import pyarrow as pa
 
 from headwater.buffer.producer import Producer
@@ -212,7 +213,9 @@ class SparkWorld(Surroundings):
         for name in sorted(self.streams):
             stream = self.streams[name]
             for number in range(stream.partitions):
-                await stream.collector(number).collect(stream.retention())
+                # The owner's acknowledgements stand for those of a required group.
+                retention = msgspec.structs.replace(stream.retention(), only_acknowledged=True)
+                await stream.collector(number).collect(retention)
 
     async def rot(self) -> None:
         """Damage a batch, where anything tells its rows after that."""

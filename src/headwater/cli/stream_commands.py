@@ -43,7 +43,13 @@ T = TypeVar("T")
 NOT_SETTINGS: Final = ("store", "name", "schema", "exists_ok")
 NAME = typer.Argument(metavar="NAME", help="The stream's name.")
 PARTITIONS = typer.Option(None, min=1, help="How many partitions; they can be added, not removed.")
-RETENTION = typer.Option(None, metavar="7d", help="How long acknowledged records stay; or forever.")
+RETENTION = typer.Option(None, metavar="7d", help="How long records stay; or forever.")
+REQUIRED_GROUP = typer.Option(
+    None,
+    "--required-group",
+    metavar="NAME|none",
+    help="Keep records until this group has processed them, however old they are.",
+)
 SET = typer.Option(
     [], "--set", metavar="NAME=VALUE", help="A setting, by our name or Kafka's: retention.ms=7d"
 )
@@ -61,6 +67,7 @@ def create(
     partitions: int | None = PARTITIONS,
     format: str | None = typer.Option(None, metavar="native|v1", help="v1 is OpenData's."),
     retention: str | None = RETENTION,
+    required_group: str | None = REQUIRED_GROUP,
     setting: list[str] = SET,
     schema: Path | None = SCHEMA,
     exists_ok: bool = typer.Option(
@@ -72,7 +79,13 @@ def create(
     from headwater.buffer.stream import create_stream
     from headwater.cli.stream_report import describe_created
 
-    settings = _settings(setting, partitions=partitions, format=format, retention=retention)
+    settings = _settings(
+        setting,
+        partitions=partitions,
+        format=format,
+        retention=retention,
+        required_group=required_group,
+    )
     declared = _schema(schema)
 
     async def run(store: Store) -> Report:
@@ -132,6 +145,7 @@ def alter(
     name: str = NAME,
     partitions: int | None = PARTITIONS,
     retention: str | None = RETENTION,
+    required_group: str | None = REQUIRED_GROUP,
     setting: list[str] = SET,
     schema: Path | None = SCHEMA,
     option: list[str] = OPTION,
@@ -140,7 +154,9 @@ def alter(
     from headwater.buffer.stream import alter_stream, open_stream
     from headwater.cli.stream_report import describe_change
 
-    settings = _settings(setting, partitions=partitions, retention=retention)
+    settings = _settings(
+        setting, partitions=partitions, retention=retention, required_group=required_group
+    )
     declared = _schema(schema)
 
     async def run(store: Store) -> Report:

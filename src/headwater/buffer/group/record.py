@@ -18,12 +18,16 @@ from typing import Final, Literal
 
 import msgspec
 
+from headwater.core import runtime
 from headwater.core.errors import Fenced, Refused
+from headwater.core.limits import LSN_MAX
+from headwater.core.settings import whole_number
 from headwater.store.claims import ClaimTable
 
 GroupKind = Literal["consumers", "query"]
 CONSUMERS: Final = "consumers"
 QUERY: Final = "query"
+READERS: Final = {CONSUMERS: "consumers", QUERY: "a query"}
 
 
 class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -113,3 +117,23 @@ class OtherKind(Refused):
 
 class OtherCheckpoint(Fenced):
     """The group belongs to another checkpoint, or a newer copy of this one."""
+
+
+def checked_begins(begins: Mapping[int, int]) -> dict[str, int]:
+    """Where a group begins, as its record has it; `Refused` if one is no LSN."""
+    return {str(whole_number("partition", key)): check_lsn(lsn) for key, lsn in begins.items()}
+
+
+def check_lsn(lsn: int) -> int:
+    """The LSN itself; `Refused` if it is none."""
+    if not 1 <= whole_number("LSN", lsn) <= LSN_MAX:
+        raise Refused(f"LSN {lsn}: the first record of a partition has LSN 1")
+    return lsn
+
+
+def checkpoint_words(query: str) -> str:
+    return f"checkpoint {query}" if query else "no checkpoint"
+
+
+def utc_words(ms: int) -> str:
+    return runtime.utc_text(ms, "seconds")

@@ -7,6 +7,8 @@ A reader works under an epoch:
 2. `take` writes the epoch into the position of each partition. **The position that this write
    returns counts**, never one that was read before: the predecessor acknowledges until the write.
 3. `acknowledge` moves the position forward while it still has this epoch, and is `Fenced` after.
+
+`reset`, `seek` and `delete` return once no collector acts on where a required group was before.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import Callable, Mapping
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import msgspec
 
@@ -22,6 +24,7 @@ from headwater.buffer.consumer.progress import UnknownGroup
 from headwater.buffer.group.record import (
     CONSUMERS,
     QUERY,
+    READERS,
     GroupEpoch,
     GroupKind,
     GroupPosition,
@@ -29,17 +32,19 @@ from headwater.buffer.group.record import (
     OtherCheckpoint,
     OtherKind,
     begin_of,
+    check_lsn,
+    checked_begins,
+    checkpoint_words,
+    utc_words,
 )
 from headwater.buffer.layout import check_group_name, group_key, group_record_key
 from headwater.buffer.stream import Stream
+from headwater.buffer.stream.policy import renew_policy_for
 from headwater.core import runtime
-from headwater.core.errors import Bug, Contended, Fenced, NotFound, Refused, RolledBack
-from headwater.core.limits import GROUP_RESET_ATTEMPTS, LSN_MAX
-from headwater.core.settings import whole_number
+from headwater.core.errors import Bug, Contended, Fenced, NotFound, RolledBack
+from headwater.core.limits import GROUP_RESET_ATTEMPTS
 from headwater.store import Register
 from headwater.store.claims import ClaimState, ClaimTable
-
-_READERS: Final = {CONSUMERS: "consumers", QUERY: "a query"}
 
 
 class GroupRegister:
@@ -75,7 +80,7 @@ class GroupRegister:
         `begins` has every partition of the stream. Repeated and concurrent calls return the same
         record. A deleted group begins again, and forgets the positions that it had.
         """
-        first = GroupRecord(kind, 0, 0, _checked(begins), runtime.wall_ms())
+        first = GroupRecord(kind, 0, 0, checked_begins(begins), runtime.wall_ms())
 
         def begun(now: GroupRecord | None) -> GroupRecord:
             if now is None:
@@ -126,7 +131,7 @@ class GroupRegister:
             self._of_kind(now, QUERY)
             if not is_new and now.query != query:
                 raise OtherCheckpoint(
-                    f"{self._name()} belongs to {_checkpoint(now.query)}, not to checkpoint "
+                    f"{self._name()} belongs to {checkpoint_words(now.query)}, not to checkpoint "
                     f"{query}: the group was reset, or another query was started. Start this query "
                     "with a new checkpoint to continue where the group is, or with another group"
                 )
@@ -190,7 +195,7 @@ class GroupRegister:
         Every reader is fenced, and a query needs a new checkpoint. `check` may raise to refuse.
         `Contended` if readers start faster than this can read the positions that stay: stop them.
         """
-        moving = _checked(begins)
+        moving = checked_begins(begins)
         staying = [p for p in range(self.stream.partitions) if p not in begins]
         # A record that was restored from a backup is behind its positions: continue above them.
         found = [p for p in (await self._read_positions()).values() if p is not None]
@@ -217,9 +222,11 @@ class GroupRegister:
                 )
 
             try:
-                return await self._update(reset)
+                record = await self._update(reset)
             except _ReadersReturned:
                 continue
+            await renew_policy_for(self.stream, self.group)
+            return record
         raise Contended(
             f"{self._name()} was not reset: its readers started again {GROUP_RESET_ATTEMPTS} "
             "times meanwhile. Stop them, and reset it then"
@@ -237,7 +244,9 @@ class GroupRegister:
                 now.kind, now.epoch + 1, now.resets, {}, runtime.wall_ms(), deleted=True
             )
 
-        return await self._update(delete)
+        record = await self._update(delete)
+        await renew_policy_for(self.stream, self.group)
+        return record
 
     # --- the positions
 
@@ -270,11 +279,18 @@ class GroupRegister:
 
         A position past it stays. `Fenced` if a higher epoch took the partition.
         """
-        return await self._move(partition, epoch, lambda now: max(now.lsn, _lsn(lsn)))
+        return await self._move(partition, epoch, lambda now: max(now.lsn, check_lsn(lsn)))
 
     async def seek(self, partition: int, epoch: GroupEpoch, lsn: int) -> GroupPosition:
         """Set the position to this LSN, also back. `Fenced` as for `acknowledge`."""
-        return await self._move(partition, epoch, lambda _: _lsn(lsn))
+        position = await self._move(partition, epoch, lambda _: check_lsn(lsn))
+        await renew_policy_for(self.stream, self.group)
+        return position
+
+    async def position(self, partition: int) -> int:
+        """The first LSN of one partition that the group has not processed."""
+        found = await self._read_position(partition)  # before the record, as in `positions`
+        return self._lsn_of(partition, await self.read(), found)
 
     async def positions(self) -> tuple[GroupRecord, dict[int, int]]:
         """The record, and the first LSN of each partition that the group has not processed."""
@@ -282,10 +298,7 @@ class GroupRegister:
         # way round, a position from after the reset would not fit the older record.
         found = await self._read_positions()
         record = await self.read()
-        for partition, position in found.items():
-            if position is not None and position.resets > record.resets:
-                self._went_back(partition, f"its position knows of {position.resets} resets")
-        return record, {p: record.lsn_of(p, position) for p, position in found.items()}
+        return record, {p: self._lsn_of(p, record, position) for p, position in found.items()}
 
     # --- inside
 
@@ -305,7 +318,7 @@ class GroupRegister:
             raise UnknownGroup(f"{self._name()} has never begun. Check its name: {self._list()}")
         if now.deleted:
             raise UnknownGroup(
-                f"{self._name()} was deleted at {_utc(now.changed_ms)}. See the others: "
+                f"{self._name()} was deleted at {utc_words(now.changed_ms)}. See the others: "
                 f"{self._list()}"
             )
         return now
@@ -313,8 +326,8 @@ class GroupRegister:
     def _of_kind(self, now: GroupRecord, kind: GroupKind) -> GroupRecord:
         if now.kind != kind:
             raise OtherKind(
-                f"{self._name()} is read by {_READERS[now.kind]}, and cannot be read by "
-                f"{_READERS[kind]} as well. Choose another group, or delete this one: "
+                f"{self._name()} is read by {READERS[now.kind]}, and cannot be read by "
+                f"{READERS[kind]} as well. Choose another group, or delete this one: "
                 f"{self._command('delete')}"
             )
         return now
@@ -325,6 +338,11 @@ class GroupRegister:
             return (await self._record.read()).value
         except NotFound:
             raise RolledBack(f"{self._name()}: its register {self._record.key} is gone") from None
+
+    def _lsn_of(self, partition: int, record: GroupRecord, now: GroupPosition | None) -> int:
+        if now is not None and now.resets > record.resets:
+            self._went_back(partition, f"its position knows of {now.resets} resets")
+        return record.lsn_of(partition, now)
 
     def _held(self, now: GroupRecord | None, epoch: GroupEpoch) -> GroupRecord:
         """The record, while this epoch is a query's newest one."""
@@ -339,9 +357,9 @@ class GroupRegister:
         if now.epoch < epoch.number:
             self._went_back(partition, f"epoch {epoch.number} was given")
         if now.deleted:
-            reason = f"was deleted at {_utc(now.changed_ms)}"
+            reason = f"was deleted at {utc_words(now.changed_ms)}"
         elif now.resets != epoch.resets:
-            reason = f"was reset at {_utc(now.changed_ms)}"
+            reason = f"was reset at {utc_words(now.changed_ms)}"
         else:
             reason = f"is at epoch {now.epoch}"
         raise Fenced(
@@ -429,21 +447,3 @@ class _Overtaken(Fenced):
 
 class _ReadersReturned(Contended):
     """A reader started while a reset read the positions."""
-
-
-def _checked(begins: Mapping[int, int]) -> dict[str, int]:
-    return {str(whole_number("partition", key)): _lsn(lsn) for key, lsn in begins.items()}
-
-
-def _lsn(lsn: int) -> int:
-    if not 1 <= whole_number("LSN", lsn) <= LSN_MAX:
-        raise Refused(f"LSN {lsn}: the first record of a partition has LSN 1")
-    return lsn
-
-
-def _checkpoint(query: str) -> str:
-    return f"checkpoint {query}" if query else "no checkpoint"
-
-
-def _utc(ms: int) -> str:
-    return runtime.utc_text(ms, "seconds")

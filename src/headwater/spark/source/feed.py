@@ -117,8 +117,6 @@ class PartitionFeed:
         """The position of a group; None if the group is not known.
 
         It is the later of the register's position and, if the group owns the queue, the queue's.
-        If a truncation moved the queue's position and nothing was acknowledged after it, the
-        register's counts: the group lost the records between, and its checkpoint is no older copy.
         """
         stored = await self._register(group).read()
         state = await self._state()
@@ -128,8 +126,7 @@ class PartitionFeed:
         if stored is None:
             return acked
         position = await self._with_lsn(stored)
-        is_truncated = 0 < state.truncated_sequence == state.acked_sequence
-        return position if acked is None or stored.behind or is_truncated else max(position, acked)
+        return position if acked is None or stored.behind else max(position, acked)
 
     @property
     def key(self) -> str:
