@@ -19,7 +19,7 @@ from headwater.buffer.producer import Producer
 from headwater.buffer.stream import create_stream
 from headwater.core import runtime
 from headwater.store import Store
-from headwater.store.attempts import StoreStats
+from headwater.store.stats import StoreStats
 
 RECORDS = 1_000_000
 RECORD_BYTES = 100

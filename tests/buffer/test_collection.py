@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.collection import Collection, lowest_position, retention_of
+from headwater.buffer.collection import GarbageCollection, lowest_position, retention_of
 from headwater.buffer.group import GroupEpoch, GroupRegister, reset_group
 from headwater.buffer.producer import Producer
 from headwater.buffer.queue.retention import Retention
@@ -48,7 +48,7 @@ async def at(stream: Stream, group: str, *lsns: int) -> GroupEpoch:
 
 async def floors(stream: Stream) -> list[int]:
     """The LSNs of the floors after a pass over each partition."""
-    return [(await Collection(stream, one).run_pass()).floor_lsn for one in range(2)]
+    return [(await GarbageCollection(stream, one).run_pass()).floor_lsn for one in range(2)]
 
 
 @virtual
@@ -81,7 +81,7 @@ async def test_a_partition_that_is_added_is_held_back_from_its_first_record_on()
     async with await Producer.open(stream, linger_ms=0) as producer:
         await (await producer.produce([b"new"], partition=2))
     await runtime.sleep(3600)
-    assert (await Collection(stream, 2).run_pass()).floor_lsn == 1
+    assert (await GarbageCollection(stream, 2).run_pass()).floor_lsn == 1
 
 
 @FORMATS
@@ -169,7 +169,7 @@ async def test_a_register_that_went_back_continues_above_its_queues() -> None:
         await renew_policy(stream)
     await stream.store.put(key, earlier)
     restored = Stream(Store(backend), stream.config)
-    assert (await Collection(restored, 0).run_pass()).is_outdated
+    assert (await GarbageCollection(restored, 0).run_pass()).is_outdated
     altered = await alter_stream(restored.store, "orders", retention_ms=0)
     assert altered.config.policy == 4
     assert await floors(altered) == [6, 6]
@@ -203,7 +203,7 @@ async def test_while_clocks_are_in_doubt_only_what_every_group_processed_goes(
     stream = await a_stream()
     await at(stream, "billing", 4, 1)
     await at(stream, "audit", 3, 1)
-    collections = [Collection(stream, one) for one in range(2)]
+    collections = [GarbageCollection(stream, one) for one in range(2)]
     here_ms = runtime.wall_ms
     monkeypatch.setattr(runtime, "wall_ms", lambda: here_ms() + 7_200_000)
     done = [await one.run_pass() for one in collections]

@@ -15,7 +15,7 @@ from headwater.buffer.stream import Stream, create_stream
 from headwater.buffer.stream.config import Format
 from headwater.core import runtime
 from headwater.store import Store, open_store
-from headwater.store.attempts import READS, WRITES
+from headwater.store.stats import PRICED_AS_READS, PRICED_AS_WRITES
 
 FLUSHES = 20
 POLLS = 32
@@ -66,8 +66,8 @@ async def flushed(store: Store, stream: Stream, *, inline: bool) -> tuple[int, i
 
 
 def _requests(store: Store) -> tuple[int, int]:
-    writes = sum(store.stats.of(operation).requests for operation in WRITES)
-    return writes, sum(store.stats.of(operation).requests for operation in READS)
+    writes = sum(store.stats.of(operation).requests for operation in PRICED_AS_WRITES)
+    return writes, sum(store.stats.of(operation).requests for operation in PRICED_AS_READS)
 
 
 @pytest.mark.parametrize(("format", "inline"), [("native", False), ("native", True), ("v1", False)])

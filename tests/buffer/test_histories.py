@@ -24,7 +24,7 @@ from headwater.buffer.queue.native.tail import QueueTail
 from headwater.buffer.queue.retention import RetentionRule
 from headwater.core import limits, runtime
 from headwater.core.errors import OutcomeUnknown
-from headwater.core.lease import FloorAge, FloorClock, Lease
+from headwater.core.lease import Lease, SettlingClock, SettlingFloor
 from tests.planted import NOTICED, expect_noticed
 from tests.torture.buffer_scenarios import (
     SCENARIOS,
@@ -103,7 +103,7 @@ async def never_dead(self: QueueTail, number: int) -> bool:
 
 def on_an_open_one(self: Chunk, *args: Any, **options: Any) -> Chunk:
     """Creates a chunk of its own on top of one that others still add to."""
-    base = self if self.closed or options.get("owner") in self.owners else self.follower()
+    base = self if self.closed or options.get("owner") in self.owners else self.next_chunk()
     return _written(base, *args, **options)
 
 
@@ -156,12 +156,12 @@ class BelievingCollector(NativeCollector):
         return scanned, now_ms
 
 
-def counts_twice(self: FloorClock, stored: FloorAge) -> FloorAge:
+def counts_twice(self: SettlingClock, stored: SettlingFloor) -> SettlingFloor:
     """Adds what it saw pass to what others have counted meanwhile."""
     if stored.floor != self._seen.floor:
         return stored
     passed_ms = int((runtime.monotonic_s() - self._seen_s) * 1000)
-    return FloorAge(stored.floor, stored.stood_ms + passed_ms)
+    return SettlingFloor(stored.floor, stored.settling_ms + passed_ms)
 
 
 def leased_by_the_wall_clock(self: Lease, seconds: float) -> bool:
@@ -220,7 +220,7 @@ PLANTED = {
 
 CLOCKS = {
     "settled-by-the-stores-clock": Parts(collector=BelievingCollector),
-    "time-counted-twice": _replacing(FloorClock, "count", counts_twice),
+    "time-counted-twice": _replacing(SettlingClock, "count", counts_twice),
     "lease-by-the-wall-clock": _replacing(Lease, "is_within", leased_by_the_wall_clock),
     # The monotonic clock stands still while the machine sleeps.
     "lease-by-the-monotonic-clock": _replacing(runtime, "boottime_s", runtime.monotonic_s),

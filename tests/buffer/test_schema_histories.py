@@ -13,6 +13,7 @@ import pytest
 
 from headwater.buffer.stream import Stream, fitting, handle, schema
 from headwater.buffer.stream.config import StreamRegister
+from headwater.buffer.stream.fitting import SchemaFitter
 from headwater.core import runtime
 from tests.planted import expect_noticed
 from tests.torture.schema_scenarios import SCHEMAS, schema_history
@@ -23,12 +24,19 @@ FIRST = {"replaced-without-a-fence": 40}
 """Where not to begin at 0, since most histories are blind to the bug: only to be done sooner."""
 
 
-def casts(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def casts(self: SchemaFitter, records: pa.RecordBatch, cast: Any) -> pa.RecordBatch:
     """Makes of a value whatever the type of the first batch can be made of it."""
-    try:
-        return column.cast(kind, safe=False)
-    except pa.ArrowException:
-        return pa.nulls(len(column), kind)
+
+    def unsafely(column: pa.Array, field: pa.Field) -> pa.Array:
+        try:
+            return column.cast(field.type, safe=False)
+        except pa.ArrowException:
+            return pa.nulls(len(column), field.type)
+
+    return _in_columns(self, records, unsafely)
+
+
+_in_columns = SchemaFitter._in_columns
 
 
 async def records_later(self: Stream, records: pa.Schema, *, is_fresh: bool = False) -> Stream:
@@ -59,7 +67,7 @@ def takes_the_latest(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 BUGS: dict[str, tuple[Replacement, ...]] = {
     "cast-to-the-first-type": (
         (fitting, "accepts", lambda given, wanted: True),
-        (fitting, "_widen", casts),
+        (SchemaFitter, "_in_columns", casts),
     ),
     "recorded-after-the-append": ((Stream, "recording", records_later),),
     "replaced-without-a-fence": ((handle, "raise_schema_floor", only_looks),),

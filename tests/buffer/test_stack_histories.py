@@ -116,13 +116,13 @@ def goes_on(self: PartitionSender, index: int, error: BaseException) -> None:
 
 def marks_the_latest(self: PartitionSender, batch: Any, index: int) -> NewBatch:
     """Lets a successor resume from what is yet to land."""
-    entry, latest = _entry(self, batch, index), self._batches[-1]
+    entry, latest = _attempt(self, batch, index), self._batches[-1]
     if not latest.ends_call:
         return entry
     return msgspec.structs.replace(entry, metadata=latest.last_metadata)
 
 
-_entry = PartitionSender._entry
+_attempt = PartitionSender._attempt
 
 
 async def keeps_then_waits(self: Producer, *args: Any, **options: Any) -> Handle:
@@ -213,8 +213,8 @@ NATIVE: dict[str, Replacement] = EITHER | {
     "required-group-forgotten": (collection, "retention_of", forgets_the_required_group),
     "required-group-not-read": (collection, "_position_of", reads_the_end),
     "blind-re-append": (NativeAppender, "_settle", appends_blindly),
-    "accepted-past-a-hole": (PartitionSender, "_stop_at_loss", goes_on),
-    "resumed-past-what-landed": (PartitionSender, "_entry", marks_the_latest),
+    "accepted-past-a-hole": (PartitionSender, "_drop_from", goes_on),
+    "resumed-past-what-landed": (PartitionSender, "_attempt", marks_the_latest),
 }
 V1: dict[str, Replacement] = EITHER | {
     "blind-re-append": (V1Appender, "_settle", appends_blindly_v1),

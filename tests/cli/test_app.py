@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextvars
 import json
 import os
@@ -15,6 +16,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import headwater
 from headwater.cli import advice
 from headwater.cli.advice import ADVICE, advice_for, command
 from headwater.cli.app import app
@@ -185,14 +187,14 @@ def test_advice_names_the_store(invoke: Invoke, tmp_path: Path) -> None:
         assert absent.stderr.count("stream list") == absent.stderr.count("stream create") == 1
         assert "store ls" not in absent.stderr
     missing = invoke("inspect", "batch", str(tmp_path / "nothing"))
-    assert "See " not in missing.stderr
+    assert "List " not in missing.stderr
     elsewhere = invoke("inspect", "batch", "memory://some/key")
     assert "store ls memory://some\n" in elsewhere.stderr
 
 
 def test_advice_does_not_repeat_options_of_a_store() -> None:
     def run() -> str:
-        advice._ADDRESSES.set([])
+        advice.forget_addresses()
         advice.remember_address("s3://bucket", ["secret=hush"])
         return str(advice_for(errors.NotFound("x")))
 
@@ -206,7 +208,7 @@ def test_advice_does_not_repeat_options_of_a_store() -> None:
         (errors.Throttled("x"), "request less"),
         (errors.RolledBack("x"), "keep a copy"),
         (errors.Corrupt("x"), "backup"),
-        (errors.OutcomeUnknown("x"), "look before you repeat"),
+        (errors.OutcomeUnknown("x"), "check before you repeat"),
         (errors.Denied("x"), None),
     ],
 )
@@ -239,6 +241,19 @@ def test_a_command_is_shown_as_it_can_be_run_here(
 
 def test_no_advice_treats_an_unknown_outcome_as_a_failure() -> None:
     assert "Nothing" not in ADVICE[errors.OutcomeUnknown]
+
+
+def test_the_advice_that_is_replaced_is_still_given_somewhere() -> None:
+    package = Path(headwater.__file__).parent
+    texts = {
+        node.value
+        for path in package.rglob("*.py")
+        if package / "cli" not in path.parents
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    for program, _ in advice.IN_COMMANDS:
+        assert any(program in text for text in texts), program
 
 
 def test_a_short_option_means_the_same_everywhere() -> None:

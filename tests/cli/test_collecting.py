@@ -78,7 +78,7 @@ def test_a_full_pass_says_on_standard_error_for_how_long_it_may_wait(
     full = invoke("gc", url, "orders", "--full")
     assert (full.exit_code, full.stderr) == (
         0,
-        "waiting up to 180 s until pieces of the queue that are not needed may go\n",
+        "waiting up to 180 s before chunks of the queue may be deleted\n",
     )
     assert "waiting" not in full.stdout
     assert invoke("gc", url, "orders").stderr == ""

@@ -186,7 +186,7 @@ def test_a_good_store_is_good_and_left_as_it_was() -> None:
     store = open_store("memory://")
     found = look(store)
     assert {one.status for one in found.values()} == {"ok", "note"}
-    assert found["streams"].cure == "make one: headwater stream create URL NAME"
+    assert found["streams"].cure == "create one: headwater stream create URL NAME"
 
     async def left() -> list[ObjectMeta]:
         return [meta async for meta in store.list()]

@@ -38,7 +38,7 @@ def test_what_an_open_transaction_uploaded_stays_and_is_told(
     done = asyncio.run(upload(open_store(url)))
     shown = invoke("gc", url, "orders")
     assert shown.exit_code == 0, shown.stderr
-    assert "1 open transactions: what they uploaded stays" in shown.stdout
+    assert "1 open transactions: their uploads stay" in shown.stdout
     told = json.loads(invoke("gc", url, "orders", "--json").stdout)
     assert told["open_transactions"] == 1
     assert told["partitions"][0]["batches_orphaned"] == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headwater.buffer.group import GroupRegister
+from headwater.buffer.layout import group_record_key
 from headwater.buffer.stream import open_stream
 from headwater.core.limits import GROUP_QUERY_SEEN_S
 from headwater.store import Store, open_store
@@ -75,6 +76,19 @@ def test_list_without_groups_says_so(invoke: Invoke, url: str) -> None:
     assert "stream other has no groups" in result.stderr
 
 
+def test_list_says_which_group_cannot_be_read(invoke: Invoke, url: str) -> None:
+    async def run() -> None:
+        async with open_store(url) as store:
+            stream = await open_stream(store, "orders")
+            await store.put(group_record_key("orders", stream.id, "bad"), b"{}\n")
+
+    asyncio.run(run())
+    result = invoke("group", "list", url, "orders")
+    assert result.exit_code == 1
+    assert "group bad: " in result.stdout
+    assert "etl" in result.stdout
+
+
 def test_describe_shows_position_end_and_lag(invoke: Invoke, url: str) -> None:
     result = invoke("group", "describe", url, "orders", "audit", COLUMNS="200")
     assert result.exit_code == 0, result.output
@@ -85,7 +99,7 @@ def test_describe_shows_position_end_and_lag(invoke: Invoke, url: str) -> None:
     ]
     found = json.loads(invoke("group", "describe", url, "orders", "etl", "--json").stdout)
     assert [one["lag"]["records"] for one in found["partitions"]] == [1, 3]
-    assert (found["is_running"], found["epoch"]) == (True, 1)
+    assert (found["is_running"], found["record"]["epoch"]) == (True, 1)
 
 
 def test_describe_says_what_retention_took_from_a_group(invoke: Invoke, url: str) -> None:

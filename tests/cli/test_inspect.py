@@ -276,7 +276,7 @@ def test_an_empty_object_is_said_to_be_empty(kind: str, invoke: Invoke, tmp_path
     assert "it has no bytes" in result.stdout
     nothing = inspect(kind, b"")
     assert (nothing.exit_code, nothing.stdout) == (2, "")
-    assert "nothing came through standard input" in nothing.stderr
+    assert "standard input was empty" in nothing.stderr
     assert "backup" not in nothing.stderr
 
 

@@ -128,7 +128,7 @@ def test_repair_says_what_no_copy_has(folder: Path) -> None:
 def test_what_was_given_up_is_not_called_repaired(folder: Path) -> None:
     damage(folder / SEGMENT, 100)
     result = CliRunner().invoke(app, ["log", "repair", str(folder), "--give-up"])
-    assert "given up LSN 1 to 1: readers get it as lost" in result.stdout
+    assert "given up LSN 1 to 1: readers get a lost range" in result.stdout
     assert "repaired" not in result.stdout
 
 

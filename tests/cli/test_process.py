@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.cli.advice import output_problem
 from headwater.cli.app import app
+from headwater.cli.command_line import output_problem
 from headwater.log import Spool
 from tests.cli.conftest import Invoke
 from tests.log.given import numbered, wait

@@ -33,7 +33,7 @@ def url(tmp_path: Path, invoke: Invoke) -> str:
             keeper.slots.create("fresh", 120, bootstrapping=True)
             keeper.slots.create("laptop", 3)
             keeper.slots.invalidate("laptop", InvalidationCause.HORIZON)
-            await keeper.settle()
+            await keeper.wait_stored()
 
     asyncio.run(run())
     return address
@@ -165,7 +165,7 @@ def test_a_slot_whose_replica_has_nothing_is_listed_with_nothing(invoke: Invoke,
         async with open_store(url) as store:
             keeper = await SlotWriter.open(await register(store), leader_epoch=8)
             keeper.slots.create("late", 100, bootstrapping=True, confirmed_lsn=0)
-            await keeper.settle()
+            await keeper.wait_stored()
 
     asyncio.run(run())
     rows = json.loads(invoke("slot", "list", url, "orders", "--json").stdout)
@@ -192,7 +192,7 @@ def test_an_epoch_that_no_leader_reaches_is_set_back(invoke: Invoke, url: str) -
     assert "epoch 7" in higher.stderr
     result = invoke(*reset, "5")
     assert result.exit_code == 0, result.output
-    assert "led by epoch 5 and later" in result.stdout
+    assert "accepts leaders from epoch 5 on" in result.stdout
     rows = json.loads(invoke("slot", "list", url, "orders", "--json").stdout)
     assert {(row["slot"], row["leader_epoch"]) for row in rows} == {
         ("fresh", 5),

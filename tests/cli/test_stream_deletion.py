@@ -71,7 +71,7 @@ def test_nothing_is_listed_of_a_stream_that_is_deleted(
     assert (listed(url, place), objects(tmp_path)) == ((0, None), [])
     events = len(list(tmp_path.glob("store/metadata/*/0*")))
     again = invoke("stream", "delete", url, "orders", "--yes")
-    assert (again.exit_code, "went on deleting" in again.stdout) == (0, True)
+    assert (again.exit_code, "continued deleting" in again.stdout) == (0, True)
     assert len(list(tmp_path.glob("store/metadata/*/0*"))) == events
 
 
@@ -123,7 +123,7 @@ def test_damaged_events_are_told_and_keep_nothing_from_being_deleted(
 
     result = invoke("stream", "delete", url, "orders", "--yes", COLUMNS="300")
     assert (result.exit_code, objects(tmp_path)) == (1, [])
-    assert "repair them, and delete it once more" in result.stdout
+    assert "repair them, and delete it again" in result.stdout
     last.write_bytes(whole)
     assert listed(url, place) == (2, None)
 
@@ -136,5 +136,5 @@ def test_a_log_of_events_that_is_named_and_not_there_deletes_nothing(
 ) -> None:
     result = invoke("stream", "delete", url, "orders", "--yes", "--prefix", "elsewhere")
     assert (result.exit_code, len(objects(tmp_path))) == (2, 2)
-    assert "there is no log of the tier's events under 'elsewhere'" in result.stderr
+    assert "there is no event log of the tier under 'elsewhere'" in result.stderr
     assert invoke("stream", "describe", url, "orders").exit_code == 0

@@ -217,7 +217,7 @@ def test_objects_of_no_segment_are_told_and_left_alone(
 
     assert result.exit_code == 0
     assert "2 objects looked at" in result.stdout
-    assert result.stdout.count("of no segment, and left alone: streams/orders/0/segments/") == 2
+    assert result.stdout.count("belongs to no segment, and stays: streams/orders/0/segments/") == 2
     assert [path.read_bytes() for path in put] == [b"mine", b"mine"]
     [told] = json.loads(invoke(*scrub, "--json").stdout)
     keys = {str(path.relative_to(tmp_path / "store")) for path in put}
@@ -225,7 +225,7 @@ def test_objects_of_no_segment_are_told_and_left_alone(
 
     for number in range(30):
         (segment.parent / f"{number}.txt").write_bytes(b"")
-    assert "and 12 more of no segment" in invoke(*scrub).stdout
+    assert "and 12 more that belong to no segment" in invoke(*scrub).stdout
 
 
 def test_whoever_only_looks_writes_nothing(invoke: Invoke, url: str, tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_log_start_that_is_gone_is_told_and_is_no_gap(
     start.unlink()
 
     shown = invoke("tier", "list", url, "orders", COLUMNS="200")
-    assert (shown.exit_code, "nothing says where the log begins" in shown.stdout) == (1, True)
+    assert (shown.exit_code, "the log start is unknown" in shown.stdout) == (1, True)
     scrubbed = invoke("tier", "scrub", url, "orders", COLUMNS="200")
     assert (scrubbed.exit_code, "no log start" in scrubbed.stdout) == (1, True)
     assert str(start.relative_to(tmp_path / "store")) in scrubbed.stdout
@@ -295,7 +295,7 @@ def test_compact_turns_events_into_snapshots_and_reads_as_before(invoke: Invoke,
     assert invoke("tier", "list", url, "orders", "--json").stdout == before
 
     again = invoke("tier", "compact", url)
-    assert (again.exit_code, again.stdout) == (0, "there is nothing to compact\n")
+    assert (again.exit_code, again.stdout) == (0, "nothing to compact\n")
 
 
 def test_compact_goes_on_while_it_is_to_watch(
@@ -312,7 +312,7 @@ def test_compact_goes_on_while_it_is_to_watch(
     result = invoke("tier", "compact", url, "--watch", "--every", "7", "--every-events", "1")
     assert pauses == [7.0] * 3
     assert result.stdout.count("5 events are in a snapshot now") == 1
-    assert result.stdout.count("there is nothing to compact") == 2
+    assert result.stdout.count("nothing to compact") == 2
 
 
 def test_compact_tells_what_it_cannot_read(invoke: Invoke, url: str, tmp_path: Path) -> None:
@@ -373,8 +373,8 @@ def test_renew_begins_a_log_that_reads_as_the_old_one(invoke: Invoke, url: str) 
     old = invoke("tier", "list", url, "orders", "--json").stdout
     told = invoke("tier", "renew", url, "--to-prefix", "anew", "--epoch-max", "3")
     assert told.stdout.splitlines() == [
-        "anew begins with what 5 events come to",
-        "log starts taken down to epoch 3: 1",
+        "anew begins with the state after 5 events",
+        "log starts lowered to epoch 3: 1",
     ]
     new = invoke("tier", "list", url, "orders", "--json", "--prefix", "anew").stdout
     assert new == old.replace('"leader_epoch": 4', '"leader_epoch": 3')

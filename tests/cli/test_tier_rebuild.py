@@ -40,7 +40,7 @@ def test_a_lost_event_is_no_loss(invoke: Invoke, url: str, tmp_path: Path) -> No
     result = invoke("tier", "rebuild", url, "--to-prefix", "metadata-2", COLUMNS="200")
     assert result.exit_code == 0, result.output
     assert f"{lost.parent.name}/{lost.name}: gone, and later events are not" in result.stdout
-    assert "metadata-2 begins with this; the old log can no longer be opened" in result.stdout
+    assert "the new log is metadata-2; the old log can no longer be opened" in result.stdout
     anew = ("--prefix", "metadata-2")
     listed = json.loads(invoke("tier", "list", url, "orders", "--json", *anew).stdout)
     assert listed == json.loads(before)

@@ -64,7 +64,7 @@ def test_a_scrub_removes_nothing_by_a_log_that_its_leader_does_not_use(
     scrub = ("tier", "scrub", url, "orders", *ANEW)
     assert invoke(*scrub).exit_code == 0
     refused = invoke(*scrub, "--repair")
-    assert (refused.exit_code, "of which this log of events has not heard" in refused.stderr) == (
+    assert (refused.exit_code, "which this event log does not contain" in refused.stderr) == (
         2,
         True,
     )

@@ -10,7 +10,7 @@ import pytest
 
 from headwater.coordinator.channel import WriteHandle
 from headwater.coordinator.contract import Termination
-from headwater.coordinator.view import ViewBoard
+from headwater.coordinator.progress import ViewBoard
 from headwater.coordinator.writer import FlushLoop, Writer
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError

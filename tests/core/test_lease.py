@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.core import runtime
-from headwater.core.lease import FloorAge, FloorClock, Lease
+from headwater.core.lease import Lease, SettlingClock, SettlingFloor
 from headwater.testing import Simulation, simulate
 from headwater.testing.sim import SimRuntime
 from tests.store.scripted import virtual
@@ -54,14 +54,14 @@ def test_the_real_clock_advances() -> None:
 
 @virtual
 async def test_only_time_that_was_seen_to_pass_counts() -> None:
-    clock = FloorClock()
+    clock = SettlingClock()
     await runtime.sleep(100)  # before anything was read
-    assert clock.count(FloorAge(7)) == FloorAge(7)
-    clock.see(FloorAge(7))
+    assert clock.count(SettlingFloor(7)) == SettlingFloor(7)
+    clock.see(SettlingFloor(7))
     await runtime.sleep(10)
-    assert clock.count(FloorAge(7)).stood_ms == pytest.approx(10_000, abs=1)
-    assert clock.count(FloorAge(8)) == FloorAge(8)  # another floor
-    assert clock.count(FloorAge(7, 60_000)) == FloorAge(7, 60_000)  # somebody saw more
+    assert clock.count(SettlingFloor(7)).settling_ms == pytest.approx(10_000, abs=1)
+    assert clock.count(SettlingFloor(8)) == SettlingFloor(8)  # another floor
+    assert clock.count(SettlingFloor(7, 60_000)) == SettlingFloor(7, 60_000)  # somebody saw more
 
 
 @settings(max_examples=60, deadline=None)
@@ -81,20 +81,20 @@ def test_no_history_of_processes_counts_more_than_passed(data: st.DataObject) ->
     )
 
     async def main(_: Simulation) -> None:
-        began_s, stored = runtime.monotonic_s(), FloorAge(5)
-        clocks = [FloorClock() for _ in range(4)]
+        began_s, stored = runtime.monotonic_s(), SettlingFloor(5)
+        clocks = [SettlingClock() for _ in range(4)]
         for who, move, wait_s, step_ms in moves:
             await runtime.sleep(wait_s)
             step_clock(step_ms)
             if move == "new":
-                clocks[who] = FloorClock()
+                clocks[who] = SettlingClock()
             elif move == "see":
                 clocks[who].see(stored)
             else:
                 before, stored = stored, clocks[who].count(stored)
                 clocks[who].see(stored)
-                assert stored.stood_ms >= before.stood_ms
+                assert stored.settling_ms >= before.settling_ms
             passed_ms = (runtime.monotonic_s() - began_s) * 1000
-            assert stored.stood_ms <= passed_ms + 1e-6
+            assert stored.settling_ms <= passed_ms + 1e-6
 
     simulate(main, stall_max_s=0)

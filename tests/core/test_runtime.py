@@ -239,10 +239,10 @@ def test_native_threads_are_given_time_once_before_the_interpreter_ends(
 ) -> None:
     registered: list[object] = []
     monkeypatch.setattr("atexit.register", lambda *call: registered.append(call))
-    runtime.settle_native_threads_at_exit.cache_clear()
-    runtime.settle_native_threads_at_exit()
-    runtime.settle_native_threads_at_exit()
-    assert registered == [(time.sleep, runtime.NATIVE_SETTLE_S)]
+    runtime.await_native_threads_at_exit.cache_clear()
+    runtime.await_native_threads_at_exit()
+    runtime.await_native_threads_at_exit()
+    assert registered == [(time.sleep, runtime.NATIVE_THREADS_END_S)]
 
 
 @pytest.mark.parametrize(

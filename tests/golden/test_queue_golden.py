@@ -36,7 +36,7 @@ from headwater.buffer.queue.v1.manifest_format import ManifestEntry, MetadataIte
 from headwater.buffer.queue.v1.manifest_object import V1Names
 from headwater.buffer.records import HEADERS, KEY, from_arrow
 from headwater.core import runtime
-from headwater.core.lease import FloorAge
+from headwater.core.lease import SettlingFloor
 from headwater.store import MemoryBackend, Register, Store
 from tests.golden.fixed_runtime import FixedRuntime
 
@@ -81,7 +81,7 @@ REGISTERS: dict[str, Any] = {
         },
         17,
     ),
-    "gc.1": CollectorRecord(BATCH, 42, (BATCH,), AT_MS, "2bf", 7, 40, FloorAge(42, 61_500)),
+    "gc.1": CollectorRecord(BATCH, 42, (BATCH,), AT_MS, "2bf", 7, 40, SettlingFloor(42, 61_500)),
 }
 
 SEGMENT_ENTRIES = [

@@ -34,7 +34,7 @@ async def _written() -> bytes:
     keeper.slots.create("laptop", 3)
     keeper.slots.invalidate("laptop", InvalidationCause.HORIZON)
     keeper.slots.create("fresh", 100, bootstrapping=True)
-    await keeper.settle()
+    await keeper.wait_stored()
     return bytes((await store.get(SLOTS_KEY)).data)
 
 

@@ -11,8 +11,8 @@ import pytest
 from headwater.log import Group, PrimaryService
 from headwater.log.primary.log_retention import LogRetention
 from headwater.log.primary.service import RegisterResponse
+from headwater.log.replica.comparing import Verification
 from headwater.log.replica.follower import LogFollower
-from headwater.log.replica.link import Verification
 from tests.planted import expect_noticed
 from tests.torture.fork_scenarios import SCENARIOS, fork_history
 

@@ -14,12 +14,12 @@ from headwater.log.primary import log_retention
 from headwater.log.primary.service import PullResponse
 from headwater.log.primary.slot import Slot
 from headwater.log.primary.slot_writer import LeaderSlots
-from headwater.log.replica import follower, keyed_table, link, log_copy
+from headwater.log.replica import comparing, follower, keyed_table, log_copy
+from headwater.log.replica.comparing import SplitPull
 from headwater.log.replica.contract import Image
 from headwater.log.replica.copies import ReplicaCopies, SavedState, SavedStateFile, encode_state
 from headwater.log.replica.follower import LogFollower
 from headwater.log.replica.keyed_state import KeyedState
-from headwater.log.replica.link import SplitPull
 from headwater.log.replica.log_copy import LogCopies, LogCopy
 from tests.planted import expect_noticed
 from tests.torture.replica_scenarios import SCENARIOS, replica_history
@@ -114,12 +114,12 @@ async def loads_half(copy: LogCopy, archive: LogArchive, lsns: range) -> None:
 
 
 _load = log_copy._load
-_check_dense, _take_in = link._check_dense, link.split_pull
+_check_dense, _take_in = comparing._check_dense, comparing.split_pull
 _check_term, _create = ReplicaCopies.check_term, LeaderSlots.create
 
 PLANTED: dict[str, tuple[Any, str, Any]] = {
-    "gap-is-applied": (link, "_check_dense", looks_away),
-    "empty-copy-begins-anywhere": (link, "_check_dense", begins_anywhere),
+    "gap-is-applied": (comparing, "_check_dense", looks_away),
+    "empty-copy-begins-anywhere": (comparing, "_check_dense", begins_anywhere),
     "applied-twice": (follower, "split_pull", applies_again),
     "older-leader-is-heeded": (ReplicaCopies, "check_term", heeds_anybody),
     "fence-in-memory": (ReplicaCopies, "check_term", heeds_until_a_restart),

@@ -17,7 +17,7 @@ SCHEMA = "id long, name string"
 
 
 def main(folder: str, fatal_batch: int) -> None:
-    real = commits.commit
+    real = commits.commit_files
 
     def fatal(catalog: Any, name: str, files: Any, token: Any, **options: Any) -> Any:
         done = real(catalog, name, files, token, **options)
@@ -25,7 +25,7 @@ def main(folder: str, fatal_batch: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return done
 
-    commits.commit = fatal
+    commits.commit_files = fatal
     spark = session(master="local[2]", quick_start=True)
     source = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(f"{folder}/in")
     query: Any = to_table(

@@ -19,7 +19,7 @@ from headwater.spark.table_io import TableOptions, query_id_of
 from headwater.store.locations import FileRoot
 from headwater.table import commit as commits
 from headwater.table.catalog import RegisterCatalog
-from headwater.table.commit import Commit, CommittedVersion
+from headwater.table.commit import CommittedVersion, WriteResult
 from headwater.table.data_files import FilesRefused
 from headwater.table.reference import TableReference, table_reference
 from tests.table.test_catalog import interrupted
@@ -52,7 +52,7 @@ class Frame:
 
 def write(
     monkeypatch: pytest.MonkeyPatch, catalog: RegisterCatalog, frame: Any, version: int = 0
-) -> Commit:
+) -> WriteResult:
     monkeypatch.setattr(TableReference, "open_catalog", lambda _: catalog)
     target = table_reference(ORDERS, catalog.root.url, None, {})
     return table_io.write_batch_to_table(frame, target, OPTIONS, "query", version)
@@ -78,7 +78,7 @@ def test_files_of_a_commit_that_never_lands_are_removed(
     def lose(*_: object, **__: object) -> None:
         raise Contended("others won")
 
-    monkeypatch.setattr(commits, "commit", lose)
+    monkeypatch.setattr(commits, "commit_files", lose)
     with pytest.raises(Contended):
         write(monkeypatch, warehouse.catalog(), Frame(1))
     assert data_files(warehouse) == []
@@ -93,7 +93,7 @@ def test_files_that_cannot_be_removed_are_named(
     async def refuse(*_: object) -> None:
         raise Unavailable("not today")
 
-    monkeypatch.setattr(commits, "commit", lose)
+    monkeypatch.setattr(commits, "commit_files", lose)
     monkeypatch.setattr("headwater.store.store.Store.delete", refuse)
     with pytest.raises(Contended):
         write(monkeypatch, warehouse.catalog(), Frame(1))
@@ -106,7 +106,7 @@ def test_files_of_a_commit_that_may_have_landed_are_kept(
     def lose_sight(*_: object, **__: object) -> None:
         raise OutcomeUnknown("nobody answers")
 
-    monkeypatch.setattr(commits, "commit", lose_sight)
+    monkeypatch.setattr(commits, "commit_files", lose_sight)
     with pytest.raises(OutcomeUnknown):
         write(monkeypatch, warehouse.catalog(), Frame(1))
     assert len(data_files(warehouse)) == 1
@@ -118,7 +118,7 @@ def test_files_that_a_version_long_passed_may_have_in_the_table_are_kept(
     def passed(*_: object, **__: object) -> CommittedVersion:
         return CommittedVersion(None, is_ours=None)
 
-    monkeypatch.setattr(commits, "commit", passed)
+    monkeypatch.setattr(commits, "commit_files", passed)
     assert write(monkeypatch, warehouse.catalog(), Frame(1)).already_committed
     assert len(data_files(warehouse)) == 1
 
@@ -183,7 +183,7 @@ def test_files_for_a_table_that_is_another_by_now_are_removed_and_written_again_
 ) -> None:
     catalog = warehouse.catalog()
     made(catalog)
-    honest = commits.commit
+    honest = commits.commit_files
 
     def replaced(*asked: Any, **more: Any) -> Any:
         catalog.drop_table(ORDERS)
@@ -191,7 +191,7 @@ def test_files_for_a_table_that_is_another_by_now_are_removed_and_written_again_
         return honest(*asked, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(commits, "commit", replaced)
+        patch.setattr(commits, "commit_files", replaced)
         with pytest.raises(FilesRefused):
             write(patch, catalog, Frame(1))
     assert data_files(warehouse) == []
@@ -212,6 +212,38 @@ def test_a_table_with_identifier_fields_is_refused_in_plain_words(
         write(monkeypatch, catalog, Frame(1))
     assert "pydantic" not in str(refused.value)
     assert data_files(warehouse) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "stored", "says"),
+    [
+        (pa.map_(pa.int64(), pa.string()), pa.map_(pa.int32(), pa.string()), "m.key is bigint"),
+        (
+            pa.map_(pa.struct([("a", pa.int32()), ("b", pa.int32())]), pa.string()),
+            pa.map_(pa.struct([("a", pa.int32())]), pa.string()),
+            "m.key.b int is new",
+        ),
+        (
+            pa.list_(pa.map_(pa.map_(pa.string(), pa.int64()), pa.string())),
+            pa.list_(pa.map_(pa.map_(pa.string(), pa.int32()), pa.string())),
+            "m.element.key.value is bigint",
+        ),
+    ],
+)
+def test_other_keys_of_a_map_are_refused_before_the_query_starts(
+    warehouse: Warehouse, written: pa.DataType, stored: pa.DataType, says: str
+) -> None:
+    table = made(warehouse.catalog(), pa.schema([("m", stored)]))
+    with pytest.raises(Refused, match=f"{says}.*keys of a map"):
+        table_columns.check_fits(table, pa.schema([("m", written)]), may_grow=True)
+
+
+def test_narrower_keys_of_a_map_and_wider_values_fit_a_table(warehouse: Warehouse) -> None:
+    table = made(warehouse.catalog(), pa.schema([("m", pa.map_(pa.int64(), pa.int32()))]))
+    columns = pa.schema([("m", pa.map_(pa.int32(), pa.int64()))])
+    table_columns.check_fits(table, columns, may_grow=True)
+    table_columns.add_columns(table, columns)
+    assert str(table.schema().find_type("m")) == "map<long, long>"
 
 
 def test_a_table_is_found_in_whichever_catalog_was_named(
@@ -294,7 +326,7 @@ def test_a_query_that_cannot_be_named_is_not_written() -> None:
             remote, target, OPTIONS, checkpoint_location=None, query_name=None, trigger=None
         )
     nameless: Any = Batch()
-    with pytest.raises(Refused, match="has no id of its query"):
+    with pytest.raises(Refused, match="has no query id"):
         query_id_of(nameless, "/checkpoint", is_remote=True)
     with pytest.raises(Bug):
         query_id_of(nameless, None, is_remote=False)

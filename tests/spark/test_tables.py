@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from headwater.core.errors import NotFound, Refused
 from headwater.spark import read_table, to_table
 from headwater.table import commit as commits
-from headwater.table.commit import Commit
+from headwater.table.commit import WriteResult
 from headwater.table.reference import load
 from tests.interop.servers import Server
 from tests.spark.killed_table_query import SCHEMA
@@ -45,9 +45,9 @@ def ids(warehouse: str) -> list[int]:
     return sorted(found)
 
 
-def write(df: DataFrame, warehouse: str, **options: Any) -> Commit:
+def write(df: DataFrame, warehouse: str, **options: Any) -> WriteResult:
     done = to_table(df, TABLE, warehouse=warehouse, **options)
-    assert isinstance(done, Commit)
+    assert isinstance(done, WriteResult)
     return done
 
 
@@ -98,7 +98,7 @@ def test_batches_that_nobody_numbered_are_all_written(spark: SparkSession, wareh
 
 
 def test_no_rows_make_a_table_and_no_snapshot(spark: SparkSession, warehouse: str) -> None:
-    assert write(rows(spark), warehouse) == Commit(None, 0, 0, already_committed=False)
+    assert write(rows(spark), warehouse) == WriteResult(None, 0, 0, already_committed=False)
     assert load(TABLE, warehouse=warehouse).current_snapshot() is None
 
 
@@ -379,14 +379,14 @@ def test_a_query_killed_between_its_commit_and_sparks_loses_and_doubles_nothing(
 def test_a_twin_that_was_faster_makes_ones_own_files_go(
     spark: SparkSession, tmp_path: Path, warehouse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = commits.commit
+    real = commits.commit_files
 
     def overtaken(*given: Any, **options: Any) -> Any:
-        monkeypatch.setattr(commits, "commit", real)
+        monkeypatch.setattr(commits, "commit_files", real)
         write(rows(spark, 1), warehouse, txn_app_id="nightly", txn_version=1)
         return real(*given, **options)
 
-    monkeypatch.setattr(commits, "commit", overtaken)
+    monkeypatch.setattr(commits, "commit_files", overtaken)
     done = write(rows(spark, 1), warehouse, txn_app_id="nightly", txn_version=1)
     assert done.already_committed
     assert ids(warehouse) == [1]
@@ -419,6 +419,6 @@ def test_another_catalog_by_its_configuration(spark: SparkSession, warehouse: st
         "warehouse": warehouse,
     }
     done = to_table(rows(spark, 1), TABLE, catalog=catalog)
-    assert isinstance(done, Commit)
+    assert isinstance(done, WriteResult)
     assert ids(warehouse) == [1]
     assert read_table(spark, TABLE, catalog=catalog).count() == 1

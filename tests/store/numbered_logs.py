@@ -8,9 +8,9 @@ import msgspec
 
 from headwater.core import runtime
 from headwater.core.errors import NotFound, RolledBack
-from headwater.core.lease import FloorAge, FloorClock, Lease
+from headwater.core.lease import Lease, SettlingClock, SettlingFloor
 from headwater.core.retry import RetryPolicy
-from headwater.store import LeasedFloor, LogFloor, NumberedLog, Register, Store, next_standing
+from headwater.store import LeasedFloor, LogFloor, NumberedLog, Register, Store, next_settling
 from tests.store.scripted import Scripted
 
 LEASE_S = 60.0
@@ -25,7 +25,7 @@ class FloorRecord(msgspec.Struct, frozen=True):
 
     floor: int = 0
     trimmed: int = 0
-    settling: FloorAge = FloorAge()
+    settling: SettlingFloor = SettlingFloor()
 
 
 class SampleLog(NumberedLog):
@@ -34,7 +34,7 @@ class SampleLog(NumberedLog):
     def __init__(self, store: Store, folder: str = "log", policy: RetryPolicy | None = None):
         super().__init__(store, folder, LeasedFloor(LEASE_S), policy=policy)
         self.register = Register(store, f"{folder}/floor", FloorRecord, policy=policy)
-        self.clock = FloorClock()
+        self.clock = SettlingClock()
 
     async def create(self) -> None:
         """Write the floor of an empty log, if there is none."""
@@ -75,14 +75,14 @@ class SampleLog(NumberedLog):
             settling, trimmed = self.clock.count(now.settling), now.trimmed
             if settling.is_settled(SETTLE_S):
                 trimmed = max(trimmed, settling.floor)
-            settling = next_standing(settling, LogFloor(now.floor, trimmed))
+            settling = next_settling(settling, LogFloor(now.floor, trimmed))
             return FloorRecord(now.floor, trimmed, settling)
 
         self.clock.see((await self.register.update(change)).value.settling)
 
     async def collect(self) -> int:
         """Delete what is trimmed; how many objects went."""
-        trimmed, deleted = (await self.read_floor()).trimmed, 0
+        trimmed, deleted = (await self.read_floor()).counts_from, 0
         async for number in self.numbers():
             if number >= trimmed:
                 break

@@ -251,6 +251,6 @@ def test_an_opened_cloud_store_gives_its_threads_time_at_exit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[bool] = []
-    monkeypatch.setattr(runtime, "settle_native_threads_at_exit", lambda: asked.append(True))
+    monkeypatch.setattr(runtime, "await_native_threads_at_exit", lambda: asked.append(True))
     open_store("s3://bucket", anonymous=True)
     assert asked == [True]

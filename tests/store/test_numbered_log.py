@@ -8,9 +8,9 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import EntriesTrimmed, NotFound, RolledBack
-from headwater.core.lease import FloorAge, Lease
+from headwater.core.lease import Lease, SettlingFloor
 from headwater.core.limits import LIST_PAGE_KEYS
-from headwater.store import LeasedFloor, LogFloor, MemoryBackend, Store, next_standing
+from headwater.store import LeasedFloor, LogFloor, MemoryBackend, Store, next_settling
 from tests.store.numbered_logs import (
     LEASE_S,
     PATIENT,
@@ -226,10 +226,10 @@ async def test_a_number_that_was_alive_extends_the_lease_for_itself_and_later_on
 
 
 def test_a_higher_floor_is_waited_for_once_the_one_before_has_settled() -> None:
-    waiting = FloorAge(4, 1000)
-    assert next_standing(waiting, LogFloor(9, 2)) == waiting
-    assert next_standing(waiting, LogFloor(9, 4)) == FloorAge(9)
-    assert next_standing(waiting, LogFloor(4, 4)) == waiting
+    waiting = SettlingFloor(4, 1000)
+    assert next_settling(waiting, LogFloor(9, 2)) == waiting
+    assert next_settling(waiting, LogFloor(9, 4)) == SettlingFloor(9)
+    assert next_settling(waiting, LogFloor(4, 4)) == waiting
 
 
 # Cost

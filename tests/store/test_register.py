@@ -297,7 +297,7 @@ def test_plain_contention_leaves_no_outcome_unknown(seed: int) -> None:
         network = FaultyStore(
             MemoryBackend(versions_by_content=True),
             Faults(),
-            simulation.stream("faults"),
+            simulation.random_source("faults"),
             latency_s=0.001,
         )
 

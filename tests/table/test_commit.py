@@ -32,10 +32,9 @@ from headwater.table.commit import (
     APP,
     FORGET_AFTER_MS,
     LAST,
-    Commit,
     CommittedVersion,
     CommitToken,
-    commit,
+    commit_files,
 )
 from headwater.table.data_files import FilesRefused, discard_files
 from headwater.testing import Faults, FaultyStore
@@ -74,8 +73,7 @@ def test_a_commit_is_one_snapshot_that_says_who_wrote_it(warehouse: Warehouse) -
     catalog = warehouse.catalog()
     made(catalog)
     done = append(catalog, [1, 2, 3], "query", 7)
-    assert isinstance(done, Commit)
-    assert (done.rows, done.files, done.already_committed) == (3, 1, False)
+    assert done.is_ours
     snapshot = catalog.load_table(ORDERS).current_snapshot()
     assert snapshot is not None
     assert snapshot.snapshot_id == done.snapshot_id
@@ -96,9 +94,9 @@ def test_a_query_from_an_old_checkpoint_is_refused_and_not_passed_over(
     files = written(catalog, [1, 2, 3, 4])
     older = CommitToken("query", 1, "another run", is_query=True)
     with pytest.raises(Refused, match="older copy"):
-        commit(catalog, ORDERS, files, older, keep_snapshots=KEEP)
+        commit_files(catalog, ORDERS, files, older, keep_snapshots=KEEP)
     last = CommitToken("query", 2, "another run", is_query=True)
-    assert isinstance(commit(catalog, ORDERS, files, last, keep_snapshots=KEEP), CommittedVersion)
+    assert commit_files(catalog, ORDERS, files, last, keep_snapshots=KEEP).is_ours is False
     assert stored(catalog) == [0, 1, 2]
 
 
@@ -109,7 +107,6 @@ def test_a_version_that_is_there_is_not_written_again(warehouse: Warehouse) -> N
     append(catalog, [2], "query", 1)
     for version in (0, 1):
         landed = append(warehouse.catalog(), [99], "query", version)
-        assert isinstance(landed, CommittedVersion)
         assert landed.is_ours is False
     append(catalog, [3], "another", 0)
     assert stored(catalog) == [1, 2, 3]
@@ -127,7 +124,6 @@ def test_a_version_is_known_after_its_snapshot_has_expired(warehouse: Warehouse)
     assert all(one is not None and one[APP] == "busy" for one in said)
     for version in (4, 5):
         landed = append(catalog, [99], "old", version, keep=3)
-        assert isinstance(landed, CommittedVersion)
         assert landed.snapshot_id is None
         assert landed.is_ours is (False if version == 5 else None)
     assert stored(catalog) == list(range(7))
@@ -137,7 +133,7 @@ def test_whoever_is_overtaken_by_a_stranger_comes_after_it(warehouse: Warehouse)
     other = warehouse.catalog()
     made(other)
     catalog = raced(warehouse, lambda: append(other, [1], "stranger", 0))
-    assert isinstance(append(catalog, [2], "query", 0), Commit)
+    assert append(catalog, [2], "query", 0).is_ours
     assert stored(other) == [1, 2]
 
 
@@ -146,7 +142,6 @@ def test_whoever_is_overtaken_by_its_twin_leaves_it_at_that(warehouse: Warehouse
     made(other)
     catalog = raced(warehouse, lambda: append(other, [1], "query", 0))
     landed = append(catalog, [1], "query", 0)
-    assert isinstance(landed, CommittedVersion)
     assert landed.is_ours is False
     assert stored(other) == [1]
 
@@ -189,8 +184,7 @@ def test_an_answer_that_is_lost_makes_no_second_copy(warehouse: Warehouse, fault
     made(catalog)
     backend.fault = fault
     done = append(catalog, [1, 2], "query", 0)
-    assert isinstance(done, Commit)
-    assert done.rows == 2
+    assert done.is_ours
     for request in backend.late:
         with pytest.raises(HeadwaterError):
             portal.shared().call(_awaited(request))
@@ -218,7 +212,7 @@ def test_ones_own_late_commit_is_recognised_and_its_files_are_kept(warehouse: Wa
 
     catalog.load_table = landing.__get__(catalog)  # type: ignore[method-assign]
     done = append(catalog, [1, 2], "query", 0)
-    assert isinstance(done, Commit)
+    assert done.is_ours
     assert stored(warehouse.catalog()) == [1, 2]
     assert len(warehouse.catalog().load_table(ORDERS).metadata.snapshots) == 1
 
@@ -257,7 +251,7 @@ def test_what_may_have_landed_and_expired_since_is_not_written_again(
     backend.fault = "answer lost, then silence"
     job = CommitToken("batch-1", 0, "w", is_repeatable=False)
     with pytest.raises(OutcomeUnknown, match="has expired"):
-        commit(catalog, ORDERS, files, job, keep_snapshots=KEEP)
+        commit_files(catalog, ORDERS, files, job, keep_snapshots=KEEP)
     assert stored(warehouse.catalog()) == [1, 2, 3, 4]
 
 
@@ -287,7 +281,7 @@ def test_a_commit_that_may_have_landed_stays_unknown_whatever_is_refused_after_i
     made(catalog)
     answers = iter([CommitStateUnknownException("no answer")])
 
-    def refuse(*_: object) -> Commit:
+    def refuse(*_: object) -> CommittedVersion:
         raise next(answers, CommitFailedException("another came first"))
 
     monkeypatch.setattr(commit_module, "_append", refuse)
@@ -306,7 +300,7 @@ def test_no_failure_of_the_look_hides_that_a_commit_may_have_landed(
     made(catalog)
     files = written(catalog, [1])
 
-    def unknown(*_: object) -> Commit:
+    def unknown(*_: object) -> CommittedVersion:
         def away(*_: object) -> Table:
             raise error
 
@@ -315,7 +309,7 @@ def test_no_failure_of_the_look_hides_that_a_commit_may_have_landed(
 
     monkeypatch.setattr(commit_module, "_append", unknown)
     with pytest.raises(OutcomeUnknown, match=f"no answer; then: {error}"):
-        commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
+        commit_files(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
 
 
 def test_a_commit_that_landed_before_the_store_went_away_is_not_called_failed(
@@ -326,10 +320,10 @@ def test_a_commit_that_landed_before_the_store_went_away_is_not_called_failed(
     files = written(catalog, [1, 2])
     backend.fault = "answer lost, then silence"
     with pytest.raises(OutcomeUnknown):
-        commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
+        commit_files(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     backend.deaf = False
-    done = commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
-    assert isinstance(done, Commit)
+    done = commit_files(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
+    assert done.is_ours
     assert stored(warehouse.catalog()) == [1, 2]
 
 
@@ -343,7 +337,7 @@ def test_files_of_a_table_that_was_created_again_are_refused(warehouse: Warehous
     catalog.drop_table(ORDERS)
     catalog.create_table(ORDERS, pa.schema([("name", pa.string()), ("id", pa.int64())]))
     with pytest.raises(FilesRefused, match="dropped and created again"):
-        commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
+        commit_files(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     assert stored(catalog) == []
 
 
@@ -354,7 +348,7 @@ def test_files_of_a_column_that_is_gone_are_refused(warehouse: Warehouse) -> Non
     with catalog.load_table(ORDERS).update_schema() as update:
         update.delete_column("name")
     with pytest.raises(FilesRefused, match="lost columns"):
-        commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
+        commit_files(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     assert stored(catalog) == []
 
 
@@ -380,7 +374,7 @@ def test_files_that_a_changed_table_cannot_hold_are_refused(
     files = written(catalog, [1])
     change(catalog)
     with pytest.raises(FilesRefused, match=why):
-        commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
+        commit_files(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     assert stored(catalog) == []
 
 
@@ -393,7 +387,7 @@ def test_a_table_that_changes_during_the_commit_is_looked_at_again(
     files = written(catalog, [1])
     late = raced(warehouse, lambda: change(catalog))
     with pytest.raises(FilesRefused, match=why):
-        commit(late, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
+        commit_files(late, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     assert stored(catalog) == []
 
 
@@ -406,7 +400,7 @@ def test_columns_that_are_renamed_while_a_job_writes_keep_their_statistics(
     files = written(catalog, [1, 2])
     with catalog.load_table(ORDERS).update_schema() as update:
         update.rename_column("id", "number").rename_column("name", "id")
-    commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
+    commit_files(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     table = catalog.load_table(ORDERS)
     assert table.scan(row_filter="number = 2").to_arrow().to_pylist() == [{"number": 2, "id": "2"}]
     assert table.scan(row_filter="id = '1'").to_arrow().to_pylist() == [{"number": 1, "id": "1"}]
@@ -438,9 +432,8 @@ def test_twins_on_a_bad_day_write_each_version_once(warehouse: Warehouse, seed: 
             except (HeadwaterError, CommitStateUnknownException):
                 given_up += 1  # as a query that fails, and is started again
         # A replay, as after a crash between this commit and Spark's own.
-        assert isinstance(
-            append(warehouse.catalog(), [version], "query", version), CommittedVersion
-        )
+        replay = append(warehouse.catalog(), [version], "query", version)
+        assert replay.is_ours is False
     assert stored(warehouse.catalog()) == [0, 1, 2, 3], f"given up {given_up} times"
 
 
@@ -461,7 +454,7 @@ def test_snapshots_that_a_tag_holds_do_not_expire(warehouse: Warehouse) -> None:
     catalog = warehouse.catalog()
     made(catalog)
     done = append(catalog, [0], "query", 0, keep=2)
-    assert isinstance(done, Commit)
+    assert done.is_ours
     assert done.snapshot_id is not None
     catalog.load_table(ORDERS).manage_snapshots().create_tag(done.snapshot_id, "first").commit()
     for version in range(1, 6):
@@ -492,7 +485,7 @@ def test_what_nobody_can_repeat_is_not_remembered(warehouse: Warehouse) -> None:
     catalog = warehouse.catalog()
     made(catalog)
     once = CommitToken("batch-1", 0, "w", is_repeatable=False)
-    commit(catalog, ORDERS, written(catalog, [1]), once, keep_snapshots=KEEP)
+    commit_files(catalog, ORDERS, written(catalog, [1]), once, keep_snapshots=KEEP)
     assert not [key for key in catalog.load_table(ORDERS).properties if key.startswith(LAST)]
 
 

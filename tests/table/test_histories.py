@@ -17,7 +17,7 @@ from pyiceberg.table import Table
 from headwater.core import portal
 from headwater.core.errors import Conflict, NotFound
 from headwater.table import commit as commits
-from headwater.table import orphans, pointers
+from headwater.table import metadata_sweep, orphans, pointers
 from headwater.table.catalog import RegisterCatalog
 from headwater.table.data_files import FLOOR
 from headwater.table.file_io import StoreFileIO
@@ -104,11 +104,11 @@ def sweeps_by_the_writers_clock(table: Table, before: Any, *, grace_ms: int = 0)
     """As it once was: lists after the commit, and compares its own clock with the store's."""
     files = table.io
     assert isinstance(files, StoreFileIO)
-    needed = commits._referenced(table)
+    needed = metadata_sweep._referenced(table)
     oldest_ms = table.metadata.last_updated_ms - grace_ms
     now = [
         meta
-        for meta in commits.list_metadata_files(table)
+        for meta in metadata_sweep.list_metadata_files(table)
         if meta.modified_ms < oldest_ms and files.root.location(meta.key) not in needed
     ]
 
@@ -137,17 +137,17 @@ def raises_the_floor_of_the_name(loaded: Callable[[], Table], first: Table, floo
 
 
 PLANTED: dict[str, list[Replacement]] = {
-    "rename-frees-whatever-is-there": [(Pointers, "_settle", frees_whatever_is_there)],
+    "rename-frees-whatever-is-there": [(Pointers, "_finish_rename", frees_whatever_is_there)],
     "rename-arrives-wherever-it-is-free": [(Pointers, "_arrive", arrives_wherever_it_is_free)],
     "rename-leaves-its-name-free": [(Pointers, "rename", leaves_its_name_free)],
-    "rename-is-not-finished-first": [(TablePointer, "is_settled", property(lambda _: True))],
+    "rename-is-not-finished-first": [(TablePointer, "is_in_rename", property(lambda _: False))],
     "files-of-any-table": [(commits, "check_files_belong", lambda *_: None)],
     "unknown-is-hidden": [
         (commits, "keeping_unknown", hides_the_unknown),
         (pointers, "staying_unknown", hides_the_unknown),
         (RegisterCatalog, "_has_landed", hides_it_in_the_catalog),
     ],
-    "sweep-by-the-writers-clock": [(commits, "sweep", sweeps_by_the_writers_clock)],
+    "sweep-by-the-writers-clock": [(metadata_sweep, "sweep", sweeps_by_the_writers_clock)],
     "orphans-without-a-floor": [(orphans, "_raise_floor", raises_no_floor)],
     "orphans-of-the-name": [(orphans, "_raise_floor", raises_the_floor_of_the_name)],
     "floor-looked-at-too-early": [(commits._SameFloor, "validate", lambda *_: None)],

@@ -14,7 +14,7 @@ from headwater.core.errors import NotFound, Refused
 from headwater.table import commit as commits
 from headwater.table import orphans
 from headwater.table.catalog import RegisterCatalog
-from headwater.table.commit import CommitToken, commit
+from headwater.table.commit import CommitToken, commit_files
 from headwater.table.data_files import FilesRefused, to_data_files
 from headwater.table.orphans import remove_orphans
 from headwater.table.reference import TableReference
@@ -68,7 +68,7 @@ def test_what_a_running_job_wrote_stays(
     files = written(catalog, [1])
     later(71)
     assert remove_orphans(ORDERS, warehouse=warehouse.url).locations == []
-    commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
+    commit_files(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
 
 
 def test_what_is_committed_while_it_looks_stays(
@@ -83,7 +83,7 @@ def test_what_is_committed_while_it_looks_stays(
     def loaded(target: TableReference) -> Any:
         before = next(loads, None)
         if before is not None:
-            commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
+            commit_files(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
         return before or load(target)
 
     load = TableReference.load
@@ -102,9 +102,9 @@ def test_a_job_that_took_longer_than_it_may_is_refused_and_loses_nothing(
     later(removes_h)
     assert remove_orphans(ORDERS, warehouse=warehouse.url).locations == [slow[0].location]
     with pytest.raises(FilesRefused, match="remove_orphans"):
-        commit(catalog, ORDERS, slow, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
+        commit_files(catalog, ORDERS, slow, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     again = written(catalog, [1, 2])
-    commit(catalog, ORDERS, again, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
+    commit_files(catalog, ORDERS, again, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     assert stored(warehouse.catalog()) == [1, 2]
 
 
@@ -124,7 +124,7 @@ def test_a_job_that_commits_while_orphans_are_removed_is_refused(
 
     monkeypatch.setattr(commits, "to_data_files", meanwhile)
     with pytest.raises(FilesRefused, match="remove_orphans"):
-        commit(catalog, ORDERS, slow, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
+        commit_files(catalog, ORDERS, slow, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     assert stored(warehouse.catalog()) == []
 
 
@@ -146,7 +146,7 @@ def test_of_two_removals_at_once_the_later_one_does_not_lower_the_floor(
 
     orphans._raise_floor(loaded, table, lower.location.rpartition("/")[2].partition(".")[0])
     with pytest.raises(FilesRefused, match="remove_orphans"):
-        commit(catalog, ORDERS, [higher], CommitToken("query", 0, "w"), keep_snapshots=KEEP)
+        commit_files(catalog, ORDERS, [higher], CommitToken("query", 0, "w"), keep_snapshots=KEEP)
 
 
 def test_files_of_a_clock_far_behind_lie_above_the_floor(
@@ -185,7 +185,7 @@ def test_how_old_a_file_is_the_stores_clock_says(
     now_ms = store_ms + int(ahead_h * HOUR_MS)
     monkeypatch.setattr(runtime.current(), "wall_ms", lambda: now_ms)
     assert remove_orphans(ORDERS, warehouse=warehouse.url).locations == []
-    commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
+    commit_files(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     assert stored(warehouse.catalog()) == [1]
 
 
@@ -203,7 +203,7 @@ def test_a_directory_whose_clock_was_ahead_once_removes_nothing_of_a_running_job
         remove_orphans(ORDERS, warehouse=url)
     files = written(catalog, [1])
     assert remove_orphans(ORDERS, warehouse=url).locations == []
-    commit(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
+    commit_files(catalog, ORDERS, files, CommitToken("query", 0, "w"), keep_snapshots=KEEP)
     assert stored(catalog) == [1]
 
 

@@ -10,8 +10,9 @@ import pytest
 from headwater.core import portal, runtime
 from headwater.core.errors import Unavailable
 from headwater.table import commit as commits
+from headwater.table import metadata_sweep
 from headwater.table.catalog import RegisterCatalog
-from headwater.table.commit import list_metadata_files, sweep
+from headwater.table.metadata_sweep import list_metadata_files, sweep
 from tests.table.warehouse import ORDERS, Warehouse, append, made, stored
 
 
@@ -19,7 +20,7 @@ def metadata_files(warehouse: Warehouse) -> set[str]:
     return {key for key in warehouse.objects._objects if key.startswith("shop/orders/metadata/")}
 
 
-def swept(catalog: RegisterCatalog, *, grace_ms: int = commits.GRACE_MS) -> int:
+def swept(catalog: RegisterCatalog, *, grace_ms: int = metadata_sweep.GRACE_MS) -> int:
     """What a commit that makes no new snapshot sweeps."""
     table = catalog.load_table(ORDERS)
     before = list_metadata_files(table)
@@ -84,8 +85,8 @@ def test_a_commit_sweeps_what_was_there_before_it(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing that others commit between this commit and its sweep."""
-    monkeypatch.setattr(commits, "SWEEP_EVERY", 3)
-    monkeypatch.setattr(commits, "sweep", partial(sweep, grace_ms=-1_000_000))
+    monkeypatch.setattr(metadata_sweep, "SWEEP_EVERY", 3)
+    monkeypatch.setattr(metadata_sweep, "sweep", partial(sweep, grace_ms=-1_000_000))
     catalog = warehouse.catalog()
     made(catalog)
     for version in range(2):
@@ -106,7 +107,7 @@ def test_the_clock_of_the_sweeper_removes_nothing(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, ahead_h: int
 ) -> None:
     """How old a file is, the store's clock says, and not that which is in the sweeper's commit."""
-    monkeypatch.setattr(commits, "SWEEP_EVERY", 2)
+    monkeypatch.setattr(metadata_sweep, "SWEEP_EVERY", 2)
     catalog = warehouse.catalog()
     made(catalog)
     stamp_ms = runtime.wall_ms() + ahead_h * 3_600_000
@@ -140,9 +141,11 @@ def test_a_table_that_was_renamed_is_safe_from_the_next_of_its_name(warehouse: W
 
 def test_every_so_many_commits_sweep(warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     swept_at: list[int] = []
-    monkeypatch.setattr(commits, "SWEEP_EVERY", 5)
+    monkeypatch.setattr(metadata_sweep, "SWEEP_EVERY", 5)
     monkeypatch.setattr(
-        commits, "sweep", lambda table, before: swept_at.append(len(table.metadata.snapshots))
+        metadata_sweep,
+        "sweep",
+        lambda table, before: swept_at.append(len(table.metadata.snapshots)),
     )
     catalog = warehouse.catalog()
     made(catalog)
@@ -161,7 +164,7 @@ def test_a_table_of_format_1_lists_nothing_with_its_commits(
         listings.append(table)
         return []
 
-    monkeypatch.setattr(commits, "list_metadata_files", noted)
+    monkeypatch.setattr(metadata_sweep, "list_metadata_files", noted)
     catalog = warehouse.catalog()
     made(catalog, properties={"format-version": "1"})
     for version in range(3):
@@ -179,12 +182,12 @@ def test_a_sweep_that_fails_does_not_undo_the_commit(
     error: Exception,
     step: str,
 ) -> None:
-    monkeypatch.setattr(commits, "is_sweep_due", lambda _: True)
+    monkeypatch.setattr(metadata_sweep, "is_sweep_due", lambda _: True)
 
     def failing(*_: object) -> int:
         raise error
 
-    monkeypatch.setattr(commits, step, failing)
+    monkeypatch.setattr(metadata_sweep, step, failing)
     catalog = warehouse.catalog()
     made(catalog)
     append(catalog, [1], "query", 0)

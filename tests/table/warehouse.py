@@ -18,7 +18,7 @@ from headwater.spark.table_files import FilePlan, write_files_task
 from headwater.store import Backend, MemoryBackend, Store
 from headwater.store.address import _memory
 from headwater.table.catalog import RegisterCatalog
-from headwater.table.commit import Commit, CommittedVersion, CommitToken, commit
+from headwater.table.commit import CommittedVersion, CommitToken, commit_files
 from headwater.table.data_files import FLOOR, WrittenFile
 
 ORDERS = "shop.orders"
@@ -85,10 +85,10 @@ def written(catalog: RegisterCatalog, ids: Sequence[int]) -> list[WrittenFile]:
 
 def append(
     catalog: RegisterCatalog, ids: Sequence[int], app: str, version: int, *, keep: int = KEEP
-) -> Commit | CommittedVersion:
+) -> CommittedVersion:
     """Commit these rows as a version of an application."""
     token = CommitToken(app, version, runtime.new_ulid())
-    return commit(catalog, ORDERS, written(catalog, ids), token, keep_snapshots=keep)
+    return commit_files(catalog, ORDERS, written(catalog, ids), token, keep_snapshots=keep)
 
 
 def stored(catalog: RegisterCatalog) -> list[int]:

@@ -248,7 +248,7 @@ class TestChance:
         async def draw(sim: Simulation, disturb: bool) -> list[float]:
             if disturb:
                 sim.random.random()
-                sim.stream("faults").random()
+                sim.random_source("faults").random()
                 await runtime.run_blocking(len, "")
                 await asyncio.gather(*(asyncio.sleep(0) for _ in range(5)))
             return [runtime.random().random() for _ in range(3)]
@@ -259,7 +259,7 @@ class TestChance:
 
     def test_no_two_streams_are_alike(self) -> None:
         async def draw(sim: Simulation) -> set[float]:
-            streams = [sim.random, sim.stream("a"), sim.stream("b"), runtime.random()]
+            streams = [sim.random, sim.random_source("a"), sim.random_source("b"), runtime.random()]
             return {stream.random() for stream in streams}
 
         assert len(simulate(draw).value) == 4

@@ -18,7 +18,7 @@ from headwater.testing.torture import (
     NOTHING_TO_RUN,
     PASSED,
     Scenario,
-    ScenarioProgress,
+    ScenarioRun,
     SeedRange,
     run_scenarios,
 )
@@ -114,13 +114,13 @@ def test_an_interrupted_run_continues_where_it_stopped(
 
 
 def test_only_rounds_with_none_missing_below_count_as_done(tmp_path: Path) -> None:
-    chunks = [SeedRange(100, 10), SeedRange(110, 10), SeedRange(120, 10)]
-    run = ScenarioProgress(_recorded([]), rounds=50, state_dir=tmp_path)
+    ranges = [SeedRange(100, 10), SeedRange(110, 10), SeedRange(120, 10)]
+    run = ScenarioRun(_recorded([]), rounds=50, state_dir=tmp_path)
     run.resume(seed=100, fresh=False)
 
     done = []
-    for chunk in (chunks[2], chunks[0], chunks[1]):
-        run.take(chunk, [], took_s=1)
+    for seeds in (ranges[2], ranges[0], ranges[1]):
+        run.take(seeds, [], took_s=1)
         done.append(run.done)
 
     assert done == [0, 10, 30]

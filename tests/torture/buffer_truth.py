@@ -201,7 +201,7 @@ class Truth:
         if not number:
             return chunk
         self.check(self.chunks[-1].closed, f"chunk {number} was created on an open one")
-        return self.chunks[-1].follower()
+        return self.chunks[-1].next_chunk()
 
     def _check_grown(self, before: Chunk, after: Chunk) -> None:
         what = f"chunk {before.number}"

@@ -91,13 +91,13 @@ class ClaimsWorld:
         self.simulation = simulation
         self.random = simulation.random
         self.objects = WatchedTable(simulation)
-        faults = Faults.swarm(simulation.stream("rates"))
+        faults = Faults.swarm(simulation.random_source("rates"))
         if self.random.random() < 0.4:
-            faults = faults.with_outages(simulation.stream("rates"))
+            faults = faults.with_outages(simulation.random_source("rates"))
         self.network = MutingStore(
             self.objects,
             faults,
-            simulation.stream("faults"),
+            simulation.random_source("faults"),
             echo=self.random.choice((0.0, 0.0, 0.3)),
             echo_after_s=300.0,
             record=simulation.record,

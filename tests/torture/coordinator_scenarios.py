@@ -52,7 +52,7 @@ def coordinator_history(seed: int) -> str:
     """One history; returns its fingerprint."""
 
     async def main(simulation: Simulation) -> None:
-        await _History(World(simulation.stream("world"))).run()
+        await _History(World(simulation.random_source("world"))).run()
 
     return simulate(main, seed=seed, replay=SCENARIOS[0].replay).fingerprint
 

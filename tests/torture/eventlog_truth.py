@@ -18,8 +18,7 @@ from headwater.store.objects import Buffer
 from headwater.store.register import decode_envelope
 from headwater.testing import Simulation
 from headwater.tier import TierCache, decode_event
-from headwater.tier.eventlog.stored_events import HEAD_BYTES
-from headwater.tier.eventlog.stored_floor import PartitionFloor
+from headwater.tier.eventlog.stored_events import HEAD_BYTES, PartitionFloor
 from headwater.tier.snapshot import PartitionDump, decode_snapshot, dump_all
 
 _EVENT = re.compile(r"metadata/(\d+)/(\d{20})")

@@ -247,7 +247,7 @@ class OperatorActor:
                     continue
                 begins = world.some_targets(whole=world.random.random() < 0.5)
                 await world.tried(lambda b=begins: self._reset(group, b))  # type: ignore[misc]
-            except (Failed, Fenced, UnknownGroup):
+            except (Failed, UnknownGroup):
                 continue
 
     async def _reset(self, group: GroupRegister, begins: dict[int, int]) -> None:

@@ -58,7 +58,7 @@ class PipelinedHistory:
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        self.chance = simulation.stream("pipeline")
+        self.chance = simulation.random_source("pipeline")
         self.disk = FaultyDisk(seed=self.chance.getrandbits(32))
         self.is_rough = self.chance.random() < 0.6
         self.types_differ = self.chance.random() < 0.2

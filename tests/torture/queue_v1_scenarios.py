@@ -90,11 +90,11 @@ class World:
         self.backend = RecordingBackend()
         self.foreign = foreign
         self.gentle = self.random.random() < (0.4 if foreign else 0.15)
-        faults = Faults() if self.gentle else Faults.swarm(simulation.stream("swarm"))
+        faults = Faults() if self.gentle else Faults.swarm(simulation.random_source("swarm"))
         self.network = FaultyStore(
             self.backend,
             replace(faults, own_412=0.0) if foreign else faults,
-            simulation.stream("faults"),
+            simulation.random_source("faults"),
             record=simulation.record,
             spawn=simulation.spawn,
         )

@@ -16,7 +16,7 @@ from collections import defaultdict
 from typing import Any
 
 from headwater.buffer import layout
-from headwater.buffer.collection import Collection
+from headwater.buffer.collection import GarbageCollection
 from headwater.buffer.consumer.progress import UnknownGroup
 from headwater.buffer.group import GroupPosition, GroupRecord, GroupRegister
 from headwater.buffer.producer import Producer
@@ -249,7 +249,7 @@ class CollectingActor(Actor):
     async def step(self) -> None:
         """A pass over each."""
         for partition in range(PARTITIONS):
-            collection = Collection(self.world.stream(), partition)
+            collection = GarbageCollection(self.world.stream(), partition)
             await self.world.tried(collection.run_pass)
 
 
@@ -338,7 +338,7 @@ async def _collect(world: RetentionWorld) -> None:
     stream = Stream(world.calm_store(), world.configs[-1])
     for partition in range(PARTITIONS):
         for _ in range(PASSES_MAX):
-            done = await Collection(stream, partition).run_pass()
+            done = await GarbageCollection(stream, partition).run_pass()
             if not done.batches_expired and not done.is_cut_short:
                 break
 

@@ -16,7 +16,7 @@ import dataclasses
 from typing import Any
 
 from headwater.buffer.batch import decode_batch
-from headwater.buffer.collection import Collection
+from headwater.buffer.collection import GarbageCollection
 from headwater.buffer.queue.retention import Retention
 from headwater.buffer.stream import Stream
 from headwater.buffer.transaction.holds import active_holds
@@ -140,7 +140,7 @@ class HoldingCollector:
     async def collect(self, *, full: bool) -> None:
         """One pass."""
         stream = self.world.stream()
-        await Collection(stream, 0).run_pass(full=full)
+        await GarbageCollection(stream, 0).run_pass(full=full)
 
 
 def sink_history(seed: int, *bug: Replacement) -> str:

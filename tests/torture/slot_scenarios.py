@@ -362,7 +362,7 @@ class DamagedHistory(History):
         await super().run()
 
     async def _damage(self) -> None:
-        world, chance = self.world, self.world.simulation.stream("damage")
+        world, chance = self.world, self.world.simulation.random_source("damage")
         while True:
             await runtime.sleep(chance.random() ** 2 * 900.0)
             if world.network.calm:

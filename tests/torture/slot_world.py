@@ -126,13 +126,13 @@ class World:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.random: random.Random = simulation.random
-        self.twins = simulation.stream("twins")
+        self.twins = simulation.random_source("twins")
         """Says when two processes share a name, and when two leaders an epoch."""
         self.objects = Watched(simulation)
         self.network = EchoingStore(
             self.objects,
-            Faults.swarm(simulation.stream("rates")),
-            simulation.stream("faults"),
+            Faults.swarm(simulation.random_source("rates")),
+            simulation.random_source("faults"),
             echo=self.random.choice((0.0, 0.0, 0.3)),
             echo_after_s=300.0,
             record=simulation.record,

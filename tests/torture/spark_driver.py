@@ -84,7 +84,7 @@ class Driver:
         shape = source_schema(streams, self.options)
         self._executor = SliceReader(self.options, spark_schema(shape.columns(self.options)), shape)
         if self._available_now and not self._is_41:
-            await self._source.fix_end()
+            await self._source.prepare_available_now()
         ran = 0
         while True:
             await self._pause()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from headwater.buffer.collection import Collection
+from headwater.buffer.collection import GarbageCollection
 from headwater.buffer.consumer import AsyncReader, Follower, Lag, UnreadableBatch, read_async
 from headwater.buffer.group import GroupRegister
 from headwater.buffer.truncation import TruncationPlan, plan_truncation, truncate_partition
@@ -269,7 +269,7 @@ class CollectingActor:
 
     async def work(self) -> None:
         """One life."""
-        world, collection = self.world, Collection(self.world.stream(), 0)
+        world, collection = self.world, GarbageCollection(self.world.stream(), 0)
         for _ in range(STEPS_MAX):
             if world.over:
                 return

@@ -94,7 +94,7 @@ class StackWorld(Surroundings):
         self.damages = not self.gentle and self.random.random() < 0.2
         if self.damages:
             self.log.on_landed = self._damage_some
-        self._damage = simulation.stream("damage")
+        self._damage = simulation.random_source("damage")
         self.is_required = not self.is_v1 and self.random.random() < 0.6
         """Whether the stream waits for a group: one that follows the owner's acknowledgements."""
         self._stream: Stream | None = None

@@ -102,14 +102,14 @@ class World:
         self.parts = parts
         self.backend = RecordingBackend()
         self.gentle = self.random.random() < 0.15
-        swarm = simulation.stream("swarm")
+        swarm = simulation.random_source("swarm")
         faults = Faults() if self.gentle else Faults.swarm(swarm)
         if outages and not self.gentle:
             faults = faults.with_outages(swarm)
         self.network = FaultyStore(
             self.backend,
             faults,
-            simulation.stream("faults"),
+            simulation.random_source("faults"),
             record=simulation.record,
             spawn=simulation.spawn,
         )
@@ -333,14 +333,14 @@ def _numbered_log_history(name: str, seed: int, parts: Parts, *, outages: bool =
 
 async def _check_late_reader(log: SampleLog, reader: Reader) -> None:
     floor = await log.read_floor()
-    if floor.trimmed > 0:
+    if floor.counts_from > 0:
         with pytest.raises(EntriesTrimmed) as trimmed:
-            await log.payloads(floor.trimmed - 1)
-        assert trimmed.value.first_offset == floor.floor
+            await log.payloads(floor.counts_from - 1)
+        assert trimmed.value.first_offset == floor.needed_from
     late: list[str] = []
-    while payloads := await log.payloads(floor.trimmed + len(late)):
+    while payloads := await log.payloads(floor.counts_from + len(late)):
         late += [payload.decode() for payload in payloads]
-    assert late == reader.seen[floor.trimmed :], "a late reader sees something else"
+    assert late == reader.seen[floor.counts_from :], "a late reader sees something else"
 
 
 async def _run_writers(world: World, kind: type[Writer]) -> Writer:

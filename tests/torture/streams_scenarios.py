@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from headwater.buffer.collection import Collection
+from headwater.buffer.collection import GarbageCollection
 from headwater.buffer.consumer import Consumer, Follower, UnreadableBatch
 from headwater.buffer.producer import BufferFull, Handle, Producer
 from headwater.buffer.queue.retention import Retention
@@ -280,7 +280,7 @@ class CollectorActor(Actor):
     async def work(self) -> None:
         """One life."""
         world = self.world
-        collections: dict[tuple[str, int], Collection] = {}
+        collections: dict[tuple[str, int], GarbageCollection] = {}
         for _ in range(STEPS_MAX):
             if world.over:
                 return
@@ -288,11 +288,11 @@ class CollectorActor(Actor):
             if stream is not None:
                 for partition in range(stream.partitions):
                     place = (stream.id, partition)
-                    collection = collections.setdefault(place, Collection(stream, partition))
+                    collection = collections.setdefault(place, GarbageCollection(stream, partition))
                     await self._collect(stream, collection)
             await runtime.sleep(world.random.choice(world.collects_every_s))
 
-    async def _collect(self, stream: Any, collection: Collection) -> None:
+    async def _collect(self, stream: Any, collection: GarbageCollection) -> None:
         world, was_calm = self.world, self.world.is_calm
         try:
             await collection.run_pass(full=world.random.random() < 0.3)

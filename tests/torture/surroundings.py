@@ -122,7 +122,7 @@ class Surroundings:
         self.simulation = simulation
         self.random = simulation.random
         self.hazards = hazards
-        self._clocks = simulation.stream("clocks")
+        self._clocks = simulation.random_source("clocks")
         self._processes: list[Process] = []
         self._store_most_ms = 0
         """The latest time that the store's clock ever told."""
@@ -133,7 +133,7 @@ class Surroundings:
         self.network = EchoingStore(
             objects,
             self._draw_faults(),
-            simulation.stream("faults"),
+            simulation.random_source("faults"),
             echo=0.0 if self.gentle else 0.9 if self.haunted else self.random.choice((0.0, 0.1)),
             echo_after_s=300.0 if self.haunted else 3 * DAY_S,
             record=simulation.record,
@@ -184,7 +184,7 @@ class Surroundings:
         raise NotImplementedError
 
     def _draw_faults(self) -> Faults:
-        swarm = self.simulation.stream("swarm")
+        swarm = self.simulation.random_source("swarm")
         if self.gentle or (self.haunted and self.random.random() < 0.5):
             faults = Faults()
         else:

@@ -35,6 +35,7 @@ from headwater.spark import table_columns, table_io
 from headwater.spark.table_io import TableOptions
 from headwater.store.locations import FileRoot
 from headwater.table import commit as commits
+from headwater.table import metadata_sweep
 from headwater.table.orphans import remove_orphan_files
 from headwater.table.reference import TableReference
 from headwater.testing import Process, Scenario, Simulation, simulate
@@ -241,11 +242,11 @@ def table_history(seed: int, *bug: Replacement) -> str:
     async def main(simulation: Simulation) -> None:
         world = TableWorld(simulation)
         grace_ms = world.random.choice((-1, 0, 60_000, 3_600_000))
-        swept = functools.partial(vars(commits)["sweep"], grace_ms=grace_ms)
+        swept = functools.partial(vars(metadata_sweep)["sweep"], grace_ms=grace_ms)
         with replaced(
-            (commits, "sweep", _stalling(swept)),
+            (metadata_sweep, "sweep", _stalling(swept)),
             (commits, "to_data_files", _stalling(vars(commits)["to_data_files"])),
-            (commits, "SWEEP_EVERY", world.random.choice((1, 2, 50))),
+            (metadata_sweep, "SWEEP_EVERY", world.random.choice((1, 2, 50))),
         ):
             await _run(world, threads)
 

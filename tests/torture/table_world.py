@@ -221,14 +221,14 @@ class TableWorld:
         self.truth = TableTruth(simulation)
         self.gentle = self.random.random() < 0.1
         self._outside = contextvars.copy_context()
-        swarm = simulation.stream("swarm")
+        swarm = simulation.random_source("swarm")
         faults = Faults() if self.gentle else Faults.swarm(swarm)
         if not self.gentle and swarm.random() < 0.7:
             faults = faults.with_outages(swarm)
         self.network = EchoingStore(
             self.truth,
             faults,
-            simulation.stream("faults"),
+            simulation.random_source("faults"),
             echo=0.0 if self.gentle else self.random.choice((0.0, 0.1)),
             echo_after_s=3600.0,
             record=simulation.record,

@@ -45,7 +45,7 @@ class LogReaders:
 
     def __init__(self, world: ParquetWorld) -> None:
         self.world = world
-        self.chance = world.simulation.stream("log readers")
+        self.chance = world.simulation.random_source("log readers")
 
     async def run(self) -> None:
         world = self.world

@@ -9,8 +9,7 @@ from headwater.core.errors import OutcomeUnknown, Unavailable
 from headwater.store import Store
 from headwater.tier import SegmentId, TierCache, TopicMetadataManager
 from headwater.tier.eventlog import StoredEventLog
-from headwater.tier.eventlog.stored_events import decode_event_object
-from headwater.tier.eventlog.stored_floor import PREFIX
+from headwater.tier.eventlog.stored_events import PREFIX, decode_event_object
 from headwater.tier.manager import ManagedPartition, ManagerConfig
 from headwater.tier.segments import ParquetSegments, segment_key
 from tests.tier.segments.given import decoded

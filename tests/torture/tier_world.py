@@ -270,21 +270,21 @@ class World:
         self.log = WatchedLog(self)
         self.network = LockingStore(
             self.objects,
-            Faults.swarm(simulation.stream("rates")),
-            simulation.stream("faults"),
+            Faults.swarm(simulation.random_source("rates")),
+            simulation.random_source("faults"),
             echo=self.random.choice((0.0, 0.0, 0.3)),
             echo_after_s=300.0,
-            locks=simulation.stream("locks"),
+            locks=simulation.random_source("locks"),
             is_segment=lambda key: self.segment_of(key) is not None,
             record=simulation.record,
             spawn=simulation.spawn,
         )
-        self.line = LineFaults.swarm(simulation.stream("line rates"))
-        self.line_chance = simulation.stream("line")
+        self.line = LineFaults.swarm(simulation.random_source("line rates"))
+        self.line_chance = simulation.random_source("line")
         self.latency_s = self.random.choice((0.1, 1.0, 30.0))
         """Of the log of events: where it is long, others act between two events."""
         self.leaders: list[LeaderLife] = []
-        self.habits = simulation.stream("habits")
+        self.habits = simulation.random_source("habits")
         self.epochs = self.habits.choice((0, 0, 3 * EPOCH_STEP_MAX))
         """How often the partition's consumer was opened, also before anybody led with a tier."""
         self.accepted_lsn = 0
@@ -295,7 +295,7 @@ class World:
         """The whole partition is being deleted."""
         self.reading = True
         self.over = False
-        self.whims = simulation.stream("whims")
+        self.whims = simulation.random_source("whims")
         self.one_disk = self.whims.random() < 0.2
         """Leaders hand one disk on, and somebody may give up what is remote."""
         self.config = self._draw_config()

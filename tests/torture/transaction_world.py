@@ -205,11 +205,11 @@ class TransactionWorld:
         self.truth = Truth(simulation)
         self.gentle = self.random.random() < 0.1
         self._outside = contextvars.copy_context()
-        faults = Faults() if self.gentle else Faults.swarm(simulation.stream("swarm"))
+        faults = Faults() if self.gentle else Faults.swarm(simulation.random_source("swarm"))
         self.network = EchoingStore(
             self.truth,
             faults,
-            simulation.stream("faults"),
+            simulation.random_source("faults"),
             echo=0.0 if self.gentle else self.random.choice((0.0, 0.1)),
             echo_after_s=600.0,
             record=simulation.record,

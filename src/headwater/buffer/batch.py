@@ -14,9 +14,9 @@ covers the records from its start index to the next call's. Calls are columns, a
 with one record per call, the call must not cost more than the record.
 
 Always holds when reading: sizes are checked against the length at hand and against named limits
-before anything is allocated, the checksum before anything is parsed, and Arrow's offsets before the
-batch is returned. Errors are `Corrupt`, or `NotSupported` for a later version or an unknown
-compression.
+before anything is allocated (the footer is parsed for them), the checksum before any Arrow is
+parsed, and Arrow's offsets before the batch is returned. Errors are `Corrupt`, or `NotSupported`
+for a later version or an unknown compression.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from headwater.store.objects import Parts
 
 MAGIC: Final = b"HWB1"
 _HEADER: Final = struct.Struct("<4sB3x")
-_FOOTER: Final = struct.Struct("<QQQIIqq16s")
-_SEAL: Final = struct.Struct("<Q4s")
-FOOTER_BYTES: Final = _FOOTER.size + _SEAL.size
+_FOOTER_FIELDS: Final = struct.Struct("<QQQIIqq16s")
+_FOOTER_END: Final = struct.Struct("<Q4s")
+FOOTER_BYTES: Final = _FOOTER_FIELDS.size + _FOOTER_END.size
 OVERHEAD_BYTES: Final = _HEADER.size + FOOTER_BYTES
 SMALL_PART_BYTES: Final = 64 * limits.KIB
 """Parts up to this size are joined, because each part costs a write."""
@@ -105,7 +105,7 @@ def encode_parts(batch: Batch, compression: Compression = Compression.NONE) -> E
         body_bytes = len(body[0])
     tail = arrow_stream.parts(calls.columns)
     low_ms, high_ms = calls.time_range_ms
-    footer = _FOOTER.pack(
+    footer = _FOOTER_FIELDS.pack(
         body_bytes,
         raw_bytes,
         sum(map(len, tail)),
@@ -123,7 +123,7 @@ class EncodedBatch(Parts):
 
     def __init__(self, parts: list[arrow_stream.BytesPart]) -> None:
         self._parts = parts
-        self._size_bytes = sum(map(len, parts)) + _SEAL.size
+        self._size_bytes = sum(map(len, parts)) + _FOOTER_END.size
 
     def __len__(self) -> int:
         return self._size_bytes
@@ -135,15 +135,17 @@ class EncodedBatch(Parts):
             if len(part) <= SMALL_PART_BYTES:
                 small.append(part)
                 continue
-            for whole in (b"".join(small), part):
-                checksum.update(whole)
-                yield whole
+            joined = b"".join(small)
+            checksum.update(joined)
+            yield joined
+            checksum.update(part)
+            yield part
             small = []
             # Released before the next part is made, which can then use the same memory.
-            del part, whole
+            del part
         last = b"".join(small)
         checksum.update(last)
-        yield last + _SEAL.pack(checksum.intdigest(), MAGIC)
+        yield last + _FOOTER_END.pack(checksum.intdigest(), MAGIC)
 
     def together(self) -> memoryview:
         # Arrow's pool keeps the memory of such buffers for reuse; Python's returns it.
@@ -166,10 +168,10 @@ def read_footer(tail: bytes | memoryview) -> Footer:
     """The footer from the last FOOTER_BYTES of a batch, without verifying the checksum."""
     if len(tail) < FOOTER_BYTES:
         raise Corrupt(f"a batch's footer has {FOOTER_BYTES} bytes, not {len(tail)}")
-    (_, magic) = _SEAL.unpack(tail[-_SEAL.size :])
+    (_, magic) = _FOOTER_END.unpack(tail[-_FOOTER_END.size :])
     if magic != MAGIC:
         raise _not_a_batch(bytes(magic))
-    fields = _FOOTER.unpack(tail[-FOOTER_BYTES : -_SEAL.size])
+    fields = _FOOTER_FIELDS.unpack(tail[-FOOTER_BYTES : -_FOOTER_END.size])
     try:
         batch_id = encode_ulid(int.from_bytes(fields[-1], "big"))
     except Refused as error:
@@ -194,8 +196,8 @@ def decode_batch(data: bytes | memoryview, *, expected_id: str | None = None) ->
     footer = read_footer(view)
     if _HEADER.size + footer.records_bytes + footer.calls_bytes + FOOTER_BYTES != len(view):
         raise Corrupt(f"the parts of the batch do not add up to its {len(view)} bytes")
-    (checksum, _) = _SEAL.unpack(view[-_SEAL.size :])
-    if xxhash.xxh3_64_intdigest(view[: -_SEAL.size]) != checksum:
+    (checksum, _) = _FOOTER_END.unpack(view[-_FOOTER_END.size :])
+    if xxhash.xxh3_64_intdigest(view[: -_FOOTER_END.size]) != checksum:
         raise Corrupt("the checksum of the batch does not match")
     if expected_id is not None and footer.batch_id != expected_id:
         raise Corrupt(f"this is batch {footer.batch_id}, not {expected_id}")
@@ -332,6 +334,14 @@ class Calls:
             return own
         ingested = self.per_record(records.num_rows)[0]
         return ingested if own is None else pc.coalesce(own, ingested)
+
+    def after(self, rows: int) -> Calls:
+        """The calls of the records that follow the first `rows` ones."""
+        starts = self.columns.column(0).to_pylist()
+        first = max(0, sum(start <= rows for start in starts) - 1)
+        later = self.columns.slice(first)
+        moved = pa.array([max(0, start - rows) for start in starts[first:]], SCHEMA.types[0])
+        return Calls(pa.record_batch([moved, *later.columns[1:]], schema=SCHEMA))
 
     def per_record(self, rows: int) -> tuple[pa.Array, pa.Array]:
         """Ingestion time (µs, UTC) and metadata of every record."""

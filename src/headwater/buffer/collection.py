@@ -20,7 +20,7 @@ from headwater.buffer.transaction.holds import active_holds
 from headwater.core.errors import HeadwaterError, Refused
 
 
-class Collection:
+class GarbageCollection:
     """The garbage collection of one partition. Several may run at once."""
 
     def __init__(self, stream: Stream, partition: int) -> None:

@@ -1,8 +1,8 @@
-"""Compression of whole blocks, and decompression with bounded memory.
+"""Compression of some content as a whole, and decompression with bounded memory.
 
-A block is compressed into exactly one frame of a public format: zstd (RFC 8878) or LZ4's frame
-format. Before decompression, the headers of the frame are walked, which takes one step per block
-and no memory. The walk finds
+Content is compressed into exactly one frame of a public format: zstd (RFC 8878) or LZ4's frame
+format. A frame is a row of blocks. Before decompression, the headers of the frame are walked, which
+takes one step per block and no memory. The walk finds
 
 - where the frame ends, so that a second frame or trailing bytes are noticed;
 - the content size, if the frame states it;
@@ -19,15 +19,15 @@ Always holds:
 - `decompress` raises only `Corrupt` and `LimitExceeded`.
 
 Skippable zstd frames before the frame are skipped, as zstd does. The published v1 format also has
-blocks of several zstd frames, with skippable ones anywhere: `several` reads them, each frame within
-the rest of `max_bytes`, and takes their content twice.
+content of several zstd frames, with skippable ones anywhere: `several` reads them, each frame
+within the rest of `max_bytes`, and needs twice the memory of their content.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
 from headwater.core.errors import Corrupt, LimitExceeded
 from headwater.core.limits import KIB, MIB
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _ZSTD_LEVEL: Final = 3
 """The level of the published v1 format."""
 ZSTD_FRAMES_MAX: Final = 65_536
-"""The limit of frames in one block: reading empty ones takes time."""
+"""The limit of frames in a row: reading empty ones takes time."""
 
 _PIECE_BYTES: Final = 256 * KIB
 
@@ -58,7 +58,16 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview | pa.Buffer"
 
 
 class Compression(enum.IntEnum):
-    """The compression of a block. The published v1 format has NONE and ZSTD, with these codes."""
+    """How content is compressed. The published v1 format has NONE and ZSTD, with these codes.
+
+    A new one is added to `compress` and `decompress` here, and to
+
+    - the choices in `stream/config.py`, and what a v1 stream refuses there and in
+      `producer/config.py`;
+    - `_KNOWN` in `queue/v1/batch_format.py`, only if the published format has it;
+    - the option `compression` in `spark/options.py`;
+    - `docs/formats/batch.md`.
+    """
 
     NONE = 0
     ZSTD = 1
@@ -83,23 +92,26 @@ def decompress(
     `several`: the content of one or more zstd frames, one after the other.
     """
     view = memoryview(data).cast("B")
-    if kind is Compression.NONE:
-        if len(view) > max_bytes:
-            raise _too_large(len(view), max_bytes)
-        return view
-    if kind is Compression.LZ4:
-        frame = _lz4_frame(view)
-    else:
-        start = _after_skippable(view, 0)
-        if several and 0 < start == len(view):
-            return b""
-        frame = _zstd_frame(view, start)
-        if several and frame.end < len(view):
-            return _series(view, frame, max_bytes)
+    match kind:
+        case Compression.NONE:
+            if len(view) > max_bytes:
+                raise _too_large(len(view), max_bytes)
+            return view
+        case Compression.LZ4:
+            frame = _lz4_frame(view)
+        case Compression.ZSTD:
+            start = _after_skippable(view, 0)
+            if several and 0 < start == len(view):
+                return b""
+            frame = _zstd_frame(view, start)
+            if several and frame.end < len(view):
+                return _series(view, frame, max_bytes)
+        case unknown:
+            assert_never(unknown)
     if frame.end < len(view):
         raise Corrupt(
             f"{len(view) - frame.end:,} bytes follow the {kind.name.lower()} frame that ends at "
-            f"offset {frame.end:,}: a block is one frame"
+            f"offset {frame.end:,}: content is one frame"
         )
     return _content(kind, view, frame, max_bytes)
 
@@ -115,7 +127,7 @@ def _series(view: memoryview, first: _Frame, max_bytes: int) -> bytes:
         if start == len(view):
             return b"".join(pieces)
         if frames == ZSTD_FRAMES_MAX:
-            raise LimitExceeded(f"a block of more than {ZSTD_FRAMES_MAX:,} zstd frames")
+            raise LimitExceeded(f"content of more than {ZSTD_FRAMES_MAX:,} zstd frames")
         frame, frames = _zstd_frame(view, start), frames + 1
 
 
@@ -156,8 +168,8 @@ class _Frame:
 
 def _too_large(size_bytes: int, max_bytes: int) -> LimitExceeded:
     return LimitExceeded(
-        f"the block holds {size_bytes:,} bytes or more; at most {max_bytes:,} are read. "
-        "Raise the limit if you trust the block."
+        f"the content is {size_bytes:,} bytes or more; at most {max_bytes:,} are read. "
+        "Raise the limit if you trust the source."
     )
 
 

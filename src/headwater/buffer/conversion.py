@@ -7,6 +7,17 @@
 | decimal(p, s) | decimal(more than p, s) |
 | list, map, struct | of wider elements; a struct also with more fields |
 
+| function | used for | nullability inside | keys of a map |
+| --- | --- | --- | --- |
+| `widens` | plain types; the others build on it | – | – |
+| `accepts` | records for a stream's columns | a missing field is nullable | same or narrower |
+| `evolved_type` | the next declared version | the same, new fields nullable | the same |
+| `common_type` | inferred columns; None: there is none | all nullable | the first's, for both |
+| `extended_type` | rows; the cast refuses what does not fit | all nullable | the first's |
+
+The type of a map's keys never changes, because Iceberg cannot change it in a table. Narrower keys
+are carried in the type that the stream has.
+
 Spark and Iceberg both make these widenings without rewriting data. A date is not widened to a
 timestamp, nor an integer to a float or a decimal: readers would see other values than were written.
 
@@ -15,8 +26,6 @@ never parses or formats text, and never drops a field with values.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -60,44 +69,71 @@ def accepts(source: pa.DataType, target: pa.DataType) -> bool:
     return False
 
 
+def evolved_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
+    """`new`, if it holds every value of `old`, with fields of structs in `old`'s order; or None."""
+    if old == new or widens(old, new):
+        return new
+    if pa.types.is_list(old) and pa.types.is_list(new):
+        kind = evolved_type(old.value_type, new.value_type)
+        if kind is None or old.value_field.nullable != new.value_field.nullable:
+            return None
+        return pa.list_(pa.field("element", kind, old.value_field.nullable))
+    if pa.types.is_map(old) and pa.types.is_map(new):
+        kind = evolved_type(old.item_type, new.item_type)
+        return pa.map_(old.key_type, kind) if kind and old.key_type == new.key_type else None
+    if pa.types.is_struct(old) and pa.types.is_struct(new):
+        return _evolved_struct(old, new)
+    return None
+
+
+def _evolved_struct(old: pa.StructType, new: pa.StructType) -> pa.DataType | None:
+    added = {field.name: field for field in new}
+    fields = []
+    for field in old:
+        next_field = added.pop(field.name, None)
+        kind = None if next_field is None else evolved_type(field.type, next_field.type)
+        if next_field is None or kind is None or next_field.nullable != field.nullable:
+            return None
+        fields.append(pa.field(field.name, kind, field.nullable))
+    if not all(field.nullable for field in added.values()):
+        return None
+    return pa.struct([*fields, *added.values()])
+
+
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """The narrowest type for the values of both, with everything nullable; None if there is none.
 
-    Fields of a struct keep their order; fields that only `other` has come last.
+    Fields of a struct keep their order; fields that only `other` has come last. A map has the keys
+    of `one`, which must hold those of `other`.
     """
-    return _merged(one, other, _common_plain)
+    return _merged(one, other, must_hold_both=True)
 
 
 def extended_type(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
     """The type, widened where possible, with the fields that only `other` has."""
-    return _merged(kind, other, lambda one, two: _common_plain(one, two) or one)
+    return _merged(kind, other, must_hold_both=False)
 
 
-def _common_plain(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+def _merged(one: pa.DataType, other: pa.DataType, *, must_hold_both: bool) -> pa.DataType | None:
     if one == other or widens(other, one):
         return one
-    return other if widens(one, other) else None
-
-
-def _merged(
-    one: pa.DataType,
-    other: pa.DataType,
-    merge: Callable[[pa.DataType, pa.DataType], pa.DataType | None],
-) -> pa.DataType | None:
-    if one == other:
-        return one
     if pa.types.is_list(one) and pa.types.is_list(other):
-        kind = _merged(one.value_type, other.value_type, merge)
+        kind = _merged(one.value_type, other.value_type, must_hold_both=must_hold_both)
         return None if kind is None else pa.list_(pa.field("element", kind))
     if pa.types.is_map(one) and pa.types.is_map(other):
-        key = _merged(one.key_type, other.key_type, merge)
-        item = _merged(one.item_type, other.item_type, merge)
-        return None if key is None or item is None else pa.map_(key, item)
+        item = _merged(one.item_type, other.item_type, must_hold_both=must_hold_both)
+        holds_keys = accepts(other.key_type, one.key_type) or not must_hold_both
+        return pa.map_(one.key_type, item) if item is not None and holds_keys else None
     if not pa.types.is_struct(one) or not pa.types.is_struct(other):
-        return merge(one, other)
+        if widens(one, other):
+            return other
+        return None if must_hold_both else one
     added = {field.name: field.type for field in other}
     kinds = {
-        field.name: _merged(field.type, added.pop(field.name, field.type), merge) for field in one
+        field.name: _merged(
+            field.type, added.pop(field.name, field.type), must_hold_both=must_hold_both
+        )
+        for field in one
     }
     if any(kind is None for kind in kinds.values()):
         return None

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from headwater.buffer.stream.config import LINGER_MS, Format
-from headwater.store.attempts import PRICE_PER_THOUSAND
+from headwater.store.stats import PRICE_PER_THOUSAND
 
 MONTH_S: Final = 30 * 86_400
 """A month of 30 days."""

@@ -23,7 +23,7 @@ from headwater.buffer.murmur2 import (
 )
 
 NO_PARTITION: Final = -1
-"""The result for a null key: the caller chooses a partition, round robin."""
+"""The result for a null key: the caller chooses the partition."""
 
 # Rows hashed at a time, so that the columns of one step stay in the processor's cache.
 _STRIDE_ROWS: Final = 32_768
@@ -62,7 +62,16 @@ def _partition_stride(keys: pa.BinaryArray, partitions: int) -> pa.Int32Array:
 def _hash_sorted(
     keys: pa.BinaryArray, lengths: pa.Int32Array, counts: dict[int, int]
 ) -> pa.UInt32Array:
-    """The murmur2 of keys sorted by length; `counts` has the number of keys per length."""
+    """The murmur2 of keys sorted by length; `counts` has the number of keys per length.
+
+    For example the keys "a", "bcd", "efgh", "ijklm", if few keys were not hashed one by one:
+
+    - `start` 0: no key ends at 0. "a" and "bcd" end within this word: their last, padded word is
+      mixed in, and they are done. "efgh" and "ijklm" have the whole word: it is mixed in.
+    - `start` 4: "efgh" ended at 4: it is done as it is. "ijklm" ends within this word: as above.
+
+    Keys are done in the order of their lengths, so `done` has the order of `keys`.
+    """
     hashed = pc.bit_wise_xor(lengths.cast(pa.uint32()), _scalar(SEED))
     # Padded with zeros, the rest of a key is a whole word with the same value.
     padded = keys

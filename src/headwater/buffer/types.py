@@ -37,7 +37,7 @@ import pyarrow as pa
 
 from headwater.core.errors import Refused
 
-_WIDER: Final[dict[pa.DataType, pa.DataType]] = {
+_CARRIED_AS: Final[dict[pa.DataType, pa.DataType]] = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
     pa.uint32(): pa.int64(),
@@ -88,8 +88,8 @@ def carried_type(
         raise Refused(f"column {column!r} is nested more than {_MAX_DEPTH} levels deep")
     if kind in _CARRIED:
         return kind
-    if kind in _WIDER:
-        return _WIDER[kind]
+    if kind in _CARRIED_AS:
+        return _CARRIED_AS[kind]
     if pa.types.is_fixed_size_binary(kind):
         return pa.binary()
     if pa.types.is_decimal(kind) and kind.bit_width <= 128:

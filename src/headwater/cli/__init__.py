@@ -1,15 +1,15 @@
 """The `headwater` command.
 
-It takes a command line, prints text or JSON, and ends with a status: 0 done, 1 the answer is no,
-2 the command failed or could not run. Each object that a command shows is described by a `Report`
-(`report`), which `render` prints; nothing else lays out text.
+It runs a command line, prints text or JSON, and ends with a status: 0 done, 1 the answer is no, 2
+the command failed or could not run. A `Report` (`report`) describes each object that a command
+shows, and `render` prints it; nothing else lays out text.
 
 Always holds:
 
-- an error that Headwater raises on purpose is one line and what to do about it, not a traceback
+- an expected error is printed as one line and what to do about it, without a traceback
   (HEADWATER_DEBUG=1 shows that);
-- Ctrl-C ends it quietly, also while its parts are loaded: importing this package loads none;
-- standard output carries the answer alone, so that it can be piped; the rest is on standard error.
+- Ctrl-C ends the command quietly, also while modules are loaded: importing this package loads none;
+- standard output has only the answer, so that it can be piped; messages go to standard error.
 """
 
 from typing import TYPE_CHECKING

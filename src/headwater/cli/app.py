@@ -1,4 +1,4 @@
-"""The command line: what it offers, and where each word leads.
+"""The command line: registers every command and group of commands.
 
 Commands import what they need when they run: `headwater --help` should answer at once.
 """
@@ -9,7 +9,8 @@ import sys
 
 import typer
 
-from headwater.cli.advice import HeadwaterTyper, output_failed
+from headwater.cli.command_line import HeadwaterTyper, output_failed
+from headwater.cli.dead_letter_commands import dead_letter_app
 from headwater.cli.doctor_command import doctor, installed_version
 from headwater.cli.group_commands import group_app
 from headwater.cli.inspect_command import inspect_app
@@ -33,6 +34,7 @@ stream_app.command()(truncate)
 stream_app.command()(copy)
 app.add_typer(stream_app, name="stream")
 app.add_typer(group_app, name="group")
+app.add_typer(dead_letter_app, name="dead-letter")
 app.add_typer(slot_app, name="slot")
 app.add_typer(inspect_app, name="inspect")
 app.add_typer(log_app, name="log")
@@ -55,20 +57,20 @@ def headwater(
         False, "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
     ),
 ) -> None:
-    """A log on object storage: no broker, no server in between.
+    """A log on object storage, without brokers or servers.
 
-    HEADWATER_URL is the address of the store where a command is given none.
+    If a command gets no URL, it uses the address in HEADWATER_URL.
     """
 
 
 @app.command()
 def demo(
-    orders: int = typer.Option(200_000, min=1_000, help="Orders that the two producers send."),
-    seconds: float = typer.Option(20.0, min=0.1, help="How long they take for it, or longer."),
+    orders: int = typer.Option(200_000, min=1_000, help="How many orders the two producers send."),
+    seconds: float = typer.Option(20.0, min=0.1, help="The least time that sending takes."),
 ) -> None:
-    """Producers, a stream, a PySpark job, a table; some are killed: is everything there, once?
+    """Run producers, a PySpark job and a table, kill some of them, and check for exactly once.
 
-    Exit status: 0 yes, 1 no.
+    Exit status: 0 if every order is in the table exactly once, 1 if not.
     """
     from headwater.cli.demo_run import run_demo
 
@@ -77,7 +79,7 @@ def demo(
 
 @app.command()
 def version(as_json: bool = AS_JSON) -> None:
-    """What is installed here: worth adding to a report of a problem."""
+    """Show the installed versions, for a problem report."""
     import platform
 
     packages = ("headwater", "obstore", "pyarrow", "pyspark")
@@ -90,7 +92,7 @@ def version(as_json: bool = AS_JSON) -> None:
 
 
 def run_app() -> None:
-    """The command, as a process of its own."""
+    """Run the command as a process of its own."""
     open_closed_streams()
     write_whole()
     try:

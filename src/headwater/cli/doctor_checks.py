@@ -1,10 +1,10 @@
-"""What is wrong with this machine or a store, and how to repair it.
+"""Checks of this machine and of a store, each with advice on how to repair it.
 
-`headwater doctor` passes in what it has found (versions, programs, settings, a store); each check
+`headwater doctor` passes in what it collected (versions, programs, settings, a store); each check
 returns a `Finding`.
 
 Always holds: every finding that is not `ok` says what to do; no finding shows a credential; nothing
-is opened or fenced, and what a check writes it removes.
+is opened or fenced, and a check removes what it writes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Finding:
     cure: str = ""
 
     def describe(self) -> Report:
-        """What is so, and what to do about it."""
+        """What was found, and what to do about it."""
         report = Report(f"{self.name:<20} {self.found}", MARKS[self.status])
         if self.cure:
             report.say(f"  → {self.cure}")
@@ -48,12 +48,12 @@ class Finding:
 
 
 def ok(name: str, found: str) -> Finding:
-    """All is well."""
+    """The check passed."""
     return Finding(name, "ok", found)
 
 
 def note(name: str, found: str, cure: str) -> Finding:
-    """Something will not work that not everybody needs."""
+    """Something will not work that only some users need."""
     return Finding(name, "note", found, cure)
 
 
@@ -69,7 +69,7 @@ def failed(name: str, error: HeadwaterError, cure: str) -> Finding:
 
 OLDEST_PYTHON: Final = (3, 11)
 FREE_BYTES_MIN: Final = GIB
-"""Spark spills and keeps checkpoints; less than this is soon gone."""
+"""Spark spills and writes checkpoints, which soon fill less than this."""
 
 VersionOf = Callable[[str], str | None]
 
@@ -245,7 +245,7 @@ def check_s3_jars(jars: list[str]) -> Finding:
 
 
 SKEW_MS_MAX: Final = 5_000
-"""Retention, leases and signatures lean on clocks that agree about this well."""
+"""Retention, leases and signatures need clocks that agree to within this."""
 STREAMS_MAX: Final = 100
 PREFIX: Final = "headwater-doctor"
 
@@ -335,7 +335,7 @@ async def _check_promises(store: Store) -> Finding:
         cure = "let these credentials write and delete below this address"
         return failed(name, error, cure)
     if not report.safe:
-        return wrong(name, report.verdict, "see it whole: headwater store check URL")
+        return wrong(name, report.verdict, "run the whole check: headwater store check URL")
     return ok(name, f"{len(report.named('pass'))} quick checks passed")
 
 
@@ -367,11 +367,11 @@ async def _check_streams(store: Store) -> AsyncIterator[Finding]:
     try:
         names = await stream_names(store)
     except HeadwaterError as error:
-        cure = "look at what is there: headwater store ls URL"
+        cure = "list the objects: headwater store ls URL"
         yield failed("streams", error, cure)
         return
     if not names:
-        yield note("streams", "none there", "make one: headwater stream create URL NAME")
+        yield note("streams", "none there", "create one: headwater stream create URL NAME")
     for name in names[:STREAMS_MAX]:
         yield await _check_stream(store, name)
     if len(names) > STREAMS_MAX:

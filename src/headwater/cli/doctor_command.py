@@ -1,4 +1,4 @@
-"""`headwater doctor`: what is wrong here, and how to repair it."""
+"""`headwater doctor`: checks this machine and a store, and says how to repair them."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 def doctor(
     url: str | None = typer.Argument(
-        None, metavar="URL", help="A store to look at as well: file:///path, s3://bucket/prefix"
+        None, metavar="URL", help="A store to check as well: file:///path, s3://bucket/prefix"
     ),
     verify: bool = typer.Option(
-        False, "--verify", help="Read all that the store holds, and compare every checksum."
+        False, "--verify", help="Read everything in the store, and compare every checksum."
     ),
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """Find out what is wrong with this machine and a store, and how to repair it.
+    """Check this machine, and a store if given, and say how to repair what is wrong.
 
-    Writes a little below one fresh folder of the store and removes it. With --verify it also reads
+    Writes a little below one new folder of the store and removes it. With --verify it also reads
     every batch, register, segment and event there. Exit status: 0 if nothing is wrong, 1 if
     something is.
     """

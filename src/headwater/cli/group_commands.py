@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from headwater.cli.advice import HeadwaterTyper, command
+from headwater.cli.advice import command
+from headwater.cli.command_line import HeadwaterTyper
 from headwater.cli.options import AS_JSON, OPTION, STREAM, URL, YES, on_stream
 from headwater.cli.render import conclude, conclude_change
 from headwater.cli.report import NONE, UNKNOWN, Note, Report, Size
@@ -177,11 +178,11 @@ def describe_positions(found: GroupDescription) -> Report:
     state = _state(is_running=found.is_running).text
     report.facts = {
         "group": found.group,
-        "kind": found.kind,
+        "kind": found.record.kind,
         "state": state,
-        "epoch": found.epoch,
-        "resets": found.resets,
-        "changed_ms": found.changed_ms,
+        "epoch": found.record.epoch,
+        "resets": found.record.resets,
+        "changed_ms": found.record.changed_ms,
     }
     report.table("", [_row(one) for one in found.partitions])
     for one in found.partitions:

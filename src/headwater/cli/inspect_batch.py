@@ -1,4 +1,4 @@
-"""A batch: native or published v1, as its bytes say."""
+"""Describes a batch, native or published v1, detected by its bytes."""
 
 from __future__ import annotations
 

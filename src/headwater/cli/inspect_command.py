@@ -25,7 +25,8 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import typer
 
-from headwater.cli.advice import URL_VARIABLE, HeadwaterTyper, advice_for, command
+from headwater.cli.advice import advice_for, command
+from headwater.cli.command_line import URL_VARIABLE, HeadwaterTyper
 from headwater.cli.options import (
     AS_JSON,
     OPTION,
@@ -35,7 +36,7 @@ from headwater.cli.options import (
     takes_event_log,
 )
 from headwater.cli.render import conclude
-from headwater.cli.report import InspectionReport, Problem
+from headwater.cli.report import InspectionReport, Problem, Report
 from headwater.cli.terminal import check_input, run_loop
 from headwater.core.errors import (
     BadUrl,
@@ -54,8 +55,7 @@ if TYPE_CHECKING:
     from headwater.buffer.stream import Stream
 
 inspect_app = HeadwaterTyper(
-    help="Say what a batch, a manifest, a queue, a log, an event or a segment holds, and what is "
-    "wrong with a bad one."
+    help="Show and check the content of a batch, manifest, queue, log, event or segment."
 )
 
 STANDARD_INPUT: Final = "-"
@@ -63,7 +63,7 @@ SOURCE = typer.Argument(
     STANDARD_INPUT,
     metavar="FILE|URL|-",
     help="A file, the address of an object (s3://bucket/prefix/key), or - for standard input, "
-    "which takes hexadecimal text as well.",
+    "which may be hexadecimal text.",
 )
 ENTRIES = typer.Option(20, min=1, help="How many entries to show.")
 
@@ -75,7 +75,7 @@ def batch(
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """A batch, native or published v1: id, records, calls, columns, checksum.
+    """Show a batch, native or published v1: id, records, calls, columns, checksum.
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
@@ -91,7 +91,7 @@ def manifest(
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """A published v1 manifest: entries, sequences, epoch, metadata.
+    """Show a published v1 manifest: entries, sequences, epoch, metadata.
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
@@ -104,14 +104,14 @@ def manifest(
 def queue(
     source: str = SOURCE,
     stream: str | None = typer.Option(
-        None, metavar="NAME", help="The whole queue of a stream; URL is then that of the store."
+        None, metavar="NAME", help="Show the whole queue of this stream of the store at URL."
     ),
-    partition: int = typer.Option(0, min=0, help="Which partition of the stream."),
+    partition: int = typer.Option(0, min=0, help="The partition of the stream."),
     entries: int = ENTRIES,
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """A chunk or a register of a queue; with --stream, the whole queue. Fences nothing.
+    """Show a chunk or a register of a queue, or with --stream the whole queue. Fences nothing.
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
@@ -136,7 +136,7 @@ def wal(
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """A segment of a log: frames, groups, how far it was synced, what is torn or corrupt.
+    """Show a segment of a log: frames, groups, how far it was synced, what is torn or corrupt.
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
@@ -152,13 +152,13 @@ def event(
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
     metadata_partition: int | None = typer.Option(
-        None, min=0, help="An event of the log itself: of this partition; URL is then the store's."
+        None, min=0, help="Read the event from this partition of the event log at URL."
     ),
-    offset: int = typer.Option(0, min=0, help="... and at this offset."),
+    offset: int = typer.Option(0, min=0, help="The offset of that event."),
     *,
     events: EventLogOptions,
 ) -> None:
-    """A metadata event of the tier, as Kafka writes it: segment, states, epochs, publisher.
+    """Show a metadata event of the tier, as Kafka writes it: segment, states, epochs, publisher.
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
@@ -187,7 +187,7 @@ def segment(
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """A remote segment of the tier: LSNs, terms, columns, row groups, every checksum.
+    """Show a segment of the tier: LSNs, terms, columns, row groups, every checksum.
 
     Exit status: 0 good, 1 bad, 2 if it could not be read at all.
     """
@@ -280,14 +280,14 @@ def _from_file(path: Path) -> bytes:
 def _from_standard_input() -> bytes:
     if sys.stdin.isatty():
         raise Refused(
-            "nothing to look at: name a file or the address of an object, or send its bytes, or "
+            "nothing to inspect: name a file or the address of an object, or send its bytes, or "
             "their hexadecimal digits, to standard input"
         )
     check_input()
     data = sys.stdin.buffer.read(READ_MAX_BYTES + 1)
     _check_size(len(data))
     if not data:
-        raise Refused("nothing came through standard input: look at what was to send it")
+        raise Refused("standard input was empty: check the command that should send the bytes")
     digits = b"".join(data.split()).removeprefix(b"0x")
     if not digits or not _HEX.fullmatch(digits):
         return data
@@ -385,7 +385,7 @@ def failed_checksum(data: bytes, offset: int) -> Iterator[FailedCheck]:
         yield FailedCheck("checksum", offset, detail)
 
 
-_PARTS: Final = {"queue": "part of a queue", "wal": "segment of a log"}
+_PARTS: Final = {"queue": "part of a queue", "wal": "segment of a log", "event": "metadata event"}
 
 
 def fail_as_other(report: InspectionReport, data: bytes, word: str) -> bool:
@@ -393,14 +393,14 @@ def fail_as_other(report: InspectionReport, data: bytes, word: str) -> bool:
     other = recognise(data)
     if other is None or other.word == word:
         return False
-    advice = f"Look at it with: {command()} inspect {other.word} …" if other.word else None
-    message = f"this is no {_PARTS.get(word, word)}: it looks like {other.what}"
+    advice = f"Use: {command()} inspect {other.word} …" if other.word else None
+    message = f"this is not a {_PARTS.get(word, word)}: it looks like {other.what}"
     report.problems.append(Problem("kind", message, 0, advice, "Corrupt"))
     return True
 
 
 def show_records(
-    report: InspectionReport,
+    report: Report,
     records: pa.RecordBatch,
     shown: int,
     total: int,

@@ -1,4 +1,4 @@
-"""A metadata event: what is said of a remote segment, as Kafka writes it."""
+"""Describes a metadata event about a remote segment, as Kafka writes it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The whole queue of a partition: floors, what is acknowledged, chunks, pending, producers' marks.
+"""Describes a partition's queue: floors, positions, chunks, pending batches, producers' marks.
 
-Each part is read by itself, so that one that is damaged does not hide the others.
+Each part is read by itself, so that a damaged one does not hide the others.
 """
 
 from __future__ import annotations

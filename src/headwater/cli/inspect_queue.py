@@ -1,4 +1,4 @@
-"""Objects of a queue: a chunk, a register, a segment of acknowledged entries, a v1 manifest."""
+"""Describes objects of a queue: chunks, registers, segments of acknowledged entries, manifests."""
 
 from __future__ import annotations
 

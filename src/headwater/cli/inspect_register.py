@@ -1,4 +1,4 @@
-"""A register of a queue or of sinks: what it holds, in plain words; any other in general."""
+"""Describes a register of a queue or of sinks field by field, and any other one in general."""
 
 from __future__ import annotations
 

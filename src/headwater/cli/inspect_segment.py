@@ -1,4 +1,4 @@
-"""A segment of the tier (Parquet) or of a log on disk (RDLW, also from other software)."""
+"""Describes a segment of the tier (Parquet), or of a log on disk (RDLW, also of other software)."""
 
 from __future__ import annotations
 

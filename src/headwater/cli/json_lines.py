@@ -1,13 +1,13 @@
-"""Lines of JSON as rows, one by one, or as columns by Arrow's reader where that changes no value.
+"""Parses lines of JSON: one by one as rows, or together as columns by Arrow's reader.
 
-What `read --format json` wrote is read back unchanged: bytes that are not text are {"base64": …},
-times are text, headers are a list of keys and values. `_lsn` and the other position columns are
-ignored.
+Values that `read --format json` wrote are read back unchanged: bytes that are not text are
+{"base64": …}, times are text, headers are a list of keys and values. `_lsn` and the other position
+columns are ignored.
 
-Arrow reads a hundred times as fast, but changes some values: it rounds a number of many digits to
-the nearest double, turns 1e-400 into 0, accepts NaN, and lets an object end on another line.
-Suspicious input is therefore found first and decoded line by line; so is everything that Arrow
-refuses, because only the slow path can name the line.
+Arrow is a hundred times as fast, but changes some values: it rounds a number of many digits to the
+nearest double, turns 1e-400 into 0, accepts NaN, and lets an object end on another line. Such input
+is detected first and decoded line by line; so is everything that Arrow refuses, because only the
+slow path can name the line.
 
 Always holds: both ways give the same columns, and a key that appears twice in an object is refused.
 """
@@ -107,10 +107,10 @@ def _why_no_object(line: bytes, error: msgspec.DecodeError) -> str:
     lone = next((one[1] for one in _SURROGATES.finditer(line) if one[1]), None)
     if lone is not None:
         return (
-            f"has {lone.decode()}, one half of a surrogate pair, which is no character: write the "
+            f"has {lone.decode()}, half of a surrogate pair, which is not a character: write the "
             "whole pair, or leave it out"
         )
-    return f"is no JSON object: {error}"
+    return f"is not a JSON object: {error}"
 
 
 def _why_no_text(line: bytes) -> str:
@@ -160,8 +160,8 @@ def _double(number: Decimal) -> float:
     near = float(number)
     if not is_exact_decimal(number, near):
         raise Refused(
-            f"{number} is no double, which would hold {near!r}: write it as text, or declare a "
-            "decimal(38, …) for it"
+            f"{number} does not fit a double, which would hold {near!r}: write it as text, or "
+            "declare a decimal(38, …) for it"
         )
     return near
 
@@ -212,7 +212,7 @@ def _time(raw: Any) -> Any:
     try:
         return datetime.fromisoformat(raw)
     except ValueError:
-        raise Refused(f"{TIMESTAMP}: {raw!r} is no time such as 2026-01-31T08:00:00Z") from None
+        raise Refused(f"{TIMESTAMP}: {raw!r} is not a time such as 2026-01-31T08:00:00Z") from None
 
 
 _READ_BACK: Final[dict[str, Callable[[Any], Any]]] = {

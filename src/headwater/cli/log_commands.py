@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, HeadwaterTyper, command, runnable
+from headwater.cli.advice import command, runnable
+from headwater.cli.command_line import EXIT_NO, HeadwaterTyper
 from headwater.cli.options import (
     AS_JSON,
     OPTION,
@@ -57,35 +58,39 @@ def repair(
         [],
         "--from",
         metavar="FOLDER",
-        help="The folder of another copy of the log, or of a replica; repeatable.",
+        help="The folder of a copy of the log, or of a replica; may be repeated.",
     ),
     tier: str | None = typer.Option(
-        None, metavar="URL", help="The store whose tier has segments of the log; after the copies."
+        None,
+        metavar="URL",
+        help="The store whose tier has segments of the log; used after the copies.",
     ),
     buffer: str | None = typer.Option(
-        None, metavar="URL", help="The store whose buffer the log came from; after all others."
+        None, metavar="URL", help="The store with the queue that the log was made from; used last."
     ),
-    stream: str | None = typer.Option(None, metavar="STREAM", help="The stream there."),
-    partition: int = typer.Option(0, min=0, help="Its partition."),
+    stream: str | None = typer.Option(
+        None, metavar="STREAM", help="The stream of --tier and --buffer."
+    ),
+    partition: int = typer.Option(0, min=0, help="The partition of the stream."),
     option: list[str] = OPTION,
     give_up: bool = typer.Option(
         False,
         "--give-up",
-        help="Write what no source has as lost, for good, so that readers can go on.",
+        help="Mark LSNs that no source has as lost, so that readers can continue. Final.",
     ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Check every frame of a log, and repair what a source has.
+    """Check every frame of a log, and restore damaged ranges from other sources.
 
-    No process may have the log open. What was damaged is kept, under a name ending in .damaged.
-    Exit status: 0 if the log is whole now, 1 if something is still missing.
+    No process may have the log open. Damaged files are kept under names that end in .damaged. Exit
+    status: 0 if the log is whole now, 1 if something is still missing.
     """
     from headwater.core import portal
     from headwater.log.spool.repair import repair
 
     if (tier is None and buffer is None) != (stream is None):
         raise typer.BadParameter(
-            "tier and buffer are named by their store (--tier, --buffer) and the stream (--stream)"
+            "--tier and --buffer need --stream, and --stream needs one of them"
         )
     sources: list[RepairSource] = [_copy(one, damaged=folder) for one in source]
     # The sources are read where nothing awaits: on the loop of those who block.
@@ -168,13 +173,13 @@ def describe_repair(repaired: RepairReport) -> Report:
 
     missing = [one._asdict() for one in repaired.missing]
     report = Report(
-        f"{repaired.segments:,} segments looked at, frame by frame",
+        f"{repaired.segments:,} segments checked, frame by frame",
         record=asdict(repaired) | {"missing": missing},
     )
     for one in repaired.repaired:
         lsns = f"LSN {one.first_lsn} to {one.last_lsn}"
         if one.source == LOST_CAUSE:
-            report.say(f"given up {lsns}: readers get it as lost")
+            report.say(f"given up {lsns}: readers get a lost range")
         else:
             report.say(f"repaired {lsns} from {one.source}")
     for name in repaired.uncompared:
@@ -194,11 +199,11 @@ def describe_repair(repaired: RepairReport) -> Report:
 
 
 slot_app = HeadwaterTyper(
-    help="Replication slots: which replicas hold the log, and which no longer may. These are not "
-    "the groups that read a stream: see `headwater group`."
+    help="List, drop and reset replication slots, for which a leader keeps its log. These are not "
+    "the groups that read a stream: see `headwater group` for those."
 )
 
-SLOT = typer.Argument(metavar="SLOT", help="The name of the slot, which is that of its replica.")
+SLOT = typer.Argument(metavar="SLOT", help="The name of the slot: its replica's name.")
 
 
 @slot_app.command("list")
@@ -209,12 +214,12 @@ def list_slots(
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """List replication slots, as the store has them: a leader stores them every few seconds.
+    """List the stored replication slots; a leader stores them every few seconds.
 
     "Behind" counts the records from what a replica has on disk to the end of the stream's queue,
-    those included that the leader has not taken into its log yet.
+    including those that the leader has not copied into its log yet.
 
-    Exit status: 0, or 1 if there are none, or some that cannot be read.
+    Exit status: 0, or 1 if there are no slots, or some cannot be read.
     """
 
     async def run(opened: Stream) -> dict[int, SlotsOrError]:
@@ -225,8 +230,8 @@ def list_slots(
     show(report, as_json=as_json)
     if not report.record:
         typer.echo(
-            f"stream {stream} has no replication slots: no replica follows its log. These are not "
-            f"the groups that read it: {command()} group list {url} {stream}",
+            f"stream {stream} has no replication slots: no replica follows its log. Slots are not "
+            f"the groups that read it; for those: {command()} group list {url} {stream}",
             err=True,
         )
     if report.notes or not report.record:
@@ -244,12 +249,12 @@ def drop(
 ) -> None:
     """Drop a replication slot: the log is no longer kept for it.
 
-    The leader hears of it within a minute. A replica that still uses the slot comes back by itself,
-    and bootstraps again if the log has gone on without it.
-    Exit status: 0, or 1 if there was no such slot.
+    The leader notices within a minute. A replica that still uses the slot registers again, and
+    bootstraps if the log no longer has its next record. Exit status: 0, or 1 if there was no such
+    slot.
     """
     if not yes:
-        _ask(f"the slot {slot} of stream {stream}; the log is then not kept for it")
+        _ask(f"the slot {slot} of stream {stream}; the log is no longer kept for it")
 
     async def run(opened: Stream) -> list[int]:
         wanted = wanted_partitions(opened, partition)
@@ -260,7 +265,7 @@ def drop(
     for one in dropped:
         report.say(f"dropped the slot {slot} of partition {one}", mark="✓")
     if not dropped:
-        typer.echo(f"stream {stream} has no slot {slot} of a replica", err=True)
+        typer.echo(f"stream {stream} has no slot {slot}", err=True)
     conclude_change(report, good=bool(dropped))
 
 
@@ -270,19 +275,18 @@ def reset(
     stream: str = STREAM,
     partition: int = typer.Option(..., min=0, help="The partition."),
     epoch: int | None = typer.Option(
-        None, min=1, help="Keep the slots, and set the epoch of their leader back to this one."
+        None, min=1, help="Keep the slots, and lower their leader's epoch to this one."
     ),
     yes: bool = YES,
     option: list[str] = OPTION,
 ) -> None:
-    """Recreate the slots of a partition that are damaged or gone, without a backup to restore.
+    """Recreate the slots of a partition if they are damaged or gone and no backup has them.
 
-    Until then nothing of its log is deleted. Replicas that come back register again; those that are
-    away may find that the log has gone on without them, and bootstrap. Start the leader again
-    afterwards.
+    Nothing of the log is deleted before that. Running replicas register again; others may find that
+    the log no longer has their next record, and bootstrap. Start the leader again afterwards.
 
-    With --epoch: where a leader was opened with an epoch that no other reaches. Stop the leaders
-    first, and name the newest epoch that they really have.
+    --epoch repairs an epoch that no leader reaches: stop the leaders first, and name the newest
+    epoch that they really have.
     """
     if not yes:
         kind = "slots, damaged or gone," if epoch is None else "leader's epoch"
@@ -296,7 +300,9 @@ def reset(
             await _register(opened, partition).lower_epoch(epoch)
 
     on_stream(url, option, stream, run)
-    what = "begins without slots" if epoch is None else f"is led by epoch {epoch} and later"
+    what = (
+        "begins again without slots" if epoch is None else f"accepts leaders from epoch {epoch} on"
+    )
     conclude_change(Report(f"partition {partition} of {stream} {what}", "✓"))
 
 
@@ -314,16 +320,15 @@ async def _table(stream: Stream, partition: int) -> SlotsOrError:
     except Damaged as error:
         return (
             f"{error}. Nothing of its log is deleted meanwhile. Restore the object from a backup, "
-            f"or start over: headwater slot reset URL {stream.name} --partition {partition}"
+            f"or begin without slots: headwater slot reset URL {stream.name} --partition "
+            f"{partition}"
         )
     except HeadwaterError as error:
         return str(error)
 
 
 def _ask(what: str) -> None:
-    confirm(
-        f"Drop {what}?", unasked=f"no terminal to confirm that this is to go: {what}. Say --yes"
-    )
+    confirm(f"Drop {what}?", unasked=f"there is no terminal to confirm dropping {what}: use --yes")
 
 
 def describe_slots(tables: Mapping[int, SlotsOrError]) -> Report:

@@ -1,4 +1,4 @@
-"""The arguments and options that several commands share, and what they open.
+"""The arguments and options that several commands share, and the objects that they open.
 
 Loaded with every command: nothing here imports Arrow, rich or the tier at its top.
 """
@@ -33,7 +33,8 @@ T = TypeVar("T")
 PATIENCE: Final = RetryPolicy(attempts=6, deadline_s=60.0)
 
 URL = typer.Argument(
-    metavar="URL", help="file:///path, s3://bucket/prefix, gs://…, az://…; else HEADWATER_URL."
+    metavar="URL",
+    help="file:///path, s3://bucket/prefix, gs://… or az://…; default: HEADWATER_URL.",
 )
 OPTION = typer.Option(
     [], "--option", metavar="NAME=VALUE", help="An option of the store, such as endpoint=…"
@@ -152,7 +153,9 @@ class EventLogOptions:
         elif store is not None:
             log = await self._open_stored(store)
         else:
-            raise Refused("which log? Name the URL of its store, or --bootstrap-servers")
+            raise Refused(
+                "the event log is missing: give the URL of its store, or --bootstrap-servers"
+            )
         try:
             yield log
         finally:
@@ -180,7 +183,7 @@ class EventLogOptions:
     async def _open_stored(self, store: Store) -> StoredEventLog:
         from headwater.store import Register
         from headwater.tier.eventlog import StoredEventLog
-        from headwater.tier.eventlog.stored_floor import log_key
+        from headwater.tier.eventlog.stored_events import log_key
         from headwater.tier.eventlog.stored_log import LogRecord
 
         try:
@@ -190,8 +193,8 @@ class EventLogOptions:
         # One that was left half made has no events yet, and to open it would be to finish it.
         if record is None or not record.made:
             raise NotFound(
-                f"there is no log of the tier's events under {self.prefix!r}: nothing was ever "
-                "copied to the tier here, or its events are elsewhere (--prefix, "
+                f"there is no event log of the tier under {self.prefix!r}: nothing was ever "
+                "copied to the tier here, or the events are elsewhere (--prefix, "
                 "--bootstrap-servers)"
             )
         return await StoredEventLog.open(
@@ -199,20 +202,18 @@ class EventLogOptions:
         )
 
 
-PREFIX = typer.Option(help="The prefix of the log of the tier's events in the store.")
+PREFIX = typer.Option(help="The prefix of the tier's event log in the store.")
 _EVENT_LOG: Final = {
     "prefix": PREFIX,
     "bootstrap_servers": typer.Option(
         metavar="HOST:PORT,…",
-        help="The tier's events are in a topic of these Kafka brokers; needs confluent-kafka.",
+        help="Read the tier's events from these Kafka brokers; needs confluent-kafka.",
     ),
-    "topic": typer.Option(help="Which topic of theirs."),
-    "metadata_partitions": typer.Option(
-        min=1, help="By how many partitions its writers choose one."
-    ),
+    "topic": typer.Option(help="The topic with the events."),
+    "metadata_partitions": typer.Option(min=1, help="How many partitions the topic's writers use."),
     "kafka_config": typer.Option(
         metavar="FILE",
-        help="Settings of Kafka's client, NAME=VALUE in each line: passwords belong into a file.",
+        help="A file with settings of Kafka's client, such as passwords: one NAME=VALUE a line.",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""`headwater produce`: records in, from lines, JSON, CSV, Parquet or Arrow."""
+"""`headwater produce`: sends lines, JSON, CSV, Parquet or Arrow to a stream."""
 
 from __future__ import annotations
 
@@ -32,42 +32,53 @@ def produce(
     url: str = URL,
     stream: str = STREAM,
     files: list[str] = typer.Argument(
-        None, metavar="FILE", help="Files to read; standard input without them, or for -."
+        None, metavar="FILE", help="Files to read; - or no file: standard input."
     ),
     key_separator: str | None = typer.Option(
-        None, metavar="TEXT", help=r"The text before it in a line is the record's key; \t is a tab."
+        None, metavar="TEXT", help=r"Separates the key from the value in a line; \t is a tab."
     ),
     key_column: str | None = typer.Option(
-        None, metavar="NAME", help="Of typed rows: the column whose text is the record's key."
+        None, metavar="NAME", help="The column of typed rows whose text is the record's key."
     ),
     as_json: bool = typer.Option(False, "--json", help="Lines are JSON objects: typed columns."),
-    csv: bool = typer.Option(False, "--csv", help="Files are CSV with a line of names."),
+    csv: bool = typer.Option(
+        False, "--csv", help="Files are CSV; the first line has the column names."
+    ),
     delimiter: str | None = typer.Option(
         None,
         metavar="CHARACTER",
-        help=r"Between the cells of CSV; a comma without it, \t is a tab.",
+        help=r"Separates the cells of CSV; \t is a tab. Default: a comma.",
     ),
     parquet: bool = typer.Option(False, "--parquet", help="Files are Parquet."),
     arrow: bool = typer.Option(False, "--arrow", help="Files are Arrow files or streams."),
-    partition: int | None = typer.Option(None, min=0, help="The partition, whatever the key."),
+    partition: int | None = typer.Option(
+        None, min=0, help="Send everything to this partition, whatever the key."
+    ),
     producer_id: str | None = typer.Option(
-        None, metavar="ID", help="Fences the current producer with this id, and continues it."
+        None,
+        metavar="ID",
+        help="Fence the current producer with this id, and produce under the id.",
     ),
     resume: bool = typer.Option(
-        False, "--resume", help="Skip what earlier runs under the id had accepted of this input."
+        False,
+        "--resume",
+        help="Skip the records of this input that earlier runs with this id sent.",
     ),
     metadata: str | None = typer.Option(
-        None, metavar="TEXT", help="Stored with every call, for the producer that resumes."
+        None, metavar="TEXT", help="Metadata of every call, for a producer that resumes."
     ),
     setting: list[str] = typer.Option(
-        [], "--set", metavar="NAME=VALUE", help="A producer's setting: linger_ms=10, batch.size=…"
+        [],
+        "--set",
+        metavar="NAME=VALUE",
+        help="A setting of the producer: linger_ms=10, batch.size=…",
     ),
     option: list[str] = OPTION,
 ) -> None:
-    """Send records to a stream: a record for each line, or the rows of files.
+    """Send records to a stream: one for each line, or for each row of a file.
 
-    Ends when everything is accepted, or at the first failure, and says how far it came. Ctrl-C
-    sends what was read so far. Exit status: 0 all accepted, 2 not all, 130 interrupted.
+    Ends when everything is accepted, or at the first failure, and prints how much was accepted.
+    Ctrl-C sends the lines that were read. Exit status: 0 all accepted, 2 not all, 130 interrupted.
     """
     files = list(files or [])
     kinds = {"json": as_json, "csv": csv, "parquet": parquet, "arrow": arrow}
@@ -103,7 +114,7 @@ def _going_on(accepted: int) -> str:
     if not accepted:
         return "begins with the first record of the input"
     which = "the first record" if accepted == 1 else f"the first {accepted:,} records"
-    return f"goes on after {which} of the input"
+    return f"continues after {which} of the input"
 
 
 def _produced(
@@ -219,7 +230,7 @@ def _reporting_nulls(
 
 def _delimiter(kind: str | None, delimiter: str | None, key_column: str | None) -> str:
     if delimiter is not None and kind != "csv":
-        raise typer.BadParameter("it is for --csv", param_hint="--delimiter")
+        raise typer.BadParameter("only for --csv", param_hint="--delimiter")
     if key_column is not None and kind is None:
         raise typer.BadParameter(
             "lines have no columns: --key-separator, or --json, --csv, --parquet, --arrow",
@@ -251,10 +262,10 @@ def _one_kind(kinds: dict[str, bool], files: list[str], separator: str | None) -
 
 def _check_resume(call: _ProduceOptions) -> None:
     if call.resume and call.producer_id is None:
-        raise typer.BadParameter("say --producer-id, under which to go on", param_hint="--resume")
+        raise typer.BadParameter("it needs --producer-id, the id to resume", param_hint="--resume")
     if call.resume and call.metadata is not None:
         raise typer.BadParameter(
-            "it keeps its position there: leave --metadata out", param_hint="--resume"
+            "it stores its position as metadata: leave --metadata out", param_hint="--resume"
         )
 
 
@@ -357,9 +368,7 @@ class ProduceOutcome:
                 lsns = f"LSNs {lsn_range.first_lsn:,} to {lsn_range.last_lsn:,}"
             report.say(f"  partition {partition}: {lsns}{runs}")
         if self.interrupted and good:
-            report.say(
-                "interrupted: every whole line that was read until then is accepted", "yellow"
-            )
+            report.say("interrupted: all complete lines that were read are accepted", "yellow")
         elif not good and not is_other and (self.rows or self.resumes or self.unknown_rows):
             for words in self._left_words():
                 report.say(words, "yellow")
@@ -408,16 +417,16 @@ class ProduceOutcome:
         if not self.left_rows:
             yield "what follows was not sent"
         if self.resumes:
-            yield "the same command, run again, goes on after what is accepted"
+            yield "the same command, run again, continues after the accepted records"
         elif self.left_rows:
-            again = "a second run would send accepted records again: leave them out of its input"
+            again = "a second run would send accepted records again: remove them from its input"
             if self.unknown_rows:
                 again = (
                     "a second run may send accepted records again: read the stream first, and "
                     "leave out of its input what is there"
                 )
             yield (
-                f"{again}. A run that begins with --producer-id ID --resume goes on by itself when "
+                f"{again}. A run with --producer-id ID --resume continues by itself when "
                 "it is run again"
             )
 

@@ -1,13 +1,13 @@
-"""CSV as columns: cells are read as text, and become what their column is if all of them can.
+"""CSV as columns: cells are read as text, and converted if every cell of the column allows it.
 
-The stream says what its columns are. Of a column that it does not have yet, the first block decides
-the type, as the stream will record it: a number, a truth value, a date or a time where every cell
-is one and is the same value when it is read, else text. So `00007` and a number of more digits than
-a double has stay text, and `0.10` is the number 0.1.
+The stream's columns decide the types. For a column that the stream does not have yet, the first
+block decides: a number, a boolean, a date or a time if every cell is one and reads back the same,
+else text. So `00007`, and a number with more digits than a double has, stay text, while `0.10` is
+the number 0.1.
 
-Always holds: a cell arrives as it is or is refused, with its row, and the rows before it are sent.
-So is a row of more or fewer cells than there are names, and a quote that the input does not close.
-An empty cell is null, and one in quotes (`""`) is empty text.
+Always holds: a cell arrives as it is, or is refused with its row, and the rows before it are sent.
+Refused are also rows with more or fewer cells than there are names, and unclosed quotes. An empty
+cell is null, and one in quotes (`""`) is empty text.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class CsvColumns:
                 rows = fits
             columns[column] = (texts, kind)
         if rows and not columns:
-            raise Refused(f"{name}, row {row:,}: nothing but empty cells is no row")
+            raise Refused(f"{name}, row {row:,}: a row needs a cell that is not empty")
         arrays = {
             column: _cast(texts.slice(0, rows), kind) for column, (texts, kind) in columns.items()
         }

@@ -1,10 +1,10 @@
 """The input of `headwater produce`: lines, or files with columns, in pieces of bounded size.
 
-Nothing here holds more than one piece, except a line that has not ended yet.
+At most one piece is in memory, except for a line that has not ended yet.
 
 The columns of the stream decide what a row may have. A declared schema is closed: other columns are
-refused. An inferred one is open: new columns are added to it, and wider types. Rows are checked
-before they are sent, because only the code that read a line can name it.
+refused. Inferred columns are open: new columns and wider types are added. Rows are checked before
+they are sent, because only the code that reads a line can name it.
 """
 
 from __future__ import annotations
@@ -237,8 +237,8 @@ def _column_batches(kind: str, name: str, opened: io.BufferedReader) -> Iterator
     is_piped = name == STANDARD_INPUT
     if is_piped and (kind == "parquet" or is_arrow_file):
         raise Refused(
-            f"{_name(name)} cannot be read from its end, as such a file is: name the file, or send "
-            "an Arrow stream (--arrow)"
+            f"{_name(name)} is a Parquet or Arrow file, which is read from its end: name the file, "
+            "or send an Arrow stream (--arrow)"
         )
     with contextlib.nullcontext(opened) if is_piped else pa.OSFile(os.fsencode(name)) as source:
         if kind == "parquet":
@@ -281,7 +281,7 @@ def _opened(name: str, interrupt: Interrupt) -> Iterator[io.BufferedReader]:
 def _refuse_columns(name: str, block: bytes) -> None:
     for magic, flag in _MAGIC.items():
         if block.startswith(magic):
-            raise Refused(f"{_name(name)} has no lines but columns: say {flag}")
+            raise Refused(f"{_name(name)} has columns instead of lines: use {flag}")
 
 
 def _name(name: str) -> str:

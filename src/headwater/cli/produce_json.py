@@ -1,14 +1,13 @@
 """Lines of JSON as rows of typed columns.
 
-The stream says what its columns are. Of a column that it does not have yet, the first value that is
-not null decides the type, as the stream will record it.
+The stream's columns decide the types. For a column that the stream does not have yet, the first
+value that is not null decides, and the stream records that type.
 
-Lines whose columns are known are read by Arrow (`json_columns`); what that cannot do, or should
-not, is done line by line, with an error that names the line.
+Arrow reads lines whose columns are known (`json_lines`); lines that it cannot read, or would
+change, are decoded one by one, with an error that names the line.
 
-Always holds: a value is sent as it is or refused, and everything before the line that is refused is
-sent. Arrow, given the type, makes 1 of 1.5, and of an object takes the fields that it
-knows.
+Always holds: a value is sent as it is or refused, and everything before the refused line is sent.
+(Given a type, Arrow alone turns 1.5 into 1, and drops unknown fields of an object.)
 """
 
 from __future__ import annotations
@@ -154,7 +153,9 @@ class JsonRows:
         self._left_out |= columns.keys() - typed.keys()
         self._columns_reader = None
         if rows and not typed:
-            raise Refused(f"{name}, line {block.first_line:,}: nothing but nulls is no row")
+            raise Refused(
+                f"{name}, line {block.first_line:,}: a row needs a value that is not null"
+            )
         return DecodedRows(pa.table(typed), wrong)
 
     def _error_of(self, rows: list[dict[str, Any]]) -> Refused | None:

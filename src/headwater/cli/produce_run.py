@@ -174,7 +174,7 @@ def produce_all(
 
 TURN_RECORDS: Final = 65_536
 """Records without a key that go to one partition before the next one takes its turn."""
-_TAKE_ANOTHER: Final = "Take another --producer-id, and send the input from its start"
+_TAKE_ANOTHER: Final = "Use another --producer-id, and send the input from its start"
 
 
 class InputPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -204,7 +204,7 @@ class Resumption:
         self._cut_bytes = max(1, producer.settings.batch_bytes // 2)
         self._read = 0
         if producer.stream.config.format == "v1":
-            raise Refused("--resume: streams in the published v1 format know nothing of producers")
+            raise Refused("--resume: streams in the published v1 format do not record producers")
         count = producer.stream.partitions
         if count > 1 and partition is None and producer.settings.partitioner != "key":
             raise Refused(
@@ -242,8 +242,8 @@ class Resumption:
         """Refuse an input that ended before what was accepted of it: it is another one."""
         if self._read < self.last:
             raise OtherInput(
-                f"the input has {self._read:,} records, and {self.last:,} of it were read before "
-                f"under this id: it is another input. {_TAKE_ANOTHER}"
+                f"the input has {self._read:,} records, and earlier runs with this id read "
+                f"{self.last:,}: it is another input. {_TAKE_ANOTHER}"
             )
 
     def _batches(self, piece: InputPiece) -> list[pa.RecordBatch]:
@@ -274,8 +274,8 @@ class Resumption:
         if keys.null_count:
             row = start + pc.index(pc.is_null(keys), True).as_py() + 1
             raise Refused(
-                f"--resume: record {row:,} has no key, and others have: it has no partition that "
-                "stays. Name a --partition for all of them"
+                f"--resume: record {row:,} has no key, but others have, so its partition may "
+                "change between runs. Use --partition for all of them"
             )
         if start < self.last:
             of_row = partition_keys(keys, self._stream.partitions)
@@ -313,8 +313,8 @@ def refuse_without_resume(producer: BlockingProducer) -> None:
     for number, resumed in producer.resumed.items():
         if _decoded(resumed.metadata) is not None:
             raise Refused(
-                f"{producer.producer_id!r} was used with --resume in partition {number}: go on "
-                f"with it, or take another --producer-id"
+                f"{producer.producer_id!r} was used with --resume in partition {number}: use "
+                f"--resume again, or another --producer-id"
             )
 
 
@@ -328,14 +328,14 @@ def _position(
         others = any(one.producer_sequence for one in producer.resumed.values())
         if others and not resumed.is_known and partition in (None, number):
             raise Refused(
-                f"--resume: nothing is known of {who}: its batches there are deleted and it was "
+                f"--resume: {who} is unknown: its batches there are deleted and it was "
                 f"forgotten, or the partition is new. {_TAKE_ANOTHER}"
             )
         return 0
     position = _decoded(resumed.metadata)
     if position is None:
         raise Refused(
-            f"--resume: the batches of {who} do not say how far their input was: they were sent "
+            f"--resume: the batches of {who} have no position of their input: they were sent "
             f"without --resume. {_TAKE_ANOTHER}"
         )
     if (position.partitions, position.partition) != (producer.stream.partitions, partition):

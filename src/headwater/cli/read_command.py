@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, command
+from headwater import metrics
+from headwater.cli.advice import command
+from headwater.cli.command_line import EXIT_NO
+from headwater.cli.lag_export import lag_samples, lags_of_groups
 from headwater.cli.options import (
     AS_JSON,
     OPTION,
@@ -27,7 +30,8 @@ from headwater.cli.render import echo, show
 from headwater.cli.report import UNKNOWN, Report, Size
 from headwater.cli.terminal import Interrupt, WaitInterrupted, gather_bounded, output_has_gone
 from headwater.core import portal, runtime
-from headwater.core.errors import HeadwaterError, NotFound
+from headwater.core.errors import HeadwaterError, NotFound, Refused
+from headwater.core.metrics import Sample
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,38 +48,40 @@ def read(
     url: str = URL,
     stream: str = STREAM,
     start: str | None = typer.Option(
-        None, metavar="LSN|TIME", help="Where to begin: an LSN, a time, earliest (default), latest."
+        None, metavar="LSN|TIME", help="Begin at an LSN, a time, earliest (default) or latest."
     ),
     end: str | None = typer.Option(
-        None, metavar="LSN|TIME", help="Where to stop, not included; at present's end without it."
+        None, metavar="LSN|TIME", help="Where to stop, not included; default: the present end."
     ),
     time_by: str = typer.Option(
-        "timestamp", metavar="KIND", help="What a TIME means: a record's timestamp, or ingestion."
+        "timestamp", metavar="KIND", help="What a TIME is compared with: timestamp or ingestion."
     ),
     partition: list[int] = typer.Option([], min=0, help="Only this partition; may be repeated."),
     follow: bool = typer.Option(False, "--follow", "-f", help="Wait for more, until Ctrl-C."),
     limit: int | None = typer.Option(None, min=1, help="Stop after so many records."),
     format: str = typer.Option(
-        "lines", metavar="FORMAT", help=f"How records look: {', '.join(FORMATS)}."
+        "lines", metavar="FORMAT", help=f"The output format: {', '.join(FORMATS)}."
     ),
-    output: Path | None = typer.Option(None, "--output", "-o", metavar="FILE", help="Where to."),
+    output: Path | None = typer.Option(
+        None, "--output", "-o", metavar="FILE", help="Write to this file; default: standard output."
+    ),
     columns: str | None = typer.Option(
-        None, metavar="A,B", help="Which columns; _ingestion_timestamp, _metadata, … only so."
+        None, metavar="A,B", help="The columns, in this order; also _ingestion_timestamp, …"
     ),
     key_separator: str | None = typer.Option(
-        None, metavar="TEXT", help="In lines, put the key and this before the value."
+        None, metavar="TEXT", help="In lines: print the key and this text before the value."
     ),
     null: str | None = typer.Option(
-        None, metavar="TEXT", help="In lines, the text for null; without it, null is refused."
+        None, metavar="TEXT", help="In lines: the text for null. Without it, null is refused."
     ),
     skip_unreadable: bool = typer.Option(
-        False, "--skip-unreadable", help="Go past batches that are missing or damaged; say which."
+        False, "--skip-unreadable", help="Skip missing and damaged batches, and name them."
     ),
     option: list[str] = OPTION,
 ) -> None:
-    """Show the records of a stream. Opens nothing and fences nothing.
+    """Show the records of a stream. Changes nothing and fences no consumer.
 
-    Lines have the value: text where it is UTF-8, hexadecimal digits where not, JSON for typed
+    A line is a record's value: text if it is UTF-8, else hexadecimal digits; JSON for typed
     columns. Exit status: 0, 1 if batches were skipped, 143 after SIGTERM, 130 after Ctrl-C without
     --follow.
     """
@@ -173,19 +179,40 @@ def lag(
     stream: str = STREAM,
     partition: int | None = PARTITION,
     group: str | None = typer.Option(
-        None, "--group", "-g", help="A group: what it has not processed. Without: the owner."
+        None, "--group", "-g", help="The group; default: the owner of the partitions."
     ),
-    watch: bool = typer.Option(False, "--watch", "-w", help="Look again and again, until Ctrl-C."),
-    every: float = typer.Option(2.0, min=0.1, help="Seconds between looks."),
+    watch: bool = typer.Option(False, "--watch", "-w", help="Refresh until Ctrl-C."),
+    every: float = typer.Option(2.0, min=0.1, help="Seconds between refreshes, with --watch."),
     as_json: bool = AS_JSON,
+    as_prometheus: bool = typer.Option(
+        False, "--prometheus", help="Print the lag of every group as Prometheus' text format."
+    ),
+    textfile: Path | None = typer.Option(
+        None, "--textfile", metavar="FILE", help="Write that to a file; again with --watch."
+    ),
     option: list[str] = OPTION,
 ) -> None:
-    """What is appended and not processed: batches, records, bytes, seconds. Fences nothing.
+    """Show what a group has not processed: batches, records, bytes, seconds. Fences nothing.
 
     Exit status: 0, 1 if the lag of a partition is unknown, 2 if the group is unknown.
     """
+    _check_export(as_prometheus, textfile, watch=watch, as_json=as_json)
+
+    async def export(opened: Stream) -> bool:
+        while True:
+            groups = await lags_of_groups(opened, wanted_partitions(opened, partition), group)
+            samples = lag_samples(opened.name, groups)
+            if textfile is not None:
+                _write_textfile(textfile, samples)
+            if as_prometheus:
+                typer.echo(metrics.prometheus(samples), nl=False)
+            if not watch:
+                return all(one.is_known for one in groups)
+            await runtime.sleep(every)
 
     async def run(opened: Stream) -> bool:
+        if as_prometheus or textfile is not None:
+            return await export(opened)
         wanted = wanted_partitions(opened, partition)
         shown = 0
         while True:
@@ -201,6 +228,24 @@ def lag(
 
     if not on_stream(url, option, stream, run):
         raise typer.Exit(EXIT_NO)
+
+
+def _check_export(
+    as_prometheus: bool, textfile: Path | None, *, watch: bool, as_json: bool
+) -> None:
+    if as_prometheus and watch:
+        raise typer.BadParameter(
+            "it prints one answer: use --textfile with --watch", param_hint="--prometheus"
+        )
+    if as_json and (as_prometheus or textfile is not None):
+        raise typer.BadParameter("not with --prometheus or --textfile", param_hint="--json")
+
+
+def _write_textfile(path: Path, samples: list[Sample]) -> None:
+    try:
+        metrics.write_textfile(path, samples)
+    except OSError as error:
+        raise Refused(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 async def _lags(stream: Stream, partitions: list[int], group: str | None) -> list[Lag | str]:

@@ -1,4 +1,4 @@
-"""How records leave: lines for people, JSON, CSV, Arrow or Parquet for programs."""
+"""Writes records: lines for people; JSON, CSV, Arrow or Parquet for programs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def open_output(
 ) -> Iterator[Output]:
     """An output in a form, to a file or to standard output."""
     if path is None and format in BINARY and sys.stdout.isatty():
-        raise Refused(f"{format} is nothing for a screen: name a file (-o FILE), or pipe it")
+        raise Refused(f"{format} is not for a terminal: name a file (-o FILE), or pipe it")
     with _opened(path) as sink:
         output: Output
         if format == "lines":
@@ -149,8 +149,8 @@ class LinesOutput(Output):
         if self._has_digits and self._has_prefix:
             raise Refused(
                 f"{_place_of(batch, 0)} and those after it: bytes that are not text are shown as "
-                "hexadecimal digits, and other values are text that begins with 0x: lines do not "
-                "tell them apart. Take another --format, such as json"
+                "hexadecimal digits, and other values are text that begins with 0x: in lines, the "
+                "two look the same. Use another --format, such as json"
             )
 
     def _with_text(
@@ -159,9 +159,9 @@ class LinesOutput(Output):
         """With the text for null, where one was given."""
         if self._null is None and None in values:
             raise Refused(
-                f"{_place_of(batch, values.index(None))} has null for its {what}, which no line "
-                "tells from an empty one: give it a text (--null TEXT, also ''), or take "
-                "another --format"
+                f"{_place_of(batch, values.index(None))} has null for its {what}, which a line "
+                "cannot distinguish from an empty one: give it a text (--null TEXT, also ''), or "
+                "use another --format"
             )
         self._refuse_null_text(batch, values, what)
         null = self._null or b""
@@ -174,7 +174,7 @@ class LinesOutput(Output):
         if self._null and not self._on_screen and self._null in values:
             raise Refused(
                 f"{_place_of(batch, values.index(self._null))} has the text of --null for its "
-                f"{what}: give another --null, or take another --format"
+                f"{what}: use another --null, or another --format"
             )
 
     def _refuse(self, batch: pa.RecordBatch, lines: list[bytes], part: bytes, what: str) -> None:
@@ -182,7 +182,7 @@ class LinesOutput(Output):
             if part in line and not self._on_screen:
                 raise Refused(
                     f"{_place_of(batch, row)} has {what}, and would be read as another one, or as "
-                    "several: take another --format, such as json or csv"
+                    "several: use another --format, such as json or csv"
                 )
 
     def _framed(self, batch: pa.RecordBatch, lines: list[bytes]) -> list[bytes]:
@@ -237,7 +237,7 @@ class CsvOutput(WriterOutput):
             raise Refused(
                 f"{_place_of(batch, row)} has null in the only column, which would be an empty "
                 "line, and readers of CSV skip those: add a column (--columns "
-                f"{batch.schema.names[0]},{_LSN}), or take another --format"
+                f"{batch.schema.names[0]},{_LSN}), or use another --format"
             )
         columns = [
             column if column.type == field.type else _cells(column)

@@ -1,7 +1,7 @@
-"""The renderer: prints a report as text or JSON, and shows how far long work is.
+"""Prints a report as text or JSON, and the progress of long work.
 
-Text goes to a terminal in colour and in its width. In a pipe it has neither: a row of a table stays
-on one line, unless COLUMNS gives a width, and lines end where their words end.
+On a terminal, text has colours and fits the width. In a pipe, a row of a table stays on one line,
+unless COLUMNS gives a width.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, output_problem
+from headwater.cli.command_line import EXIT_NO, output_problem
 from headwater.cli.report import (
     Note,
     Problem,

@@ -1,7 +1,7 @@
-"""What a command shows: one structure, the `Report`: text for people, JSON for programs.
+"""The `Report`: the one structure that every command shows, as text for people or as JSON.
 
-Each object that the command line shows has a function or a method `describe…` that returns one;
-`render` prints it. Loaded with every command: nothing here imports Arrow.
+Each object that the command line shows has a function or a method `describe…` that returns a
+report; `render` prints it. Loaded with every command: nothing here imports Arrow.
 """
 
 from __future__ import annotations

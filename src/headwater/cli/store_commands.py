@@ -1,4 +1,4 @@
-"""`headwater store …`: check a store, and look into one."""
+"""`headwater store …`: checks a store, and lists and prints its objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from headwater.cli.advice import EXIT_COULD_NOT_RUN, EXIT_NO, HeadwaterTyper
+from headwater.cli.command_line import EXIT_COULD_NOT_RUN, EXIT_NO, HeadwaterTyper
 from headwater.cli.options import AS_JSON, OPTION, URL, on_store, open_with_options, why_empty
 from headwater.cli.render import Progress, echo, show
 from headwater.cli.report import Note, Report, ReportTable
@@ -27,26 +27,28 @@ CHECK_MARKS: Final = {
 }
 LEFT_BEHIND_SHOWN: Final = 3
 
-store_app = HeadwaterTyper(help="Check an object store, and look into one.")
+store_app = HeadwaterTyper(help="Check an object store, and list and print its objects.")
 
 
 @store_app.command()
 def check(
     url: str = URL,
     writers: int = typer.Option(8, min=2, help="Writers that update one object at once."),
-    increments: int = typer.Option(100, min=1, help="Updates each of them makes."),
+    increments: int = typer.Option(100, min=1, help="Updates by each writer."),
     racers: int = typer.Option(64, min=2, help="Contenders for each created key."),
-    keys: int = typer.Option(50, min=1, help="Keys they contend for."),
+    keys: int = typer.Option(50, min=1, help="Keys that they contend for."),
     listed: int = typer.Option(1001, min=0, help="Objects in the long listing; 0 skips it."),
     large_mib: int = typer.Option(65, min=0, help="Size of the large object; 0 skips it."),
-    repeat: int = typer.Option(1, min=1, help="Run each race so often, to catch rare losses."),
+    repeat: int = typer.Option(
+        1, min=1, help="Run each race this many times, to catch rare losses."
+    ),
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """Find out whether a store keeps what it accepts, also when many write at once.
+    """Check whether a store does what Headwater needs, also under concurrent writes.
 
-    Writes below one fresh folder and removes the objects; a directory keeps the empty folders.
-    Exit status: 0 safe, 1 not safe, 2 undecided.
+    Writes below one new folder and removes the objects; a directory keeps the empty folders. Exit
+    status: 0 safe, 1 not safe, 2 could not run.
     """
     from headwater.store.conformance import CheckProgress, check_store
 
@@ -130,12 +132,14 @@ def _describe_check(result: CheckResult) -> Note:
 def list_objects(
     url: str = URL,
     prefix: str = typer.Argument(
-        "", metavar="PREFIX", help="The folder to list; everything without it."
+        "", metavar="PREFIX", help="The folder to list; default: everything."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print a JSON object for each, one a line."),
+    as_json: bool = typer.Option(
+        False, "--json", help="Print a JSON object for each, one per line."
+    ),
     option: list[str] = OPTION,
 ) -> None:
-    """List objects: size in bytes, time, key; in the order of their keys.
+    """List objects in the order of their keys: size in bytes, time, key.
 
     Exit status: 0, or 1 if there are none.
     """

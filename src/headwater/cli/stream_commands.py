@@ -1,4 +1,4 @@
-"""`headwater stream …`: make streams, look at them, change them, delete them."""
+"""`headwater stream …`: create, list, describe, alter, verify, adopt and delete streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, HeadwaterTyper
+from headwater.cli.command_line import EXIT_NO, HeadwaterTyper
 from headwater.cli.options import (
     AS_JSON,
     OPTION,
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from headwater.buffer.stream.schema import SchemaLike
     from headwater.store import Store
 
-stream_app = HeadwaterTyper(help="Make streams, look at them, change them, delete them.")
+stream_app = HeadwaterTyper(help="Create, show, change, copy and delete streams.")
 
 T = TypeVar("T")
 NOT_SETTINGS: Final = ("store", "name", "schema", "exists_ok")
 NAME = typer.Argument(metavar="NAME", help="The stream's name.")
-PARTITIONS = typer.Option(None, min=1, help="How many partitions; they can be added, not removed.")
-RETENTION = typer.Option(None, metavar="7d", help="How long records stay; or forever.")
+PARTITIONS = typer.Option(None, min=1, help="The number of partitions; it can only grow.")
+RETENTION = typer.Option(None, metavar="7d", help="How long records are kept, or forever.")
 REQUIRED_GROUP = typer.Option(
     None,
     "--required-group",
@@ -51,12 +51,15 @@ REQUIRED_GROUP = typer.Option(
     help="Keep records until this group has processed them, however old they are.",
 )
 SET = typer.Option(
-    [], "--set", metavar="NAME=VALUE", help="A setting, by our name or Kafka's: retention.ms=7d"
+    [],
+    "--set",
+    metavar="NAME=VALUE",
+    help="A setting, by Headwater's name or Kafka's: retention.ms=7d",
 )
 SCHEMA = typer.Option(
     None,
     metavar="FILE",
-    help='JSON {"column": "type"}, or a Parquet or Arrow file to take the schema from.',
+    help='JSON {"column": "type"}, or a Parquet or Arrow file with the schema.',
 )
 
 
@@ -65,17 +68,19 @@ def create(
     url: str = URL,
     name: str = NAME,
     partitions: int | None = PARTITIONS,
-    format: str | None = typer.Option(None, metavar="native|v1", help="v1 is OpenData's."),
+    format: str | None = typer.Option(
+        None, metavar="native|v1", help="v1 is the published format of OpenData; default: native."
+    ),
     retention: str | None = RETENTION,
     required_group: str | None = REQUIRED_GROUP,
     setting: list[str] = SET,
     schema: Path | None = SCHEMA,
     exists_ok: bool = typer.Option(
-        False, "--exists-ok", help="Be content with one that is there and agrees."
+        False, "--exists-ok", help="Succeed if the stream exists with these settings."
     ),
     option: list[str] = OPTION,
 ) -> None:
-    """Make a stream, and say what its requests will cost."""
+    """Create a stream, and estimate what its requests will cost."""
     from headwater.buffer.stream import create_stream
     from headwater.cli.stream_report import describe_created
 
@@ -91,8 +96,8 @@ def create(
     async def run(store: Store) -> Report:
         if store.stats.scheme == "memory":
             raise Refused(
-                "a stream in memory:// would be gone when this command ends: name a directory "
-                "(file:///path), or make it in the program that uses it (create_stream)"
+                "a stream in memory:// is lost when this command ends: name a directory "
+                "(file:///path), or create it in the program that uses it (create_stream)"
             )
         existed = exists_ok and await _exists(store, name)
         stream = await create_stream(store, name, exists_ok=exists_ok, schema=declared, **settings)
@@ -198,11 +203,11 @@ def verify(
 def adopt(
     url: str = URL, name: str = NAME, partition: int | None = PARTITION, option: list[str] = OPTION
 ) -> None:
-    """Go on with a published v1 stream that another implementation's consumer dequeued from.
+    """Take over a published v1 stream from which another implementation's consumer dequeued.
 
-    What that one took is left out: it has no LSNs here. It is fenced; stop it all the same, or it
-    will take more as soon as it is opened again. What was acknowledged here before stays readable;
-    if it cannot, that is said.
+    Batches that the other consumer took are left out: they have no LSNs here. Adopting fences that
+    consumer; stop it as well, or it takes more when it is opened again. Batches that were
+    acknowledged here before stay readable; the command says so if they cannot.
     """
     from headwater.buffer.stream import adopt_stream
     from headwater.cli.stream_report import describe_adopted
@@ -220,16 +225,16 @@ def delete(
     damaged: bool = typer.Option(
         False,
         "--damaged",
-        help="Of a stream whose stream.json cannot be read: everything below streams/NAME.",
+        help="Delete everything below streams/NAME; only if stream.json cannot be read.",
     ),
     option: list[str] = OPTION,
     *,
     events: EventLogOptions,
 ) -> None:
-    """Delete a stream and all of its records; of one that is deleted, what was left behind.
+    """Delete a stream and all of its records, or the leftovers of a deleted stream.
 
-    The tier's events tell it, and a leader that runs stops.
-    Exit status: 0, or 1 if objects could not be deleted, or events could not be published.
+    The command publishes the deletion in the tier's event log, which stops running leaders. Exit
+    status: 0, or 1 if objects could not be deleted or events could not be published.
     """
     from headwater.buffer.stream import check_deletable, delete_damaged_stream
     from headwater.cli.stream_report import describe_deleted
@@ -245,7 +250,7 @@ def delete(
             return await act(store, name)
         except Corrupt as error:
             raise Corrupt(
-                f"{error}. Which objects are its own is unknown; to delete everything "
+                f"{error}. It is unknown which objects belong to it; to delete everything "
                 f"below streams/{name}: headwater stream delete URL {name} --damaged"
             ) from error
 
@@ -254,11 +259,11 @@ def delete(
         if not damaged:
             # Refused before the question if it is not there; the answer is for this stream alone.
             confirmed = on_store(url, option, partial(run, check_deletable))
-        everything = f"everything below streams/{name}, whichever stream's it was"
+        everything = f"everything below streams/{name}, of whichever stream"
         what = everything if damaged else f"stream {name} and all of its records"
         confirm(
-            f"Delete {what}, for good?",
-            unasked=f"no terminal to confirm that stream {name!r} is to go: say --yes",
+            f"Permanently delete {what}?",
+            unasked=f"there is no terminal to confirm the deletion of stream {name!r}: use --yes",
         )
     deleted, unpublished = on_store(url, option, partial(run, delete_it))
     good = not deleted.failed and unpublished is None

@@ -39,21 +39,23 @@ if TYPE_CHECKING:
 def copy(
     url: str = URL,
     name: str = typer.Argument(metavar="STREAM", help="The stream to copy."),
-    new_url: str = typer.Argument(metavar="NEW_URL", help="The store to copy to; it may be URL."),
-    new_name: str = typer.Argument(metavar="NEW_STREAM", help="The stream to make there."),
+    new_url: str = typer.Argument(
+        metavar="NEW_URL", help="The store to copy to; may be the same as URL."
+    ),
+    new_name: str = typer.Argument(metavar="NEW_STREAM", help="The stream to create there."),
     resume: bool = typer.Option(
-        False, "--resume", help="Go on with a copy that was cut off, or add what came since."
+        False, "--resume", help="Continue an interrupted copy, or add newer records."
     ),
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
     new_option: list[str] = typer.Option(
-        [], "--new-option", metavar="NAME=VALUE", help="An option of NEW_URL; else those of URL."
+        [], "--new-option", metavar="NAME=VALUE", help="An option of NEW_URL; default: --option."
     ),
 ) -> None:
     """Copy the records of a stream into a new one, in the same partitions and order.
 
-    Copies what is retained up to the end that the stream has when the command begins.
-    Exit status: 0, or 2 if not everything was copied; --resume copies the rest, nothing twice.
+    Copies all retained records up to the end of the stream at the start of the command. Exit
+    status: 0, or 2 if not everything was copied; --resume copies the rest, and nothing twice.
     """
     from headwater.buffer.copying import copy_stream
     from headwater.buffer.stream import open_stream
@@ -71,7 +73,7 @@ def copy(
                 open_with_options(new_url, new_option or option)
             )
             if target_store.stats.scheme == "memory":
-                raise Refused("a copy in memory:// would be gone when this command ends")
+                raise Refused("a copy in memory:// is lost when this command ends")
             source_store = await stack.enter_async_context(open_with_options(url, option))
             source = await open_stream(source_store, name)
             return await copy_stream(
@@ -84,7 +86,7 @@ def copy(
             done = run_loop(run())
     except BaseException:
         if copied:
-            echo("cut off: the same command with --resume goes on", is_error=True)
+            echo("interrupted: the same command with --resume continues", is_error=True)
         raise
     conclude_change(describe_copy(name, new_name, done), as_json=as_json)
 
@@ -106,7 +108,7 @@ def truncate(
     name: str = typer.Argument(metavar="STREAM", help="The stream's name."),
     before: str = typer.Option(
         metavar="OFFSET|TIME|P=OFFSET,…",
-        help="The first record to keep: an LSN, a time, latest; or one for each partition.",
+        help="The first record to keep: an LSN, a time or latest; or one LSN per partition.",
     ),
     partition: int | None = PARTITION,
     force: bool = typer.Option(
@@ -116,10 +118,10 @@ def truncate(
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """Give up the records before an offset: the log begins later, and their objects are deleted.
+    """Delete the records before an offset; the log then begins at that offset.
 
-    An offset within a batch keeps that batch whole. Repeating it is safe.
-    Exit status: 0, or 1 if a partition could not be truncated or objects could not be deleted.
+    If the offset is within a batch, the whole batch stays. The command can be repeated. Exit
+    status: 0, or 1 if a partition could not be truncated or objects could not be deleted.
     """
     from headwater.buffer.truncation import plan_truncation, truncate_all
 
@@ -183,8 +185,8 @@ def _ask(name: str, plans: list[TruncationPlan]) -> None:
                 f"processed {one.unprocessed:,} of them, and would lose them"
             )
     confirm(
-        f"Give up {records_words}, for good?",
-        unasked=f"no terminal to confirm that these are to go: {records_words}. Say --yes",
+        f"Permanently delete {records_words}?",
+        unasked=f"there is no terminal to confirm the deletion of {records_words}: use --yes",
     )
 
 
@@ -199,17 +201,19 @@ def describe_truncation(name: str, plans: list[TruncationPlan], outcomes: Outcom
         where = f"partition {plan.partition}: "
         if isinstance(outcome, HeadwaterError):
             record["error"] = why = f"{type(outcome).__name__}: {outcome}"
-            report.say(f"{where}{why} ({command()} stream truncate, once more, goes on)", mark="✗")
+            report.say(
+                f"{where}{why} (run {command()} stream truncate again to continue)", mark="✗"
+            )
             continue
         start_lsn, records, failed = plan.floor_lsn, 0, 0
         if outcome is not None:
             start_lsn, records, failed = outcome.start_lsn, outcome.records, outcome.failed
         record |= {"start_lsn": start_lsn, "records": records, "failed": failed, "left": plan.left}
-        words = f"{where}is so already, the log begins at LSN {start_lsn:,}"
+        words = f"{where}nothing to delete, the log begins at LSN {start_lsn:,}"
         if outcome is not None:
-            words = f"{where}the log begins at LSN {start_lsn:,}, {records:,} records were given up"
+            words = f"{where}the log begins at LSN {start_lsn:,}, {records:,} records were deleted"
         if failed:
-            words += f"; {failed:,} objects could not be deleted, gc --full deletes them"
+            words += f"; {failed:,} objects could not be deleted; gc --full deletes them"
         if plan.left:
             first, last = plan.before_lsn - plan.left, plan.before_lsn - 1
             words += f"; LSNs {first:,} to {last:,} stay, in one batch with {plan.before_lsn:,}"
@@ -227,15 +231,15 @@ def gc(
     full: bool = typer.Option(
         False,
         "--full",
-        help="Also look for what a crash left behind; takes up to 90 s for 16 partitions.",
+        help="Also delete what crashes left behind; takes up to 90 s for 16 partitions.",
     ),
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
 ) -> None:
-    """Delete what is not needed any more: batches past the retention, and uploads never appended.
+    """Delete acknowledged batches past their retention, and uploads that were never appended.
 
-    Says what went and why, and what stays and why. Consumers do the same while they run.
-    Exit status: 0, or 1 if something could not be deleted; the next run tries it again.
+    Prints what it deleted, what stays, and why. Consumers do the same while they run. Exit status:
+    0, or 1 if something could not be deleted; the next run tries again.
     """
     from headwater.buffer.transaction.holds import holds_register, read_holds
 
@@ -245,7 +249,7 @@ def gc(
         if waits and not progress.is_shown:
             turns = -(-len(wanted) // AT_ONCE)
             wait_s = f"{turns * limits.FLOOR_SETTLE_S:,.0f} s"
-            words = f"waiting up to {wait_s} until pieces of the queue that are not needed may go"
+            words = f"waiting up to {wait_s} before chunks of the queue may be deleted"
             progress.say(Note(words))
         wait = f"; each may wait for {limits.FLOOR_SETTLE_S:.0f} s" if waits else ""
         advance = partial(progress.step, work, len(wanted), f"partitions{wait}")
@@ -253,7 +257,7 @@ def gc(
         held = len((await read_holds(holds_register(opened))).holds)
         return describe_collected(opened, collected, open_transactions=held)
 
-    work = f"collecting what {stream} does not need"
+    work = f"collecting garbage of {stream}"
     with Progress(work) as progress:
         report = on_stream(url, option, stream, run, writing=True)
     conclude_change(report, good=all(part.mark == "✓" for part in report.parts), as_json=as_json)
@@ -272,7 +276,7 @@ def describe_collected(
         part = Report(f"partition {partition} of {stream.name}", "✓", tables=[table])
         if one.failed:
             part.mark = "✗"
-            failed = f"  {one.failed:,} deletes did not work; the next run tries them again"
+            failed = f"  {one.failed:,} objects could not be deleted; the next run tries again"
             part.say(failed, "yellow")
         if one.clock_doubt:
             part.say(
@@ -282,8 +286,8 @@ def describe_collected(
         report.parts.append(part)
     if open_transactions:
         report.say(
-            f"{open_transactions:,} open transactions: what they uploaded stays until they commit "
-            "or abort, or until they were not renewed for their sinkTimeout",
+            f"{open_transactions:,} open transactions: their uploads stay until they commit "
+            "or abort, or are not renewed for their sinkTimeout",
             "dim",
         )
     report.record = {
@@ -344,9 +348,9 @@ async def collect_all(
 
 async def collect_partition(stream: Stream, partition: int, *, full: bool) -> Collected:
     """Bounded passes until one finds nothing more; what they did together."""
-    from headwater.buffer.collection import Collection
+    from headwater.buffer.collection import GarbageCollection
 
-    collection = Collection(stream, partition)
+    collection = GarbageCollection(stream, partition)
     last = total = await collection.run_pass(full=full)
     for _ in range(PASSES_MAX):
         if last.failed or not _found_much(last):

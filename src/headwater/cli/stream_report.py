@@ -1,4 +1,4 @@
-"""Reports of streams: settings, columns and queues, and what commands changed in them."""
+"""Reports of streams: settings, columns and queues, and the changes that commands made."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def describe_stream(stream: Stream, states: list[QueueState | str]) -> Report:
 
 def describe_created(stream: Stream, *, existed: bool) -> Report:
     """What was created, and what it will cost."""
-    verb = "there already: stream" if existed else "created stream"
+    verb = "exists already: stream" if existed else "created stream"
     return Report(f"{verb} {stream.name}", "✓", facts=_settings(stream))
 
 
@@ -139,7 +139,7 @@ def describe_change(before: StreamConfig, after: StreamConfig) -> Report:
         and getattr(before, name) != getattr(after, name)
     ]
     if not changes and before.schemas == after.schemas:
-        return Report(f"nothing to change: stream {after.name} is so already")
+        return Report(f"nothing to change: stream {after.name} has these settings")
     report = Report(f"changed stream {after.name}", "✓")
     lines = [f"  {name}: {_value(name, old)} → {_value(name, new)}" for name, old, new in changes]
     if before.schemas != after.schemas:
@@ -158,14 +158,14 @@ def describe_change(before: StreamConfig, after: StreamConfig) -> Report:
 
 def describe_deleted(deleted: DeletedReport, unpublished: HeadwaterError | None) -> Report:
     """What was deleted and what is left; and why the tier's events still list it, if they do."""
-    verb = "went on deleting stream" if deleted.resumed else "deleted stream"
+    verb = "continued deleting stream" if deleted.resumed else "deleted stream"
     counts = f"{deleted.objects:,} objects, {size_words(deleted.bytes)}"
     report = Report(f"{verb} {deleted.name}: {counts}", "✗" if deleted.failed else "✓")
     if deleted.failed:
-        left = f"{deleted.failed:,} objects may still be there: delete it once more"
+        left = f"{deleted.failed:,} objects may still be there: delete it again"
         report.say(f"{left} ({deleted.cause})", "yellow")
     if unpublished is not None:
-        still = "the tier's events still list what is gone: repair them, and delete it once more"
+        still = "the tier's events still list what is gone: repair them, and delete it again"
         report.say(f"{still} ({unpublished})", "yellow")
     return report
 
@@ -203,7 +203,7 @@ def describe_adopted(partitions: dict[int, Adopted]) -> Report:
             words += f"; {_batches(adopted.readable)} acknowledged before: still readable"
         if adopted.given_up:
             words += (
-                f"; {_batches(adopted.given_up)} acknowledged before: not readable any more, "
+                f"; {_batches(adopted.given_up)} acknowledged before: no longer readable, "
                 "deleted by the next gc"
             )
         report.say(words)

@@ -1,8 +1,7 @@
-"""What a command shares with the shell: standard streams, signals, the event loop, confirmation.
+"""What a command gets from the shell: standard streams, signals, the event loop, confirmation.
 
 Streams may be closed, unbuffered or non-blocking. A closed one is replaced by a stream that fails
-when it is used: otherwise the next file that is opened would get its number, and output would be
-written into that file.
+when it is used: otherwise the next opened file would get its number, and the output.
 
 Always holds: output is written completely, or an error is raised. A pipe accepts a part of a write
 when a signal comes, and less than all when it does not block. Python's streams leave that to the

@@ -1,4 +1,4 @@
-"""`headwater tier …`: what is in the tier, whether it is there, and the log of its events."""
+"""`headwater tier …`: shows and checks the tier, and maintains its event log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headwater.cli.advice import EXIT_NO, HeadwaterTyper
+from headwater.cli.command_line import EXIT_NO, HeadwaterTyper
 from headwater.cli.options import (
     AS_JSON,
     OPTION,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from headwater.store import Store
 
 tier_app = HeadwaterTyper(
-    help="The tier: which segment is read for which records, and whether it is there."
+    help="Show and check the segments of the tier, and maintain its event log."
 )
 
 
@@ -47,10 +47,10 @@ def list_cover(
     *,
     events: EventLogOptions,
 ) -> None:
-    """List what is read of the tier: from which segment each LSN comes, and what else is listed.
+    """List the tier's segments: those from which LSNs are read, and the other listed ones.
 
-    Exit status: 0, or 1 if nothing is in the tier, if LSNs are missing in between, or if nothing
-    says where the log begins.
+    Exit status: 0, or 1 if nothing is in the tier, if LSNs are missing in between, or if the log
+    start is unknown.
     """
     from headwater.cli.tier_partitions import describe_cover
 
@@ -71,19 +71,21 @@ def scrub(
     stream: str = STREAM,
     partition: int | None = PARTITION,
     repair: bool = typer.Option(
-        False, "--repair", help="Remove objects that no event names; its leader repairs the rest."
+        False,
+        "--repair",
+        help="Remove objects that no event names; only a leader repairs the rest.",
     ),
     grace_hours: float = typer.Option(
-        24.0, min=0, help="How old such an object is before it counts."
+        24.0, min=0, help="The least age of an object that is removed."
     ),
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
     *,
     events: EventLogOptions,
 ) -> None:
-    """Read every segment in the tier from end to end: is it there, and what was written?
+    """Read every segment in the tier, and compare it with its events.
 
-    Exit status: 0 if nothing is wrong, or nothing any more, 1 otherwise.
+    Exit status: 0 if nothing is wrong, or everything was repaired, 1 otherwise.
     """
     from headwater.cli.tier_partitions import describe_scrubs
     from headwater.tier.jobs import ScrubResult, remove_orphans, scrub_partition
@@ -115,9 +117,9 @@ def scrub(
 def compact(
     url: str = URL,
     every_events: int = typer.Option(
-        limits.COMPACT_EVENTS, min=1, help="A partition with fewer new events is left alone."
+        limits.COMPACT_EVENTS, min=1, help="Skip partitions with fewer new events."
     ),
-    watch: bool = typer.Option(False, "--watch", "-w", help="Go on until Ctrl-C."),
+    watch: bool = typer.Option(False, "--watch", "-w", help="Repeat until Ctrl-C."),
     every: float = typer.Option(
         limits.COMPACT_INTERVAL_S, min=0.1, help="Seconds between passes, with --watch."
     ),
@@ -125,11 +127,11 @@ def compact(
     option: list[str] = OPTION,
     prefix: Annotated[str, PREFIX] = EventLogOptions.prefix,
 ) -> None:
-    """Turn the past of the tier's events into snapshots, and delete what these have held for long.
+    """Write snapshots of the tier's event log, and delete the events that they replace.
 
-    Deletion waits until compactors have run for an hour in all, so single passes delete late.
-    Any number may run, anywhere.
-    Exit status: 0, or 1 if a partition could not be compacted; with --watch it does not end.
+    Events are deleted once compactors have run for an hour in all, so single passes delete late.
+    Several may run at once, on any machine. Exit status: 0, or 1 if a partition could not be
+    compacted; with --watch it does not end.
     """
     from headwater.cli.tier_partitions import describe_compaction
     from headwater.tier.eventlog import Compactor
@@ -155,7 +157,7 @@ def renew(
     url: str = URL,
     to_prefix: str = typer.Option(help="The prefix of the new log in the store."),
     epoch_max: int | None = typer.Option(
-        None, min=0, help="Leaders' epochs above this one are taken down to it."
+        None, min=0, help="Lower higher epochs of leaders to this one."
     ),
     option: list[str] = OPTION,
     *,
@@ -163,9 +165,8 @@ def renew(
 ) -> None:
     """Start a new event log from the current state of another one.
 
-    For a log that moves, and for one in which an epoch was published that no leader reaches. The
-    old one says where it goes on, and is opened no more. Stop its users first, and start
-    them again with the new one.
+    To move a log, or to get rid of an epoch that no leader reaches. The old log names the new one
+    and can no longer be opened. Stop its users first, and start them with the new log.
     """
     from headwater.tier.eventlog import StoredEventLog
     from headwater.tier.eventlog import renew as renew_log
@@ -179,13 +180,13 @@ def renew(
             )
             stack.push_async_callback(target.close)
             renewed = await renew_log(source, target, epoch_max=epoch_max)
-        report = Report(f"{to_prefix} begins with what {sum(renewed.events):,} events come to")
+        report = Report(f"{to_prefix} begins with the state after {sum(renewed.events):,} events")
         if epoch_max is None:
             return report
         # The log starts fence as well: an epoch taken back in one place alone stays.
         starts = [LogStartRegister(store, one) for one in renewed.partitions]
         if lowered := sum([await start.lower(epoch_max) for start in starts]):
-            report.say(f"log starts taken down to epoch {epoch_max}: {lowered:,}")
+            report.say(f"log starts lowered to epoch {epoch_max}: {lowered:,}")
         return report
 
     conclude_change(on_store(url, option, run))
@@ -198,17 +199,17 @@ def rebuild(
     metadata_partitions: int | None = typer.Option(
         None,
         min=1,
-        help="Read nothing of the old log, which had so many metadata partitions: segments alone.",
+        help="Use only segments; the old log had this many metadata partitions.",
     ),
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
     prefix: Annotated[str, PREFIX] = EventLogOptions.prefix,
 ) -> None:
-    """Replace a damaged event log, from what is left of it and the segments.
+    """Replace a damaged event log, from what is left of it and from the segments.
 
-    The old one says where it goes on, and is opened no more. Stop its users first, and start
-    them again with the new one.
-    Exit status: 0, or 1 if LSNs are missing in between, or objects could not be read.
+    The old log names the new one and can no longer be opened. Stop its users first, and start them
+    with the new log. Exit status: 0, or 1 if LSNs are missing in between or objects could not be
+    read.
     """
     from headwater.cli.tier_partitions import describe_rebuilt
     from headwater.core.errors import Damaged, NotFound, Refused

@@ -1,4 +1,4 @@
-"""The tier of a stream: opened to look at it, described, and deleted with its stream.
+"""The tier of a stream, for commands: opening its partitions, describing them, deleting them.
 
 Opening partitions fences nothing and publishes nothing.
 """
@@ -89,8 +89,8 @@ class TierPartition:
         """
         if self.leader_epoch is not None and self.leader_epoch > (self.heard_epoch or 0):
             raise Refused(
-                f"{self.partition} is led with epoch {self.leader_epoch}, of which this log of "
-                "events has not heard: name the log that its leader uses (--prefix, "
+                f"the leader of {self.partition} has epoch {self.leader_epoch}, which this event "
+                "log does not contain: name the event log that its leader uses (--prefix, "
                 "--bootstrap-servers)"
             )
 
@@ -177,16 +177,16 @@ async def delete_with_tier(
 
 
 SHOWN = 20
-_LEADER = "only its leader may say so: let that call TierManager.scrub(repair=True)"
+_LEADER = "only its leader can: call TierManager.scrub(repair=True) there"
 _ADVICE = {
     Flaw.MISSING: f"to be copied again from its leader's log, if that still has it; {_LEADER}",
     Flaw.CORRUPT: f"to be copied again from its leader's log, if that still has it; {_LEADER}",
     Flaw.GAP: f"to be filled from its leader's log, if that still has it; {_LEADER}",
-    Flaw.NO_START: "nothing says where the log begins: restore it, or let a leader begin, to which "
-    "it begins with what is there",
+    Flaw.NO_START: "the log start is unknown: restore its register, or start a leader, which sets "
+    "it to the oldest LSN in log and tier",
     Flaw.ORPHAN: "--repair removes it",
-    Flaw.UNCLAIMED: "it stays: events are lost, or these are not its events",
-    Flaw.UNKNOWN: "could not be looked at: scrub again",
+    Flaw.UNCLAIMED: "it stays: events are lost, or this is another event log than its leader's",
+    Flaw.UNKNOWN: "could not be checked: scrub again",
 }
 _LAST_COPY = "it stays while anything is damaged: it may be the last good copy of that"
 
@@ -244,9 +244,9 @@ def describe_scrubs(scrubs: Mapping[int, ScrubResult]) -> Report:
             if finding.detail:
                 report.say(f"  {finding.detail}", "dim")
         for key in scrub.foreign[:SHOWN]:
-            report.say(f"- of no segment, and left alone: {key}")
+            report.say(f"- belongs to no segment, and stays: {key}")
         if len(scrub.foreign) > SHOWN:
-            report.say(f"- and {len(scrub.foreign) - SHOWN:,} more of no segment")
+            report.say(f"- and {len(scrub.foreign) - SHOWN:,} more that belong to no segment")
     return report
 
 
@@ -270,7 +270,7 @@ def describe_compaction(
     for partition, error in failures.items():
         report.say(f"metadata partition {partition}: {error}", mark="✗")
     if not report.notes:
-        report.say("there is nothing to compact")
+        report.say("nothing to compact")
     return report
 
 
@@ -336,11 +336,13 @@ def describe_rebuilt(rebuilt: Rebuilt, prefix: str) -> Report:
         _say_first(report, "✗", [f"{where}left out: {what}" for what in one.unreadable])
         _say_first(report, "left out", [f"{where}not its own: {key}" for key in one.foreign])
         if one.deletion_stopped:
-            what = "it was being deleted, which may have ended: delete it again, or keep it"
+            what = (
+                "its deletion was in progress, and may have finished: delete it again, or keep it"
+            )
             report.say(where + what, mark="✗")
     if not rebuilt.missing:
-        report.say("nothing was missing: the new log comes to what the old one does")
-    report.say(f"{prefix} begins with this; the old log can no longer be opened")
+        report.say("nothing was missing: the new log has the same state as the old one")
+    report.say(f"the new log is {prefix}; the old log can no longer be opened")
     return report
 
 

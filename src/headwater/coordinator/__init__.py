@@ -7,8 +7,7 @@ flusher, in order, and every write is visible in a consistent view.
     channel        bounded queues of writes, and the handles that writers hold
     writer         the two loops: applying and freezing; flushing
     contract       what a user provides and gets: `Delta`, `Flusher`, settings, errors
-    view           what readers see, and subscribers that follow it
-    watermarks     how far writes have come, and the metrics
+    progress       how far writes have come, what readers see, the metrics
 
 Always holds: write epochs are dense from 1; durable ≤ written ≤ applied; every view shows all
 writes up to some write epoch; a failure reaches every waiting call, so that none waits without end.
@@ -31,8 +30,7 @@ from headwater.coordinator.contract import (
     WriteTimeout,
 )
 from headwater.coordinator.coordinator import WriteCoordinator
-from headwater.coordinator.view import View, ViewMonitor, ViewSubscriber
-from headwater.coordinator.watermarks import CoordinatorMetrics
+from headwater.coordinator.progress import CoordinatorMetrics, View, ViewMonitor, ViewSubscriber
 
 __all__ = [
     "ApplyFailed",

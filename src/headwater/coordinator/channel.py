@@ -22,7 +22,7 @@ from headwater.coordinator.contract import (
     WriteTimeout,
     message_of,
 )
-from headwater.coordinator.watermarks import STORAGE_FLUSHES, CoordinatorMetrics, WriteWatermarks
+from headwater.coordinator.progress import STORAGE_FLUSHES, CoordinatorMetrics, WriteWatermarks
 from headwater.core.errors import Refused
 
 W = TypeVar("W")
@@ -121,7 +121,6 @@ class Channel:
             self._admit(self._waiting.popleft())
 
     def terminate(self, termination: Termination) -> None:
-        """Accept nothing more, and refuse the waiting callers."""
         self._termination = termination
         while self._waiting:
             self._admit(self._waiting.popleft())  # the caller raises the termination
@@ -291,7 +290,6 @@ class ChannelHandle(Generic[W, R]):
         return handle
 
     async def write_timeout(self, write: W, timeout_s: float) -> WriteHandle[R]:
-        """Enqueue a write if there is room in time; `WriteTimeout` otherwise."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self.write(write)

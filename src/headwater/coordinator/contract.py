@@ -66,7 +66,7 @@ class FrozenDelta(NamedTuple, Generic[F, V, C]):
 
 
 class Delta(Protocol[W_contra, R_co, D_co, F, V, C]):
-    """Writes since the last flush. Called from one task only, and never while it awaits."""
+    """Writes since the last flush. Called from one task only, which awaits nothing meanwhile."""
 
     def apply(self, write: W_contra) -> R_co:
         """Take one write. An error goes to the writer, and must have changed nothing."""
@@ -78,7 +78,7 @@ class Delta(Protocol[W_contra, R_co, D_co, F, V, C]):
         """Return everything. The delta is not used any more."""
 
     def reader(self) -> D_co:
-        """What readers see of the delta: it shows each write once that was applied."""
+        """What readers see of the delta. It shows each applied write once."""
 
 
 DeltaFactory = Callable[[C], Delta[W_contra, R_co, D_co, F, V, C]]
@@ -179,7 +179,7 @@ class Shutdown(Refused):
 
 
 class FlushFailed(HeadwaterError):
-    """A flush failed for good, and with it everything that was not written before."""
+    """A flush failed permanently, and so did all writes that were not written before."""
 
 
 class CoordinatorCancelled(HeadwaterError):

@@ -27,8 +27,14 @@ from headwater.coordinator.contract import (
     Flusher,
     Termination,
 )
-from headwater.coordinator.view import View, ViewBoard, ViewMonitor, ViewSubscriber
-from headwater.coordinator.watermarks import CoordinatorMetrics, WriteWatermarks
+from headwater.coordinator.progress import (
+    CoordinatorMetrics,
+    View,
+    ViewBoard,
+    ViewMonitor,
+    ViewSubscriber,
+    WriteWatermarks,
+)
 from headwater.coordinator.writer import FlushLoop, Writer
 from headwater.core import runtime
 from headwater.core.errors import Refused
@@ -62,7 +68,7 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
         self._config = config
         self._watermarks = WriteWatermarks()
         self._channels: list[Channel] = []
-        self.metrics = CoordinatorMetrics(self._watermarks, self._channels)
+        self.metrics = CoordinatorMetrics(self._watermarks, self._channels).register()
         self._board: ViewBoard[D, V, S] = ViewBoard(View(first.reader(), (), snapshot, None))
         self._flush_loop = FlushLoop(config, flusher, self._watermarks, self._board, self.metrics)
         self._writer = Writer(
@@ -130,7 +136,9 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
         the error that kept writes from being flushed. Cancelling this call ends only its waiting.
         """
         if asyncio.current_task() in self._loops:
-            raise Refused("a flusher cannot stop its own coordinator, which waits for it: raise")
+            raise Refused(
+                "a flusher cannot stop its own coordinator, which waits for it: raise an error"
+            )
         if self._running is None:
             if self._termination is None:
                 self._terminate(Termination())

@@ -25,8 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from headwater.coordinator.channel import Channel, FlushHandle, WriteHandle
 from headwater.coordinator.contract import CoordinatorConfig, Delta, DeltaView, Flusher, FrozenDelta
-from headwater.coordinator.view import ViewBoard
-from headwater.coordinator.watermarks import CoordinatorMetrics, WriteWatermarks
+from headwater.coordinator.progress import CoordinatorMetrics, ViewBoard, WriteWatermarks
 from headwater.core import limits, runtime
 from headwater.core.errors import Unavailable
 from headwater.core.retry import retry_pause_s

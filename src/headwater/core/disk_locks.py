@@ -1,7 +1,7 @@
 """File locks, held by one thread of one process of this machine.
 
 Always holds: `path` named the locked file when the lock was taken; a process that ended holds no
-lock, also if it had forked. Errors are the operating system's own.
+lock, even if it had forked. Errors are the operating system's own.
 """
 
 from __future__ import annotations

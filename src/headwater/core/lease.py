@@ -7,18 +7,19 @@ A clock may err in one direction only, and the two questions differ in which:
   `Lease` uses a clock that continues while the machine sleeps. The wall clock can only end a lease
   earlier.
 - *Has it been so for at least N seconds?* A collector deletes entries below a floor once the floor
-  has been unchanged for several leases. Counting too much would be wrong: it would delete entries
-  on which a client still relies. `FloorClock` counts only time that this process observed.
+  has been unchanged for several leases; until then the floor is *settling*. Counting too much would
+  be wrong: it would delete entries on which a client still relies. `SettlingClock` counts only time
+  that this process observed.
 
 The obvious alternative for the second is to compare two times of the store: when it wrote the
 floor, and when it wrote an object just now. A clock that was set forward in between makes every
 floor old at once.
 
 Observed time is added up in a register, so that jobs that run for a second now and then reach the
-threshold as well. The rule that keeps the sum right: a process reads a `FloorAge`, and only *then*
-begins to count. It writes back that reading plus its own count, or the stored age, whichever is
-more. Two processes that count at the same time read the same number and write about the same
-number; neither adds to the other's count. A write that lands late is still true.
+threshold as well. The rule that keeps the sum right: a process reads a `SettlingFloor`, and only
+*then* begins to count. It writes back that reading plus its own count, or the stored time,
+whichever is more. Two processes that count at the same time read the same number and write about
+the same number; neither adds to the other's count. A write that lands late is still true.
 """
 
 from __future__ import annotations
@@ -48,25 +49,25 @@ class Lease:
         return for_s < seconds and 0 <= for_wall_s < seconds
 
 
-class FloorAge(msgspec.Struct, frozen=True):
+class SettlingFloor(msgspec.Struct, frozen=True):
     """A floor, and for how long at least it has been unchanged. Part of a register."""
 
     floor: int = 0
-    stood_ms: int = 0
+    settling_ms: int = msgspec.field(default=0, name="stood_ms")
 
     def is_settled(self, seconds: float) -> bool:
         """Whether it has been unchanged for at least `seconds`."""
-        return self.stood_ms >= seconds * 1000
+        return self.settling_ms >= seconds * 1000
 
 
-class FloorClock:
+class SettlingClock:
     """The time that one process observed while a floor was unchanged."""
 
     def __init__(self) -> None:
-        self._seen = FloorAge()
+        self._seen = SettlingFloor()
         self._seen_s = runtime.monotonic_s()
 
-    def see(self, stored: FloorAge) -> None:
+    def see(self, stored: SettlingFloor) -> None:
         """Begin to count from `stored`, which was just read from the register or written to it.
 
         The floor in the store must be at or above it by now.
@@ -74,10 +75,10 @@ class FloorClock:
         self._seen = self.count(stored)
         self._seen_s = runtime.monotonic_s()
 
-    def count(self, stored: FloorAge) -> FloorAge:
+    def count(self, stored: SettlingFloor) -> SettlingFloor:
         """`stored` with the time that passed since this floor was first seen."""
         if stored.floor != self._seen.floor:
             return stored
         passed_ms = int((runtime.monotonic_s() - self._seen_s) * 1000)
-        stood_ms = max(stored.stood_ms, self._seen.stood_ms + passed_ms)
-        return FloorAge(stored.floor, stood_ms)
+        settling_ms = max(stored.settling_ms, self._seen.settling_ms + passed_ms)
+        return SettlingFloor(stored.floor, settling_ms)

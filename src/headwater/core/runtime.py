@@ -97,7 +97,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 TOKEN_BYTES = 16
-NATIVE_SETTLE_S = 0.05
+NATIVE_THREADS_END_S = 0.05
 # Linux stops its monotonic clock while the machine sleeps, and has another that continues. The
 # monotonic clock of macOS continues.
 _BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -218,14 +218,14 @@ class RealRuntime(Runtime):
 
 
 @functools.cache
-def settle_native_threads_at_exit() -> None:
+def await_native_threads_at_exit() -> None:
     """Give a native library's threads time to release Python objects before the interpreter ends.
 
     A thread that requests the interpreter's lock while the interpreter is shut down is killed,
     which aborts the process: a program that did all its work exits with SIGABRT. Before that point
     the lock is available, and a thread needs it for microseconds after its last answer.
     """
-    atexit.register(time.sleep, NATIVE_SETTLE_S)
+    atexit.register(time.sleep, NATIVE_THREADS_END_S)
 
 
 _current: contextvars.ContextVar[Runtime] = contextvars.ContextVar("headwater_runtime")
@@ -319,6 +319,12 @@ def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *a
         # Another thread closed the loop in between.
 
 
+def retrieve_error(task: asyncio.Task[Any]) -> None:
+    """A done callback for a task that nothing may await: asyncio would log its error."""
+    if not task.cancelled():
+        task.exception()
+
+
 async def gather_outcomes(
     call: Callable[[K], Awaitable[T]], items: Iterable[K], *, at_once: int
 ) -> list[T | BaseException]:
@@ -367,11 +373,11 @@ class Waiters:
             if not waiting.done():
                 waiting.set_result(None)
 
-    async def wait(self, is_settled: Callable[[], bool], *, timeout_s: float | None) -> bool:
-        """Return true once `is_settled()`, or false after `timeout_s`."""
+    async def wait(self, is_reached: Callable[[], bool], *, timeout_s: float | None) -> bool:
+        """Return true once `is_reached()`, or false after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not is_settled():
+                while not is_reached():
                     waiting = asyncio.get_running_loop().create_future()
                     self._waiting[waiting] = None
                     try:
@@ -379,7 +385,7 @@ class Waiters:
                     finally:
                         del self._waiting[waiting]
         except TimeoutError:
-            return is_settled()
+            return is_reached()
         return True
 
 

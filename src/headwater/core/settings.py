@@ -216,12 +216,12 @@ def _amount(name: str, value: object, units: dict[str, int], default_unit: str, 
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, str):
-        found = _AMOUNT.fullmatch(value.strip())
-        unit = units.get((found[2] or default_unit).lower()) if found else None
-        if found and unit is not None:
+        match = _AMOUNT.fullmatch(value.strip())
+        unit = units.get((match[2] or default_unit).lower()) if match else None
+        if match and unit is not None:
             from fractions import Fraction  # exact: 0.1d is a whole number of milliseconds
 
-            total = Fraction(found[1].replace(",", "").replace("_", "")) * unit
+            total = Fraction(match[1].replace(",", "").replace("_", "")) * unit
             if total.denominator == 1:
                 return int(total)
     raise Refused(f"{name}={value}: expected {forms}")

@@ -31,6 +31,7 @@ except ModuleNotFoundError as error:
     ) from error
 from pyspark.sql.types import StructField, StructType
 
+from headwater.buffer.stream import Stream
 from headwater.core import portal
 from headwater.core.errors import HeadwaterError, Refused, Trimmed
 from headwater.spark import versions
@@ -75,7 +76,7 @@ class HeadwaterDataSource(DataSource):
     def schema(self) -> StructType:
         # Spark does not say whether a batch or a stream is read; the options show it.
         options = ReadOptions.parse(self.options, reading_mode(self.options))
-        self._source_schema = portal.shared().call(_read_schema(options))
+        self._source_schema = source_schema(_open_streams(options), options)
         columns = versions.spark_schema(self._source_schema.columns(options))
         return StructType([StructField(f.name, f.dataType, nullable=True) for f in columns])
 
@@ -105,17 +106,12 @@ class HeadwaterDataSource(DataSource):
     def _checked(self, mode: Mode, schema: StructType) -> ReadOptions:
         options = ReadOptions.parse(self.options, mode)
         if self._source_schema is None:
-            portal.shared().call(_check_given(options, schema.fieldNames()))
+            check_user_schema(_open_streams(options), schema.fieldNames(), options)
         return options
 
 
-async def _read_schema(options: ReadOptions) -> SourceSchema:
-    return source_schema(await subscribed_streams(shared_store(options.url), options), options)
-
-
-async def _check_given(options: ReadOptions, names: list[str]) -> None:
-    streams = await subscribed_streams(shared_store(options.url), options)
-    check_user_schema(streams, names, options)
+def _open_streams(options: ReadOptions) -> list[Stream]:
+    return portal.shared().call(subscribed_streams(shared_store(options.url), options))
 
 
 class BatchReader(DataSourceReader):
@@ -195,7 +191,7 @@ class StreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow)
     @plain_errors
     def prepareForTriggerAvailableNow(self) -> None:
         """Read up to the present end of the streams, and no further."""
-        portal.shared().call(self._batches().fix_end())
+        portal.shared().call(self._batches().prepare_available_now())
 
     @plain_errors
     def latestOffset(

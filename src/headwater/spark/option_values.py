@@ -201,7 +201,7 @@ def _offset(name: str, text: str, value: object) -> int:
             return value
         if value == 0:
             raise Refused(
-                f"{name}={text}: offset 0: offsets begin with 1 here; -2 is the earliest one, "
+                f"{name}={text}: offset 0: Headwater's offsets begin with 1; -2 is the earliest, "
                 "and -1 the latest"
             )
     raise Refused(

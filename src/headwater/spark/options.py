@@ -72,7 +72,7 @@ class Option(NamedTuple):
 
 _ROWS: Final = (
     Option("url", _ALL, parse_url, "The address of the store.", "the path"),
-    Option("path", _ALL, parse_url, "What load() or save() was given: the same."),
+    Option("path", _ALL, parse_url, "The address that load() or save() was given."),
     Option("subscribe", READING, parse_streams, "Streams, by name: orders,bills."),
     Option("subscribePattern", READING, parse_pattern, "Streams, by a pattern: ord.*"),
     Option("assign", READING, parse_assignment, 'Streams and partitions: {"orders": [0, 1]}.'),
@@ -386,12 +386,12 @@ def _fields_of(cls: type[Any], parsed: Mapping[str, Any]) -> dict[str, Any]:
 def _time_bound(parsed: Mapping[str, Any], side: str) -> TimeBound | None:
     whole, each = f"{side}Timestamp", f"{side}OffsetsByTimestamp"
     ingested = f"{side}IngestionTimestamp"
-    given = [name for name in (whole, each, ingested) if name in parsed]
-    if ingested in given and len(given) > 1:
-        raise Refused(f"{given[0]} and {ingested} use different times: give one of them")
-    if not given:
+    present = [name for name in (whole, each, ingested) if name in parsed]
+    if ingested in present and len(present) > 1:
+        raise Refused(f"{present[0]} and {ingested} use different times: give one of them")
+    if not present:
         return None
-    name = given[0]
+    name = present[0]
     if name == each:
         return TimeBound(each, "timestamp", moments_us=parsed[each])
     return TimeBound(name, "ingestion" if name == ingested else "timestamp", parsed[name])
@@ -399,14 +399,14 @@ def _time_bound(parsed: Mapping[str, Any], side: str) -> TimeBound | None:
 
 def _check_source(parsed: Mapping[str, Any]) -> None:
     names = ("subscribe", "subscribePattern", "assign")
-    given = [name for name in names if name in parsed]
-    if not given:
+    present = [name for name in names if name in parsed]
+    if not present:
         raise Refused(
             'which stream? Name it: .option("subscribe", "orders"); or use subscribePattern or '
             "assign"
         )
-    if len(given) > 1:
-        raise Refused(f"{' and '.join(given)} both say what to read: give one of them")
+    if len(present) > 1:
+        raise Refused(f"{' and '.join(present)} both say what to read: give one of them")
 
 
 def _check_bad_batches(choice: str | None, mode: Mode) -> None:

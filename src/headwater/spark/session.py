@@ -82,10 +82,10 @@ def session(
         builder = builder.master(where)
     sources = _python_of_sources(os.environ, conf_text)
     with sources, _java_home(os.environ), _defaults_left_alone({*settings} - {*conf_text}):
-        made = _build(builder, app_name, settings)
+        spark = _build(builder, app_name, settings)
     if remote is None:
-        _fit_shuffles(made)
-    return made
+        _fit_shuffles(spark)
+    return spark
 
 
 def _existing(

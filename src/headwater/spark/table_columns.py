@@ -93,7 +93,7 @@ def _leaves(kind: DataType, path: str) -> Iterator[tuple[str, DataType]]:
         yield path, kind
 
 
-_WIDER: Final = {
+_ICEBERG_WIDENS: Final = {
     pa.int8(): (pa.int16(), pa.int32(), pa.int64()),
     pa.int16(): (pa.int32(), pa.int64()),
     pa.int32(): (pa.int64(),),
@@ -110,10 +110,13 @@ class Difference(NamedTuple):
     """None for a new column."""
     stored_name: str | None = None
     """The name in the table, if that differs in case."""
+    is_in_map_key: bool = False
 
     @property
     def is_unfit(self) -> bool:
         """Whether the table cannot be changed to store the column."""
+        if self.is_in_map_key:
+            return True  # Iceberg neither widens the keys of a map nor adds fields to them
         if self.stored is None:
             return self.stored_name is not None
         return not _holds(self.written, self.stored)
@@ -124,10 +127,12 @@ class Difference(NamedTuple):
                 f"{self.path} is called {self.stored_name} in the table, which Spark treats as "
                 "the same name"
             )
+        key = ", and a table never changes the keys of a map" if self.is_in_map_key else ""
         if self.stored is None:
-            return f"{self.path} {_describe(self.written)} is new"
+            return f"{self.path} {_describe(self.written)} is new{key}"
         return (
             f"{self.path} is {_describe(self.written)}, and {_describe(self.stored)} in the table"
+            f"{key}"
         )
 
 
@@ -155,7 +160,8 @@ def _compare_types(path: str, written: pa.DataType, stored: pa.DataType) -> Iter
     elif pa.types.is_list(written) and _is_list(stored):
         yield from _compare_types(f"{path}.element", written.value_type, stored.value_type)
     elif pa.types.is_map(written) and pa.types.is_map(stored):
-        yield from _compare_types(f"{path}.key", written.key_type, stored.key_type)
+        for change in _compare_types(f"{path}.key", written.key_type, stored.key_type):
+            yield change._replace(is_in_map_key=True)
         yield from _compare_types(f"{path}.value", written.item_type, stored.item_type)
     elif not _holds(stored, written):
         yield Difference(path, written, stored)
@@ -166,7 +172,7 @@ def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
     if pa.types.is_decimal(wide) and pa.types.is_decimal(narrow):
         return bool(wide.scale == narrow.scale and wide.precision >= narrow.precision)
     plain_wide, plain_narrow = _short_offsets(wide), _short_offsets(narrow)
-    return bool(plain_wide == plain_narrow or plain_wide in _WIDER.get(plain_narrow, ()))
+    return bool(plain_wide == plain_narrow or plain_wide in _ICEBERG_WIDENS.get(plain_narrow, ()))
 
 
 def _short_offsets(kind: pa.DataType) -> pa.DataType:

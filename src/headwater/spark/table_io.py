@@ -36,7 +36,7 @@ from headwater.spark.table_files import (
 from headwater.spark.versions import arrow_schema, spark_schema
 from headwater.store.locations import FileRoot
 from headwater.table import commit as commits
-from headwater.table.commit import WHILE_COMMITTING, Commit, CommitToken
+from headwater.table.commit import WHILE_COMMITTING, CommitToken, WriteResult
 from headwater.table.data_files import FLOOR, FilesRefused, WrittenFile, discard_files
 from headwater.table.reference import TableReference
 
@@ -60,7 +60,7 @@ def query_id_of(batch: DataFrame, checkpoint_location: str | None, *, is_remote:
     # Spark stores the id in the checkpoint before the first micro-batch.
     row = batch.sparkSession.read.text(f"{checkpoint_location}/metadata").first()
     if row is None:
-        raise Refused(f"the checkpoint {checkpoint_location} has no id of its query")
+        raise Refused(f"the checkpoint {checkpoint_location} has no query id")
     return str(json.loads(row[0])["id"])
 
 
@@ -81,7 +81,7 @@ def write_batch_to_table(
     version: int,
     *,
     is_query: bool = False,
-) -> Commit:
+) -> WriteResult:
     """Add the rows of a DataFrame as one snapshot, unless the table has this version already.
 
     Without an application the write cannot be repeated, so the rows are always added.
@@ -93,23 +93,24 @@ def write_batch_to_table(
     token = CommitToken(app or f"batch-{writer}", version, writer, app is not None, is_query)
     existing = commits.find_commit(table.metadata, token)
     if existing is not None:
-        return Commit(existing.snapshot_id, 0, 0, already_committed=True)
+        return WriteResult(existing.snapshot_id, 0, 0, already_committed=True)
     root = target.file_root(table)
     files = _write_files(df, table, root, columns, options.file_bytes)
     if not files:
-        return Commit(None, 0, 0, already_committed=False)
+        return WriteResult(None, 0, 0, already_committed=False)
     keep = options.keep_snapshots
     try:
-        done = commits.commit(catalog, target.table, files, token, keep_snapshots=keep)
+        committed = commits.commit_files(catalog, target.table, files, token, keep_snapshots=keep)
     except (Contended, FilesRefused):
         _discard_files(root, files)  # the files are in no snapshot and never will be
         raise
-    if isinstance(done, Commit):
-        return done
+    if committed.is_ours:
+        rows = sum(file.rows for file in files)
+        return WriteResult(committed.snapshot_id, rows, len(files), already_committed=False)
     # A duplicate of this attempt was faster: its files are in the table and ours are not.
-    if done.is_ours is False:
+    if committed.is_ours is False:
         _discard_files(root, files)
-    return Commit(done.snapshot_id, 0, 0, already_committed=True)
+    return WriteResult(committed.snapshot_id, 0, 0, already_committed=True)
 
 
 def _discard_files(root: FileRoot, files: list[WrittenFile]) -> None:
@@ -235,7 +236,9 @@ def table_as_dataframe(
     locations = []
     for task in scan.plan_files():
         if task.delete_files:
-            raise NotSupported(f"{target.table} has rows deleted by others: read it with pyiceberg")
+            raise NotSupported(
+                f"{target.table} has delete files, which cannot be applied here: use pyiceberg"
+            )
         locations.append((task.file.file_path,))
     arrow = schema_to_pyarrow(scan.projection(), include_field_ids=False)
     schema = spark_schema(arrow)

@@ -17,7 +17,7 @@ from headwater.core.settings import whole_number
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from headwater.table.commit import Commit
+    from headwater.table.commit import WriteResult
 
 
 FILE_BYTES: Final = 64 * MIB
@@ -40,11 +40,11 @@ def to_table(
     keep_snapshots: int = KEEP_SNAPSHOTS,
     file_bytes: int = FILE_BYTES,
     store_options: Mapping[str, str] | None = None,
-) -> StreamingQuery | Commit:
+) -> StreamingQuery | WriteResult:
     """Append a DataFrame to an Iceberg table, exactly once; and create the table if needed.
 
     For a streaming DataFrame, starts a query that adds a snapshot for every micro-batch, and
-    returns it. A batch DataFrame is written before this returns a `Commit`.
+    returns it. A batch DataFrame is written before this returns a `WriteResult`.
 
     `table`: `namespace.name`.
     `warehouse`: the address of the store for the table and its catalog; or

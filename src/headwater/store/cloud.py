@@ -12,6 +12,10 @@ parsed from the text. The code decides before the status: S3 says 400 for a conn
 was too slow, and answers a DELETE (sent as DeleteObjects) with 200 and a code for each key
 that it did not delete. An unrecognised error counts as a broken connection: unknown outcome
 for a write, try again for a read.
+
+Where a quirk of a server goes: an error code into the sets above `meaning`, a status or a text into
+`meaning`, a listing into `_FolderMarkers`, a range into `CloudBackend.get`, a condition that is
+refused although it holds into `Store._put_conditionally`. Then add the server to `make interop`.
 """
 
 from __future__ import annotations
@@ -78,8 +82,8 @@ class _ClientThreads:
         if self._left_behind:
             raise NotSupported(
                 "this process was forked from one that had used a cloud store, and the client's "
-                "threads stayed there: no request would ever be answered. Fork before the first "
-                "request, or start processes with multiprocessing's 'spawn' or 'forkserver'"
+                "threads do not exist here: no request would ever be answered. Fork before the "
+                "first request, or start processes with multiprocessing's 'spawn' or 'forkserver'"
             )
         self._started = True
 
@@ -98,7 +102,7 @@ class CloudBackend(Backend):
         self._prefix = prefix
         self._place = place
         self.scheme = scheme
-        runtime.settle_native_threads_at_exit()
+        runtime.await_native_threads_at_exit()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a CloudBackend holds credentials and is not pickled: send the Store")
@@ -263,24 +267,22 @@ _DENIED: Final = frozenset(
     "SignatureDoesNotMatch TokenRefreshRequired".split()
 )
 _WRONG_CLOCK: Final = frozenset({"RequestExpired", "RequestTimeTooSkewed"})
-_SLOWER: Final = frozenset(
+_THROTTLED_CODES: Final = frozenset(
     "BandwidthLimitExceeded RequestLimitExceeded ServerBusy ServiceUnavailable SlowDown Throttling "
     "ThrottlingException TooManyRequests".split()
 )
 # The request or its answer was lost or damaged on the way, or the store failed internally.
-_AGAIN: Final = frozenset(
+_RETRY_CODES: Final = frozenset(
     "BadDigest IncompleteBody InternalError OperationTimedOut RequestTimeout "
     "XAmzContentSHA256Mismatch".split()
 )
 # Another request for the same key was under way: this one was not carried out.
-_BUSY: Final = frozenset({"ConditionalRequestConflict", "OperationAborted"})
+_CONCURRENT_CODES: Final = frozenset({"ConditionalRequestConflict", "OperationAborted"})
 # Names of settings, or addresses of services that issue credentials.
 _MISSING_CREDENTIALS: Final = re.compile(
     r"Missing (SecretAccessKey|AccessKeyId)"
     r"|://[^/\s]+/(latest/(api/token|meta-data)|computeMetadata/|metadata/identity)"
 )
-
-
 # A connection that could not be made. A timeout while connecting looks like any other.
 _NOT_SENT: Final = re.compile(r"legacy::Error\(\s*Connect,")
 
@@ -299,13 +301,16 @@ def translated(key: str, place: str, *, write: bool = False) -> Iterator[None]:
 
 
 def meaning(error: Exception, key: str, place: str, *, write: bool) -> HeadwaterError:
-    """The Headwater error for an error of obstore."""
+    """The Headwater error for an error of obstore.
+
+    The order of the tests is the contract: several of them match one answer, and the first decides.
+    """
     text, _, debug = str(error).partition("\n\nDebug source:")
-    found_status, found_code = _STATUS.search(text), _CODE.search(text)
-    status = int(found_status.group(1)) if found_status else None
-    code = next(filter(None, found_code.groups())) if found_code else None
+    status_match, code_match = _STATUS.search(text), _CODE.search(text)
+    status = int(status_match.group(1)) if status_match else None
+    code = next(filter(None, code_match.groups())) if code_match else None
     summary = _summary(text, status, code)
-    said = f"{key or place}: {summary}"
+    message = f"{key or place}: {summary}"
     # First: an answer of the service that issues credentials says nothing about an object.
     if _MISSING_CREDENTIALS.search(text):
         return Denied(
@@ -313,66 +318,75 @@ def meaning(error: Exception, key: str, place: str, *, write: bool) -> Headwater
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), or name a profile with profile=…, or "
             f"pass anonymous=true for a public bucket ({summary})"
         )
+    # Before 404, which is its status: an absent bucket is not an absent object.
     if code in _NO_BUCKET:
         return Refused(f"{place} does not exist; create it, or check its name and region")
     if status == 404 or isinstance(error, FileNotFoundError):
         return NotFound(f"{key} does not exist in {place}")
-    if (
-        isinstance(error, PreconditionError | AlreadyExistsError | NotModifiedError)
-        or status == 412
-    ):
-        return PreconditionFailed(said, compared=status == 412) if write else Unavailable(said)
-    by_code = _meaning_of_code(code, said, place, write=write)
+    # Before the codes: a 409 of a conditional write has a code that asks for a retry, and only a
+    # read shows whether the write landed. A read has no condition: the server was busy.
+    is_condition = isinstance(error, PreconditionError | AlreadyExistsError | NotModifiedError)
+    if is_condition or status == 412:
+        if write:
+            return PreconditionFailed(message, compared=status == 412)
+        return Unavailable(message)
+    # Before the statuses: a 400 or 403 may mean throttling, a lost request or a wrong clock.
+    by_code = _meaning_of_code(code, message, place, write=write)
     if by_code is not None:
         return by_code
     is_denied = isinstance(error, PermissionDeniedError | UnauthenticatedError)
     if is_denied or status in (401, 403):
-        return _denied(said, place)
-    # Some servers describe the last bytes of an empty object as "bytes 0--1/0".
+        return _denied(message, place)
+    # These before the other 4xx, which are final. Some servers describe the last bytes of an empty
+    # object as "bytes 0--1/0", which obstore cannot parse.
     if status == 416 or "parse value for CONTENT_RANGE" in text:
-        return RangeNotSatisfiable(said)
+        return RangeNotSatisfiable(message)
     if status in (429, 503):
-        return Throttled(said)
+        return Throttled(message)
+    # Not an unknown outcome, as other 5xx: the server says that it stored nothing.
     if status == 507:
-        return NoSpace(said)
+        return NoSpace(message)
+    # The text: obstore's words for a redirect without an address.
     if status in (301, 307, 308) or "incorrectly configured region" in text:
         return Refused(f"{place} is in another region, or its endpoint redirects; set region=…")
+    # The server understood the request and will never carry it out; 408 says that it was lost.
     if status is not None and (status == 501 or (400 <= status < 500 and status != 408)):
-        return Refused(said)
+        return Refused(message)
+    # Errors of the client, without an answer.
     if isinstance(error, InvalidPathError):
         return Refused(f"{place} has an object whose name is not a key: {text}")
     if "builder error" in text:
         return BadUrl(f"the endpoint of {place} is wrong: {text}")
     if _NOT_SENT.search(debug):
         return Unreachable(f"cannot connect to {place}: {text}")
-    return OutcomeUnknown(said) if write else Unavailable(said)
+    return OutcomeUnknown(message) if write else Unavailable(message)
 
 
 def _meaning_of_code(
-    code: str | None, said: str, place: str, *, write: bool
+    code: str | None, message: str, place: str, *, write: bool
 ) -> HeadwaterError | None:
     if code in _WRONG_CLOCK:
-        return Denied(f"{said}; the clock of this machine is wrong by minutes: correct it")
+        return Denied(f"{message}; the clock of this machine is wrong by minutes: correct it")
     if code in _DENIED:
-        return _denied(said, place)
-    if code in _SLOWER:
-        return Throttled(said)
-    if code in _BUSY:
-        return Unavailable(said)
-    if code in _AGAIN:
-        return OutcomeUnknown(said) if write else Unavailable(said)
+        return _denied(message, place)
+    if code in _THROTTLED_CODES:
+        return Throttled(message)
+    if code in _CONCURRENT_CODES:
+        return Unavailable(message)
+    if code in _RETRY_CODES:
+        return OutcomeUnknown(message) if write else Unavailable(message)
     return None
 
 
 def _summary(text: str, status: int | None, code: str | None) -> str:
-    message = _MESSAGE.search(text)
     if status is None:
         return text
-    return " ".join(filter(None, (str(status), code, message and message.group(1))))
+    explanation = _MESSAGE.search(text)
+    return " ".join(filter(None, (str(status), code, explanation and explanation.group(1))))
 
 
-def _denied(said: str, place: str) -> Denied:
+def _denied(message: str, place: str) -> Denied:
     return Denied(
-        f"{said}; the credentials in use may not do this in {place}. Check which ones are in use "
-        "and what they are allowed to do (get, put, list and delete are needed)."
+        f"{message}; the credentials in use may not do this in {place}. Check which ones are in "
+        "use and what they are allowed to do (get, put, list and delete are needed)."
     )

@@ -33,7 +33,6 @@ from headwater.core.errors import (
 from headwater.core.settings import did_you_mean
 from headwater.store import conformance_checks as checks
 from headwater.store import conformance_races as races
-from headwater.store.attempts import OperationStats
 from headwater.store.backend import PreconditionFailed
 from headwater.store.conformance_checks import (
     LARGE_BYTES,
@@ -46,6 +45,7 @@ from headwater.store.conformance_checks import (
     for_each,
 )
 from headwater.store.objects import check_prefix
+from headwater.store.stats import OperationStats
 from headwater.store.store import Store
 
 Status = Literal["pass", "fail", "skipped", "unfinished"]
@@ -130,7 +130,7 @@ class StoreReport(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> str:
-        """One sentence for people; of several failures, the most severe one."""
+        """One sentence for people; if several checks failed, about the most severe one."""
         failed = [check for check in self.checks if check.status == "fail"]
         if failed:
             severity = {name: rank for rank, name in enumerate(WORST)}

@@ -372,22 +372,22 @@ class LocalBackend(Backend):
             return
         above = os.path.dirname(path)
         if above != path:
-            made, missing = False, not self._is_folder(path)
+            created, missing = False, not self._is_folder(path)
             if missing:
                 self._make_folder(above, key)
-                made = self._disk.make_dir(path)
-                if not made and not self._is_folder(path):
+                created = self._disk.make_dir(path)
+                if not created and not self._is_folder(path):
                     if key is not None:
                         raise _both(path.removeprefix(self._root + "/"), key)
                     raise NotSupported(
                         f"{path} is not a directory, so {self._root} cannot hold a store"
                     )
-            self._sync_folder_name(path, above, made=made, missing=missing)
+            self._sync_folder_name(path, above, created=created, missing=missing)
         self._safe_folders.add(path)
 
-    def _sync_folder_name(self, path: str, above: str, *, made: bool, missing: bool) -> None:
+    def _sync_folder_name(self, path: str, above: str, *, created: bool, missing: bool) -> None:
         below_root = path.startswith(self._root + "/")
-        if made and not below_root:
+        if created and not below_root:
             # A second attempt would take the folder for the user's own, which needs no sync.
             self._sync_change(above)
         elif missing or below_root or path == self._root:

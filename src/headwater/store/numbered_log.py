@@ -3,15 +3,16 @@
     <folder>/00000000000000000042   one object for each number, created by put-if-absent
 
 The chunks of the native queue are such a log, and so are the events of a metadata partition. An
-append creates the first absent number, and the store lets one writer succeed. A register of the
-log's owner holds its *floor*: objects below it are no longer needed.
+append creates the first absent number, and the store lets one writer succeed. (The native queue
+reads and trims its chunks here, but appends with `QueueTail`: the last chunk grows.) A register of
+the log's owner holds its *floor*: objects below it are no longer needed.
 
-    0 ────── trimmed ────── floor ────── end
-      gone,           both         entries
+    0 ────── counts_from ────── needed_from ────── end
+      gone,               both             entries
 
 The hazard is a client that stalls. A writer may create, long after, a number whose real object was
 deleted meanwhile, and a reader may take that for the entry. So what was written or read at a number
-counts only if `trimmed`, read *afterwards*, is at or below the number.
+counts only if `counts_from`, read *afterwards*, is at or below the number.
 
 Reading the floor after every request would double the requests. Instead a client relies on a floor
 that it read for a short time, its lease: an object at or above that floor was not deleted within
@@ -20,8 +21,8 @@ was in place. No clocks of two machines are compared, and no wall clock is trust
 
 Always holds:
 
-- numbers from `trimmed` to the end exist; a missing one is `RolledBack` and never passed over;
-- neither `floor` nor `trimmed` goes down, and both rise before an object is deleted;
+- numbers from `counts_from` to the end exist; a missing one is `RolledBack` and never passed over;
+- neither `needed_from` nor `counts_from` goes down, and both rise before an object is deleted;
 - an append whose outcome is unknown is settled by its token, or raised as `OutcomeUnknown`.
 """
 
@@ -47,7 +48,7 @@ from headwater.core.errors import (
     RolledBack,
     Unavailable,
 )
-from headwater.core.lease import FloorAge, Lease
+from headwater.core.lease import Lease, SettlingFloor
 from headwater.core.retry import RetryPolicy
 from headwater.store.objects import Object
 from headwater.store.store import Store
@@ -59,12 +60,17 @@ _LAST_NAME: Final = "9" * 20
 
 
 class LogFloor(NamedTuple):
-    """From which numbers on a log is needed, and from which on it counts."""
+    """The floors of a log: numbers below `floor` are not needed, below `trimmed` do not count."""
 
-    floor: int
+    needed_from: int
     """Objects below it are no longer needed."""
-    trimmed: int
-    """Numbers below it do not count, whatever is stored there. At most the floor."""
+    counts_from: int
+    """Numbers below it do not count, whatever is stored there. At most `needed_from`."""
+
+    @classmethod
+    def at(cls, number: int) -> LogFloor:
+        """Nothing below this number is needed, and nothing below it counts."""
+        return cls(number, number)
 
 
 class LeasedFloor:
@@ -84,7 +90,7 @@ class LeasedFloor:
         self.floor = max(self.floor, floor)
         if self.read_at is None or requested.at_s > self.read_at.at_s:
             self.read_at = requested
-        self.learn_alive(floor.floor, requested)
+        self.learn_alive(floor.needed_from, requested)
 
     def learn_alive(self, number: int, as_of: Lease) -> None:
         """Take in that the floor had not passed this number at this moment."""
@@ -93,7 +99,7 @@ class LeasedFloor:
 
     def covers(self, number: int) -> bool:
         """Whether what is read or written at this number now counts, without reading the floor."""
-        if self._as_of is None or number < max(self._from, self.floor.floor):
+        if self._as_of is None or number < max(self._from, self.floor.needed_from):
             return False
         return self.is_recent(self._as_of)
 
@@ -102,14 +108,14 @@ class LeasedFloor:
         return moment.is_within(self._lease_s)
 
 
-def next_standing(standing: FloorAge, floor: LogFloor) -> FloorAge:
-    """The floor that is waited for: the same until it has settled, then the present one, if higher.
+def next_settling(settling: SettlingFloor, floor: LogFloor) -> SettlingFloor:
+    """The floor that settles: the same until it has settled, then the present one, if higher.
 
     Waiting for a higher floor before that would never end where each pass raises the floor.
     """
-    if standing.floor <= floor.trimmed < floor.floor:
-        return FloorAge(floor.floor)
-    return standing
+    if settling.floor <= floor.counts_from < floor.needed_from:
+        return SettlingFloor(floor.needed_from)
+    return settling
 
 
 class CreateResult(Enum):
@@ -164,7 +170,7 @@ class NumberedLog(ABC):
     async def floor_after(self, number: int) -> LogFloor:
         """The floor by which to judge what was just read or written at this number.
 
-        It counts if `trimmed` is at or below the number.
+        It counts if `counts_from` is at or below the number.
         """
         if self.leased_floor.covers(number):
             return self.leased_floor.floor
@@ -172,12 +178,12 @@ class NumberedLog(ABC):
 
     async def is_dead(self, number: int) -> bool:
         """Whether what was just read or written at this number does not count."""
-        return number < (await self.floor_after(number)).trimmed
+        return number < (await self.floor_after(number)).counts_from
 
     async def with_floor(self, number: int, request: Awaitable[T]) -> T:
         """Send a request, and beside it one for a floor by which the answer may count."""
         leased = self.leased_floor
-        if leased.covers(number) or number < leased.floor.floor:
+        if leased.covers(number) or number < leased.floor.needed_from:
             return await request
         answer, _ = await asyncio.gather(request, self._read_floor_if_possible())
         return answer
@@ -209,10 +215,10 @@ class NumberedLog(ABC):
         numbers = range(start, start + count)
         answers = await self.with_floor(start, asyncio.gather(*map(self.get, numbers)))
         floor = await self.floor_after(start)
-        if start < floor.trimmed:
+        if start < floor.counts_from:
             raise EntriesTrimmed(
-                f"{self.folder}: the objects before {floor.trimmed} are gone",
-                first_offset=floor.floor,
+                f"{self.folder}: the objects before {floor.counts_from} are gone",
+                first_offset=floor.needed_from,
             )
         taken = [n + 1 for n, one in zip(numbers, answers, strict=True) if one is not None]
         self.learn_taken(max(taken, default=0))
@@ -256,7 +262,7 @@ class NumberedLog(ABC):
             self.learn_taken(low)
             free = await self.first_free(low + 1) if await self.exists(low) else low
             floor = await self.floor_after(free)
-            if free < floor.floor:
+            if free < floor.needed_from:
                 continue  # a stall: what was there has been compacted since
             if not self._is_end_checked and not await self.is_end(free):
                 continue
@@ -303,16 +309,16 @@ class NumberedLog(ABC):
 
         A listing shows no single moment: it may lack what was created while it was made.
         """
-        if number < self.leased_floor.floor.trimmed or await self.exists(number):
+        if number < self.leased_floor.floor.counts_from or await self.exists(number):
             return
-        if number >= (await self.read_floor()).trimmed:
+        if number >= (await self.read_floor()).counts_from:
             raise self.missing(number)
 
     async def _from_floor(self, low: int) -> int:
         """This number, or the floor if that is higher: numbers below it may be missing."""
         if self.leased_floor.covers(low):
             return low
-        return max(low, (await self.read_floor()).floor)
+        return max(low, (await self.read_floor()).needed_from)
 
     async def _list_page(self, low: int) -> tuple[int, bool]:
         """The first number after a page of a listing, and whether the page shows all there is."""
@@ -365,9 +371,9 @@ class NumberedLog(ABC):
             began = Lease()
             result = await self.with_floor(number, self._create(number, data, token))
             floor = await self._floor_after_create(number)
-            if number < floor.trimmed:
+            if number < floor.counts_from:
                 await self._leave_trimmed(number, result, began)
-                self.learn_taken(floor.floor)
+                self.learn_taken(floor.needed_from)
                 number = await self.end()
             elif result is CreateResult.UNKNOWN:
                 raise OutcomeUnknown(f"{self.key(number)} may still land")
@@ -421,7 +427,7 @@ class NumberedLog(ABC):
         """
         if not self.leased_floor.is_recent(began):
             raise OutcomeUnknown(
-                f"{self.key(number)} may have landed: it was compacted while the writer stood still"
+                f"{self.key(number)} may have landed: it was compacted while the writer was stalled"
             )
         if result is CreateResult.LANDED:
             # It does not count, and the collector would delete it as well.

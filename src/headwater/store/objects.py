@@ -1,4 +1,4 @@
-"""Objects, their versions and ranges, and the rules for their keys."""
+"""Objects, their versions, ranges and sizes, and the rules for their keys."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from headwater.core import limits
 from headwater.core.disk import Buffer as Buffer
-from headwater.core.errors import BadKey
+from headwater.core.errors import BadKey, LimitExceeded
 from headwater.core.limits import (
     FOREIGN_KEY_MAX_BYTES,
     KEY_MAX_BYTES,
@@ -97,6 +98,22 @@ RESERVED_SEGMENT: Final = ".headwater"
 """The local store's folder for locks and unfinished files; no key may begin with it."""
 
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9._=-]+", re.ASCII)
+
+
+def check_size(key: str, size_bytes: int) -> None:
+    if size_bytes > limits.OBJECT_MAX_BYTES:
+        raise LimitExceeded(
+            f"{key}: {size_bytes:,} bytes; OBJECT_MAX_BYTES is {limits.OBJECT_MAX_BYTES:,}"
+        )
+
+
+def immutable_content(key: str, data: Buffer) -> bytes | memoryview:
+    """`data`, checked and immutable: an abandoned attempt may still read it on a thread."""
+    view = memoryview(data).cast("B")
+    check_size(key, len(view))
+    if isinstance(data, bytes):
+        return data
+    return view if view.readonly else bytes(view)
 
 
 def check_key(key: str, *, foreign: bool = False) -> str:

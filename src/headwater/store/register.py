@@ -5,7 +5,8 @@ Each caller learns whether its own change landed. The object is JSON:
     {"register":1,"id":…,"revision":7,"token":…,"history":[…],"crc32":…,"value":…}
 
 `revision` grows by one with each change, `token` is the nonce of the change that made it, `history`
-has the tokens of the earlier revisions, newest first.
+has the tokens of the earlier revisions, newest first. `id` is the token of the first change: a
+register that is deleted and created again has another.
 
 Always holds:
 
@@ -154,13 +155,15 @@ class Register(Generic[T]):
 
         Revisions start at 1 again. `Conflict` if another writer wrote meanwhile.
         """
-        found = await self._store.get(self._key)
+        stored = await self._store.get(self._key)
         try:
-            self._decode(found)
+            self._decode(stored)
         except Corrupt:
             token = runtime.new_token().hex()
             data = self._encode(None, self._encode_value(value), token)
-            await self._store.put_if_unchanged(self._key, data, found.version, token=token.encode())
+            await self._store.put_if_unchanged(
+                self._key, data, stored.version, token=token.encode()
+            )
             return
         raise Refused(f"{self._key} can be decoded: change it with update instead")
 
@@ -187,7 +190,7 @@ class Register(Generic[T]):
                 raise unknown from None  # the failed read settles nothing
             return self._settle(base, token, current, unknown), current
         if base is None:
-            self._see(token, 1)
+            self._see(token, 1)  # the token of the first change is the register's id
         else:
             self._see(base.envelope.id, base.envelope.revision + 1)
         return True, None
@@ -262,7 +265,7 @@ class Register(Generic[T]):
 
     def _encode(self, base: _StoredRevision | None, encoded: bytes, token: str) -> bytes:
         if base is None:
-            head = _head(token, 1, token, [])
+            head = _head(token, 1, token, [])  # the id is the token of the first change
         else:
             last = base.envelope
             history = [last.token, *last.history][: self._history]

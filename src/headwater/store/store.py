@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from headwater.core import limits, runtime
 from headwater.core.errors import (
+    AlreadyExists,
     Conflict,
     HeadwaterError,
     NotFound,
@@ -25,15 +27,6 @@ from headwater.core.errors import (
 )
 from headwater.core.retry import Budget, RetryPolicy
 from headwater.core.settings import whole_number
-from headwater.store.attempts import (
-    AttemptTimedOut,
-    SlowWarning,
-    StoreStats,
-    attempts_exhausted,
-    conflict_with,
-    immutable_content,
-    too_large,
-)
 from headwater.store.backend import (
     IF_ABSENT,
     Backend,
@@ -51,10 +44,26 @@ from headwater.store.objects import (
     Version,
     check_key,
     check_prefix,
+    check_size,
+    immutable_content,
 )
+from headwater.store.stats import SlowWarning, StoreStats
 
 T = TypeVar("T")
 Bytes = bytes | memoryview
+
+
+class AttemptTimedOut(OutcomeUnknown):
+    """An attempt took too long."""
+
+
+@dataclass(slots=True)
+class WriteAttempts:
+    """What is known of the attempts that one write has made so far."""
+
+    maybe_landed: bool = False
+    """Whether one of them may have landed, because it was sent and no answer said that it did not.
+    From then on no error says that nothing landed, and a refusal may be that of a later attempt."""
 
 
 class Store:
@@ -72,7 +81,7 @@ class Store:
         self._policy = policy or RetryPolicy()
         self._reopen = reopen
         self.url = url or f"{backend.scheme}://"
-        self.stats = StoreStats(backend.scheme)
+        self.stats = StoreStats(backend.scheme).register(scheme=backend.scheme)
         self._slow = SlowWarning(self.url)
 
     @property
@@ -249,13 +258,12 @@ class Store:
         async def attempt() -> None:
             await self._once("delete", budget, lambda: self._backend.delete(key))
 
-        await self._repeat("delete", key, budget, attempt, write=True)
+        await self._repeat("delete", key, budget, attempt, WriteAttempts())
 
     # Attempts and retries
 
     async def _put(self, key: str, size_bytes: int, send: Callable[[], Awaitable[T]]) -> T:
-        if size_bytes > limits.OBJECT_MAX_BYTES:
-            raise too_large(key, size_bytes)
+        check_size(key, size_bytes)
         budget = self._policy.start(size_bytes=size_bytes)
 
         async def attempt() -> T:
@@ -265,7 +273,7 @@ class Store:
                 self.stats.of("put").requests += 1 + parts
             return await self._once("put", budget, send, sent=size_bytes)
 
-        return await self._repeat("put", key, budget, attempt, write=True)
+        return await self._repeat("put", key, budget, attempt, WriteAttempts())
 
     async def _put_conditionally(
         self, key: str, data: Bytes, condition: IfAbsent | Version, token: bytes | None
@@ -274,11 +282,9 @@ class Store:
             raise Refused(f"the token of a conditional write to {key} must be part of its bytes")
         operation = "put_if_absent" if condition is IF_ABSENT else "put_if_unchanged"
         budget = self._policy.start(size_bytes=len(data))
-        sent_before = False
+        attempts = WriteAttempts()
 
         async def attempt() -> Version:
-            nonlocal sent_before
-            is_first, sent_before = not sent_before, True
             try:
                 return await self._once(
                     operation,
@@ -286,15 +292,18 @@ class Store:
                     lambda: self._backend.put(key, data, condition),
                     sent=len(data),
                 )
-            except Unreachable:
-                sent_before = not is_first
-                raise
             except (PreconditionFailed, NotFound) as refusal:
                 current = await self._read_current(key)
                 if current is not None and self._is_ours(key, current, data, token):
                     return current.version
-                is_clean = is_first and isinstance(refusal, PreconditionFailed) and refusal.compared
-                conflict = self._conflict_with(key, current, condition, nothing_landed=is_clean)
+                nothing_landed = (
+                    not attempts.maybe_landed
+                    and isinstance(refusal, PreconditionFailed)
+                    and refusal.compared
+                )
+                conflict = self._conflict_with(
+                    key, current, condition, nothing_landed=nothing_landed
+                )
                 if conflict is not None:
                     raise conflict from refusal
                 # Refused although the condition holds: a concurrent request was under way, perhaps
@@ -304,7 +313,7 @@ class Store:
                     f"refused although the condition holds: {refusal}"
                 ) from refusal
 
-        return await self._repeat(operation, key, budget, attempt, write=True)
+        return await self._repeat(operation, key, budget, attempt, attempts)
 
     async def _read_current(self, key: str) -> Object | None:
         try:
@@ -324,7 +333,18 @@ class Store:
             )
         return True
 
-    _conflict_with = staticmethod(conflict_with)
+    @staticmethod
+    def _conflict_with(
+        key: str, current: Object | None, condition: IfAbsent | Version, *, nothing_landed: bool
+    ) -> Conflict | None:
+        """The conflict of a refused write, if the present content contradicts its condition."""
+        if isinstance(condition, IfAbsent):
+            if current is None:
+                return None
+            return AlreadyExists(f"{key} exists", current=current, nothing_landed=nothing_landed)
+        if current is not None and current.version == condition:
+            return None
+        return Conflict(f"{key} was changed", current=current, nothing_landed=nothing_landed)
 
     async def _repeat(
         self,
@@ -332,24 +352,22 @@ class Store:
         key: str,
         budget: Budget,
         attempt: Callable[[], Awaitable[T]],
-        *,
-        write: bool = False,
+        write: WriteAttempts | None = None,
     ) -> T:
-        """Repeat an idempotent attempt until it succeeds or the budget ends.
-
-        Once one attempt of a write may have landed, no later error says that nothing landed.
-        """
-        maybe_landed = False
+        """Repeat an idempotent attempt until it succeeds or the budget ends."""
         while True:
             try:
                 return await attempt()
+            # `PreconditionFailed` of a request that has no condition: some servers answer so when
+            # they are busy. That of a conditional write does not get here: its attempt settles it.
             except (OutcomeUnknown, Unavailable, PreconditionFailed) as error:
-                # Some servers say "precondition failed" without a condition when they are busy.
-                maybe_landed |= write and not isinstance(error, Unreachable)
+                if write is not None and not isinstance(error, Unreachable):
+                    write.maybe_landed = True
+                maybe_landed = write is not None and write.maybe_landed
                 if not await self._pause(operation, budget, error):
-                    raise attempts_exhausted(key, budget, error, maybe_landed) from error
+                    raise _attempts_exhausted(key, budget, error, maybe_landed) from error
             except Refused as error:
-                if maybe_landed:
+                if write is not None and write.maybe_landed:
                     raise OutcomeUnknown(
                         f"{key}: the change may or may not be made; a later attempt failed: {error}"
                     ) from error
@@ -407,3 +425,14 @@ class Store:
         goes_on = await budget.pause(throttled=throttled)
         stats.retries += goes_on
         return goes_on
+
+
+def _attempts_exhausted(
+    key: str, budget: Budget, cause: HeadwaterError, maybe_landed: bool
+) -> HeadwaterError:
+    tries = f"after {budget.used} attempts"
+    if maybe_landed:
+        return OutcomeUnknown(f"{key}: the change may or may not be made, {tries}: {cause}")
+    if isinstance(cause, Throttled):
+        return Throttled(f"{key}: throttled, {tries}: {cause}")
+    return Unavailable(f"{key}: {tries}: {cause}")

@@ -7,7 +7,8 @@ an application commits.
     file_io             how pyiceberg reads and writes files
     reference           which table is meant, and in which catalog
     data_files          Parquet files as a snapshot names them
-    commit              one snapshot for each version, and no second one; sweeps obsolete metadata
+    commit              one snapshot for each version, and no second one
+    metadata_sweep      removes metadata files that commits made obsolete
     orphans             removes data files that no snapshot names
 
 Always holds:
@@ -19,16 +20,16 @@ Always holds:
 """
 
 from headwater.table.catalog import RegisterCatalog
-from headwater.table.commit import Commit
+from headwater.table.commit import WriteResult
 from headwater.table.file_io import StoreFileIO
 from headwater.table.orphans import OrphanFiles, remove_orphans
 from headwater.table.reference import load
 
 __all__ = [
-    "Commit",
     "OrphanFiles",
     "RegisterCatalog",
     "StoreFileIO",
+    "WriteResult",
     "load",
     "remove_orphans",
 ]

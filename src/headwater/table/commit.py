@@ -12,7 +12,7 @@ are in the table twice. So that retry is switched off, whatever the table's prop
 
 Always holds:
 
-- once an attempt may have existing, the answer is that it did, that another writer's did, or
+- once an attempt may have landed, the answer is that it did, that another writer's did, or
   `OutcomeUnknown`: no later error replaces it;
 - files are added only to the table that they were written for, known by its UUID, and never to a
   table whose orphans were removed after the files were written (`orphans.py`).
@@ -21,8 +21,6 @@ Always holds:
 from __future__ import annotations
 
 import contextlib
-import logging
-import re
 from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
 
@@ -39,17 +37,15 @@ from pyiceberg.table.update import (
 from pyiceberg.table.update.snapshot import ExpireSnapshots
 
 from headwater.core import portal, runtime
-from headwater.core.errors import Contended, OutcomeUnknown, Refused, Unavailable
+from headwater.core.errors import Contended, OutcomeUnknown, Refused
 from headwater.core.retry import RetryPolicy
-from headwater.store import ObjectMeta
+from headwater.table import metadata_sweep
 from headwater.table.data_files import (
     FLOOR,
     WrittenFile,
     check_files_belong,
-    manifests_of,
     to_data_files,
 )
-from headwater.table.file_io import StoreFileIO
 
 APP: Final = "headwater.query-id"
 VERSION: Final = "headwater.batch-id"
@@ -58,6 +54,17 @@ LAST: Final = "headwater.last-batch."
 APPS_MAX: Final = 100
 FORGET_AFTER_MS: Final = 30 * 24 * 3600 * 1000
 """If there are more than APPS_MAX, applications without a commit for so long are forgotten."""
+
+COMMIT_ATTEMPTS: Final = 30
+MERGE_MANIFESTS: Final = 20
+"""At so many manifests they are merged: a commit reads and writes the list of all of them."""
+
+WHILE_COMMITTING: Final = {
+    TableProperties.COMMIT_NUM_RETRIES: "0",
+    TableProperties.MANIFEST_MERGE_ENABLED: "true",
+    TableProperties.MANIFEST_MIN_MERGE_COUNT: str(MERGE_MANIFESTS),
+}
+"""Properties that apply to our commits, whatever the table's own properties are."""
 
 
 class CommitToken(NamedTuple):
@@ -77,12 +84,23 @@ class CommitToken(NamedTuple):
 
 
 class CommittedVersion(NamedTuple):
-    """A version that is in the table already."""
+    """A version that is in the table."""
 
     snapshot_id: int | None
     """None if the snapshot has expired."""
     is_ours: bool | None
     """Whether this attempt committed it; None if that is no longer known."""
+
+
+class WriteResult(NamedTuple):
+    """The result of a write."""
+
+    snapshot_id: int | None
+    """None if nothing was written, or if the snapshot has expired."""
+    rows: int
+    files: int
+    already_committed: bool
+    """Whether an earlier attempt had committed this version already."""
 
 
 def find_commit(metadata: TableMetadata, token: CommitToken) -> CommittedVersion | None:
@@ -138,92 +156,70 @@ def remember_version(
     return {name: f"{token.version} {now_ms} {token.writer}"}, expired
 
 
-_log: Final = logging.getLogger("headwater")
-
-COMMIT_ATTEMPTS: Final = 30
-MERGE_MANIFESTS: Final = 20
-"""At so many manifests they are merged: a commit reads and writes the list of all of them."""
-
-WHILE_COMMITTING: Final = {
-    TableProperties.COMMIT_NUM_RETRIES: "0",
-    TableProperties.MANIFEST_MERGE_ENABLED: "true",
-    TableProperties.MANIFEST_MIN_MERGE_COUNT: str(MERGE_MANIFESTS),
-}
-"""Properties that apply to our commits, whatever the table's own properties are."""
-
-
-class Commit(NamedTuple):
-    """The result of a write."""
-
-    snapshot_id: int | None
-    """None if nothing was written, or if the snapshot has expired."""
-    rows: int
-    files: int
-    already_committed: bool
-    """Whether an earlier attempt had committed this version already."""
-
-
-def commit(
+def commit_files(
     catalog: Catalog,
     name: str,
     files: list[WrittenFile],
     token: CommitToken,
     *,
     keep_snapshots: int,
-) -> Commit | CommittedVersion:
-    """Add a snapshot with these files; `CommittedVersion` if another attempt committed it.
+) -> CommittedVersion:
+    """Add a snapshot with these files, unless the table has the version already.
 
     `Contended`, `FilesRefused`: none of the files is in the table, and none ever will be.
     """
     budget = RetryPolicy().start(attempts=COMMIT_ATTEMPTS)
-    lost = 0
+    failed_attempts = 0
     unknown: CommitStateUnknownException | None = None
-    doubted: TableMetadata | None = None
+    before_unknown: TableMetadata | None = None  # of the first attempt that may have landed
     while True:
         with keeping_unknown(name, unknown):
             table = catalog.load_table(name)
-            existing = find_commit(table.metadata, token)
-            if existing is not None and existing.is_ours:
-                rows = sum(file.record_count for file in to_data_files(table, files))
-                return Commit(existing.snapshot_id, rows, len(files), already_committed=False)
-            if existing is not None:
-                return existing
-            if not token.is_repeatable and doubted is not None:
-                _refuse_expired(doubted, table.metadata)
+            committed = find_commit(table.metadata, token)
+            if committed is not None:
+                return committed
+            if before_unknown is not None and not token.is_repeatable:
+                _check_snapshot_kept(name, before_unknown, table.metadata, unknown)
             check_files_belong(table, files)
-            before = table.metadata
+            loaded = table.metadata  # `_append` changes the table's
             try:
                 return _append(table, files, token, keep_snapshots)
             except (CommitFailedException, FileNotFoundError) as error:
                 # A missing file was swept after the table was loaded, so others have committed.
-                refused: Exception = error
+                failure: Exception = error
             except CommitStateUnknownException as error:
-                refused = unknown = error
-                doubted = before if doubted is None else doubted
-        lost += 1
-        if lost > 1 and not portal.shared().call(budget.pause()):
+                failure = unknown = error
+                before_unknown = loaded if before_unknown is None else before_unknown
+        failed_attempts += 1
+        # The first retry does not wait: mostly one other commit came first, and it is done by now.
+        if failed_attempts > 1 and not portal.shared().call(budget.pause()):
             if unknown is not None:
                 raise OutcomeUnknown(f"{name}: {unknown}") from unknown
             raise Contended(
-                f"{name}: not written: other commits came first {lost} times"
-            ) from refused
+                f"{name}: not written: other commits came first {failed_attempts} times"
+            ) from failure
 
 
-def _refuse_expired(doubted: TableMetadata, now: TableMetadata) -> None:
-    """Raise `Unavailable` if the snapshot that followed the uncertain commit has expired.
+def _check_snapshot_kept(
+    name: str, before: TableMetadata, now: TableMetadata, unknown: Exception | None
+) -> None:
+    """Raise `OutcomeUnknown` if the snapshot that followed `before` has expired.
 
     A token that is not repeatable is only in snapshots, and the expired one may have been ours.
     """
     if now.format_version == 1:
-        before = doubted.current_snapshot_id
-        has_moved = now.current_snapshot_id != before
-        is_there = any(one.parent_snapshot_id == before for one in now.snapshots)
+        parent = before.current_snapshot_id
+        has_moved = now.current_snapshot_id != parent
+        is_kept = any(one.parent_snapshot_id == parent for one in now.snapshots)
     else:
-        number = doubted.next_sequence_number()
+        number = before.next_sequence_number()
         has_moved = now.last_sequence_number >= number
-        is_there = any(one.sequence_number == number for one in now.snapshots)
-    if has_moved and not is_there:
-        raise Unavailable("the snapshot that shows whether the commit landed has expired")
+        is_kept = any(one.sequence_number == number for one in now.snapshots)
+    if has_moved and not is_kept:
+        raise OutcomeUnknown(
+            f"{name}: {unknown}; then: the snapshot that shows whether the commit landed has "
+            "expired"
+        ) from unknown
 
 
 @contextlib.contextmanager
@@ -291,14 +287,13 @@ class _Transaction(Transaction):
 
 def _append(
     table: Table, files: list[WrittenFile], token: CommitToken, keep_snapshots: int
-) -> Commit:
+) -> CommittedVersion:
     stored = table.metadata
     properties = {**stored.properties, **WHILE_COMMITTING}
     table.metadata = stored.model_copy(update={"properties": properties})
-    added = to_data_files(table, files)
     transaction = _Transaction(table)
     with transaction.update_snapshot(snapshot_properties=token.summary()).merge_append() as append:
-        for file in added:
+        for file in to_data_files(table, files):
             append.append_data_file(file)
     remembered, forgotten = remember_version(stored, token, runtime.wall_ms())
     if remembered:
@@ -314,25 +309,10 @@ def _append(
         AssertCurrentSchemaId.model_validate({"current-schema-id": stored.current_schema_id}),
         AssertDefaultSpecId.model_validate({"default-spec-id": stored.default_spec_id}),
     )
-    before: list[ObjectMeta] = []
-    with _sweeping(table):
-        before = list_metadata_files(table) if is_sweep_due(table) else []
+    listed = metadata_sweep.list_before_commit(table)
     committed = transaction.commit_transaction()
-    with _sweeping(table):
-        if before:
-            sweep(committed, before)
-    rows = sum(file.record_count for file in added)
-    return Commit(append.snapshot_id, rows, len(files), already_committed=False)
-
-
-@contextlib.contextmanager
-def _sweeping(table: Table) -> Iterator[None]:
-    """Log an error: a write must not fail because of a sweep, and the next sweep tries again."""
-    try:
-        yield
-    except Exception as error:
-        name = ".".join(table.name())
-        _log.warning("%s: obsolete metadata stays until the next sweep: %s", name, error)
+    metadata_sweep.sweep_after_commit(committed, listed)
+    return CommittedVersion(append.snapshot_id, is_ours=True)
 
 
 def _expired_snapshots(metadata: TableMetadata, keep_snapshots: int) -> list[int]:
@@ -341,79 +321,3 @@ def _expired_snapshots(metadata: TableMetadata, keep_snapshots: int) -> list[int
     newest_last = sorted(metadata.snapshots, key=lambda one: one.sequence_number or 0)
     surplus = newest_last[: max(0, len(newest_last) + 1 - keep_snapshots)]
     return [one.snapshot_id for one in surplus if one.snapshot_id not in referenced]
-
-
-SWEEP_EVERY: Final = 50
-"""Commits between sweeps of a table."""
-GRACE_MS: Final = 3_600_000
-SWEPT_MAX: Final = 1_000
-"""The most files that one sweep removes; the next one continues."""
-_OURS: Final = re.compile(r"snap-[^/]+\.avro|[^/]+-m\d+\.avro|\d+-[^/]+\.metadata\.json")
-
-
-def is_sweep_due(table: Table) -> bool:
-    """Whether the next commit sweeps. A table of format 1 has no sequence numbers."""
-    number = table.metadata.next_sequence_number()
-    return number > 0 and number % SWEEP_EVERY == 0
-
-
-def list_metadata_files(table: Table) -> list[ObjectMeta]:
-    """List the metadata files, for a sweep after the next commit."""
-    files = table.io
-    if not isinstance(files, StoreFileIO):
-        return []  # the owner of another catalog maintains its tables
-    folder = files.root.key(f"{table.location()}/metadata")
-
-    async def list_files() -> list[ObjectMeta]:
-        return [
-            meta
-            async for meta in files.store.list(folder)
-            if _OURS.fullmatch(meta.key[len(folder) + 1 :])
-        ]
-
-    return portal.shared().call(list_files())
-
-
-def sweep(table: Table, before: list[ObjectMeta], *, grace_ms: int = GRACE_MS) -> int:
-    """Remove obsolete metadata files; returns how many.
-
-    Every commit makes a metadata file, a manifest list and a manifest obsolete. They stay for a
-    grace period, because a reader that has just loaded the table may still need them.
-
-    `table` is the result of the sweeper's own commit, `before` was listed before that commit. Only
-    listed files that are not needed after the commit are removed: a later commit is based on the
-    sweeper's, so its files are not in the list. The obvious alternative, to list after the commit
-    and go by the age of files, is wrong: a sweeper that stalls in between, or a store whose clock
-    is set back, would remove files that others committed meanwhile.
-
-    The grace period is measured by the store's clock alone: the time of a file is compared with
-    that of the sweeper's own metadata file. Data files are not swept, because a long job writes
-    them early (see `orphans.py`).
-    """
-    files = table.io
-    assert isinstance(files, StoreFileIO)
-    needed = _referenced(table)
-
-    async def remove() -> int:
-        own = await files.store.head(files.root.key(table.metadata_location))
-        obsolete = [
-            meta.key
-            for meta in before
-            if meta.modified_ms < own.modified_ms - grace_ms
-            and files.root.location(meta.key) not in needed
-        ][:SWEPT_MAX]
-        for key in obsolete:
-            await files.store.delete(key)
-        return len(obsolete)
-
-    return portal.shared().call(remove())
-
-
-def _referenced(table: Table) -> set[str]:
-    metadata = table.metadata
-    return {
-        table.metadata_location,
-        *(entry.metadata_file for entry in metadata.metadata_log),
-        *(snapshot.manifest_list for snapshot in metadata.snapshots),
-        *(manifest.manifest_path for manifest in manifests_of(table)),
-    }

@@ -40,6 +40,10 @@ class WrittenFile(NamedTuple):
     size_bytes: int
     footer: bytes
 
+    @property
+    def rows(self) -> int:
+        return int(_footer(self).num_rows)
+
 
 class FilesRefused(Refused):
     """The files no longer fit the table. None of them was committed."""

@@ -78,9 +78,9 @@ class TablePointer(msgspec.Struct, frozen=True):
     """The new name of the last table that had this name."""
 
     @property
-    def is_settled(self) -> bool:
-        """Whether no rename involves this pointer."""
-        return self.leaving is None and self.arrived is None
+    def is_in_rename(self) -> bool:
+        """Whether a rename of this pointer's table is not finished."""
+        return self.leaving is not None or self.arrived is not None
 
 
 class Namespace(msgspec.Struct, frozen=True):
@@ -147,7 +147,7 @@ class Pointers:
         name = _full_name(namespace, table)
 
         def change(now: TablePointer | None) -> TablePointer:
-            if now is not None and not now.is_settled:
+            if now is not None and now.is_in_rename:
                 raise _RenameUnderWay(now)
             present = None if now is None else now.metadata_location
             if present != expected:
@@ -186,7 +186,7 @@ class Pointers:
             raise AlreadyExists(f"table {new} exists")
         # The table has its new name. If the rest fails, the next writer of either name does it.
         with contextlib.suppress(Unavailable, OutcomeUnknown, Refused):
-            await self._settle(new, await self._read_pointer(new))
+            await self._finish_rename(new, await self._read_pointer(new))
         assert left.metadata_location is not None
         return left.metadata_location
 
@@ -248,7 +248,7 @@ class Pointers:
             )
         return pointer.moved_to == departure.to
 
-    async def _settle(self, name: str, pointer: TablePointer | None) -> None:
+    async def _finish_rename(self, name: str, pointer: TablePointer | None) -> None:
         """Finish the rename that a pointer is part of, if any."""
         if (
             pointer is not None
@@ -269,15 +269,15 @@ class Pointers:
 
         await self._table(arrival.name).update(free)
         # Last: while the old pointer has `leaving`, the new one must have `arrived`.
-        settled = msgspec.structs.replace(pointer, changes=pointer.changes + 1, arrived=None)
-        await self._replace(name, pointer, settled)
+        finished = msgspec.structs.replace(pointer, changes=pointer.changes + 1, arrived=None)
+        await self._replace(name, pointer, finished)
 
     async def _met_rename(self, name: str, pointer: TablePointer | None) -> bool:
         """Finish the rename of another caller; returns whether there was one."""
-        if pointer is None or pointer.is_settled:
+        if pointer is None or not pointer.is_in_rename:
             return False
         try:
-            await self._settle(name, pointer)
+            await self._finish_rename(name, pointer)
         except OutcomeUnknown as error:
             # The unknown outcome is the rename's; the caller's own change was not attempted.
             raise Unavailable(f"table {name} is being renamed: {error}") from error

@@ -38,11 +38,11 @@ _TAKES_SPACE: Final = ("append", "create", "link", "make_dir", "rename")
 
 
 class Crashed(BaseException):
-    """The machine or the process is gone. Not an Exception, so that no code can continue."""
+    """The machine or the process has crashed. Not an `Exception`, so that no code continues."""
 
 
 class CrashKind(Enum):
-    """What took the process away."""
+    """What a crash loses: the process, or also what the disk had not synced."""
 
     POWER_LOSS = "power loss"
     """Whatever was not synced may be lost, torn or out of order."""
@@ -123,11 +123,9 @@ class FaultyDisk(Disk):
 
     @property
     def points(self) -> int:
-        """How many points were passed."""
         return len(self.trail)
 
     def crash(self) -> None:
-        """Stop here: every further call raises `Crashed`."""
         self.crashed = True
 
     def fail_next(self, operation: str, number: int, *, times: int = 1) -> None:
@@ -290,7 +288,6 @@ class FaultyDisk(Disk):
             fail(number, what)
 
     def _point(self, operation: str, what: str) -> int | None:
-        """The point before a call, and the errno with which the call is to fail."""
         self._check_alive()
         self._pass(f"before {operation} {what}")
         return self.fail_at.get(self.points - 1) or self._fault(operation)

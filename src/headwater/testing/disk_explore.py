@@ -33,7 +33,7 @@ Check = Callable[[FaultyDisk, list[T]], BodyResult]
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """How much was tried."""
+    """The numbers of points and states that were tried."""
 
     points: int
     """Where the body may crash, its end included."""

@@ -41,8 +41,6 @@ _KEEP_RATES: Final = (0.0, 0.2, 0.5, 0.8, 1.0)
 
 
 class ChangeState(Enum):
-    """Whether a change is durable."""
-
     PENDING = "not synced"
     SAFE = "synced"
     SYNC_FAILED = "its sync failed: no later sync makes it safe, and a power loss loses it"
@@ -50,8 +48,6 @@ class ChangeState(Enum):
 
 @dataclass(slots=True, eq=False)
 class Write:
-    """Bytes written to a file."""
-
     offset: int
     data: bytes
     state: ChangeState = ChangeState.PENDING
@@ -59,8 +55,6 @@ class Write:
 
 @dataclass(slots=True, eq=False)
 class Cut:
-    """A file truncated or extended to a size."""
-
     size_bytes: int
     state: ChangeState = ChangeState.PENDING
 
@@ -110,7 +104,6 @@ class FileNode:
             _apply(self.live, change)
 
     def after_power_loss(self, random: Random) -> FileNode:
-        """The same file after a power loss."""
         content, reach = bytearray(self.safe), 0
         keep = random.choice(_KEEP_RATES)
         for change in self.changes:
@@ -153,15 +146,12 @@ class NameChange:
     state: ChangeState = ChangeState.PENDING
 
     def touches(self, folder: FolderNode) -> bool:
-        """Whether it changes a name in this folder."""
         return any(changed is folder for changed, _, _ in self.sets)
 
     def slots(self) -> set[tuple[int, str]]:
-        """The changed names."""
         return {(id(folder), name) for folder, name, _ in self.sets}
 
     def make_safe(self) -> None:
-        """Make this change and the changes that it needs durable."""
         change: NameChange | None = self
         while change is not None:
             change.state = ChangeState.SAFE
@@ -179,21 +169,18 @@ class Tree:
         self._next_number = 2
 
     def find(self, path: str) -> Node | None:
-        """What is seen at `path`."""
         node: Node | None = self.root
         for name in _names(path):
             node = node.live.get(name) if isinstance(node, FolderNode) else None
         return node
 
     def node(self, path: str) -> Node:
-        """What is seen at `path`; an error if nothing is."""
         node = self.find(path)
         if node is None:
             fail(errno.ENOENT, path)
         return node
 
     def file(self, path: str) -> FileNode:
-        """The file at `path`; an error if it is a folder or is not there."""
         node = self.node(path)
         if isinstance(node, FolderNode):
             fail(errno.EISDIR, path)
@@ -217,46 +204,38 @@ class Tree:
         return self._next_number - 1
 
     def release(self, node: FileNode) -> None:
-        """Free the number of a file that has no name and is not open."""
         if node.names == 0 and node.handles == 0:
             heapq.heappush(self._free, node.number)
 
     def add_handle(self, node: Node) -> None:
-        """Count an open or locked file, whose number is not reused."""
         if isinstance(node, FileNode):
             node.handles += 1
 
     def drop_handle(self, node: Node) -> None:
-        """Count a closed or unlocked file."""
         if isinstance(node, FileNode):
             node.handles -= 1
             self.release(node)
 
     def set_name(self, folder: FolderNode, name: str, node: Node | None) -> None:
-        """Set a name, or remove it with None."""
         self._set(NameChange(((folder, name, node),)))
 
     def move_name(self, source: Slot, target: Slot) -> None:
-        """Rename a node, as one change."""
         node = source[0].live[source[1]]
         # The new name first: a file without a name would be released.
         self._set(NameChange(((*target, node), (*source, None)), self._last_change(source)))
 
     def make_safe(self, folder: FolderNode) -> None:
-        """A folder's sync that succeeds."""
         for change in self._changes:
             if change.state is ChangeState.PENDING and (self.journaled or change.touches(folder)):
                 change.make_safe()
         self._fold()
 
     def fail_sync(self, folder: FolderNode) -> None:
-        """A folder's sync that fails."""
         for change in self._changes:
             if change.state is ChangeState.PENDING and change.touches(folder):
                 change.state = ChangeState.SYNC_FAILED
 
     def files(self) -> Iterator[FileNode]:
-        """Every file that has a name, once."""
         seen: set[int] = set()
         for node in _walk(self.root):
             if isinstance(node, FileNode) and id(node) not in seen:
@@ -377,7 +356,6 @@ class Tree:
 
 
 def fail(number: int, path: str) -> NoReturn:
-    """Raise what the system's disk raises for this errno."""
     raise_for(OSError(number, os.strerror(number)), path)
 
 
@@ -417,7 +395,6 @@ def _put(content: bytearray, offset: int, data: bytes) -> None:
 
 
 def _apply_some(content: bytearray, change: Write | Cut, keep: float, random: Random) -> None:
-    """Apply what a power loss leaves of one change."""
     if random.random() < keep:
         _apply(content, change)
     elif isinstance(change, Write):

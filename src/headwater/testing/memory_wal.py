@@ -37,7 +37,6 @@ class MemoryWal:
         return self.append_group(Group(term, first, lsns[-1], batch))
 
     def append_group(self, group: Group) -> Group:
-        """Append a group, which must follow the end of the log."""
         assert group.first_lsn == self._current_lsn + 1, "LSNs are dense"
         self._groups.append(group)
         self._current_lsn = group.last_lsn
@@ -45,7 +44,6 @@ class MemoryWal:
         return group
 
     def retained_lsns(self) -> list[int]:
-        """All LSNs that can be read."""
         return list(range(self.oldest_lsn(), self._current_lsn + 1))
 
     def oldest_lsn(self) -> int:

@@ -51,7 +51,7 @@ _NOTE_EVENTS: Final = 20
 _SHOWN_BYTES: Final = 32
 
 
-def stream(seed: int, name: str) -> random.Random:
+def random_source(seed: int, name: str) -> random.Random:
     """A separate random source for every name, derived from one seed."""
     return random.Random(f"{seed}/{name}")
 
@@ -63,9 +63,9 @@ class SimRuntime(Runtime):
 
     def __init__(self, loop: SimLoop, seed: int) -> None:
         self._loop = loop
-        self._random = stream(seed, "runtime")
-        self._blocking = stream(seed, "blocking")
-        self._start_ns = _EPOCH_NS + stream(seed, "epoch").randrange(_EPOCH_SPREAD_S) * 10**9
+        self._random = random_source(seed, "runtime")
+        self._blocking = random_source(seed, "blocking")
+        self._start_ns = _EPOCH_NS + random_source(seed, "epoch").randrange(_EPOCH_SPREAD_S) * 10**9
         self._since_s = 0.0
         self._monotonic_base_s = 0.0
         self._rate = 1.0
@@ -92,7 +92,6 @@ class SimRuntime(Runtime):
         return other
 
     def jump(self, ms: float) -> None:
-        """Set the wall clock forward or back; other clocks do not change."""
         self._start_ns += round(ms * 1e6)
 
     def sleep_until(self, now_s: float) -> None:
@@ -141,11 +140,11 @@ class SimRuntime(Runtime):
 
         As with a real thread, cancelling the caller does not stop work that has begun.
         """
-        heard: asyncio.Future[T] = self._loop.create_future()
+        answer: asyncio.Future[T] = self._loop.create_future()
         queued = self._blocking.random() < _BLOCKING_QUEUED
 
         def work() -> None:
-            if queued and heard.cancelled():
+            if queued and answer.cancelled():
                 return
             result: T | None = None
             error: BaseException | None = None
@@ -155,26 +154,26 @@ class SimRuntime(Runtime):
                 raise
             except BaseException as raised:
                 error = raised
-            self._loop.call_later(self._blocking_s(), _deliver, heard, result, error)
+            self._loop.call_later(self._blocking_s(), _deliver, answer, result, error)
 
         self._loop.call_later(self._blocking_s(), work)
-        return await heard
+        return await answer
 
     def _blocking_s(self) -> float:
         ratio = _BLOCKING_MAX_S / _BLOCKING_MIN_S
         return float(_BLOCKING_MIN_S * ratio ** self._blocking.random())
 
 
-def _deliver(heard: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if heard.done():
+def _deliver(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if answer.done():
         return
     if error is None:
-        heard.set_result(result)
+        answer.set_result(result)
     elif isinstance(error, StopIteration):
         # A future cannot carry it: the coroutine that awaits would end instead of failing.
-        heard.set_exception(RuntimeError(f"blocking work raised {error!r}"))
+        answer.set_exception(RuntimeError(f"blocking work raised {error!r}"))
     else:
-        heard.set_exception(error)
+        answer.set_exception(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +257,6 @@ class Process(SimGroup):
         self.runtime.sleep_until(self.frozen_until_s)
 
     def step_clock(self, ms: float) -> None:
-        """Set its wall clock forward or back while it runs."""
         self.runtime.jump(ms)
 
 
@@ -273,7 +271,7 @@ class Simulation:
 
     def __init__(self, seed: int, loop: SimLoop) -> None:
         self.seed = seed
-        self.random = stream(seed, "scenario")
+        self.random = random_source(seed, "scenario")
         self.runtime = SimRuntime(loop, seed)
         self._loop = loop
         self._history: list[Event] = []
@@ -287,12 +285,11 @@ class Simulation:
 
     @property
     def history(self) -> tuple[Event, ...]:
-        """The events recorded until now."""
         return tuple(self._history)
 
-    def stream(self, name: str) -> random.Random:
+    def random_source(self, name: str) -> random.Random:
         """A separate random source, for instance for faults."""
-        return stream(self.seed, f"scenario/{name}")
+        return random_source(self.seed, f"scenario/{name}")
 
     def record(self, event: str, /, **fields: Any) -> None:
         """Add an event to the history and to the fingerprint."""
@@ -306,7 +303,6 @@ class Simulation:
         self._digest.update(str(entry).encode() + b"\n")
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Start a task in the caller's process."""
         return self._loop.create_task(coroutine, name=name)
 
     def process(self, name: str, *, skew_ms: float = 0, drift_ppm: float = 0) -> Process:
@@ -350,7 +346,7 @@ def simulate(
     (`{seed}` is replaced by the seed). With `stall_max_s=0` time passes only while all tasks wait.
     """
     loop = SimLoop(  # type: ignore[abstract]  # because of methods that lead outside
-        stream(seed, "schedule"),
+        random_source(seed, "schedule"),
         max_steps=max_steps,
         max_virtual_s=max_virtual_s,
         stall_max_s=stall_max_s,

@@ -9,7 +9,10 @@ import asyncio
 import contextvars
 import zlib
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+if TYPE_CHECKING:
+    from headwater.testing.sim_loop import SimLoop
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -45,7 +48,6 @@ class SimGroup:
         return self.alive
 
     def task_ended(self) -> None:
-        """Count one task less."""
         self.unfinished -= 1
         if not self.unfinished:
             self._wake()
@@ -90,12 +92,6 @@ class SimTask(asyncio.Task[T_co]):
         return self._number
 
 
-class TimerOwner(Protocol):
-    """Is notified when a timer is cancelled."""
-
-    def timer_dropped(self) -> None: ...
-
-
 class SimHandle(asyncio.TimerHandle):
     """A scheduled call; a timer has an owner and an instant.
 
@@ -111,7 +107,7 @@ class SimHandle(asyncio.TimerHandle):
         own_context: contextvars.Context,
         group: SimGroup | None,
         task: SimTask[Any] | None = None,
-        owner: TimerOwner | None = None,
+        owner: SimLoop | None = None,
         at_s: float = 0.0,
     ) -> None:
         self.call = call

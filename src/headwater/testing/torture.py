@@ -37,8 +37,8 @@ FAILURES_MAX: Final = 10
 
 _REPORT_EVERY_S: Final = 5.0
 _SAVE_EVERY_S: Final = 1.0
-_CHUNK_S: Final = 0.5
-_CHUNK_MAX_ROUNDS: Final = 500
+_RANGE_S: Final = 0.5
+_RANGE_MAX_ROUNDS: Final = 500
 _BASE_SEEDS: Final = 1 << 31
 
 PASSED: Final = 0
@@ -102,7 +102,7 @@ def run_scenarios(
         return max(_replay(scenario, seed) for scenario in chosen)
     worst = PASSED
     for scenario in chosen:
-        run = ScenarioProgress(scenario, rounds or scenario.rounds, state_dir)
+        run = ScenarioRun(scenario, rounds or scenario.rounds, state_dir)
         run.resume(seed=seed, fresh=fresh)
         try:
             run.run(jobs)
@@ -128,8 +128,8 @@ def _replay(scenario: Scenario, seed: int) -> int:
     return PASSED
 
 
-class ScenarioProgress:
-    """Runs one scenario and stores its progress."""
+class ScenarioRun:
+    """One run of a scenario, with its stored progress."""
 
     def __init__(self, scenario: Scenario, rounds: int, state_dir: Path) -> None:
         self.done = 0
@@ -144,7 +144,7 @@ class ScenarioProgress:
         self._ahead: dict[int, int] = {}
         self._ran = 0
         self._began_s = self._saved_s = time.monotonic()
-        self._chunk_rounds = 1
+        self._range_rounds = 1
 
     def resume(self, *, seed: int | None, fresh: bool) -> None:
         """Continue the stored run, or begin at `seed`, or at a random seed."""
@@ -173,20 +173,18 @@ class ScenarioProgress:
             return {}
 
     def run(self, jobs: int) -> None:
-        """Run until all rounds are done or too many have failed."""
         if self._assigned >= self._rounds:
             return
         self._began_s = self._saved_s = time.monotonic()
         work = _run_in_processes if jobs > 1 else _run_here
-        results = work(self._scenario.run, jobs, self._next_chunk)
+        results = work(self._scenario.run, jobs, self._next_seeds)
         with contextlib.closing(results), _shown(str(self._scenario), self._rounds) as show:
-            for chunk, failures, took_s in results:
-                self.take(chunk, failures, took_s)
+            for seeds, failures, took_s in results:
+                self.take(seeds, failures, took_s)
                 show(self.done, self._rate(), len(self._failures))
         self.save()
 
     def save(self) -> None:
-        """Store the progress."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         state = {"base_seed": self._base_seed, "done": self.done, "failures": self._failures}
         beside = self._path.with_suffix(".new")
@@ -195,7 +193,6 @@ class ScenarioProgress:
         self._saved_s = time.monotonic()
 
     def report(self) -> int:
-        """Print the outcome and every failing seed with its command."""
         failures = self._failures
         fast = f", {self._rate():.1f} histories/s" if self._ran else ", all done before"
         print(f"{self._scenario}: {self.done} rounds, {len(failures)} failing{fast}")
@@ -213,27 +210,27 @@ class ScenarioProgress:
     def _rate(self) -> float:
         return self._ran / max(time.monotonic() - self._began_s, 1e-9)
 
-    def _next_chunk(self) -> SeedRange | None:
+    def _next_seeds(self) -> SeedRange | None:
         if self._assigned >= self._rounds or len(self._failures) >= FAILURES_MAX:
             return None
-        count = min(self._chunk_rounds, self._rounds - self._assigned)
-        chunk = SeedRange(self._base_seed + self._assigned, count)
+        count = min(self._range_rounds, self._rounds - self._assigned)
+        seeds = SeedRange(self._base_seed + self._assigned, count)
         self._assigned += count
-        return chunk
+        return seeds
 
-    def take(self, chunk: SeedRange, failures: Failures, took_s: float) -> None:
-        """Count a finished chunk; chunks finish in any order."""
-        self._ran += chunk.rounds
-        self._ahead[chunk.first - self._base_seed] = chunk.rounds
+    def take(self, seeds: SeedRange, failures: Failures, took_s: float) -> None:
+        """Count a finished range of seeds; ranges finish in any order."""
+        self._ran += seeds.rounds
+        self._ahead[seeds.first - self._base_seed] = seeds.rounds
         while (count := self._ahead.pop(self.done, None)) is not None:
             self.done += count
         for seed, text in failures:
             if len(self._failures) < FAILURES_MAX:
                 self._failures[str(seed)] = text
-        each_s = max(took_s / chunk.rounds, 1e-6)
-        # Chunks grow step by step, so that a scenario that always fails stops after a few rounds.
-        most = min(2 * self._chunk_rounds, _CHUNK_MAX_ROUNDS)
-        self._chunk_rounds = max(1, min(most, int(_CHUNK_S / each_s)))
+        each_s = max(took_s / seeds.rounds, 1e-6)
+        # Ranges grow step by step, so that a scenario that always fails stops after a few rounds.
+        most = min(2 * self._range_rounds, _RANGE_MAX_ROUNDS)
+        self._range_rounds = max(1, min(most, int(_RANGE_S / each_s)))
         if failures or time.monotonic() - self._saved_s > _SAVE_EVERY_S:
             self.save()
 
@@ -284,15 +281,15 @@ class SeedRange(NamedTuple):
 
 
 class RangeResult(NamedTuple):
-    """The result of a chunk: failing seeds with their errors, and how long it took."""
+    """The result of a range of seeds: failing seeds with their errors, and how long it took."""
 
-    chunk: SeedRange
+    seeds: SeedRange
     failures: Failures
     took_s: float
 
 
-def run_seeds(run: Run, chunk: SeedRange) -> RangeResult:
-    """Run every seed of a chunk; a failure does not stop the others."""
+def run_seeds(run: Run, seeds: SeedRange) -> RangeResult:
+    """Run every seed of a range; a failure does not stop the others."""
     began_s = time.monotonic()
     failures: Failures = []
     # Warnings about a simulated store are expected, and would hide the progress.
@@ -300,7 +297,7 @@ def run_seeds(run: Run, chunk: SeedRange) -> RangeResult:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        for seed in range(chunk.first, chunk.first + chunk.rounds):
+        for seed in range(seeds.first, seeds.first + seeds.rounds):
             try:
                 run(seed)
             except (KeyboardInterrupt, SystemExit):
@@ -311,35 +308,35 @@ def run_seeds(run: Run, chunk: SeedRange) -> RangeResult:
                 failures.append((seed, f"{headline}\n{text}"))
     finally:
         logger.setLevel(level)
-    return RangeResult(chunk, failures, time.monotonic() - began_s)
+    return RangeResult(seeds, failures, time.monotonic() - began_s)
 
 
 def _run_here(
-    run: Run, _jobs: int, next_chunk: Callable[[], SeedRange | None]
+    run: Run, _jobs: int, next_seeds: Callable[[], SeedRange | None]
 ) -> Generator[RangeResult]:
-    while (chunk := next_chunk()) is not None:
-        yield run_seeds(run, chunk)
+    while (seeds := next_seeds()) is not None:
+        yield run_seeds(run, seeds)
 
 
 def _run_in_processes(
-    run: Run, jobs: int, next_chunk: Callable[[], SeedRange | None]
+    run: Run, jobs: int, next_seeds: Callable[[], SeedRange | None]
 ) -> Generator[RangeResult]:
-    """Run every chunk in spawned processes, which inherit no thread."""
+    """Run every range of seeds in spawned processes, which inherit no thread."""
     workers: dict[Connection, SpawnProcess] = dict(_start_worker(run) for _ in range(jobs))
     busy: dict[Connection, SeedRange] = {}
     retry: deque[SeedRange] = deque()
     try:
         while True:
             for worker in workers.keys() - busy.keys():
-                chunk = retry.popleft() if retry else next_chunk()
-                if chunk is not None:
-                    worker.send(chunk)
-                    busy[worker] = chunk
+                seeds = retry.popleft() if retry else next_seeds()
+                if seeds is not None:
+                    worker.send(seeds)
+                    busy[worker] = seeds
             if not busy:
                 return
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
-                chunk = busy.pop(ready)
+                seeds = busy.pop(ready)
                 try:
                     yield ready.recv()
                 except (EOFError, ConnectionError):
@@ -347,11 +344,11 @@ def _run_in_processes(
                     ready.close()
                     died.join(_STOP_WAIT_S)
                     workers |= [_start_worker(run)]
-                    if chunk.rounds == 1:
+                    if seeds.rounds == 1:
                         text = f"the process that ran it died with exit code {died.exitcode}"
-                        yield RangeResult(chunk, [(chunk.first, text)], 0.0)
+                        yield RangeResult(seeds, [(seeds.first, text)], 0.0)
                     else:
-                        retry.extend(SeedRange(chunk.first + n, 1) for n in range(chunk.rounds))
+                        retry.extend(SeedRange(seeds.first + n, 1) for n in range(seeds.rounds))
     finally:
         for worker, process in workers.items():
             process.terminate()
@@ -374,7 +371,7 @@ def _serve(there: Connection, run: Run) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         try:
-            chunk = there.recv()
+            seeds = there.recv()
         except EOFError:
             return
-        there.send(run_seeds(run, chunk))
+        there.send(run_seeds(run, seeds))

@@ -109,7 +109,6 @@ class PartitionCache:
         return self._delete(event)
 
     def segment_at(self, epoch: int, offset: int) -> SegmentMetadata | None:
-        """The finished segment that holds an offset under an epoch."""
         index = self.epochs.get(epoch)
         start_and_row = index.referenced.floor(offset) if index is not None else None
         if start_and_row is None or offset > self.table.last_offset_of(start_and_row[1], epoch):
@@ -136,7 +135,6 @@ class PartitionCache:
         return None if index is None else index.highest_offset
 
     def find(self, segment_id: SegmentId) -> SegmentMetadata | None:
-        """One segment, if it is listed."""
         row = self.table.find(segment_id.id)
         return None if row is None else self.table.metadata(row)
 
@@ -180,7 +178,6 @@ class PartitionCache:
         return list(map(self.table.metadata, rows))
 
     def cover(self, first_lsn: int, end_lsn: int) -> list[CoverPiece]:
-        """The segments to read [first_lsn, end_lsn) from, each LSN from one of them."""
         return self._cover(list(self._listed.rows_from(first_lsn, end=end_lsn)), first_lsn, end_lsn)
 
     def cover_part(
@@ -204,7 +201,6 @@ class PartitionCache:
         return self._listed.columns()[1]
 
     def epoch(self, epoch: int) -> EpochIndex:
-        """The index of an epoch; a new one if there is none."""
         index = self.epochs.get(epoch)
         if index is None:
             index = self.epochs[epoch] = EpochIndex(self.table)
@@ -335,7 +331,6 @@ class TierCache:
             return rejected
 
     def replace(self, cache: PartitionCache) -> None:
-        """Set the state of a partition, for example from a snapshot."""
         self._partitions.pop(cache.partition, None)
         self._deleted_epochs.pop(cache.partition, None)
         self._store(cache)

@@ -264,7 +264,6 @@ def uvarint(value: int) -> bytes:
 
 
 def compact(data: bytes | None) -> bytes:
-    """Bytes after their length plus one; None is 0."""
     return b"\0" if data is None else uvarint(len(data) + 1) + data
 
 
@@ -308,7 +307,6 @@ class FieldReader:
         raise self.corrupt("a varint of up to 32 bits is needed")
 
     def compact(self) -> bytes | None:
-        """Bytes with their length, or None."""
         began = self.at
         length = self.uvarint() - 1
         if length < 0:

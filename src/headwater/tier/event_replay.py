@@ -12,7 +12,6 @@ events.
 
 from __future__ import annotations
 
-import uuid
 from array import array
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -22,6 +21,7 @@ import msgspec
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, Damaged, LimitExceeded, NotFound, NotSupported
+from headwater.core.in_order import in_order
 from headwater.store import Store
 from headwater.tier.cache import EventOutcome, TierCache
 from headwater.tier.errors import EventRejected
@@ -38,7 +38,6 @@ from headwater.tier.events import (
     TopicIdPartition,
     publisher_epoch_of,
 )
-from headwater.tier.in_order import in_order
 from headwater.tier.segments import ObjectStorage
 from headwater.tier.segments.object_storage import segment_key
 from headwater.tier.segments.reading import open_index
@@ -74,16 +73,6 @@ async def segment_metadata_of(
     )
 
 
-def segment_id_of(partition: TopicIdPartition, key: str) -> SegmentId | None:
-    """The segment of a partition with this key; None if the key is not one of its segments."""
-    try:
-        number = uuid.UUID(key.rpartition("/")[2].removesuffix(".parquet"))
-    except ValueError:
-        return None
-    segment_id = SegmentId(partition, number)
-    return segment_id if segment_key(segment_id) == key else None
-
-
 class MissingEvents(NamedTuple):
     """Something before the next item cannot be read."""
 
@@ -91,8 +80,6 @@ class MissingEvents(NamedTuple):
 
 
 class ReadEvent(NamedTuple):
-    """An event, and the epoch that the log has beside it."""
-
     event: MetadataEvent
     publisher_epoch: int | None
 
@@ -101,8 +88,6 @@ ReplayItem: TypeAlias = TierCache | MissingEvents | ReadEvent
 
 
 class DamagedEvents:
-    """The objects of one metadata partition."""
-
     def __init__(self, events: StoredEvents) -> None:
         self._events = events
         self.end = 0
@@ -181,8 +166,6 @@ class DamagedEvents:
 
 
 class EventReplay:
-    """The state of one metadata partition after the items so far."""
-
     def __init__(self, store: Store) -> None:
         self._store = store
         self._storage = ObjectStorage(store)

@@ -52,7 +52,6 @@ class TopicIdPartition(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @classmethod
     def of_stream(cls, stream_id: str, name: str, partition: int) -> TopicIdPartition:
-        """From the values in `stream.json`."""
         try:
             topic_id = uuid.UUID(stream_id)
         except ValueError:
@@ -243,13 +242,11 @@ PAYLOAD_MAX_BYTES: Final = CUSTOM_METADATA_MAX_BYTES - _HEAD.size
 
 
 def check_epoch(publisher_epoch: int | None) -> None:
-    """Raise `Refused` for an epoch that cannot be encoded."""
     if publisher_epoch is not None and not 0 <= publisher_epoch <= EPOCH_MAX:
         raise Refused(f"epoch {publisher_epoch} does not fit into 64 bits")
 
 
 def stamp(publisher_epoch: int, payload: bytes = b"") -> bytes:
-    """Custom metadata with the epoch of the publisher and a payload."""
     check_epoch(publisher_epoch)
     if len(payload) > PAYLOAD_MAX_BYTES:
         raise LimitExceeded(
@@ -260,7 +257,6 @@ def stamp(publisher_epoch: int, payload: bytes = b"") -> bytes:
 
 
 def unstamp(custom_metadata: bytes | None) -> tuple[int | None, bytes]:
-    """The publisher epoch, if there is one, and the payload."""
     if custom_metadata is None or not custom_metadata.startswith(MAGIC):
         return None, custom_metadata or b""
     if len(custom_metadata) < _HEAD.size:

@@ -32,10 +32,10 @@ from headwater.core.errors import (
     Trimmed,
     Unavailable,
 )
+from headwater.core.in_order import in_order
 from headwater.core.settings import whole_number
 from headwater.log.record.group import Group, Wal
 from headwater.tier.events import SegmentMetadata
-from headwater.tier.in_order import in_order
 from headwater.tier.segment_cover import END_LSN, CoverPiece, dense_end, gaps, with_pauses
 from headwater.tier.segments.footer import SegmentIndex
 from headwater.tier.segments.object_storage import ObjectStorage
@@ -200,7 +200,7 @@ class LogReader:
             lsn_ranges = ", ".join(f"{group.first_lsn} to {group.last_lsn}" for group in groups)
             raise Corrupt(
                 f"segment {segment.segment_id.id} should hold LSNs {lsns.start} to "
-                f"{lsns.stop - 1}, and hands out {lsn_ranges or 'nothing'}: headwater tier scrub"
+                f"{lsns.stop - 1}, and has {lsn_ranges or 'nothing'}: headwater tier scrub"
             )
         return groups
 

@@ -24,13 +24,13 @@ import msgspec
 from headwater.buffer.layout import segments_prefix
 from headwater.buffer.stream import list_streams
 from headwater.core.errors import Damaged, NotFound, NotSupported
+from headwater.core.in_order import in_order
 from headwater.store import ObjectMeta, Store
 from headwater.tier.event_codec import metadata_partition_for
 from headwater.tier.event_replay import (
     DamagedEvents,
     EventReplay,
     MissingEvents,
-    segment_id_of,
     segment_metadata_of,
 )
 from headwater.tier.eventlog.renewal import begin_partition, check_empty
@@ -45,14 +45,12 @@ from headwater.tier.events import (
     stamp,
     unstamp,
 )
-from headwater.tier.in_order import in_order
 from headwater.tier.jobs.log_start import LogStartRegister
 from headwater.tier.segment_cover import END_LSN, cover, gaps
+from headwater.tier.segments.object_storage import segment_id_of
 
 
 class Rebuilt(msgspec.Struct, frozen=True):
-    """The result of a rebuild."""
-
     missing: tuple[str, ...]
     """What cannot be read of the old log."""
     partitions: tuple[RebuiltPartition, ...]
@@ -214,7 +212,6 @@ class PartitionRebuild:
         return [one for one in listed if one.state is SegmentState.COPY_FINISHED]
 
     def _missing_lsns(self, first_lsn: int) -> list[range]:
-        """The LSNs that are in no finished segment with an object."""
         stored = [one for one in self._finished() if one.segment_id.id in self._objects]
         return gaps(cover(stored, first_lsn, END_LSN), first_lsn, END_LSN)
 

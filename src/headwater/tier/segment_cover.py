@@ -28,8 +28,6 @@ SEGMENTS_AT_ONCE: Final = 1_000
 
 
 class CoverPiece(NamedTuple):
-    """A part of a segment: the LSNs that are read from it."""
-
     segment: SegmentMetadata
     lsns: range
 
@@ -100,13 +98,11 @@ def overlap(one: range, other: range) -> range:
 
 
 def epoch_at(piece: CoverPiece, lsn: int) -> int:
-    """The epoch under which a piece holds an LSN."""
     epochs = piece.segment.epochs
     return max((epoch for epoch, begins in epochs if begins <= lsn), default=epochs[0][0])
 
 
 def share_bytes(piece: CoverPiece) -> int:
-    """The piece's share of the bytes of its segment, by its number of LSNs."""
     segment = piece.segment
     lsns = segment.end_offset - segment.start_offset + 1
     return segment.size_bytes * len(piece.lsns) // lsns

@@ -34,26 +34,6 @@ _STATES: Final = tuple(SegmentState)
 
 
 class SegmentTable:
-    """The rows of segments, by their ids."""
-
-    __slots__ = (
-        "_broker",
-        "_custom",
-        "_epoch",
-        "_event_ms",
-        "_free",
-        "_ids",
-        "_lineages",
-        "_partition",
-        "_size",
-        "_state",
-        "_txn_index_empty",
-        "end",
-        "finished",
-        "max_ms",
-        "start",
-    )
-
     def __init__(self, partition: TopicIdPartition) -> None:
         self._partition = partition
         self._ids = IdTable()
@@ -78,15 +58,14 @@ class SegmentTable:
 
     def __copy__(self) -> SegmentTable:
         twin = SegmentTable(self._partition)
-        for column in self.__slots__:
-            setattr(twin, column, copy(getattr(self, column)))
+        for name, column in vars(self).items():
+            setattr(twin, name, copy(column))
         return twin
 
     def find(self, segment: uuid.UUID) -> int | None:
         return self._ids.find(segment.bytes)
 
     def add(self, metadata: SegmentMetadata, finished: int = NOT_FINISHED) -> int:
-        """Add a segment with a new id; returns its row."""
         if self._free:
             row = self._free.pop()
         else:
@@ -260,7 +239,6 @@ class StartIndex:
         """A tree of the maxima; None after the chunks changed."""
 
     def __iter__(self) -> Iterator[int]:
-        """All rows, in order of their starts."""
         for rows in self._rows:
             yield from rows
 
@@ -273,7 +251,6 @@ class StartIndex:
         return starts, all_rows
 
     def add(self, start: int, row: int) -> None:
-        """Add a row, after those with the same start."""
         if not self._keys or start >= self._keys[-1][-1]:
             self._add_last(start, row)
             return
@@ -289,7 +266,6 @@ class StartIndex:
             self._set_maximum(chunk, max(self._maxima[chunk], self._value_of(row)))
 
     def remove(self, start: int, row: int) -> bool:
-        """Remove a row; returns whether it was there, with this start."""
         # The first chunk that may have it: equal starts may fill several chunks.
         chunk = max(bisect_left(self._firsts, start) - 1, 0)
         while chunk < len(self._firsts) and self._firsts[chunk] <= start:
@@ -302,7 +278,6 @@ class StartIndex:
         return False
 
     def floor(self, start: int) -> tuple[int, int] | None:
-        """Start and row of the last row that starts at or before `start`."""
         chunk = bisect_right(self._firsts, start) - 1
         if chunk < 0:
             return None
@@ -311,7 +286,6 @@ class StartIndex:
         return keys[place], self._rows[chunk][place]
 
     def last(self) -> tuple[int, int] | None:
-        """Start and row of the last row."""
         return (self._keys[-1][-1], self._rows[-1][-1]) if self._keys else None
 
     def rows_from(
@@ -403,7 +377,6 @@ class MaxTree:
         self._tree = tree
 
     def set(self, index: int, value: int) -> None:
-        """Change one number."""
         tree, place = self._tree, index + self._size
         tree[place] = value
         while place > 1:

@@ -42,8 +42,6 @@ T = TypeVar("T")
 
 
 class PartitionDump(msgspec.Struct, frozen=True):
-    """The value of one partition's state."""
-
     partition: TopicIdPartition
     publisher_epoch: int | None
     delete_state: PartitionDeleteState | None
@@ -79,7 +77,6 @@ class _Lazy(Collection[T]):
 
 
 def dump_partition(cache: PartitionCache) -> PartitionDump:
-    """The value of a partition's state."""
     table, rows = copy(cache.table), cache.rows()
     epochs = [(epoch, cache.epochs[epoch]) for epoch in sorted(cache.epochs)]
     referenced = [(epoch, *index.referenced.columns()) for epoch, index in epochs]
@@ -109,7 +106,6 @@ def dump_partition(cache: PartitionCache) -> PartitionDump:
 
 
 def restore_partition(dumped: PartitionDump) -> PartitionCache:
-    """The state with this value; `Corrupt` if there is none."""
     cache = PartitionCache(dumped.partition)
     cache.publisher_epoch = dumped.publisher_epoch
     cache.delete_state = dumped.delete_state
@@ -143,7 +139,6 @@ def dump_all(cache: TierCache) -> tuple[PartitionDump, ...]:
 
 
 def restore_all(dumps: Iterable[PartitionDump]) -> TierCache:
-    """The cache whose partitions have these values; `Corrupt` if there is none."""
     cache = TierCache()
     for dumped in dumps:
         cache.replace(restore_partition(dumped))
@@ -160,8 +155,6 @@ NOTHING: Final = -1
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The state of one metadata partition after its events through an offset."""
-
     log_id: uuid.UUID
     """The log of the events: another log has other events at the same offsets."""
     partition_count: int
@@ -228,7 +221,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         snapshot.through_offset,
         len(body),
     )
-    return b"".join((head, _HASH.pack(_hash(head, body)), body))
+    return b"".join((head, _HASH.pack(hash_of(head, body)), body))
 
 
 def decode_snapshot(data: bytes | memoryview, name: str = "a snapshot of the tier") -> Snapshot:
@@ -242,7 +235,7 @@ def decode_snapshot(data: bytes | memoryview, name: str = "a snapshot of the tie
     (stored,) = _HASH.unpack_from(data, _HEAD.size)
     if length != len(body):
         raise Corrupt(f"{name} has {len(body):,} bytes after its head, and should have {length:,}")
-    if stored != _hash(head, body):
+    if stored != hash_of(head, body):
         raise Corrupt(f"{name} fails its checksum")
     try:
         dumps = tuple(_read(written) for written in _decoder.decode(body))
@@ -252,7 +245,7 @@ def decode_snapshot(data: bytes | memoryview, name: str = "a snapshot of the tie
         raise Corrupt(f"{name} has invalid content: {error}") from error
 
 
-def _hash(head: bytes, body: bytes | bytearray | memoryview) -> int:
+def hash_of(head: bytes, body: bytes | bytearray | memoryview) -> int:
     hashed = xxhash.xxh3_64(head)
     hashed.update(body)
     return hashed.intdigest()

@@ -43,7 +43,9 @@ class _Gate:
         self.waiting: dict[str, _Request] = {}
 
     async def pass_as(self, name: str, key: str, *, is_write: bool) -> None:
-        request = self.waiting[name] = _Request(key, is_write, asyncio.Event())
+        # A call may have several requests under way.
+        label = next(f"{name}/{slot}" for slot in range(99) if f"{name}/{slot}" not in self.waiting)
+        request = self.waiting[label] = _Request(key, is_write, asyncio.Event())
         await request.passed.wait()
 
 
@@ -100,20 +102,21 @@ def _run(setup: Any, verify: Any, prefix: list[int], count: list[int]) -> list[t
         }
         order: list[str] = []
         last: _Request | None = None
+        before: list[_Request] = []
         while not all(task.done() for task in tasks.values()):
             await runtime.sleep(SETTLE_S)
             if not gate.waiting:
                 continue
-            # Of two neighbours that do not see each other, the first by name passes first.
             able = [
-                name
-                for name in sorted(gate.waiting)
-                if last is None or name >= order[-1] or gate.waiting[name].sees(last)
+                label
+                for label, request in sorted(gate.waiting.items())
+                if last is None or not _passes_first(label, request, order[-1], last, before)
             ]
             if not able:
                 return  # the same as a schedule that is run
             chosen = prefix[len(choices)] if len(choices) < len(prefix) else 0
             choices.append((chosen, len(able)))
+            before = list(gate.waiting.values())
             order.append(able[chosen])
             last = gate.waiting.pop(able[chosen])
             last.passed.set()
@@ -123,6 +126,15 @@ def _run(setup: Any, verify: Any, prefix: list[int], count: list[int]) -> list[t
 
     simulate(main, stall_max_s=0)
     return choices
+
+
+def _passes_first(
+    label: str, request: _Request, last_label: str, last: _Request, before: list[_Request]
+) -> bool:
+    """Whether this request passes before the last one in a schedule that amounts to the same: both
+    waited, they do not see each other, and it comes first by name."""
+    was_waiting = any(one is request for one in before)
+    return was_waiting and label < last_label and not request.sees(last)
 
 
 async def _outcome(call: Awaitable[object]) -> Outcome:

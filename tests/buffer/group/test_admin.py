@@ -25,6 +25,7 @@ from headwater.core.errors import Fenced, Refused, RolledBack, Trimmed
 from headwater.core.limits import GROUP_QUERY_SEEN_S
 from headwater.store import MemoryBackend, Store
 from headwater.store.claims import Claim, ClaimState, ClaimTable, Member
+from tests.buffer.consumer.fakes import FakeQueue
 from tests.buffer.consumer.given import produce
 from tests.store.scripted import virtual
 
@@ -162,7 +163,7 @@ async def test_a_description_says_who_reads_what() -> None:
     await register.begin("consumers", {0: 5, 1: 9})
     await members(register, "a")
     found = await describe_group(stream.store, "orders", group="audit")
-    assert (found.kind, found.is_running, found.epoch, found.resets) == ("consumers", True, 1, 0)
+    assert (found.record.kind, found.is_running, found.record.epoch) == ("consumers", True, 1)
     rows = [(one.partition, one.reader, one.lsn, one.lag.records) for one in found.partitions]
     assert rows == [(0, "a", 5, 6), (1, "", 9, 2)]
 
@@ -178,6 +179,35 @@ async def test_a_group_that_never_began_is_unknown() -> None:
     ):
         with pytest.raises(UnknownGroup, match="'nope'"):
             await call
+
+
+@virtual
+async def test_retention_may_delete_records_while_a_lag_is_computed() -> None:
+    queue = FakeQueue()
+    await queue.add_many(3)
+    await a_query(queue.stream(), p0=1)
+
+    async def trimmed(call: str) -> None:
+        if call == "sequence_at_lsn":
+            queue.floor = 2
+        await FakeQueue.ask(queue, call)
+
+    queue.ask = trimmed  # type: ignore[method-assign]
+    found = (await group_lag(queue.stream(), group="billing"))[0]
+    assert (found.floor_lsn, found.lost, found.lag.records) == (5, 4, 2)
+
+
+@pytest.mark.parametrize(("lsn", "batches"), [(2, 4), (4, 2), (5, 2)])
+@virtual
+async def test_a_batch_that_cannot_be_counted_ends_what_is_known(lsn: int, batches: int) -> None:
+    stream = await create_stream(Store(MemoryBackend()), "orders", format="v1")
+    await produce(stream, *[[b"%d" % number] for number in range(5)])
+    lost = (await stream.queue_reader(0).after(None, 5))[3]
+    await a_query(stream, p0=lsn)
+    await stream.store.delete(lost.location)
+    found = (await group_lag(stream, group="billing"))[0]
+    assert (found.end_lsn, found.lag.batches) == (4, batches)
+    assert found.lag.records == max(0, 4 - lsn)
 
 
 # Resets

@@ -74,6 +74,27 @@ async def final(backend: MemoryBackend) -> tuple[GroupRecord, int]:
     return record, positions[0]
 
 
+def test_every_order_that_matters_is_run() -> None:
+    async def adding(backend: MemoryBackend) -> object:
+        count = int(bytes((await backend.get("count")).data))
+        await backend.put("count", b"%d" % (count + 1))
+        return count
+
+    async def setup(backend: MemoryBackend) -> Mapping[str, Call]:
+        await backend.put("count", b"0")
+        return {"a": adding, "b": adding}
+
+    async def verify(
+        backend: MemoryBackend, outcomes: Mapping[str, object], order: list[str]
+    ) -> None:
+        ends.append((outcomes["a"], outcomes["b"], bytes((await backend.get("count")).data)))
+
+    ends: list[tuple[object, object, bytes]] = []
+    # One after the other, either way; and both read first, then one of them writes last.
+    assert schedules(setup, verify) == 4
+    assert sorted(ends, key=str) == [(0, 0, b"1"), (0, 0, b"1"), (0, 1, b"2"), (1, 0, b"2")]
+
+
 def test_a_restart_and_an_acknowledgement_of_the_run_before() -> None:
     async def verify(
         backend: MemoryBackend, outcomes: Mapping[str, object], order: list[str]
@@ -167,3 +188,73 @@ def test_two_restarts_give_two_epochs_and_the_higher_one_reads_on() -> None:
 
     calls = of(one=lambda _: restarting, two=lambda _: restarting)
     assert schedules(calls, verify) >= 132
+
+
+# A reset of partition 0, which leaves partition 1 where it is.
+
+
+async def reading_both(backend: MemoryBackend) -> GroupEpoch:
+    group = group_on(backend)
+    await group.begin("query", {0: BEGIN, 1: BEGIN})
+    epoch = await group.start_query("q", is_new=True)
+    await group.take(1, epoch)
+    return epoch
+
+
+async def resetting_one(backend: MemoryBackend) -> object:
+    return await group_on(backend).reset({0: RESET})
+
+
+async def restarting_in_the_other(backend: MemoryBackend) -> Run:
+    """Start the same checkpoint again, if it still has the group, and acknowledge partition 1."""
+    group = group_on(backend)
+    epoch = await group.start_query("q", is_new=False)
+    taken = await group.take(1, epoch)
+    await group.acknowledge(1, epoch, NEW_ACK)
+    return Run(epoch, taken.lsn)
+
+
+def test_a_reset_of_one_partition_keeps_what_is_acknowledged_in_the_other() -> None:
+    async def setup(backend: MemoryBackend) -> Mapping[str, Call]:
+        epoch = await reading_both(backend)
+
+        async def acknowledges(client: MemoryBackend) -> object:
+            return (await group_on(client).acknowledge(1, epoch, OLD_ACK)).lsn
+
+        return {"old": acknowledges, "reset": resetting_one}
+
+    async def verify(
+        backend: MemoryBackend, outcomes: Mapping[str, object], order: list[str]
+    ) -> None:
+        assert isinstance(outcomes["reset"], GroupRecord), outcomes
+        _, positions = await group_on(backend).positions()
+        if outcomes["old"] == OLD_ACK:
+            assert positions == {0: RESET, 1: OLD_ACK}, order
+        else:
+            assert isinstance(outcomes["old"], Fenced), outcomes
+            assert positions == {0: RESET, 1: BEGIN}, order
+
+    assert schedules(setup, verify) >= 6
+
+
+def test_a_reset_of_one_partition_and_a_restart_that_reads_the_other() -> None:
+    async def setup(backend: MemoryBackend) -> Mapping[str, Call]:
+        await reading_both(backend)
+        return {"new": restarting_in_the_other, "reset": resetting_one}
+
+    async def verify(
+        backend: MemoryBackend, outcomes: Mapping[str, object], order: list[str]
+    ) -> None:
+        assert isinstance(outcomes["reset"], GroupRecord), outcomes
+        record, positions = await group_on(backend).positions()
+        assert (record.resets, positions[0]) == (1, RESET), order
+        new = outcomes["new"]
+        if isinstance(new, Run):
+            # It acknowledged before the reset took the partition: later it would be fenced.
+            assert new.epoch.number < outcomes["reset"].epoch, order
+            assert (new.taken, positions[1]) == (BEGIN, NEW_ACK), order
+        else:
+            assert isinstance(new, Fenced), new
+            assert positions[1] == BEGIN, order
+
+    assert schedules(setup, verify) >= 100

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
-from headwater.buffer.consumer.progress import UnknownGroup
+from headwater.buffer.consumer.progress import FollowerRegister, UnknownGroup
 from headwater.buffer.group.record import (
     GroupEpoch,
-    GroupPosition,
     GroupRecord,
     OtherCheckpoint,
     OtherKind,
 )
 from headwater.buffer.group.register import GroupRegister
 from headwater.buffer.layout import group_key, group_record_key
-from headwater.core.errors import Bug, Fenced, Refused, RolledBack
+from headwater.buffer.queue.contract import QueuePosition
+from headwater.core.errors import Bug, Contended, Fenced, NotSupported, Refused, RolledBack
+from headwater.core.limits import GROUP_RESET_ATTEMPTS
 from headwater.store import MemoryBackend, Register
 from headwater.store.claims import Claim, ClaimState, ClaimTable
 from tests.buffer.group.given import BEGINS, ID, claimed, group_on
@@ -89,6 +89,13 @@ async def test_a_group_is_read_by_consumers_or_by_a_query() -> None:
     await other.begin("query", BEGINS)
     with pytest.raises(OtherKind, match="read by a query"):
         await claimed(other, "a", 0)
+
+
+@virtual
+async def test_a_group_says_which_one_it_is() -> None:
+    assert repr(group_on()) == "<group 'billing' of 'orders'>"
+    with pytest.raises(Refused, match="not a valid group name"):
+        GroupRegister(group_on().stream, "a/b")
 
 
 # Epochs
@@ -330,12 +337,14 @@ async def test_a_reset_of_one_partition_loses_no_acknowledgement_of_another() ->
     assert await positions_of(inner) == {0: 3, 1: 28}
 
 
+@pytest.mark.parametrize("before", ["the position is taken", "the reset"])
 @virtual
-async def test_a_reader_that_starts_during_a_reset_of_one_partition_has_it_begin_again() -> None:
+async def test_a_reader_that_starts_during_a_reset_has_it_begin_again(before: str) -> None:
     backend = Scripted()
     inner = backend.inner
     assert isinstance(inner, MemoryBackend)
-    reader, _ = await query_on(inner)
+    reader, old = await query_on(inner)
+    await reader.take(1, old)
 
     async def reads_on() -> None:
         again = await reader.start_query("q1", is_new=False)
@@ -346,9 +355,32 @@ async def test_a_reader_that_starts_during_a_reset_of_one_partition_has_it_begin
         return await apply()
 
     # The first write stops the readers, the second takes partition 1, the third is the reset.
-    backend.next("put_if_unchanged", at_once, after(reads_on))
-    await group_on(backend).reset({0: 3})
+    waits = {"the position is taken": 1, "the reset": 2}[before]
+    backend.next("put_if_unchanged", *[at_once] * waits, after(reads_on))
+    record = await group_on(backend).reset({0: 3})
+    assert record.epoch == 5, "a start, two attempts, a start in between, and the reset"
     assert await positions_of(inner) == {0: 3, 1: 28}
+
+
+@virtual
+async def test_a_reset_gives_up_when_readers_start_again_and_again() -> None:
+    backend = Scripted()
+    inner = backend.inner
+    assert isinstance(inner, MemoryBackend)
+    reader, old = await query_on(inner)
+    await reader.take(1, old)
+
+    async def starts() -> None:
+        await reader.take(1, await reader.start_query("q1", is_new=False))
+
+    async def at_once(apply: Any) -> Any:
+        return await apply()
+
+    # Each attempt stops the readers, and finds that one has taken the partition since.
+    backend.next("put_if_unchanged", *[at_once, after(starts)] * GROUP_RESET_ATTEMPTS)
+    with pytest.raises(Contended, match="readers started again 8 times"):
+        await group_on(backend).reset({0: 3})
+    assert (await reader.read()).resets == 0
 
 
 @virtual
@@ -427,6 +459,8 @@ async def test_a_record_that_went_back_is_reported_and_a_reset_continues_above_i
         await group.take(0, newest)
     await backend.put(key, before.data)
     restarted = group_on(backend)
+    with pytest.raises(RolledBack, match=r"epoch 4 was given, and .* does not know of it"):
+        await group_on(backend).check({0: newest})
     lower = await restarted.start_query("q1", is_new=False)
     assert lower.number < newest.number
     with pytest.raises(RolledBack, match="headwater group reset"):
@@ -490,6 +524,12 @@ async def test_both_registers_hold_what_the_format_says() -> None:
     assert position == {"epoch": 1, "resets": 0, "lsn": 21}
 
 
-def test_a_position_needs_all_its_fields() -> None:
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.json.decode(b'{"next_sequence":7,"committed_ms":1}', type=GroupPosition)
+@virtual
+async def test_a_position_of_the_earlier_form_is_refused_with_the_cure() -> None:
+    backend = MemoryBackend()
+    group, epoch = await query_on(backend)
+    await FollowerRegister(group.stream, 0, "billing").begin(QueuePosition(7, 12))
+    for call in (group.take(0, epoch), group.positions(), group.reset({0: 3})):
+        with pytest.raises(NotSupported, match="Read under another group name, or remove"):
+            await call
+    assert (await group.take(1, epoch)).lsn == 21

@@ -148,7 +148,7 @@ def test_a_later_format_says_what_to_do() -> None:
     later = sealed(msgspec.msgpack.encode(a_chunk()), magic=b"HWC3")
     with pytest.raises(NotSupported, match="Upgrade"):
         decode_chunk(later, queue_id="q1", number=1)
-    with pytest.raises(Corrupt, match="no chunk"):
+    with pytest.raises(Corrupt, match="not a chunk"):
         decode_chunk(sealed(b"", magic=b"PAR1"), queue_id="q1", number=1)
 
 

@@ -47,7 +47,7 @@ async def _many(simulation: Simulation, producers: int) -> tuple[list[float], Qu
     far = FaultyStore(
         Cloud(versions_by_content=True),
         Faults(),
-        simulation.stream("faults"),
+        simulation.random_source("faults"),
         latency_s=2 * REQUEST_S,
     )
     queue = await Queue(far).create()

@@ -109,7 +109,7 @@ async def test_a_predecessor_is_fenced_and_lands_nothing() -> None:
     predecessor = await queue.opened()
     await predecessor.append([batch(1)])
     successor = await queue.opened()
-    with pytest.raises(Fenced, match="another producer opened"):
+    with pytest.raises(Fenced, match="another producer with the id"):
         await predecessor.append([batch(2)])
     assert await successor.append([batch(2)]) == [AppendedBatch(1, 2)]
     with pytest.raises(Fenced):

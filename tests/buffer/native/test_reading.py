@@ -199,7 +199,7 @@ async def test_what_stands_below_the_floor_is_not_handed_out() -> None:
     await _without_entries(queue, 4)
     await queue.collector().collect(NOTHING_KEPT, full=True)
     # A create that stalled until its number was dead: what it says was never appended.
-    ghost = first_chunk(QUEUE).follower()
+    ghost = first_chunk(QUEUE).next_chunk()
     ghost = msgspec.structs.replace(
         ghost, number=3, first_sequence=2, first_lsn=3, newest_before=(LatestTimes(), LatestTimes())
     )

@@ -215,5 +215,5 @@ async def test_batches_that_are_missing_between_two_chunks_are_noticed(
     queue, chunks = await _queue(shape, [[(1, AT_MS, AT_MS)] for _ in range(5)])
     lost = msgspec.structs.replace(chunks[3], entries=())
     await queue.put_chunks([lost])
-    with pytest.raises(RolledBack, match="does not go on with batch 1"):
+    with pytest.raises(RolledBack, match="does not continue with batch 1"):
         await queue.queue_reader().after(0, 10)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from headwater.buffer.queue.native.chunk import Chunk, ProducerIncarnation, first_chunk
-from headwater.buffer.queue.native.tail import (
+from headwater.buffer.queue.native.turns import (
     APART,
     PATIENCE,
     ROUNDS_ABSENT,
-    SLOT_MOST_S,
     WAIT_MOST_S,
+    WRITE_MOST_S,
     AppendTurns,
 )
 from headwater.core import runtime
@@ -90,7 +90,7 @@ async def test_nobody_waits_until_its_records_are_given_up() -> None:
     turns = AppendTurns("a")
     turns.see(first_chunk("q1"))
     for _ in range(100):
-        turns.took(SLOT_MOST_S)
+        turns.took(WRITE_MOST_S)
     turns.see(appended(*[f"p{number}" for number in range(100)] * 2))
     assert turns.wait_s(0) == pytest.approx(WAIT_MOST_S)
 
@@ -109,7 +109,7 @@ async def test_a_machine_that_stood_still_does_not_wait_longer_for_it() -> None:
     turns = AppendTurns("a")
     turns.took(86_400)
     turns.see(appended("a", "b"))
-    assert turns.wait_s(0) <= 2 * PATIENCE * SLOT_MOST_S
+    assert turns.wait_s(0) <= 2 * PATIENCE * WRITE_MOST_S
 
 
 @virtual

@@ -97,7 +97,7 @@ def test_concurrent_calls_of_many_batches_keep_their_order_on_a_faulty_store(see
         network = FaultyStore(
             backend,
             Faults(fail_before=0.1, lose_response=0.1, throttle=0.1),
-            simulation.stream("faults"),
+            simulation.random_source("faults"),
             spawn=simulation.spawn,
         )
         stormy = Stream(Store(network), calm.config)

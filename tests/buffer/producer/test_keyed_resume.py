@@ -70,13 +70,13 @@ def test_every_record_is_there_once_and_in_order_whatever_ends_a_life(seed: int)
         config = (await open_stream(calm, "orders", writing=True)).config
         network = FaultyStore(
             backend,
-            Faults.swarm(simulation.stream("swarm")),
-            simulation.stream("faults"),
+            Faults.swarm(simulation.random_source("swarm")),
+            simulation.random_source("faults"),
             spawn=simulation.spawn,
         )
         policy = RetryPolicy(attempts=3, deadline_s=10, attempt_timeout_s=3)
         stormy = Stream(Store(network, policy=policy), config)
-        source = a_source(simulation.stream("source"))
+        source = a_source(simulation.random_source("source"))
         for _ in range(12):
             try:
                 await one_life(stormy, source, simulation.random)

@@ -183,8 +183,8 @@ def test_accepted_is_there_once_in_order_and_refused_is_not_there(
         await create_stream(calm, "orders", format=format_name)
         network = FaultyStore(
             backend,
-            Faults.swarm(simulation.stream("swarm")),
-            simulation.stream("faults"),
+            Faults.swarm(simulation.random_source("swarm")),
+            simulation.random_source("faults"),
             spawn=simulation.spawn,
         )
         policy = RetryPolicy(attempts=4, deadline_s=20, attempt_timeout_s=5)

@@ -23,7 +23,6 @@ from headwater.buffer.queue.v1.side_object import (
 )
 from headwater.core.errors import Conflict, Damaged, OutcomeUnknown
 from headwater.store import Object, Store
-from headwater.store.attempts import conflict_with
 from headwater.testing import Scenario
 from headwater.testing.guard import UnhandledFailure
 from tests.planted import expect_noticed
@@ -60,8 +59,10 @@ async def _gone_is_not_landed(
 def _refused_says(nothing_landed: bool) -> Any:
     """The same of every refused write, however it was refused and whatever was sent before."""
 
+    honest = Store._conflict_with
+
     def taken(key: str, current: Object | None, condition: Any, **_: bool) -> Conflict | None:
-        return conflict_with(key, current, condition, nothing_landed=nothing_landed)
+        return honest(key, current, condition, nothing_landed=nothing_landed)
 
     return staticmethod(taken)
 

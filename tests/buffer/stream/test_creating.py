@@ -320,8 +320,8 @@ async def _agree(simulation: Simulation) -> None:
     """Some create, some add partitions, under faults; whoever is told of a stream uses it."""
     network = FaultyStore(
         MemoryBackend(versions_by_content=True),
-        Faults.swarm(simulation.stream("swarm")),
-        simulation.stream("faults"),
+        Faults.swarm(simulation.random_source("swarm")),
+        simulation.random_source("faults"),
         spawn=simulation.spawn,
     )
     told: list[StreamConfig] = []

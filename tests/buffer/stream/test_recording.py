@@ -114,6 +114,43 @@ async def test_a_wider_type_takes_the_place_and_a_narrower_one_is_widened(
     assert read_back == [(expected,)] * 2
 
 
+def keyed(kind: pa.DataType, key: int) -> pa.Table:
+    return pa.table({"x": pa.array([[(key, 1)]], pa.map_(kind, pa.int32()))})
+
+
+@virtual
+async def test_wider_keys_of_a_map_are_refused_by_a_recorded_column() -> None:
+    store, stream = await orders()
+    async with await Producer.open(stream) as producer:
+        await producer.produce_arrow(keyed(pa.int32(), 7))
+        with pytest.raises(Refused, match=r"map<int32, int32> is inferred, map<int64, int32>"):
+            await producer.produce_arrow(keyed(pa.int64(), 7))
+    assert await types(store) == {"x": "map<int32, int32>"}
+    assert await read(store, "x") == [([(7, 1)],)]
+
+
+@virtual
+async def test_narrower_keys_of_a_map_are_carried_as_those_of_the_column() -> None:
+    store, stream = await orders()
+    async with await Producer.open(stream) as producer:
+        await producer.produce_arrow(keyed(pa.int64(), 7))
+        added = keyed(pa.int32(), 8).append_column("y", pa.array([1]))
+        await producer.produce_arrow(added)
+    assert await types(store) == {"x": "map<int64, int32>", "y": "int64"}
+    assert await read(store, "x", "y") == [([(7, 1)], None), ([(8, 1)], 1)]
+
+
+@virtual
+async def test_wider_keys_of_a_map_can_be_declared_if_every_retained_value_fits() -> None:
+    store, stream = await orders()
+    async with await Producer.open(stream) as producer:
+        await producer.produce_arrow(keyed(pa.int32(), 7))
+    await alter_stream(store, "orders", schema={"x": "map<int64, int32>"})
+    async with await Producer.open(store, "orders") as producer:
+        await producer.produce_arrow(keyed(pa.int64(), 1 << 40))
+    assert await read(store, "x") == [([(7, 1)],), ([(1 << 40, 1)],)]
+
+
 @virtual
 async def test_columns_and_fields_are_added_and_never_dropped() -> None:
     store, stream = await orders()

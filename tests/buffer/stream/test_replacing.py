@@ -132,7 +132,7 @@ async def test_what_a_producer_has_on_its_way_is_put_into_the_new_type_or_droppe
         await producer.flush()
         wide = await producer.produce_rows([{"x": 2**40}])
         await alter_stream(store, "orders", schema={"x": "int32"})
-        with pytest.raises(Refused, match=r"x.*int32 while these records were on their way"):
+        with pytest.raises(Refused, match=r"x.*int32 while these records were pending"):
             await producer.flush()
         with pytest.raises(Refused):
             await wide

@@ -26,14 +26,14 @@ DIGITS = "0.1234567890123456789"
     ("number", "says"),
     [
         ("12345678901234567890", "a whole number beyond int64: write it as text"),
-        (DIGITS, f"{DIGITS} is no double"),
-        ("1e400", "is no double"),
-        ("1e-400", "is no double"),
-        ("1e-320000", "is no double"),
-        ("1e999999999", "is no double"),
-        ("9007199254740993.5", "is no double"),
+        (DIGITS, f"{DIGITS} does not fit a double"),
+        ("1e400", "does not fit a double"),
+        ("1e-400", "does not fit a double"),
+        ("1e-320000", "does not fit a double"),
+        ("1e999999999", "does not fit a double"),
+        ("9007199254740993.5", "does not fit a double"),
         ("[1.5, 9007199254740993]", "9007199254740993"),
-        (f'{{"x": [{DIGITS}]}}', f"{DIGITS} is no double"),
+        (f'{{"x": [{DIGITS}]}}', f"{DIGITS} does not fit a double"),
     ],
 )
 @pytest.mark.parametrize("before", [0, 1, 700])
@@ -123,11 +123,11 @@ def test_whole_numbers_and_decimals_arrive_digit_by_digit(
         ('{"id":1,"extra":1}', "extra  int64 is given, and not declared"),
         ('{"f":1.5}', "id"),
         ('{"id":1,"f":9007199254740993}', "9007199254740993"),
-        (f'{{"id":1,"f":{DIGITS}}}', "is no double"),
-        ('{"id":1,"f":NaN}', "no JSON object"),
+        (f'{{"id":1,"f":{DIGITS}}}', "does not fit a double"),
+        ('{"id":1,"f":NaN}', "not a JSON object"),
         ('{"id":1,"id":2}', "twice"),
-        ('{"id":1} {"id":2}', "no JSON object"),
-        ('{"id":1,"f":1e999}', "is no double"),
+        ('{"id":1} {"id":2}', "not a JSON object"),
+        ('{"id":1,"f":1e999}', "does not fit a double"),
         ('{"id":1,"t":"2026-01-02 25:00:00"}', "25:00:00"),
     ],
 )
@@ -333,10 +333,10 @@ DEEP = '{"a":' * 3_000 + "1" + "}" * 3_000
         (b'{"id":2,"na\xefve":1}', "is not UTF-8: byte 0xef at offset 11"),
         (b'{"id":2,"o":{"s":["\xff"]}}', "is not UTF-8: byte 0xff"),
         (b'{"id":2,"_key":"\xfc"}', "is not UTF-8: byte 0xfc"),
-        (b'{"id":2,"s":"\\ud800"}', "has \\ud800, one half of a surrogate pair"),
+        (b'{"id":2,"s":"\\ud800"}', "has \\ud800, half of a surrogate pair"),
         (
             b'{"id":2,"s":"\\ud83d\\ude00\\\\ud800 \\udc00"}',
-            "has \\udc00, one half of a surrogate pair",
+            "has \\udc00, half of a surrogate pair",
         ),
         (b'{"id":2,"o":' + DEEP.encode() + b"}", "is nested more than 100 levels deep"),
         (b'{"id":2,"o":' + b"[" * 500 + b"]" * 500 + b"}", "is nested more than 100 levels deep"),
@@ -390,4 +390,4 @@ def test_whitespace_around_a_number_hides_none_of_its_digits(
     if is_exact_decimal(exact, float(exact)):
         assert found == json.dumps([json.loads(value)])
     else:
-        assert (found, "is no double" in str(error)) == (None, True)
+        assert (found, "does not fit a double" in str(error)) == (None, True)

@@ -78,7 +78,7 @@ def test_files_with_columns_are_not_taken_for_lines(
     pq.write_table(pa.table({"id": [1]}), tmp_path / "file.parquet")
     done = invoke("produce", url, "events", str(tmp_path / "file.parquet"))
     assert done.exit_code == 2
-    assert "say --parquet" in done.stderr
+    assert "use --parquet" in done.stderr
     assert values(url) == []
 
 
@@ -161,7 +161,7 @@ def test_bytes_are_not_shown_beside_text_that_looks_like_them(
     assert invoke("produce", url, "text", file("0xfffe\n0x00\n")).exit_code == 0
     done = invoke("read", url, "events")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "lines do not tell them apart" in done.stderr
+    assert "in lines, the two look the same" in done.stderr
     assert "--format, such as json" in done.stderr
     assert invoke("read", url, "text").stdout == "0xfffe\n0x00\n"
     assert invoke("read", url, "events", "--limit", "1").stdout == "0xfffe\n"

@@ -25,7 +25,7 @@ def test_a_byte_order_mark_before_the_first_line_of_json_is_none_of_it(
     assert done.exit_code == 0, done.stderr
     assert invoke("read", url, "events").stdout == '{"a":1}\n{"a":2}\n'
     again = invoke("produce", url, "events", "--json", file('{"a": 1}\n\ufeff{"a": 2}\n'))
-    assert (again.exit_code, "line 2 is no JSON object" in again.stderr) == (2, True)
+    assert (again.exit_code, "line 2 is not a JSON object" in again.stderr) == (2, True)
 
 
 def test_json_lines_are_typed_rows(invoke: Invoke, url: str, file: File) -> None:
@@ -149,7 +149,7 @@ def test_a_line_that_is_no_object_is_named_and_what_precedes_it_is_sent(
     for wrong in ("nope", "[1]", '{"id":'):
         done = invoke("produce", url, "events", file(f'{{"id":1}}\n{wrong}\n{{"id":2}}'), "--json")
         assert done.exit_code == 2
-        assert "line 2 is no JSON object" in done.stderr
+        assert "line 2 is not a JSON object" in done.stderr
         assert "1 record accepted" in done.stdout
 
 

@@ -37,7 +37,7 @@ def test_a_signal_sends_what_was_read_and_says_so(url: str) -> None:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT, err
     assert b"2 records accepted" in out
-    assert b"interrupted: every whole line" in out
+    assert b"interrupted: all complete lines" in out
     assert b"Traceback" not in err
     assert values(url) == [b"one", b"two"]
 

@@ -49,7 +49,7 @@ def test_an_incompatible_schema_is_refused_with_the_difference(
 
 def test_delete_refuses_where_nobody_can_be_asked(invoke: Invoke, url: str) -> None:
     done(invoke("stream", "create", url, "orders"))
-    assert "say --yes" in error_of(invoke("stream", "delete", url, "orders"))
+    assert "use --yes" in error_of(invoke("stream", "delete", url, "orders"))
     assert opened(url).name == "orders"
 
 
@@ -72,7 +72,7 @@ def test_delete_asks_on_a_terminal(
     done(invoke("stream", "create", url, "orders"))
     monkeypatch.setattr("headwater.cli.terminal.is_interactive", lambda: True)
     result = CliRunner().invoke(app, ["stream", "delete", url, "orders"], input=answer)
-    assert "Delete stream orders and all of its records" in result.output
+    assert "Permanently delete stream orders and all of its records" in result.output
     assert result.exit_code == status
     assert (invoke("stream", "list", url).exit_code == 0) == bool(status)
 
@@ -97,7 +97,7 @@ def test_delete_says_what_went(invoke: Invoke, url: str) -> None:
     done(invoke("stream", "create", url, "orders"))
     out = done(invoke("stream", "delete", url, "orders", "--yes"))
     assert "✓ deleted stream orders: 4 objects" in out
-    assert "went on deleting" in done(invoke("stream", "delete", url, "orders", "-y"))
+    assert "continued deleting" in done(invoke("stream", "delete", url, "orders", "-y"))
     text = error_of(invoke("stream", "describe", url, "orders"))
     assert "'orders' was deleted" in text
     assert "there is no stream" in error_of(invoke("stream", "delete", url, "other", "--yes"))
@@ -112,7 +112,7 @@ def test_delete_says_what_is_left(
     monkeypatch.setattr("headwater.cli.tier_partitions.delete_stream", partly)
     result = invoke("stream", "delete", url, "orders", "--yes")
     assert result.exit_code == 1
-    assert "2 objects may still be there: delete it once more (500 InternalError)" in result.stdout
+    assert "2 objects may still be there: delete it again (500 InternalError)" in result.stdout
 
 
 def foreign_queue(url: str, *, taken: int) -> None:

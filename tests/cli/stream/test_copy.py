@@ -62,7 +62,7 @@ def test_a_copy_that_was_cut_off_goes_on(
     command = ("stream", "copy", filled, "orders", filled, "backup")
     said = error_of(invoke(*command))
     assert "no route to host" in said
-    assert "cut off: the same command with --resume goes on" in said
+    assert "interrupted: the same command with --resume continues" in said
     monkeypatch.undo()
     assert "exists" in error_of(invoke(*command))
     result = json.loads(done(invoke(*command, "--resume", "--json")))

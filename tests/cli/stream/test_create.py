@@ -97,7 +97,7 @@ def test_creating_what_exists_is_refused_unless_it_is_welcome(invoke: Invoke, ur
     refused = error_of(invoke("stream", "create", url, "orders"))
     assert "'orders' exists" in refused
     assert "--exists-ok" in refused
-    assert "✓ there already" in done(invoke("stream", "create", url, "orders", "--exists-ok"))
+    assert "✓ exists already" in done(invoke("stream", "create", url, "orders", "--exists-ok"))
     other = invoke("stream", "create", url, "orders", "--exists-ok", "--partitions", "2")
     assert "partitions  is 1, and 2 was asked for" in error_of(other)
 
@@ -157,7 +157,7 @@ def test_a_schema_file_may_begin_with_a_byte_order_mark(
 
 
 def test_a_stream_in_memory_is_refused_since_it_would_be_gone(invoke: Invoke) -> None:
-    assert "gone when this command ends" in error_of(invoke("stream", "create", "memory://", "a"))
+    assert "lost when this command ends" in error_of(invoke("stream", "create", "memory://", "a"))
 
 
 def test_an_address_with_nothing_behind_it_is_told_from_an_empty_store(

@@ -45,11 +45,11 @@ def read(invoke: Invoke, url: str, partition: int) -> str:
 def test_one_partition(invoke: Invoke, filled: str) -> None:
     command = ("stream", "truncate", filled, "orders", "--before=3", "--partition=1", "--yes")
     assert done(invoke(*command)) == (
-        "✓ partition 1: the log begins at LSN 3, 2 records were given up\n"
+        "✓ partition 1: the log begins at LSN 3, 2 records were deleted\n"
     )
     assert read(invoke, filled, 1) == "3\n4\n5\n"
     assert read(invoke, filled, 0) == "1\n2\n3\n4\n5\n"
-    assert done(invoke(*command)) == "– partition 1: is so already, the log begins at LSN 3\n"
+    assert done(invoke(*command)) == "– partition 1: nothing to delete, the log begins at LSN 3\n"
     assert "is not retained" in error_of(
         invoke("read", filled, "orders", "--partition=1", "--start=1")
     )
@@ -58,9 +58,9 @@ def test_one_partition(invoke: Invoke, filled: str) -> None:
 def test_several_partitions_each_at_its_own_offset(invoke: Invoke, filled: str) -> None:
     result = invoke("stream", "truncate", filled, "orders", "--before=0=4,1=latest", "--yes")
     assert done(result) == (
-        "✓ partition 0: the log begins at LSN 3, 2 records were given up; LSNs 3 to 3 stay, in "
+        "✓ partition 0: the log begins at LSN 3, 2 records were deleted; LSNs 3 to 3 stay, in "
         "one batch with 4\n"
-        "✓ partition 1: the log begins at LSN 6, 5 records were given up\n"
+        "✓ partition 1: the log begins at LSN 6, 5 records were deleted\n"
     )
     assert (read(invoke, filled, 0), read(invoke, filled, 1)) == ("3\n4\n5\n", "")
 
@@ -125,7 +125,7 @@ def test_it_asks_how_many_records_are_to_go(
         stream_records, "confirm", lambda question, *, unasked: asked.append(question)
     )
     done(invoke(*command))
-    assert asked[0].startswith("Give up 2 records in 1 partitions of stream orders, for good?")
+    assert asked[0].startswith("Permanently delete 2 records in 1 partitions of stream orders?")
     done(invoke(*command))  # nothing is left to ask about
     assert len(asked) == 1
 

@@ -320,7 +320,7 @@ async def test_an_overtaken_leader_lets_nobody_on_and_calls_nothing_replicated()
     await leader(wal=old.wal, store=old.store, epoch=2)
     old.primary.register_replica("r1", position_lsn=7)
     with pytest.raises(Fenced):
-        await old.primary.slot_writer.settle()
+        await old.primary.slot_writer.wait_stored()
     with pytest.raises(CommitUnknown, match="stop serving"):
         await old.primary.wait_committed(7)
     with pytest.raises(Fenced, match="stop serving"):

@@ -31,7 +31,7 @@ async def test_what_is_pruned_would_be_allowed_by_the_next_leader_as_well() -> N
     one.wal.append(9)
     one.primary.register_replica("r1", position_lsn=2)
     one.acknowledge("r1", 2)
-    await one.primary.slot_writer.settle()
+    await one.primary.slot_writer.wait_stored()
     one.acknowledge("r1", 8)
     backend.is_away = True
     assert await one.primary.prune_retained_wal_through(9) == 2, "the store does not know of 8"
@@ -50,7 +50,7 @@ async def test_a_write_that_may_have_landed_counts_as_one_that_has() -> None:
     one.wal.append(9)
     await one.service.register("r1", 0)
     one.acknowledge("r1", 9)
-    await one.primary.slot_writer.settle()
+    await one.primary.slot_writer.wait_stored()
 
     backend.goes_away_after_write = True
     with pytest.raises(OutcomeUnknown):
@@ -66,7 +66,7 @@ async def test_a_slot_is_given_up_for_the_next_leader_before_its_log_goes() -> N
     backend = Away()
     one = await leader(store=Store(backend), max_lag_lsn=3)
     one.primary.register_replica("slow", position_lsn=0)
-    await one.primary.slot_writer.settle()
+    await one.primary.slot_writer.wait_stored()
     one.wal.append(9)
     backend.is_away = True
     assert await one.primary.prune_retained_wal_through(9) == 0
@@ -80,7 +80,7 @@ async def test_a_leader_that_was_overtaken_prunes_nothing() -> None:
     one = await leader(epoch=1)
     one.wal.append(9)
     one.primary.register_replica("r1", position_lsn=0)
-    await one.primary.slot_writer.settle()
+    await one.primary.slot_writer.wait_stored()
     await slot_register(one.store).stamp(2)
     one.acknowledge("r1", 9)
     for _ in range(2):
@@ -99,7 +99,7 @@ async def test_a_leader_that_knows_it_prunes_nothing_although_its_slots_would_al
     await slot_register(one.store).stamp(2)
     one.acknowledge("r1", 6)
     with pytest.raises(Fenced):
-        await one.primary.slot_writer.settle()
+        await one.primary.slot_writer.wait_stored()
     with pytest.raises(Fenced):
         await one.primary.prune_retained_wal_through(3)
     assert one.wal.oldest_lsn() == 1
@@ -110,7 +110,7 @@ async def test_slots_that_cannot_be_read_free_nothing() -> None:
     one = await leader()
     one.wal.append(9)
     one.primary.register_replica("r1", position_lsn=2)
-    await one.primary.slot_writer.settle()
+    await one.primary.slot_writer.wait_stored()
     await one.store.put(SLOTS_KEY, b"{}")
     one.acknowledge("r1", 9)
     for _ in range(2):
@@ -242,7 +242,7 @@ async def test_a_slot_above_the_log_is_stored_as_brought_back_before_anybody_wri
     one.wal.append(10)
     one.primary.register_replica("r1", position_lsn=0)
     one.acknowledge("r1", 10)
-    await one.primary.slot_writer.settle()
+    await one.primary.slot_writer.wait_stored()
     shorter = MemoryWal()
     shorter.append(5)
     await leader(wal=shorter, store=one.store, epoch=2)
@@ -354,7 +354,7 @@ async def test_slots_that_are_gone_do_not_free_a_log_that_holds_records() -> Non
     one.wal.append(9)
     await one.service.register("away", 3)
     await one.store.delete(SLOTS_KEY)
-    with pytest.raises(RolledBack, match="group reset"):
+    with pytest.raises(RolledBack, match="slot reset"):
         await leader(wal=one.wal, store=one.store, epoch=2, must_exist=None)
     await slot_register(one.store).reset_damaged()
     second = await leader(wal=one.wal, store=one.store, epoch=2, must_exist=None)

@@ -82,7 +82,7 @@ def test_replica_slot_persists_and_reconnect_resumes_from_restart_lsn(tmp_path: 
             10,
         )
         shutil.copytree(tmp_path / "running", tmp_path / "crashed-early")
-        await primary.slot_writer.settle()
+        await primary.slot_writer.wait_stored()
         shutil.copytree(tmp_path / "running", tmp_path / "crashed")
 
         copied, reopened = await open_leader(tmp_path / "crashed", 2)

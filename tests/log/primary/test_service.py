@@ -158,7 +158,7 @@ async def test_a_leader_that_was_overtaken_answers_no_one() -> None:
     await slot_register(one.store).stamp(2)
     await one.service.acknowledge("r1", Acknowledgement(1, 1))
     with pytest.raises(Fenced):
-        await one.primary.slot_writer.settle()
+        await one.primary.slot_writer.wait_stored()
     with pytest.raises(Fenced):
         await one.service.pull("r1", 0)
     with pytest.raises(Fenced):
@@ -174,7 +174,7 @@ async def test_a_pull_that_waited_while_another_leader_took_over_is_not_answered
     await slot_register(one.store).stamp(2)
     one.primary.register_replica("r2")
     with pytest.raises(Fenced):
-        await one.primary.slot_writer.settle()
+        await one.primary.slot_writer.wait_stored()
     one.wal.append(1)
     with pytest.raises(Fenced):
         await waiting
@@ -258,7 +258,7 @@ async def test_a_number_of_another_kind_is_taken_as_the_number_it_is() -> None:
     one.wal.append(9)
     await one.service.register("r1", four)
     await one.service.acknowledge("r1", Acknowledgement(four, four))
-    await one.primary.slot_writer.settle()
+    await one.primary.slot_writer.wait_stored()
     stored = await slot_register(one.store).read()
     assert stored is not None
     assert stored.slots[0].restart_lsn == 4

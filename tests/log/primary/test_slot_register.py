@@ -8,8 +8,8 @@ import pytest
 from headwater.core.errors import Fenced, NotSupported
 from headwater.log.primary.slot import Invalidation, InvalidationCause, Slot
 from headwater.log.primary.slot_register import (
+    SLOTS_FORMAT,
     SlotTable,
-    make_table,
     merge_tables,
     stamp_epoch,
 )
@@ -20,7 +20,7 @@ def slot(name: str, generation: int, lsn: int = 0, **more: object) -> Slot:
 
 
 def table(*slots: Slot, epoch: int = 1, next_generation: int = 10) -> SlotTable:
-    return make_table(slots, leader_epoch=epoch, next_generation=next_generation)
+    return SlotTable(SLOTS_FORMAT, epoch, next_generation, list(slots))
 
 
 def test_an_older_leader_neither_stamps_nor_writes() -> None:

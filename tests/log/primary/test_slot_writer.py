@@ -47,7 +47,7 @@ async def test_slots_survive_their_leader() -> None:
     first = await opened(store, epoch=1)
     first.slots.create("a", 7)
     first.slots.advance("a", applied_lsn=20, durable_lsn=15)
-    await first.settle()
+    await first.wait_stored()
 
     second = await opened(store, epoch=2)
     assert second.slots.all() == first.slots.all()
@@ -59,13 +59,13 @@ async def test_an_older_leader_is_refused_and_stays_refused() -> None:
     store = memory_store()
     old = await opened(store, epoch=1)
     old.slots.create("a", 7)
-    await old.settle()
+    await old.wait_stored()
     new = await opened(store, epoch=2)
 
     old.slots.advance("a", applied_lsn=90, durable_lsn=90)
     for _ in range(2):
         with pytest.raises(Fenced, match="epoch 2"):
-            await old.settle()
+            await old.wait_stored()
     assert isinstance(old.failure, Fenced)
     with pytest.raises(Fenced):
         await opened(store, epoch=1)
@@ -108,15 +108,15 @@ async def test_of_two_openings_under_one_epoch_the_later_has_the_slots() -> None
     store = memory_store()
     first = await opened(store)
     first.slots.create("a", 7)
-    await first.settle()
+    await first.wait_stored()
     second = await opened(store)
     second.slots.create("b", 8)
-    await second.settle()
+    await second.wait_stored()
     first.slots.create("c", 9)
     with pytest.raises(Fenced, match="same epoch 1"):
-        await first.settle()
+        await first.wait_stored()
     second.slots.create("d", 10)
-    await second.settle()
+    await second.wait_stored()
     stored = await slot_register(store).read()
     assert stored is not None
     assert [slot.name for slot in stored.slots] == ["a", "b", "d"]
@@ -129,7 +129,7 @@ async def test_a_leader_whose_epoch_was_set_back_writes_nothing_more() -> None:
     await slot_register(store).lower_epoch(2)
     wrong.slots.create("a", 7)
     with pytest.raises(Fenced, match="epoch 2"):
-        await wrong.settle()
+        await wrong.wait_stored()
     assert (await opened(store, epoch=2)).slots.all() == []
 
 
@@ -138,7 +138,7 @@ async def test_slots_that_cannot_be_read_are_an_error_and_never_none() -> None:
     store = memory_store()
     keeper = await opened(store)
     keeper.slots.create("a", 7)
-    await keeper.settle()
+    await keeper.wait_stored()
     await damage(store)
     with pytest.raises(Corrupt):
         await opened(store, epoch=2)
@@ -153,7 +153,7 @@ async def test_slots_that_vanished_are_damage_for_whoever_knows_of_them() -> Non
     await store.delete(SLOTS_KEY)
     keeper.slots.create("a", 7)
     with pytest.raises(RolledBack):
-        await keeper.settle()
+        await keeper.wait_stored()
     with pytest.raises(RolledBack, match="Restore it"):
         await SlotWriter.open(slot_register(store), leader_epoch=2, must_exist=True)
 
@@ -168,7 +168,7 @@ async def test_damage_ends_the_keeper_for_everybody() -> None:
     keeper.slots.create("a", 7)
     for _ in range(2):
         with pytest.raises(Damaged):
-            await keeper.settle()
+            await keeper.wait_stored()
     with pytest.raises(Damaged):
         keeper.check()
     assert len(told) == 1
@@ -180,7 +180,7 @@ async def test_pulls_and_acknowledgements_are_written_at_a_bounded_rate() -> Non
     keeper = await opened(Store(backend))
     keeper.slots.create("a", 0)
     keeper.start()
-    await keeper.settle()
+    await keeper.wait_stored()
     before, began_s = backend.writes, runtime.monotonic_s()
     for lsn in range(1, 3001):
         keeper.slots.advance("a", applied_lsn=lsn, durable_lsn=lsn)
@@ -201,7 +201,7 @@ async def test_pulls_alone_are_not_worth_a_write_but_once_a_minute() -> None:
     keeper = await opened(Store(backend))
     keeper.slots.create("a", 0)
     keeper.start()
-    await keeper.settle()
+    await keeper.wait_stored()
     before = backend.writes
     for _ in range(600):
         keeper.slots.touch("a")
@@ -218,7 +218,7 @@ async def test_those_who_wait_share_one_write_and_writes_keep_their_distance() -
 
     async def register(name: str) -> None:
         keeper.slots.create(name, 0)
-        await keeper.settle()
+        await keeper.wait_stored()
 
     await asyncio.gather(*(register(f"r{number}") for number in range(100)))
     assert backend.writes - before <= 2
@@ -235,12 +235,12 @@ async def test_a_store_that_is_away_delays_and_loses_nothing() -> None:
     keeper.start()
     backend.is_away = True
     with pytest.raises(Unavailable):
-        await keeper.settle()
+        await keeper.wait_stored()
     assert keeper.failure is None
     assert keeper.writes_failed >= 1
     backend.is_away = False
     await runtime.sleep(300.0)
-    assert keeper.is_settled
+    assert keeper.is_stored
     await keeper.close()
 
 
@@ -254,7 +254,7 @@ async def test_all_who_wait_for_a_write_that_fails_are_told_by_it() -> None:
     async def register(name: str) -> None:
         keeper.slots.create(name, 0)
         with pytest.raises(Unavailable):
-            await keeper.settle()
+            await keeper.wait_stored()
 
     await asyncio.gather(*(register(f"r{number}") for number in range(20)))
     assert keeper.writes_failed <= 2, "not each after a time-out of its own"
@@ -269,7 +269,7 @@ async def test_a_slot_that_is_dropped_from_outside_is_gone_for_an_idle_leader_to
     keeper.on_dropped = told.extend
     keeper.slots.create("dead", 3)
     keeper.slots.create("alive", 9)
-    await keeper.settle()
+    await keeper.wait_stored()
     keeper.start()
 
     assert await slot_register(store).drop("dead")
@@ -287,7 +287,7 @@ async def test_a_slot_made_again_while_its_drop_was_written_is_another_one() -> 
     store = memory_store()
     keeper = await opened(store)
     keeper.slots.create("a", 3)
-    await keeper.settle()
+    await keeper.wait_stored()
     await slot_register(store).drop("a")
     sent = keeper.slots.table()
     found = await slot_register(store).write(sent)
@@ -303,7 +303,7 @@ async def test_what_is_not_stored_frees_nothing() -> None:
     backend = Away()
     keeper = await opened(Store(backend))
     keeper.slots.create("a", 3)
-    await keeper.settle()
+    await keeper.wait_stored()
 
     keeper.slots.advance("a", applied_lsn=10, durable_lsn=10)
     assert (keeper.slots.floor_lsn(), keeper.slots.wanted_floor_lsn()) == (3, 10)
@@ -312,7 +312,7 @@ async def test_what_is_not_stored_frees_nothing() -> None:
     keeper.slots.drop("b")
     keeper.slots.invalidate("a", InvalidationCause.HORIZON)
     assert (keeper.slots.floor_lsn(), keeper.slots.wanted_floor_lsn()) == (3, None)
-    await keeper.settle()
+    await keeper.wait_stored()
     assert keeper.slots.floor_lsn() is None
 
 
@@ -329,7 +329,7 @@ async def test_only_damaged_slots_are_begun_anew() -> None:
     store = memory_store()
     keeper = await opened(store)
     keeper.slots.create("a", 7)
-    await keeper.settle()
+    await keeper.wait_stored()
     with pytest.raises(Refused):
         await slot_register(store).reset_damaged()
     await damage(store)
@@ -342,10 +342,10 @@ async def test_slots_are_bounded_in_number() -> None:
     keeper = await opened(memory_store())
     for number in range(SLOTS_MAX):
         keeper.slots.create(f"r{number}", 0)
-    with pytest.raises(LimitExceeded, match="group drop"):
+    with pytest.raises(LimitExceeded, match="slot drop"):
         keeper.slots.create("one-more", 0)
     keeper.slots.create("r0", 5)
-    await keeper.settle()
+    await keeper.wait_stored()
 
 
 @virtual
@@ -353,7 +353,7 @@ async def test_a_new_leader_counts_silence_from_its_own_start() -> None:
     store = memory_store()
     first = await opened(store, epoch=1)
     first.slots.create("a", 0)
-    await first.settle()
+    await first.wait_stored()
     await runtime.sleep(3600.0)
     second = await opened(store, epoch=2)
     assert second.slots.idle_s("a") == 0.0
@@ -372,7 +372,7 @@ async def test_a_mistake_while_slots_are_written_is_logged_and_not_the_last_word
         await runtime.sleep(3 * INTERVAL_S)
     assert keeper.writes_failed >= 2
     await runtime.sleep(2 * INTERVAL_S)
-    assert keeper.is_settled
+    assert keeper.is_stored
     stored = await slot_register(store).read()
     assert stored is not None
     assert [slot.name for slot in stored.slots] == ["a"]

@@ -108,7 +108,7 @@ def test_a_disk_that_fails_at_the_swap_leaves_both_copies(error: int) -> None:
 
         with (
             mock.patch.object(SavedStateFile, "write", fails),
-            pytest.raises(DiskFailed, match="not known"),
+            pytest.raises(DiskFailed, match="may not survive"),
         ):
             await replica.rebootstrap()
         for kind in CrashKind:

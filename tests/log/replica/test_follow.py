@@ -13,8 +13,8 @@ from headwater.core import runtime
 from headwater.core.errors import Refused
 from headwater.log import AckN, Group, LogCopies, LogCopy, LogGap, SpoolConfig
 from headwater.log.primary.service import PullResponse
+from headwater.log.replica.comparing import split_pull
 from headwater.log.replica.contract import ReplicaPhase
-from headwater.log.replica.link import split_pull
 from headwater.store import Store
 from headwater.testing import MemoryWal
 from headwater.testing.disk import FaultyDisk
@@ -108,7 +108,7 @@ async def test_a_gap_is_not_applied() -> None:
     source = Tampering(one.service)
     source.on_pull = lambda pulled: replace(pulled, groups=pulled.groups[1:])
     replica = await standby(source, FaultyDisk())
-    await fails(replica, "LSN 0 is there, and 6 was sent next")
+    await fails(replica, "the copy ends at LSN 0, and 6 was sent next")
     assert replica.target.applied_lsn == 0, "an empty copy takes no other first LSN than 1"
     assert replica.metrics.gaps == 1
 

@@ -11,7 +11,7 @@ from headwater.log import Group, record_hashes
 from headwater.log.record import hashes
 from headwater.log.record.group import NO_RECORDS, GroupRing
 from headwater.log.record.hashes import hashes_between
-from headwater.log.replica.link import compare_groups
+from headwater.log.replica.comparing import compare_groups
 from tests.log.replica.given import another, rows
 from tests.store.scripted import virtual
 

@@ -254,7 +254,7 @@ async def test_an_image_with_any_byte_changed_is_not_read() -> None:
         changed[place] ^= 1
         await store.put(image.key, bytes(changed))
         handle = keyed_states(store)
-        with pytest.raises(Corrupt, match="checksum is another"):
+        with pytest.raises(Corrupt, match="its checksum differs"):
             await handle.read_image(image)
         assert await handle.newest_image() is None, "and is passed over from then on"
 

@@ -202,7 +202,7 @@ async def test_the_old_copy_is_read_until_the_fresh_one_shows_as_much() -> None:
         assert isinstance(old, LogCopy)
         groups = await old.spool.read_since(0)
         assert sum(map(len, groups)) == 10, "whoever reads it keeps it"
-        with pytest.raises(Unavailable, match="still read"):
+        with pytest.raises(Unavailable, match="still being read"):
             await replica.rebootstrap()
     assert sum(map(len, await copied(replica))) == 10
     names = dict(replica_disk(replica).list_dir(f"{PATH}/copy-1"))

@@ -59,7 +59,7 @@ async def followed(disk: FaultyDisk, **config: Any) -> tuple[Leader, Tampering, 
     await reaches(replica, 10)
     await runtime.sleep(10.0)
     assert first.slot("r1").restart_lsn == 10
-    await first.primary.slot_writer.settle()
+    await first.primary.slot_writer.wait_stored()
     return first, source, replica
 
 

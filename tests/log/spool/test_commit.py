@@ -22,10 +22,10 @@ from tests.log.given import everything, numbered, opened, pending_append, values
 SMALL = SpoolConfig(segment_bytes=1000)
 
 
-def settle(appends: list[PendingAppend]) -> None:
+def resolve(appends: list[PendingAppend]) -> None:
     """Says of each that it landed."""
     for append in appends:
-        append.settle(Appended(1, 1))
+        append.resolve(Appended(1, 1))
 
 
 async def submitted(commit: GroupCommit, append: PendingAppend) -> Appended:
@@ -116,7 +116,7 @@ def test_more_than_may_wait_is_turned_away() -> None:
             with pytest.raises(Unavailable, match="does not keep up"):
                 commit._enqueue(pending_append())
         flushed.append(len(appends))
-        settle(appends)
+        resolve(appends)
 
     commit = GroupCommit(flush, queue_bytes=1)
     wait(submitted(commit, pending_append()))
@@ -144,7 +144,7 @@ def test_one_writer_writes_batches_one_after_the_other() -> None:
         entered.set()
         go_on.wait()
         flushed.append(len(appends))
-        settle(appends)
+        resolve(appends)
 
     commit = GroupCommit(flush, queue_bytes=1000)
     first = threading.Thread(target=lambda: wait(submitted(commit, pending_append())))

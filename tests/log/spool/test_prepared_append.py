@@ -144,5 +144,5 @@ def test_a_cause_that_is_no_text_is_written_as_one() -> None:
 )
 def test_what_no_segment_of_the_tier_can_hold_no_log_takes(kind: pa.DataType) -> None:
     records = pa.record_batch({"a": pa.nulls(1, kind)})
-    with pytest.raises(Refused, match="give it one, or drop it"):
+    with pytest.raises(Refused, match="give it another type, or drop it"):
         wait(opened(FaultyDisk()).append(records, term=1))

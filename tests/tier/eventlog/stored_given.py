@@ -15,7 +15,7 @@ from headwater.tier.eventlog import (
     SnapshotDelivered,
     StoredEventLog,
 )
-from headwater.tier.eventlog.stored_floor import PartitionFloor
+from headwater.tier.eventlog.stored_events import PartitionFloor
 from headwater.tier.snapshot import PartitionDump, dump_all
 from tests.store.scripted import Scripted
 from tests.tier.event_histories import apply_said

@@ -29,8 +29,7 @@ from headwater.tier.eventlog import (
     SnapshotDelivered,
     StoredEventLog,
 )
-from headwater.tier.eventlog.stored_events import StoredEvents
-from headwater.tier.eventlog.stored_floor import SnapshotName
+from headwater.tier.eventlog.stored_events import SnapshotName, StoredEvents
 from headwater.tier.snapshot import Snapshot, dump_all, encode_snapshot
 from tests.store.scripted import Apply, Scripted, Step, after, fails, stalls, virtual
 from tests.tier.eventlog.stored_given import (

@@ -15,13 +15,19 @@ import xxhash
 
 from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown
-from headwater.core.lease import FloorAge, FloorClock, Lease
+from headwater.core.lease import Lease, SettlingClock, SettlingFloor
 from headwater.store import LogFloor
 from headwater.store.numbered_log import CreateResult
 from headwater.tier import TierCache
 from headwater.tier.eventlog import compactor
-from headwater.tier.eventlog.stored_events import StoredEvents, store_snapshot, token_of
-from headwater.tier.eventlog.stored_floor import FloorRegister, PartitionFloor, SnapshotName
+from headwater.tier.eventlog.stored_events import (
+    FloorRegister,
+    PartitionFloor,
+    SnapshotName,
+    StoredEvents,
+    store_snapshot,
+    token_of,
+)
 from headwater.tier.eventlog.stored_log import PartitionFollower
 from headwater.tier.snapshot import Snapshot, dump_all, encode_snapshot
 from tests.planted import expect_noticed
@@ -71,18 +77,18 @@ async def publishes_again(
     return CreateResult.TAKEN if found is None else CreateResult.LANDED
 
 
-def counts_twice(self: FloorClock, stored: FloorAge) -> FloorAge:
+def counts_twice(self: SettlingClock, stored: SettlingFloor) -> SettlingFloor:
     """Adds what it saw pass to what others have counted meanwhile."""
     if stored.floor != self._seen.floor:
         return stored
     passed_ms = int((runtime.monotonic_s() - self._seen_s) * 1000)
-    return FloorAge(stored.floor, stored.stood_ms + passed_ms)
+    return SettlingFloor(stored.floor, stored.settling_ms + passed_ms)
 
 
-def stood_by_the_wall_clock(self: FloorClock, stored: FloorAge) -> FloorAge:
+def stood_by_the_wall_clock(self: SettlingClock, stored: SettlingFloor) -> SettlingFloor:
     """Believes its wall clock."""
     since_ms = vars(self).setdefault("since_ms", {}).setdefault(stored.floor, runtime.wall_ms())
-    return FloorAge(stored.floor, max(stored.stood_ms, runtime.wall_ms() - since_ms))
+    return SettlingFloor(stored.floor, max(stored.settling_ms, runtime.wall_ms() - since_ms))
 
 
 async def settles_blindly(
@@ -108,7 +114,7 @@ async def moves_blindly(self: FloorRegister, floor: int, snapshot: SnapshotName)
 
 async def judges_by_nothing(self: StoredEvents, offset: int) -> LogFloor:
     """Believes that what it can read or create is alive."""
-    return (await _after(self, offset))._replace(trimmed=0)
+    return (await _after(self, offset))._replace(counts_from=0)
 
 
 async def sweeps_what_nobody_names(
@@ -131,7 +137,7 @@ PLANTED: dict[str, Replacement] = {
     "floor-before-snapshot": (compactor, "store_snapshot", stores_after_the_floor_moved),
     "delete-before-floor": (compactor, "store_snapshot", deletes_before_the_floor_moves),
     "unknown-is-published-again": (StoredEvents, "_settle", publishes_again),
-    "no-grace": (FloorAge, "is_settled", lambda self, seconds: True),
+    "no-grace": (SettlingFloor, "is_settled", lambda self, seconds: True),
     "stale-compactor-lowers-the-floor": (FloorRegister, "move", moves_blindly),
     "dead-events-count": (StoredEvents, "floor_after", judges_by_nothing),
     "lease-never-ends": (Lease, "is_within", lambda self, seconds: True),
@@ -139,8 +145,8 @@ PLANTED: dict[str, Replacement] = {
     "snapshot-left-out": (PartitionFollower, "_deliver_snapshot", skips_to_the_floor),
 }
 CLOCKS: dict[str, Replacement] = {
-    "grace-counted-twice": (FloorClock, "count", counts_twice),
-    "grace-by-the-wall-clock": (FloorClock, "count", stood_by_the_wall_clock),
+    "grace-counted-twice": (SettlingClock, "count", counts_twice),
+    "grace-by-the-wall-clock": (SettlingClock, "count", stood_by_the_wall_clock),
 }
 OUTAGES: dict[str, Replacement] = {
     "look-hides-the-unknown": (StoredEvents, "_settle", settles_blindly),

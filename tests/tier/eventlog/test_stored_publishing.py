@@ -200,7 +200,7 @@ async def test_an_event_created_where_another_was_deleted_counts_for_nobody() ->
         await compact_and_delete(backend)
 
     backend.next("put_if_absent", after(much_happens))
-    with pytest.raises(OutcomeUnknown, match="stood still"):
+    with pytest.raises(OutcomeUnknown, match="was stalled"):
         await stalled.publish(0, event_bytes(77))
     assert any([meta.key == event_key(1) async for page in backend.list("", "") for meta in page])
     known = await followed(await opened(backend))

@@ -18,7 +18,7 @@ from headwater.log.record.group import Group, Wal
 from headwater.tier import SegmentMetadata
 from headwater.tier.cache import EpochIndex, PartitionCache
 from headwater.tier.events import publisher_epoch_of
-from headwater.tier.jobs import Tiering, copying, merging, retention, scrub, tier_manager
+from headwater.tier.jobs import Tiering, copying, merging, removal, retention, scrub, tier_manager
 from headwater.tier.jobs.leader_publisher import LeaderPublisher
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.scrub import ScrubResult
@@ -94,7 +94,7 @@ async def _noted(wanted: list[int], lsn: int) -> None:
 
 async def heeds_no_slot(led: LedPartition) -> None:
     """Lets segments go that a slot still needs."""
-    end = await retention.expired_end(led)
+    end = await retention.wanted_log_start(led)
     if end > led.first_lsn:
         led.log_start = await led.register.move(led.leader.epoch, end)
     await retention.unlist_below_log_start(led)
@@ -280,7 +280,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "finished-before-the-copy": (copying, "copy_range", says_so_first),
     "stored-before-it-is-told": (copying, "copy_range", stores_first),
     "removed-before-unlisted": (retention, "unlist_below_log_start", removes_first),
-    "abandons-any-copy": (retention, "abandon_copy", abandons_first),
+    "abandons-any-copy": (removal, "abandon_copy", abandons_first),
     "log-start-moves-last": (JOBS, "expire remote", moves_the_start_last),
     "retention-past-the-slots": (JOBS, "expire remote", heeds_no_slot),
     "local-expiry-of-the-committed": (JOBS, "expire local", drops_what_was_committed),
@@ -288,9 +288,9 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "epoch-begins-in-silence": (LeaderPublisher, "begin", does_not_begin),
     "unknown-is-failed": (LeaderPublisher, "settle", takes_unknown_for_failed),
     "stale-leader-goes-on": (LeaderPublisher, "_send", goes_on),
-    "delay-by-the-event": (retention, "is_due", believes_the_event),
+    "delay-by-the-event": (removal, "is_due", believes_the_event),
     "delay-by-ones-own-clock": (LedPartition, "store_ms", believes_its_clock),
-    "no-delay": (retention, "is_due", never_waits),
+    "no-delay": (removal, "is_due", never_waits),
     "merged-unlisted-first": (JOBS, "merge", unlists_the_merged_first),
     "merged-with-a-gap": (JOBS, "merge", merges_with_a_gap),
     "merged-and-overlooked": (JOBS, "merge", merges_and_overlooks),

@@ -12,7 +12,7 @@ from headwater.tier import TopicIdPartition, metadata_partition_for
 from headwater.tier.eventlog import InProcessEventLog, LogItem, MetadataEventLog, Subscription
 from headwater.tier.eventlog.contract import InProcessSubscription
 from headwater.tier.manager import ManagerConfig, TopicMetadataManager
-from headwater.tier.manager.status import PartitionStatus
+from headwater.tier.manager.following import PartitionStatus
 from tests.tier.given import ORDERS, finished, started
 
 FOLDER = "/tier"

@@ -23,7 +23,8 @@ from headwater.tier.cache import PartitionCache
 from headwater.tier.eventlog import EventDelivered, LogItem
 from headwater.tier.eventlog.contract import InProcessSubscription
 from headwater.tier.manager import TopicMetadataManager
-from headwater.tier.manager.following import EventPump, FollowedPartition
+from headwater.tier.manager.following import FollowedPartition
+from headwater.tier.manager.pump import EventPump
 from headwater.tier.manager.snapshots import SnapshotFolder, SnapshotSaver
 from headwater.tier.snapshot import Snapshot
 from tests.planted import expect_noticed
@@ -99,7 +100,7 @@ async def dies(self: EventPump) -> None:
 
 
 async def missing_is_empty(
-    self: TopicMetadataManager, partitions: list[int], timeout_s: float
+    self: EventPump, partitions: list[int], timeout_s: float
 ) -> dict[int, int]:
     """Takes a partition that the log says nothing of for one in which nothing is."""
     marks = await _high_water_marks(self, partitions, timeout_s)
@@ -107,7 +108,7 @@ async def missing_is_empty(
 
 
 async def unknown_is_empty(
-    self: TopicMetadataManager, partitions: list[int], timeout_s: float
+    self: EventPump, partitions: list[int], timeout_s: float
 ) -> dict[int, int]:
     """Takes a log that does not answer for an empty one."""
     try:
@@ -157,7 +158,7 @@ def drops_those_who_lag(self: InProcessSubscription) -> LogItem | None:
 _publish = TopicMetadataManager.publish
 _take, _take_event = FollowedPartition.apply_item, FollowedPartition._apply_event
 _snapshot, _save = FollowedPartition.snapshot, SnapshotSaver.save
-_high_water_marks = TopicMetadataManager._high_water_marks
+_high_water_marks = EventPump._high_water_marks
 _subscription_take = InProcessSubscription._take
 
 PLANTED: dict[str, list[tuple[Any, str, Any]]] = {
@@ -172,11 +173,11 @@ PLANTED: dict[str, list[tuple[Any, str, Any]]] = {
     ],
     "failed-partition-forgotten": [(EventPump, "_retry_later", gives_up)],
     "subscription-not-made-again": [(EventPump, "run", dies)],
-    "missing-mark-is-empty": [(TopicMetadataManager, "_high_water_marks", missing_is_empty)],
-    "failed-mark-is-empty": [(TopicMetadataManager, "_high_water_marks", unknown_is_empty)],
+    "missing-mark-is-empty": [(EventPump, "_high_water_marks", missing_is_empty)],
+    "failed-mark-is-empty": [(EventPump, "_high_water_marks", unknown_is_empty)],
     "only-the-highest-saved": [(SnapshotSaver, "save", compares_the_highest)],
     "snapshot-goes-too-far": [(FollowedPartition, "snapshot", saves_ahead)],
-    "snapshot-without-checksum": [(snapshot, "_hash", no_checksum)],
+    "snapshot-without-checksum": [(snapshot, "hash_of", no_checksum)],
     "partition-count-not-compared": [(SnapshotFolder, "_check", looks_away)],
     "lagging-subscriber-dropped": [(InProcessSubscription, "_take", drops_those_who_lag)],
 }

@@ -22,7 +22,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from headwater.buffer.collection import Collection
+from headwater.buffer.collection import GarbageCollection
 from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.buffer.consumer.delivery import Delivery, OnBadBatch
 from headwater.buffer.consumer.fetcher import FetchHandle
@@ -107,6 +107,7 @@ class Consumer:
             )
             queue_consumer = stream.queue_consumer(partition)
             metrics = ConsumerMetrics(queue_consumer.counters)
+            metrics.register(stream=stream.name, partition=partition, group=group)
             # Checked before the predecessor is fenced.
             delivery = Delivery(
                 stream,
@@ -118,7 +119,7 @@ class Consumer:
             )
             sweeper = None
             if gc:
-                collect = Collection(stream, partition).run_pass
+                collect = GarbageCollection(stream, partition).run_pass
                 sweeper = Sweeper(collect, metrics, interval_s=gc_interval_s)
             async with explain_deletion(stream):
                 resume_after = last_acked_sequence

@@ -124,7 +124,7 @@ class FetchHandle:
     async def fetch_calls(self, descriptor: Descriptor) -> Calls:
         """The produce calls of a batch, without its records.
 
-        The checksum covers only the whole batch, so use this for searching.
+        Use this only for searching: the checksum covers the whole batch, which is not read here.
         """
         if descriptor.format == "v1" or not descriptor.rows:
             return calls_of(descriptor, descriptor.rows)

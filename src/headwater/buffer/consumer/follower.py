@@ -96,13 +96,15 @@ class Follower:
             raise Refused(f'start is {start!r}: it is "earliest" or "latest"')
         async with open_source(source) as (found, owned):
             stream = check_consumable(await resolve_stream(found, name), partition, group)
+            metrics = ConsumerMetrics()
+            metrics.register(stream=stream.name, partition=partition, group=group)
             delivery = Delivery(
                 stream,
                 partition,
                 on_bad_batch=on_bad_batch,
                 read_ahead_bytes=read_ahead_bytes,
                 read_ahead_batches=read_ahead_batches,
-                metrics=ConsumerMetrics(),
+                metrics=metrics,
             )
             queue_reader = stream.queue_reader(partition)
             async with explain_deletion(stream):
@@ -142,7 +144,9 @@ class Follower:
         return _last(self._committed)
 
     async def next_batch(self) -> ConsumedBatch | None:
-        """The next batch; None if there is none at present. May be cancelled, like a consumer's."""
+        """The next batch; None if there is none at present. May be cancelled, as
+        `Consumer.next_batch`.
+        """
         self._process.check()
         async with self._reading, explain_deletion(self.stream):
             self._check_open()
@@ -169,8 +173,8 @@ class Follower:
     async def commit(self, sequence: int) -> None:
         """Store this batch as the last processed one.
 
-        Only forward: a process of the group that is behind must not move the others back. Use
-        `Follower.open(…, reset=True)` to begin again.
+        Positions only move forward, so that a slow process of the group does not move the others
+        back. Use `Follower.open(…, reset=True)` to begin again.
         """
         self._check_open()
         sequence = whole_number("the sequence to commit", sequence)

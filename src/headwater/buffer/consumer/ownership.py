@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from headwater.buffer.collection import Collection
+from headwater.buffer.collection import GarbageCollection
 from headwater.buffer.consumer.dead_letter import write_dead_letter
 from headwater.buffer.consumer.progress import ConsumerMetrics
 from headwater.buffer.layout import check_group_name
@@ -27,7 +27,7 @@ from headwater.core.settings import seconds
 
 
 class TakenOver(Fenced):
-    """Another consumer was opened: says by whom, and when."""
+    """Another consumer was opened; the message says by which group, and when."""
 
     def __init__(self, message: str, *, group: str = "", by: str = "") -> None:
         super().__init__(message)
@@ -77,9 +77,10 @@ class Ownership:
         check_consumable(stream, partition, group)
         queue_consumer = stream.queue_consumer(partition)
         metrics = ConsumerMetrics(queue_consumer.counters)
+        metrics.register(stream=stream.name, partition=partition, group=group)
         sweeper = None
         if gc:
-            collect = Collection(stream, partition).run_pass
+            collect = GarbageCollection(stream, partition).run_pass
             sweeper = Sweeper(collect, metrics, interval_s=gc_interval_s)
         async with explain_deletion(stream):
             await queue_consumer.open(group, take_over=take_over, last_acked_sequence=acked_through)

@@ -7,9 +7,7 @@ undoing a reset is its epoch.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, TypeVar
+from collections.abc import Callable
 
 import msgspec
 
@@ -21,7 +19,7 @@ from headwater.buffer.consumer.positions import (
 )
 from headwater.buffer.consumer.progress import Lag, UnknownGroup, lag_behind
 from headwater.buffer.group.record import CONSUMERS, GroupKind, GroupRecord
-from headwater.buffer.group.register import GroupRegister
+from headwater.buffer.group.register import PARTITIONS_AT_ONCE, GroupRegister
 from headwater.buffer.layout import group_records_prefix, is_stream_name
 from headwater.buffer.queue.contract import BatchTrimmed, Uncounted
 from headwater.buffer.stream import Stream, open_stream
@@ -30,11 +28,6 @@ from headwater.core import runtime
 from headwater.core.errors import HeadwaterError, Refused, RolledBack
 from headwater.core.limits import GROUP_QUERY_SEEN_S
 from headwater.store import Store
-
-K = TypeVar("K")
-T = TypeVar("T")
-
-PARTITIONS_AT_ONCE: Final = 16
 
 
 class GroupSummary(msgspec.Struct, frozen=True):
@@ -79,11 +72,7 @@ class GroupDescription(msgspec.Struct, frozen=True):
     """A group, and how far it is in each partition."""
 
     group: str
-    kind: GroupKind
     is_running: bool
-    epoch: int
-    resets: int
-    changed_ms: int
     record: GroupRecord
     partitions: list[PartitionLag]
 
@@ -113,7 +102,9 @@ async def list_groups(source: str | Store | Stream, name: str | None = None) -> 
         async def one(group: str) -> GroupSummary | None:
             return await _summary(GroupRegister(stream, group))
 
-        found = await _for_each(await group_names(stream), one)
+        found = await runtime.gather_each(
+            one, await group_names(stream), at_once=PARTITIONS_AT_ONCE
+        )
         return [summary for summary in found if summary is not None]
 
 
@@ -140,23 +131,15 @@ async def describe_group(
 
         async def one(partition: int) -> PartitionLag:
             try:
-                found = await _partition_lag(stream, partition, positions[partition])
+                found = await partition_lag(stream, partition, positions[partition])
             except HeadwaterError as error:
                 lsn, problem = positions[partition], str(error)
                 found = PartitionLag(partition, lsn, 0, 0, Lag(), problem=problem)
             claim = record.table.claims.get(str(partition))
             return msgspec.structs.replace(found, reader="" if claim is None else claim.member)
 
-        return GroupDescription(
-            group,
-            record.kind,
-            is_running(record),
-            record.epoch,
-            record.resets,
-            record.changed_ms,
-            record,
-            await _for_each(sorted(positions), one),
-        )
+        partitions = await runtime.gather_each(one, sorted(positions), at_once=PARTITIONS_AT_ONCE)
+        return GroupDescription(group, is_running(record), record, partitions)
 
 
 async def group_lag(
@@ -170,9 +153,9 @@ async def group_lag(
         _, positions = await GroupRegister(stream, group).positions()
 
         async def one(partition: int) -> PartitionLag:
-            return await _partition_lag(stream, partition, positions[partition])
+            return await partition_lag(stream, partition, positions[partition])
 
-        found = await _for_each(sorted(positions), one)
+        found = await runtime.gather_each(one, sorted(positions), at_once=PARTITIONS_AT_ONCE)
         return {lag.partition: lag for lag in found}
 
 
@@ -202,7 +185,13 @@ async def reset_group(
         async def resolve(partition: int) -> int:
             return await _target(stream, partition, to)
 
-        begins = dict(zip(targets, await _for_each(targets, resolve), strict=True))
+        begins = dict(
+            zip(
+                targets,
+                await runtime.gather_each(resolve, targets, at_once=PARTITIONS_AT_ONCE),
+                strict=True,
+            )
+        )
         record, before = await _positions_or_begins(register)
         moved = [PartitionReset(one, before[one], lsn) for one, lsn in begins.items()]
         planned = GroupReset(group, moved, is_running(record), is_done=False)
@@ -278,7 +267,7 @@ async def _summary(register: GroupRegister) -> GroupSummary | None:
     return GroupSummary(register.group, record.kind, is_running(record), readers, record.changed_ms)
 
 
-async def _partition_lag(stream: Stream, partition: int, lsn: int) -> PartitionLag:
+async def partition_lag(stream: Stream, partition: int, lsn: int) -> PartitionLag:
     """What lies behind a position that was read before."""
     try:
         return await _lag_now(stream, partition, lsn)
@@ -326,16 +315,3 @@ async def _current(stream: Stream) -> Stream:
     if current.id != stream.id:
         raise Refused(f"stream {stream.name!r} was deleted and created again since it was opened")
     return current
-
-
-async def _for_each(keys: Iterable[K], call: Callable[[K], Awaitable[T]]) -> list[T]:
-    """The results in order, a few at once."""
-    waiting, found = list(keys), list[T]()
-    for first in range(0, len(waiting), PARTITIONS_AT_ONCE):
-        several = waiting[first : first + PARTITIONS_AT_ONCE]
-        results = await asyncio.gather(*map(call, several), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-            found.append(result)
-    return found

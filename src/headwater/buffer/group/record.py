@@ -14,20 +14,20 @@ position that does not count any more.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from headwater.core import runtime
-from headwater.core.errors import Fenced, Refused
+from headwater.core.errors import Fenced, NotSupported, Refused
 from headwater.core.limits import LSN_MAX
 from headwater.core.settings import whole_number
+from headwater.store import Register
 from headwater.store.claims import ClaimTable
 
 GroupKind = Literal["consumers", "query"]
 CONSUMERS: Final = "consumers"
 QUERY: Final = "query"
-READERS: Final = {CONSUMERS: "consumers", QUERY: "a query"}
 
 
 class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -93,6 +93,19 @@ class GroupPosition(msgspec.Struct, frozen=True):
     """Wall clock of the last change, for people."""
 
 
+class PositionRegister(Register[GroupPosition]):
+    """Says what to do about a position of the earlier form, which counts batches."""
+
+    async def _load(self) -> Any:
+        stored = await super()._load()
+        if stored is not None and b'"next_sequence"' in bytes(stored.envelope.value):
+            raise NotSupported(
+                f"{self.key} has a position that an earlier version of Headwater stored. Read "
+                "under another group name, or remove this object: the group then begins again"
+            )
+        return stored
+
+
 class GroupEpoch(msgspec.Struct, frozen=True):
     """An epoch, and what the group's record said in the write that gave it."""
 
@@ -111,24 +124,24 @@ def begin_of(partition: int, begins: Mapping[str, int]) -> int:
     return begins.get(str(partition), 1)
 
 
+def checked_begins(begins: Mapping[int, int]) -> dict[str, int]:
+    """The LSNs by partition, as a record has them; `Refused` if one is none."""
+    return {str(whole_number("partition", key)): checked_lsn(lsn) for key, lsn in begins.items()}
+
+
+def checked_lsn(lsn: int) -> int:
+    """The LSN itself; `Refused` if it is none."""
+    if not 1 <= whole_number("LSN", lsn) <= LSN_MAX:
+        raise Refused(f"LSN {lsn}: the first record of a partition has LSN 1")
+    return lsn
+
+
 class OtherKind(Refused):
     """The group is read by consumers and was opened by a query, or the other way round."""
 
 
 class OtherCheckpoint(Fenced):
     """The group belongs to another checkpoint, or a newer copy of this one."""
-
-
-def checked_begins(begins: Mapping[int, int]) -> dict[str, int]:
-    """Where a group begins, as its record has it; `Refused` if one is no LSN."""
-    return {str(whole_number("partition", key)): check_lsn(lsn) for key, lsn in begins.items()}
-
-
-def check_lsn(lsn: int) -> int:
-    """The LSN itself; `Refused` if it is none."""
-    if not 1 <= whole_number("LSN", lsn) <= LSN_MAX:
-        raise Refused(f"LSN {lsn}: the first record of a partition has LSN 1")
-    return lsn
 
 
 def checkpoint_words(query: str) -> str:

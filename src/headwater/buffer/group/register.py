@@ -13,10 +13,9 @@ A reader works under an epoch:
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from collections.abc import Callable, Mapping
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -24,16 +23,16 @@ from headwater.buffer.consumer.progress import UnknownGroup
 from headwater.buffer.group.record import (
     CONSUMERS,
     QUERY,
-    READERS,
     GroupEpoch,
     GroupKind,
     GroupPosition,
     GroupRecord,
     OtherCheckpoint,
     OtherKind,
+    PositionRegister,
     begin_of,
-    check_lsn,
     checked_begins,
+    checked_lsn,
     checkpoint_words,
     utc_words,
 )
@@ -45,6 +44,9 @@ from headwater.core.errors import Bug, Contended, Fenced, NotFound, RolledBack
 from headwater.core.limits import GROUP_RESET_ATTEMPTS
 from headwater.store import Register
 from headwater.store.claims import ClaimState, ClaimTable
+
+PARTITIONS_AT_ONCE: Final = 16
+_READERS: Final = {CONSUMERS: "consumers", QUERY: "a query"}
 
 
 class GroupRegister:
@@ -59,7 +61,7 @@ class GroupRegister:
         self.group = group
         key = group_record_key(stream.name, stream.id, group)
         self._record = Register(stream.store, key, GroupRecord)
-        self._positions: dict[int, Register[GroupPosition]] = {}
+        self._positions: dict[int, PositionRegister] = {}
 
     def __repr__(self) -> str:
         return f"<group {self.group!r} of {self.stream.name!r}>"
@@ -205,14 +207,13 @@ class GroupRegister:
             fence, kept = None, dict[str, int]()
             if staying:
                 fence = await self._stop_readers(least_epoch, check)
-                kept = {str(p): (await self.take(p, fence)).lsn for p in staying}
 
             def reset(
                 now: GroupRecord, fence: GroupEpoch | None = fence, kept: dict[str, int] = kept
             ) -> GroupRecord:
                 check(now)
                 if fence is not None and now.epoch != fence.number:
-                    raise _ReadersReturned
+                    raise Fenced(f"epoch {now.epoch} was given since")
                 return GroupRecord(
                     now.kind,
                     max(now.epoch, least_epoch) + 1,
@@ -222,9 +223,11 @@ class GroupRegister:
                 )
 
             try:
+                if fence is not None:
+                    kept |= {str(p): (await self.take(p, fence)).lsn for p in staying}
                 record = await self._update(reset)
-            except _ReadersReturned:
-                continue
+            except Fenced:
+                continue  # a reader started meanwhile, and may have acknowledged since
             await renew_policy_for(self.stream, self.group)
             return record
         raise Contended(
@@ -279,11 +282,11 @@ class GroupRegister:
 
         A position past it stays. `Fenced` if a higher epoch took the partition.
         """
-        return await self._move(partition, epoch, lambda now: max(now.lsn, check_lsn(lsn)))
+        return await self._move(partition, epoch, lambda now: max(now.lsn, checked_lsn(lsn)))
 
     async def seek(self, partition: int, epoch: GroupEpoch, lsn: int) -> GroupPosition:
         """Set the position to this LSN, also back. `Fenced` as for `acknowledge`."""
-        position = await self._move(partition, epoch, lambda _: check_lsn(lsn))
+        position = await self._move(partition, epoch, lambda _: checked_lsn(lsn))
         await renew_policy_for(self.stream, self.group)
         return position
 
@@ -326,8 +329,8 @@ class GroupRegister:
     def _of_kind(self, now: GroupRecord, kind: GroupKind) -> GroupRecord:
         if now.kind != kind:
             raise OtherKind(
-                f"{self._name()} is read by {READERS[now.kind]}, and cannot be read by "
-                f"{READERS[kind]} as well. Choose another group, or delete this one: "
+                f"{self._name()} is read by {_READERS[now.kind]}, and cannot be read by "
+                f"{_READERS[kind]} as well. Choose another group, or delete this one: "
                 f"{self._command('delete')}"
             )
         return now
@@ -420,7 +423,9 @@ class GroupRegister:
 
     async def _read_positions(self) -> dict[int, GroupPosition | None]:
         partitions = range(self.stream.partitions)
-        found = await asyncio.gather(*map(self._read_position, partitions))
+        found = await runtime.gather_each(
+            self._read_position, partitions, at_once=PARTITIONS_AT_ONCE
+        )
         return dict(zip(partitions, found, strict=True))
 
     async def _read_position(self, partition: int) -> GroupPosition | None:
@@ -429,11 +434,11 @@ class GroupRegister:
         except NotFound:
             return None
 
-    def _position(self, partition: int) -> Register[GroupPosition]:
+    def _position(self, partition: int) -> PositionRegister:
         if partition not in self._positions:
             self.stream.check_partition(partition)
             key = group_key(self.stream.name, partition, self.stream.id, self.group)
-            self._positions[partition] = Register(self.stream.store, key, GroupPosition)
+            self._positions[partition] = PositionRegister(self.stream.store, key, GroupPosition)
         return self._positions[partition]
 
 
@@ -443,7 +448,3 @@ class _Overtaken(Fenced):
     def __init__(self, epoch: int) -> None:
         super().__init__(f"epoch {epoch}")
         self.epoch = epoch
-
-
-class _ReadersReturned(Contended):
-    """A reader started while a reset read the positions."""

@@ -1,8 +1,8 @@
 """The accumulator: puts the records of calls into batches.
 
-`append_value` and `append` wait for nothing and may be called from any thread: when they return,
-either all of a call is appended or nothing of it. What has to happen on the event loop is left to
-the sender, which drains the open batches when `batches.is_stirred` is set.
+`append_value` and `append` never wait and may be called from any thread: when they return, either
+all of a call is appended or nothing of it. The sender does the work of the event loop: it drains
+the open batches when `batches.is_stirred` is set.
 
 Always holds:
 

@@ -168,7 +168,7 @@ class BlockingProducer(BaseProducer):
                 OPEN_PRODUCERS.discard(self._producer)
 
     def fit(self, data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
-        """Record the columns of these records, and return them in the stream's columns, unsent."""
+        """Record the columns of these records; returns them in the stream's columns, unsent."""
         return self._checked(lambda: self._serializer.columns(data, None, None)).batches
 
     def _checked(self, check: Callable[[], ProduceCall]) -> ProduceCall:

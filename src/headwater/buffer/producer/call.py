@@ -1,7 +1,7 @@
-"""One produce call: what the caller passes for its records, checked and made plain.
+"""One produce call: checks its arguments, and converts them to lists or Arrow columns.
 
-From here on nothing of the call can be refused for what it is. A small call stays a few lists; a
-large one, or one of typed columns, becomes Arrow record batches.
+After this check, no argument of the call can be refused for its form. A small call stays a few
+lists; a large one, or one of typed columns, becomes Arrow record batches.
 """
 
 from __future__ import annotations

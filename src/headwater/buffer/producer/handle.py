@@ -95,8 +95,8 @@ class PartlyAccepted(OutcomeUnknown):
 class Handle(msgspec.Struct, eq=False, gc=False):
     """The result of one produce call. Await it for the acceptance, as often as you like.
 
-    It costs next to nothing until it is awaited, and may be dropped. It is part of no cycle,
-    and has `gc=False`, because a million of them must not slow down every garbage collection.
+    It is cheap until it is awaited, and may be dropped. It is part of no reference cycle and has
+    `gc=False`, so that a million handles do not slow down garbage collection.
     """
 
     _source: ProducerBatch | UnroutedBatch | CallBatches
@@ -107,9 +107,9 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         return self.wait().__await__()
 
     async def wait(self) -> Acceptance:
-        """Until all records are accepted, or an error says that some are not.
+        """Wait until all records are accepted; raises if some are not.
 
-        `OutcomeUnknown`: some may be; as `PartlyAccepted`, some are and the others are not.
+        `OutcomeUnknown`: some may be accepted; `PartlyAccepted`: some are and the others are not.
         `accepted()` says which are. Cancelling the wait changes nothing.
         """
         if isinstance(self._source, UnroutedBatch):
@@ -151,7 +151,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
 
     @property
     def is_done(self) -> bool:
-        """Whether waiting would take no time."""
+        """Whether `wait` returns or raises at once."""
         return self._source.is_routed and all(part.batch.is_done for part in self._ranges())
 
     def accepted(self) -> list[Accepted]:
@@ -189,7 +189,7 @@ class BlockingHandle(Handle, eq=False, gc=False):
     def result(self, timeout: float | None = None) -> Acceptance:
         """Wait until all records are accepted, for at most `timeout` seconds.
 
-        After a `TimeoutError` the records are still on their way. Named as in `concurrent.futures`.
+        After a `TimeoutError` the records are still being sent. Named as in `concurrent.futures`.
         """
         if self.is_done:
             return self._outcome()

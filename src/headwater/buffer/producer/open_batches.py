@@ -1,6 +1,6 @@
 """The open batches: one for each partition, and one for calls whose keys are not hashed yet.
 
-And the clock that gives small calls their time.
+It also has the clock that gives small calls their ingestion time.
 """
 
 from __future__ import annotations

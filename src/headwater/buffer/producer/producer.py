@@ -158,7 +158,7 @@ class Producer(BaseProducer):
     ) -> Handle:
         """Send opaque values: a sequence of bytes or None, a binary Arrow array, or one bytes.
 
-        Keys, headers, timestamps and operations: one for each record, or a single one for all.
+        Keys, headers, timestamps and operations: one for each record, or one for all records.
         `BufferFull` if there is no room for the call.
         """
         clock = self._clock
@@ -267,7 +267,7 @@ class Producer(BaseProducer):
     # For the blocking producer as well
 
     async def record(self, unrecorded: UnrecordedColumns) -> None:
-        """Record the columns that a call adds to the stream, so that it can be checked again."""
+        """Record the columns that a call adds to the stream; then the call can be checked again."""
         async with self._recording:
             self._accumulator.check_open()
             if self._serializer.stream is unrecorded.stream:  # else it was recorded meanwhile

@@ -70,7 +70,7 @@ def _column(
 ) -> pa.Array:
     values = [row.get(name) for row in rows]
     if not isinstance(name, str) or not is_whole_text(name):
-        raise Refused(f"{name!r} is no column: names are text, without lone surrogates")
+        raise Refused(f"{name!r} is not a column name: names are text, without lone surrogates")
     try:
         if name in (HEADERS, OPERATION):
             return pa.array(plain_column(name, values), RESERVED[name])

@@ -10,11 +10,11 @@ Always holds:
   may have landed, whatever the answer was, unless the queue says that it did not and will not
   (`OlderSchema`). Such a batch is *attempted*. It stays at the front of its partition until it has
   landed, and nothing overtakes it. When its time is up, its handles get `OutcomeUnknown`, and it is
-  still tried, unless the queue can no longer tell (`Unsettled`): then the others continue without
-  it;
+  still tried, unless the queue can no longer show it (`Unsettled`): then the others continue
+  without it;
 - a batch that was never attempted can be dropped, and leaves no gap;
-- of a producer that can be resumed, or that is to stop at a failure, nothing is accepted that comes
-  after what was dropped: a successor that resumes after the last accepted batch would skip it.
+- a producer with a `producer_id`, or with `on_failure="stop"`, accepts nothing after a dropped
+  batch: a successor that resumes after the last accepted batch would skip the dropped one.
 """
 
 from __future__ import annotations
@@ -85,12 +85,15 @@ class Sender:
         self.serializer = serializer
         self.producer_id = producer_id
         self.metrics = ProducerMetrics([appender.counters for appender, _ in opened])
+        # An id that is new for each producer would be a new series for each.
+        name = producer_id if resumable else ""
+        self.metrics.register(stream=serializer.stream.name, producer=name)
         self.is_closed = False
         self.is_v1 = serializer.stream.config.format == "v1"
-        self.stops_at_loss = (resumable and not self.is_v1) or settings.on_failure == "stop"
+        self.drops_after_loss = (resumable and not self.is_v1) or settings.on_failure == "stop"
         self.defaults = defaults_for(serializer.stream.name)
-        self.slots = asyncio.Semaphore(settings.max_in_flight)
-        """For uploads, of all partitions together."""
+        self.upload_limit = asyncio.Semaphore(settings.max_in_flight)
+        """Uploads at once, of all partitions together."""
         self.schema_floor = 0
         """Batches that were fitted to an older version of the schema are not appended any more."""
         self.partitions = [
@@ -187,7 +190,7 @@ class Sender:
         for partition in self.partitions:
             partition.stop(error)
 
-    def stop_at_loss(self, cause: BaseException) -> None:
+    def refuse_after_loss(self, cause: BaseException) -> None:
         """Take nothing more; the batches before the loss are still sent."""
         again = f"under its id, {self.producer_id!r}, and continue from `resumed`"
         cure = again if self._resumable else "and continue after what was accepted"
@@ -195,7 +198,7 @@ class Sender:
         self.accumulator.refuse(Refused(why))
         self.seal_all()
 
-    def complete(self, batch: ProducerBatch) -> None:
+    def report(self, batch: ProducerBatch) -> None:
         """The batch has a result, or an unknown outcome."""
         self.accumulator.batches.incomplete.pop(batch, None)
         if batch.error is not None:
@@ -203,10 +206,10 @@ class Sender:
             if isinstance(batch.error, OutcomeUnknown):
                 self._in_doubt[batch] = None
 
-    def finish(self, batch: ProducerBatch) -> None:
+    def release(self, batch: ProducerBatch) -> None:
         """The batch has a result, and is not tried any more."""
         batch.cancel()
-        self.complete(batch)
+        self.report(batch)
         if batch in self._in_doubt:
             del self._in_doubt[batch]
             # The error that was raised says that it is still being tried: that is over.
@@ -254,7 +257,7 @@ class PartitionSender:
         pauses = _PATIENT.start()
         while True:
             try:
-                async with self._sender.slots:
+                async with self._sender.upload_limit:
                     await self._upload(batch)
                 break
             except Exception as error:
@@ -307,6 +310,8 @@ class PartitionSender:
         group: list[ProducerBatch] = []
         for batch in self._batches:
             if not batch.is_uploaded:
+                # An attempted one is being uploaded again, under a higher id. Until then nothing is
+                # appended: an append repeats all attempted batches, in the same order.
                 return [] if batch.is_attempted else group
             if len(group) >= GROUP_MAX and not batch.is_attempted:
                 break
@@ -318,7 +323,7 @@ class PartitionSender:
         sender, pauses = self._sender, _PATIENT.start()
         try:
             while group := self._group():
-                entries = [self._entry(batch, index) for index, batch in enumerate(group)]
+                entries = [self._attempt(batch, index) for index, batch in enumerate(group)]
                 try:
                     placed = await self.appender.append(entries)
                 except BelowFloor as error:
@@ -346,7 +351,8 @@ class PartitionSender:
             # No batch became ready since the last look at the group: there was no await.
             self._appending = None
 
-    def _entry(self, batch: ProducerBatch, index: int) -> NewBatch:
+    def _attempt(self, batch: ProducerBatch, index: int) -> NewBatch:
+        """The entry of a batch, which is attempted from here on: it keeps its sequence."""
         if not batch.is_attempted:
             batch.is_attempted = True
             batch.producer_sequence = self._next_sequence + index
@@ -367,7 +373,7 @@ class PartitionSender:
             metrics.bytes_written += batch.encoded_bytes
             metrics.flush_duration_seconds.observe(now_s - batch.sealed_s)
             batch.accept(place)
-            self._sender.finish(batch)
+            self._sender.release(batch)
 
     def _upload_again(self, group: list[ProducerBatch], refusal: BelowFloor) -> None:
         """Give batches whose id the collector has passed another one, which their bytes contain."""
@@ -431,7 +437,7 @@ class PartitionSender:
                 f"{timeout_ms:,} ms{why}. They are still being tried"
             )
             batch.fail(unknown)
-            self._sender.complete(batch)
+            self._sender.report(batch)
         else:
             late = (
                 f"{batch.rows} records were not accepted within {timeout_ms:,} ms and are dropped"
@@ -443,11 +449,11 @@ class PartitionSender:
         index = self._batches.index(batch)
         self._batches.remove(batch)
         self._fail(batch, error)
-        if self._sender.stops_at_loss:
-            self._stop_at_loss(index, error)
+        if self._sender.drops_after_loss:
+            self._drop_from(index, error)
         self._append_soon()
 
-    def _stop_at_loss(self, index: int, error: BaseException) -> None:
+    def _drop_from(self, index: int, error: BaseException) -> None:
         """Drop the batches from this index on: none of them was attempted either."""
         if self._refusal is None:
             self._refusal = Unavailable(
@@ -458,7 +464,7 @@ class PartitionSender:
         behind = [self._batches.pop() for _ in range(len(self._batches) - index)]
         for batch in reversed(behind):
             self._fail(batch, self._refusal)
-        self._sender.stop_at_loss(error)
+        self._sender.refuse_after_loss(error)
 
     def stop(self, error: HeadwaterError) -> None:
         """Fail every batch, also those that come later."""
@@ -477,7 +483,7 @@ class PartitionSender:
 
     def _fail(self, batch: ProducerBatch, error: BaseException) -> None:
         batch.fail(error)
-        self._sender.finish(batch)
+        self._sender.release(batch)
 
 
 async def close_appenders(appenders: Sequence[Appender], *, for_good: bool) -> None:

@@ -97,7 +97,7 @@ class SchemaFitter:
             except Inexact as error:
                 raise self._refused(
                     f"column {field.name!r} was declared as {type_text(field.type)} while these "
-                    f"records were on their way, and they were not accepted: {error}"
+                    f"records were pending, and they were not accepted: {error}"
                 ) from error
 
         refitted = self._in_columns(records, exact)
@@ -107,13 +107,14 @@ class SchemaFitter:
 
     def _arranged(self, records: pa.RecordBatch) -> pa.RecordBatch:
         records = _carried(records)
-        must_have_columns = self._origin == "declared" or VALUE in records.schema.names
-        if VALUE in records.schema.names:
+        has_value = VALUE in records.schema.names
+        if has_value:
             records = self._without_value(records)
+        must_have_columns = has_value or self._origin == "declared"
         if must_have_columns and all(name in RESERVED for name in records.schema.names):
             self._check_all_deletes(records)
         self._check_columns(records)
-        return self._in_columns(records, lambda column, field: _widen(column, field.type))
+        return self._in_columns(records, lambda column, field: column.cast(field.type))
 
     def _in_columns(
         self, records: pa.RecordBatch, cast: Callable[[pa.Array, pa.Field], pa.Array]
@@ -198,10 +199,6 @@ def _carried(records: pa.RecordBatch) -> pa.RecordBatch:
     if not records.num_rows:
         return pa.RecordBatch.from_pylist([], schema=schema)
     return from_arrow(records)[0]
-
-
-def _widen(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    return column.cast(kind)
 
 
 def _deletes(records: pa.RecordBatch) -> pa.Array:

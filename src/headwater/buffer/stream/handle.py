@@ -204,9 +204,9 @@ class Stream:
     async def recording(self, records: pa.Schema, *, is_fresh: bool = False) -> Stream:
         """Record in the register that the stream carries records of this schema.
 
-        Writes nothing if that is recorded already, or cannot be: then `fit` refuses the records.
-        With `is_fresh`, this handle's config is used without reading the register again.
-        `Conflict`, `NotFound`: the stream was deleted.
+        Writes nothing if that is recorded already, or cannot be recorded; in the latter case `fit`
+        refuses the records. With `is_fresh`, this handle's config is used without reading the
+        register again. `Conflict`, `NotFound`: the stream was deleted.
         """
         from headwater.buffer.stream.schema import taking_in
 

@@ -24,7 +24,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from headwater.buffer.conversion import all_nullable, common_type, widens
+from headwater.buffer.conversion import all_nullable, common_type, evolved_type
 from headwater.buffer.records import RESERVED, VALUE
 from headwater.buffer.stream.config import (
     Column,
@@ -126,7 +126,7 @@ def evolve_schema(stream: str, latest: SchemaVersion, declared: pa.Schema) -> pa
             wrong.append((field.name, change))
             continue
         change = f"{field_text(field)} → {field_text(next_field)}"
-        kind = merged_type(field.type, next_field.type)
+        kind = evolved_type(field.type, next_field.type)
         if kind is None and latest.origin == "declared":
             wrong.append((field.name, f"{change}: not a wider type"))
         elif field.nullable != next_field.nullable:
@@ -171,42 +171,11 @@ def schema_change(now: StreamConfig, declared: pa.Schema, added_ms: int) -> dict
     return {"schemas": [*now.schemas, schema_version(number, schema, added_ms=added_ms)]}
 
 
-def merged_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
-    """`new`, if it holds every value of `old`, with fields of structs in `old`'s order; or None."""
-    if old == new or widens(old, new):
-        return new
-    if pa.types.is_list(old) and pa.types.is_list(new):
-        kind = merged_type(old.value_type, new.value_type)
-        if kind is None or old.value_field.nullable != new.value_field.nullable:
-            return None
-        return pa.list_(pa.field("element", kind, old.value_field.nullable))
-    if pa.types.is_map(old) and pa.types.is_map(new):
-        kind = merged_type(old.item_type, new.item_type)
-        return pa.map_(old.key_type, kind) if kind and old.key_type == new.key_type else None
-    if pa.types.is_struct(old) and pa.types.is_struct(new):
-        return _merged_struct(old, new)
-    return None
-
-
 def difference(lines: Iterable[tuple[str, str]]) -> str:
     """A difference column by column, one to a line."""
     rows = list(lines)
     width = max((len(name) for name, _ in rows), default=0)
     return "".join(f"\n  {name:<{width}}  {text}" for name, text in rows)
-
-
-def _merged_struct(old: pa.StructType, new: pa.StructType) -> pa.DataType | None:
-    added = {field.name: field for field in new}
-    fields = []
-    for field in old:
-        next_field = added.pop(field.name, None)
-        kind = None if next_field is None else merged_type(field.type, next_field.type)
-        if next_field is None or kind is None or next_field.nullable != field.nullable:
-            return None
-        fields.append(pa.field(field.name, kind, field.nullable))
-    if not all(field.nullable for field in added.values()):
-        return None
-    return pa.struct([*fields, *added.values()])
 
 
 REPLACEMENT_TIMEOUT_S: Final = 30.0

@@ -297,7 +297,7 @@ def _mark_ready(total: int, now: StreamConfig) -> StreamConfig:
 async def adopt_stream(
     source: Store | Stream, name: str | None = None, *, partition: int | None = None
 ) -> dict[int, Adopted]:
-    """Take over a v1 stream whose batches another implementation's consumer dequeued.
+    """Take over a v1 stream from which another implementation's consumer dequeued.
 
     Continues with the pending batches and leaves out those that the other consumer took. Returns
     the outcome per partition. LSNs continue above every LSN that Headwater can have returned (from

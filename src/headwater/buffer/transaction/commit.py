@@ -3,8 +3,8 @@
 A commit has four steps. The driver may die after any of them:
 
 1. read the record. If it has this transaction already, finish its appends, and discard the uploads
-   of this attempt: its rows may be distributed differently, and the first commit counts. If it has
-   an earlier transaction that is not completely appended, finish that one;
+   of this attempt, whose rows may be in other partitions: the first commit counts. If it has an
+   earlier transaction that is not completely appended, finish that one;
 2. check the hold, and open the partitions to learn the producer sequences (which are known if this
    driver finished the record);
 3. change the record, if it is unchanged since step 1. *This is the commit*;

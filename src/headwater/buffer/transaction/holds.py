@@ -1,4 +1,4 @@
-"""Holds: what keeps the collector from the uploads of an open transaction.
+"""Holds: they keep the uploads of an open transaction from being collected.
 
 Each stream has one register, `holds.json`, with a floor and the holds. Collectors raise no
 partition's batch floor above this floor. A transaction takes a hold above the floor and gives
@@ -230,7 +230,7 @@ class Holder:
 
 
 class ActiveHolds(NamedTuple):
-    """What a pass of the collector must leave alone because of open transactions."""
+    """The open transactions that a pass of the collector must respect."""
 
     below: str
     """Uploads from this id on may still be appended. No later transaction begins below it."""
@@ -239,7 +239,7 @@ class ActiveHolds(NamedTuple):
 
 
 async def active_holds(stream: Stream, grace_ms: int) -> ActiveHolds:
-    """End the holds that are not renewed, raise the floor, and return what is still held."""
+    """End holds that are not renewed, raise the floor, and return the holds that are left."""
     register = holds_register(stream)
     holds = await read_holds(register)
     if holds.holds:

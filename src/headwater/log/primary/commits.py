@@ -13,17 +13,11 @@ would shrink to the leader alone exactly when replicas fail.
 Whether a policy is met is always computed from the registry, never counted up. So an
 acknowledgement of a replica that left, or lost its data, stops counting by itself.
 
-The delay is bounded: a writer goes on after `max_delay_s`, whatever the lag. A hard bound would let
-one slow replica stop the log; the limits of its slot bound the lag in the end.
+The delay is bounded: a writer continues after `max_delay_s`, whatever the lag. A hard bound would
+let one slow replica stop the log; the limits of its slot bound the lag in the end.
 
 Always holds: a time-out is an unknown outcome, never a failure: the record is in the log; every
 waiting writer gets an answer: the policy was met, the time is over, or the leader ended.
-
-Error tree:
-
-HeadwaterError
-└── OutcomeUnknown
-    └── CommitUnknown   the record is in the log; whether enough replicas will have it is not known
 """
 
 from __future__ import annotations
@@ -42,9 +36,9 @@ from headwater.log.primary.registry import ReplicaState
 
 
 class CommitUnknown(OutcomeUnknown):
-    """Not replicated in time, which is no failure: the record is in the log, and stays there.
+    """The record was not replicated in time. It is in the log and stays there.
 
-    Replicas will have it when they catch up. Writing it again would write it twice.
+    Replicas get it when they catch up. Writing it again would write it twice.
     """
 
     def __init__(
@@ -68,19 +62,18 @@ class Committed(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Local:
-    """The leader's log is enough."""
+    """The record is in the leader's log."""
 
     def __str__(self) -> str:
         return "local"
 
     def replicated_lsn(self, replicas: Iterable[ReplicaState], current_lsn: int) -> int:
-        """The last LSN that satisfies the policy."""
         return current_lsn
 
 
 @dataclass(frozen=True)
 class AckN:
-    """This many replicas have it."""
+    """This many replicas have the record."""
 
     replicas: int
 
@@ -97,15 +90,15 @@ class AckN:
 
 @dataclass(frozen=True)
 class Quorum:
-    """A majority of this many members has it. The leader is a member."""
+    """A majority of this many members has the record. The leader is a member."""
 
     members: int
 
     def __post_init__(self) -> None:
         if whole_number("quorum", self.members) < 2:
             raise Refused(
-                f"a quorum of {self.members} member is the leader alone: say local, or how many "
-                "members there are, the leader included"
+                f"a quorum of {self.members} member is the leader alone: use local, or give the "
+                "number of members, including the leader"
             )
 
     def __str__(self) -> str:
@@ -117,7 +110,7 @@ class Quorum:
 
 @dataclass(frozen=True)
 class Regions:
-    """This many replicas of each of these regions have it."""
+    """This many replicas of each of these regions have the record."""
 
     needed: tuple[tuple[str, int], ...]
 
@@ -148,14 +141,12 @@ CommitPolicy = Local | AckN | Quorum | Regions
 
 
 def check_policy(name: str, policy: object) -> CommitPolicy:
-    """The policy itself; `Refused` for anything else, such as its text."""
     if not isinstance(policy, CommitPolicy):
         raise Refused(f"{name} is {policy!r}: give Local(), AckN(2) …, or parse_policy(text)")
     return policy
 
 
 def acknowledged_by(replicas: Iterable[ReplicaState], lsn: int) -> list[str]:
-    """The replicas that have this record, of those that count."""
     return sorted(one.name for one in replicas if one.is_counted and one.last_durable_lsn >= lsn)
 
 
@@ -207,7 +198,6 @@ class FlowControl:
 
     @property
     def delay_s(self) -> float:
-        """The longest delay of a writer that arrives now."""
         if self._soft_lag_lsn is None:
             return 0.0
         return throttle_delay_s(

@@ -1,23 +1,20 @@
-"""What the log is kept for: slots against the log itself.
+"""What the log is kept for: the slots, compared with the log itself.
 
 Always holds:
 
 - nothing above the stored position of a valid slot is pruned, whatever is registered meanwhile;
-- what an invalid or dropped slot needed is freed only once that is stored;
+- log that only an invalid or dropped slot needed is freed once the invalidation or drop is stored;
 - a replica resumes only where the log has the very next record.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from typing import Final
-
-import msgspec
 
 from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown, Refused, Unavailable
-from headwater.core.metrics import Histogram, Metrics
+from headwater.log.primary.registry import ReplicationMetrics
 from headwater.log.primary.slot import (
     FullRebootstrap,
     InvalidationCause,
@@ -26,7 +23,7 @@ from headwater.log.primary.slot import (
     RetentionLimits,
     Slot,
     SlotLag,
-    SlotStatus,
+    SlotView,
     exceeded_limit,
     is_comparable,
     plan_bootstrap,
@@ -36,58 +33,7 @@ from headwater.log.primary.slot import (
 from headwater.log.primary.slot_writer import SlotWriter
 from headwater.log.record.group import Wal
 
-
-class SlotView(msgspec.Struct, frozen=True):
-    """One slot: its status, and how far its replica is behind."""
-
-    name: str
-    status: SlotStatus
-    restart_lsn: int
-    confirmed_lsn: int
-    lag_lsn: int
-    """Records that its replica does not have on disk; during a bootstrap also those of the copy
-    that are no longer in the log."""
-    lag_bytes: int
-    lag_s: float
-    inactive_since_ms: int | None
-    """The last request of its replica; None while the replica is healthy."""
-    bootstrapping: bool
-    cause: InvalidationCause | None
-    """Why it was given up."""
-
-
 _log: Final = logging.getLogger("headwater")
-
-
-class ReplicationMetrics(Metrics):
-    """Counts and durations of one leader."""
-
-    def __init__(self) -> None:
-        self.partial_resyncs = 0
-        """Replicas that resumed from their position."""
-        self.full_rebootstraps: Counter[str] = Counter()
-        """Replicas that needed a fresh copy, by cause."""
-        self.slots_invalidated: Counter[str] = Counter()
-        """By cause."""
-        self.slots_dropped = 0
-        self.slots_renewed = 0
-        """Slots that a completed re-bootstrap made valid again."""
-        self.pulls = 0
-        self.records_sent = 0
-        self.acknowledgements = 0
-        self.health_flips: Counter[str] = Counter()
-        """To healthy, to unhealthy."""
-        self.sweeps_failed = 0
-        """Sweeps that an error of the log cut short."""
-        self.commit_seconds = Histogram()
-        """From the call of `wait_committed` until a record was replicated."""
-        self.commit_timeouts: Counter[str] = Counter()
-        """By policy."""
-        self.prunes_cut_short = 0
-        """Times that less was pruned than could be, because slots could not be written."""
-        self.writers_delayed = 0
-        """Because of the lag."""
-        self.writer_delay_seconds = Histogram()
 
 
 class LogRetention:
@@ -144,7 +90,6 @@ class LogRetention:
                 self.slots.invalidate(slot.name, slot.invalidation.cause)
 
     def enforce_limits(self) -> list[tuple[str, InvalidationCause]]:
-        """Give up slots that are beyond a limit; returns their names and causes."""
         self._lag_clock.note(runtime.monotonic_s(), self.wal.current_lsn())
         invalidated = []
         for slot in self.slots.all():
@@ -158,13 +103,14 @@ class LogRetention:
         """Prune what is archived elsewhere and no slot needs; the LSN through which it went."""
         self.archived_lsn = max(self.archived_lsn, archived_lsn)
         self.enforce_limits()
-        if self._may_prune(self.slots.floor_lsn()) < self._may_prune(self.slots.wanted_floor_lsn()):
+        wanted_lsn = self._prunable_lsn(self.slots.wanted_floor_lsn())
+        if self._prunable_lsn(self.slots.floor_lsn()) < wanted_lsn:
             try:
-                await self.slot_writer.settle()
+                await self.slot_writer.wait_stored()
             except (Unavailable, OutcomeUnknown, Refused):
                 self._metrics.prunes_cut_short += 1
         self.slot_writer.check()
-        prune_lsn = min(self._may_prune(self.slots.floor_lsn()), self.wal.current_lsn())
+        prune_lsn = min(self._prunable_lsn(self.slots.floor_lsn()), self.wal.current_lsn())
         if prune_lsn > 0:
             # Before the prune: a replica that registers meanwhile must not count on these records.
             self._pruning_lsn = max(self._pruning_lsn, prune_lsn)
@@ -172,7 +118,6 @@ class LogRetention:
         return prune_lsn
 
     def rebootstrap_reason(self, name: str, position_lsn: int | None) -> InvalidationCause | None:
-        """Why a replica cannot resume from here; None if it can."""
         mode = self._plan(name, position_lsn)
         return mode.cause if isinstance(mode, FullRebootstrap) else None
 
@@ -212,20 +157,26 @@ class LogRetention:
             return self.slots.complete_bootstrap(name, lsn)
         return self.slots.create(name, lsn)
 
-    def pull_refusal(self, name: str, since_lsn: int) -> FullRebootstrap | None:
-        """Why a pull cannot be served. A bootstrap under way may pull what follows its image."""
+    def check_pull(self, name: str, since_lsn: int) -> FullRebootstrap | None:
+        """None if a pull can be served, else why not; a slot whose records are gone is invalidated.
+
+        A bootstrap under way may pull what follows its image.
+        """
         slot = self.slots.get(name)
         if slot.invalidation is not None:
             return FullRebootstrap(slot.invalidation.cause)
         if slot.bootstrapping and since_lsn < slot.restart_lsn:
             return FullRebootstrap(InvalidationCause.NOT_BOOTSTRAPPED)
         if self.oldest_lsn() > since_lsn + 1:
-            return self.pruned_before(name, since_lsn)
+            return self.invalidate_or_refuse(name, since_lsn)
         return None
 
-    def pruned_before(self, name: str, since_lsn: int) -> FullRebootstrap:
-        """The log no longer has the records after `since_lsn`. Below its slot a replica only
-        compares: then it is `Refused`, and registering again returns from where it can."""
+    def invalidate_or_refuse(self, name: str, since_lsn: int) -> FullRebootstrap:
+        """Invalidate a slot, because the log no longer has the records after `since_lsn`.
+
+        Below its slot a replica only compares: then the slot stays, and the pull is `Refused`.
+        Registering again returns from where the replica can compare.
+        """
         slot = self.slots.get(name)
         if since_lsn < slot.restart_lsn and self.oldest_lsn() <= slot.restart_lsn + 1:
             raise Refused(
@@ -291,7 +242,7 @@ class LogRetention:
             and self.oldest_lsn() - 1 <= position_lsn < slot.restart_lsn
         )
 
-    def _may_prune(self, floor_lsn: int | None) -> int:
+    def _prunable_lsn(self, floor_lsn: int | None) -> int:
         return self.archived_lsn if floor_lsn is None else min(floor_lsn, self.archived_lsn)
 
     def _invalidate(self, name: str, cause: InvalidationCause) -> None:

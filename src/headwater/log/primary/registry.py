@@ -1,30 +1,32 @@
-"""The replicas of this leader: registrations, acknowledgements, health.
+"""The replicas of this leader: registrations, acknowledgements, health, metrics.
 
 The registry lives as long as the leader. A new leader begins with an empty one, and replicas
 register there again; what must survive is in their slots.
 
 Always holds:
 
-- the topology epoch rises with every change of which replicas are there, healthy or bootstrapping,
-  and with nothing else;
-- what a replica acknowledged never goes down, unless it registers and says itself that it has less;
+- the topology epoch rises exactly when a replica joins or leaves, or becomes healthy, unhealthy, or
+  starts or ends a bootstrap;
+- what a replica acknowledged never goes down, unless it registers again with a lower position;
 - a session is valid only at the leader that created it and for the process that got it: it contains
   the leader's epoch and a random token.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from typing import ClassVar
 
 import msgspec
 
 from headwater.core import runtime
 from headwater.core.errors import Fenced, NotFound
+from headwater.core.metrics import Histogram, Metrics
+from headwater.log import metric_names
 
 
 class ReplicaState(msgspec.Struct, frozen=True):
-    """One registered replica."""
-
     name: str
     last_acked_lsn: int = 0
     """It has applied everything through this one, as acknowledged since it registered."""
@@ -76,9 +78,40 @@ class Acknowledgement(msgspec.Struct, frozen=True):
     divergence_count: int = 0
 
 
-class ReplicaRegistry:
-    """Registered replicas, by name."""
+class ReplicationMetrics(Metrics):
+    """Counts and durations of one leader and its replicas, since it was opened."""
 
+    exported: ClassVar = metric_names.REPLICATION
+
+    def __init__(self) -> None:
+        self.partial_resyncs = 0
+        """Replicas that resumed from their position."""
+        self.full_rebootstraps: Counter[str] = Counter()
+        """Replicas that needed a fresh copy, by cause."""
+        self.slots_invalidated: Counter[str] = Counter()
+        """By cause."""
+        self.slots_dropped = 0
+        self.slots_renewed = 0
+        """Slots that a completed re-bootstrap made valid again."""
+        self.pulls = 0
+        self.records_sent = 0
+        self.acknowledgements = 0
+        self.health_flips: Counter[str] = Counter()
+        """To healthy, to unhealthy."""
+        self.sweeps_failed = 0
+        """Sweeps that an error of the log cut short."""
+        self.commit_seconds = Histogram()
+        """From the call of `wait_committed` until a record was replicated."""
+        self.commit_timeouts: Counter[str] = Counter()
+        """By policy."""
+        self.prunes_cut_short = 0
+        """Times that less was pruned than could be, because slots could not be written."""
+        self.writers_delayed = 0
+        """Because of the lag."""
+        self.writer_delay_seconds = Histogram()
+
+
+class ReplicaRegistry:
     def __init__(self, leader_epoch: int) -> None:
         self.topology_epoch = 0
         self._leader_epoch = leader_epoch
@@ -158,7 +191,6 @@ class ReplicaRegistry:
         return True
 
     def acknowledge(self, name: str, progress: Acknowledgement) -> ReplicaState:
-        """Note the progress of a replica; numbers only rise."""
         before = self.get(name)
         return self._hear(
             msgspec.structs.replace(
@@ -201,7 +233,6 @@ class ReplicaRegistry:
         self.set_rebootstrapping(name, False)
 
     def sweep(self, timeout_s: float) -> list[ReplicaState]:
-        """Update the health of all replicas; returns those that changed."""
         now_s = runtime.monotonic_s()
         changed = []
         for name, state in self._replicas.items():

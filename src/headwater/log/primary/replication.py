@@ -34,14 +34,15 @@ from headwater.log.primary.commits import (
     acknowledged_by,
     check_policy,
 )
-from headwater.log.primary.log_retention import LogRetention, ReplicationMetrics, SlotView
+from headwater.log.primary.log_retention import LogRetention
 from headwater.log.primary.registry import (
     Acknowledgement,
     ReplicaRegistry,
     ReplicaState,
+    ReplicationMetrics,
     ReplicationProgress,
 )
-from headwater.log.primary.slot import RetentionLimits, Slot
+from headwater.log.primary.slot import RetentionLimits, Slot, SlotView
 from headwater.log.primary.slot_register import SlotRegister
 from headwater.log.primary.slot_writer import SlotWriter
 from headwater.log.record.group import Wal
@@ -108,7 +109,7 @@ class PrimaryReplication:
     ) -> None:
         """Use `PrimaryReplication.open`."""
         self.config = config = config or ReplicationConfig()
-        self.metrics = ReplicationMetrics()
+        self.metrics = ReplicationMetrics().register()
         self.wal = wal
         self.slot_writer = slot_writer
         self.slots = slot_writer.slots
@@ -133,13 +134,13 @@ class PrimaryReplication:
         config: ReplicationConfig | None = None,
         must_exist: bool | None = None,
     ) -> Self:
-        """Take the slots over under this leader's epoch.
+        """Open the slots under this leader's epoch.
 
-        `Fenced` if a later leader has, `Refused` for an epoch that is not a valid term or is too
-        far ahead. Slots that cannot be read raise, and nothing is pruned, since it is not known
-        what replicas need. So does a missing table where the log holds, or held, records. For a log
-        that never had a leader pass `must_exist=False`, or open its slots before its first record
-        is written.
+        `Fenced` if a later leader has opened them; `Refused` if the epoch is not a valid term or is
+        too far above the last one. Slots that cannot be read raise, and nothing is pruned, because
+        it is unknown what replicas need. So does a missing table if the log holds, or held,
+        records. For a log that never had a leader pass `must_exist=False`, or open its slots before
+        its first record is written.
         """
         chosen = config or ReplicationConfig()
         if must_exist is None:
@@ -154,11 +155,10 @@ class PrimaryReplication:
         made.retention.lower_slots_to_log_end()
         # Before anything is written above them: a later leader, whose log has other records there,
         # would trust the slots.
-        await slot_writer.settle()
+        await slot_writer.wait_stored()
         return made
 
     def start(self) -> None:
-        """Write slots and sweep replicas, every few seconds, until `close`."""
         self.slot_writer.start()
         if self._sweeping is None:
             self._sweeping = runtime.spawn(self._run_sweeps(), name="headwater-replicas")
@@ -171,7 +171,7 @@ class PrimaryReplication:
         await self.close()
 
     async def close(self) -> None:
-        """End all waiting writers, store the slots, and stop."""
+        """Fail all waiting writers, store the slots, and stop."""
         self._is_closed = True
         self.commit_waiter.end(lambda: CommitUnknown("the leader stops: the record is in its log"))
         sweeping, self._sweeping = self._sweeping, None
@@ -195,7 +195,6 @@ class PrimaryReplication:
     # Replicas
 
     def progress(self) -> ReplicationProgress | None:
-        """Of all replicas together; None if there are none."""
         return ReplicationProgress.from_replicas(self.registry.replicas())
 
     def register_replica(
@@ -209,7 +208,7 @@ class PrimaryReplication:
         """Register a replica, or register it again with what it acknowledged; returns its slot.
 
         `position_lsn` is the last record that it has, and the position of a new slot. Without it a
-        new slot is at the end of the log, for a copy that is about to be made.
+        new slot is at the end of the log, for a copy that is about to begin.
         """
         self.check_leading()
         check_group_name(name)
@@ -227,7 +226,7 @@ class PrimaryReplication:
         return slot
 
     def ensure_replica_registered(self, name: str, *, position_lsn: int | None = None) -> bool:
-        """Register a replica that only pulls, the first time it does; whether this was it."""
+        """Register a replica that only pulls, at its first pull; returns whether it was that."""
         if name in self.registry:
             return False
         self.register_replica(name, position_lsn=position_lsn, by_pull=True)
@@ -240,7 +239,7 @@ class PrimaryReplication:
         return is_removed
 
     def set_replica_rebootstrapping(self, name: str, rebootstrapping: bool) -> bool:
-        """Whether it loads a fresh copy, so that readers who must see their writes go elsewhere."""
+        """Record whether the replica loads a fresh copy, so that routers send readers elsewhere."""
         is_registered = self.registry.set_rebootstrapping(name, rebootstrapping)
         self.evaluate()
         return is_registered
@@ -251,9 +250,10 @@ class PrimaryReplication:
             self.slots.touch(name)
 
     def acknowledge(self, name: str, progress: Acknowledgement) -> ReplicaState:
-        """Note the progress of a replica. Numbers only rise; an older message changes nothing.
+        """Record the progress of a replica. Numbers only rise; an older message changes nothing.
 
-        `Refused` beyond what it can have: it would count for records that are not written yet.
+        `Refused` for a position beyond the end of the log: the replica would count for records that
+        are not written yet.
         """
         progress = Acknowledgement(
             **{key: check_position(key, value) for key, value in asdict(progress).items()}
@@ -270,8 +270,8 @@ class PrimaryReplication:
     def check_known(self, name: str, lsn: int) -> None:
         """Refuse a position beyond what is in the log or was sent.
 
-        Also if the replica registered with it: a log that ends below it may get other records there
-        than the replica has.
+        Also if the replica registered with that position: if the log ends below it, other records
+        may be written there than the replica has.
         """
         end_lsn = max(self.registry.get(name).last_sent_lsn, self.wal.current_lsn())
         if lsn > end_lsn:
@@ -281,7 +281,6 @@ class PrimaryReplication:
             )
 
     def sweep(self) -> None:
-        """Update the health of replicas, and give up slots beyond their limits."""
         for state in self.registry.sweep(self.config.health_timeout_s):
             self.metrics.health_flips["healthy" if state.healthy else "unhealthy"] += 1
         self.retention.enforce_limits()
@@ -290,24 +289,24 @@ class PrimaryReplication:
     # What the log is kept for
 
     def slot_views(self) -> list[SlotView]:
-        """The slots with their status, lag, and how long they are unused."""
         healthy = {one.name for one in self.registry.replicas() if one.healthy}
         return [
             self.retention.view(slot, is_active=slot.name in healthy) for slot in self.slots.all()
         ]
 
     async def prune_retained_wal_through(self, archived_lsn: int) -> int:
-        """Prune what is archived elsewhere and no slot needs; the LSN through which it went.
+        """Prune records that are archived elsewhere and that no slot needs; returns the new floor.
 
-        If slots cannot be stored it is pruned only as far as what is stored allows. A newer
-        leader, or damaged slots, raise, and nothing is pruned.
+        If slots cannot be stored, the log is pruned only as far as the stored slots allow. If there
+        is a newer leader, or the slots are damaged, this raises and prunes nothing.
         """
         return await self.retention.prune_through(check_position("archived_lsn", archived_lsn))
 
     def begin_rebootstrap(self, name: str, *, image_lsn: int | None = None) -> int:
-        """The LSN after which a fresh copy takes records from the log: `image_lsn`, or 0.
+        """Begin a fresh copy; returns the LSN after which it takes records from the log.
 
-        The log after it is kept from here on. `Refused` says why there is nothing to begin from.
+        That is `image_lsn`, or 0 without an image. The log after it is kept from here on. `Refused`
+        says why there is nothing to begin from.
         """
         self.check_leading()
         self.registry.get(name)
@@ -318,7 +317,7 @@ class PrimaryReplication:
         return after_lsn
 
     def complete_rebootstrap(self, name: str, lsn: int) -> Slot:
-        """The fresh copy is there, through this LSN and on disk: its slot is valid again."""
+        """Complete a fresh copy, which is on disk through this LSN: its slot is valid again."""
         self.check_leading()
         lsn = check_position("lsn", lsn)
         self.check_known(name, lsn)
@@ -329,7 +328,10 @@ class PrimaryReplication:
         return slot
 
     def drop_slot(self, name: str) -> bool:
-        """Drop a slot and its replica; whether there was one. It frees the log once stored."""
+        """Drop a slot and its replica; returns whether there was one.
+
+        The drop frees the log once it is stored.
+        """
         self.registry.unregister(name)
         dropped = self.slots.drop(name)
         self.metrics.slots_dropped += dropped
@@ -339,18 +341,17 @@ class PrimaryReplication:
     # Commits
 
     def replicated_lsn(self, policy: CommitPolicy | None = None) -> int:
-        """The last record that is replicated as the policy says."""
         policy = policy or self.config.commit_policy
         return policy.replicated_lsn(self.registry.replicas(), self.wal.current_lsn())
 
     async def wait_committed(
         self, lsn: int, *, policy: CommitPolicy | None = None, timeout_s: float | None = None
     ) -> Committed:
-        """Wait until a record that is in the log is replicated.
+        """Wait until a record in the log is replicated.
 
-        A time-out is `CommitUnknown`, or with `on_commit_timeout="continue"` an answer that says
-        so. It takes nothing back: the record is in the log, and replicas will have it. A leader
-        that stopped or was overtaken says `CommitUnknown` under every policy.
+        A time-out raises `CommitUnknown`, or with `on_commit_timeout="continue"` returns a result
+        with `is_replicated=False`. The record stays in the log, and replicas get it later. A leader
+        that stopped or was overtaken raises `CommitUnknown` under every policy.
         """
         policy = check_policy("policy", policy or self.config.commit_policy)
         timeout_s = self.config.commit_timeout_s if timeout_s is None else timeout_s
@@ -383,7 +384,7 @@ class PrimaryReplication:
         )
 
     async def admit(self) -> float:
-        """Delay a writer if replicas are far behind; returns for how long.
+        """Delay a writer while replicas are far behind; returns the delay.
 
         `Fenced` once a newer leader is known.
         """
@@ -395,7 +396,7 @@ class PrimaryReplication:
         return delayed_s
 
     def evaluate(self) -> None:
-        """Resolve writers whose policy is met, and end delays: replicas have changed."""
+        """Wake writers whose policy is met, and end delays, after replicas have changed."""
         self.commit_waiter.evaluate()
         self._flow_control.evaluate()
 

@@ -32,8 +32,6 @@ from headwater.log.record.group import Group
 
 
 class RegisterResponse(msgspec.Struct, frozen=True):
-    """The answer to `ReplicationSource.register`."""
-
     term: int
     session: str
     """Goes with every further request to this leader. The next one gives another."""
@@ -67,8 +65,6 @@ class PullResponse:
 
 
 class AcknowledgeResponse(msgspec.Struct, frozen=True):
-    """The answer to `acknowledge`."""
-
     term: int
     restart_lsn: int
     """The log is kept above this one."""
@@ -78,8 +74,6 @@ class AcknowledgeResponse(msgspec.Struct, frozen=True):
 
 
 class BootstrapResponse(msgspec.Struct, frozen=True):
-    """The answer to `begin_bootstrap`."""
-
     term: int
     after_lsn: int
     """Records through this LSN come from the image, the others from the log; 0: all of them."""
@@ -87,18 +81,18 @@ class BootstrapResponse(msgspec.Struct, frozen=True):
 
 
 class ReplicationSource(Protocol):
-    """The source of a replica's log.
+    """The leader, as a replica sees it: the source of its log.
 
-    All raise `NotFound` if the replica has to register (again), as after a change of leaders,
-    `Fenced` if another process registered its name since, or a newer leader took over, and
-    `Unavailable` if trying later may work. A registered replica sends its session with every
-    request: without it, the request is `Refused`.
+    Every method raises `NotFound` if the replica has to register (again), as after a change of
+    leaders; `Fenced` if another process has registered its name since, or a newer leader took over;
+    and `Unavailable` if a later attempt may succeed. A registered replica sends its session with
+    every request: without it, the request is `Refused`.
     """
 
     async def register(
         self, name: str, position_lsn: int, *, region: str | None = None
     ) -> RegisterResponse:
-        """Register with everything through `position_lsn`; 0 is nothing at all.
+        """Register a replica that has everything through `position_lsn`; 0 means nothing.
 
         The slot is stored when this returns, so later leaders keep the log for it as well.
         """
@@ -134,10 +128,10 @@ class ReplicationSource(Protocol):
     async def complete_bootstrap(
         self, name: str, lsn: int, *, session: str | None = None
     ) -> AcknowledgeResponse:
-        """The fresh copy holds everything through this LSN, on disk, in place of the old one."""
+        """Report that the fresh copy has replaced the old one, and is on disk through this LSN."""
 
     async def unregister(self, name: str, *, session: str | None = None) -> None:
-        """Leave; the slot stays until the replica registers again."""
+        """Leave. The slot stays."""
 
 
 class PrimaryService:
@@ -154,7 +148,7 @@ class PrimaryService:
         slot = primary.register_replica(name, region=region, position_lsn=position_lsn)
         session = primary.registry.get(name).session
         resume = primary.retention.plan_resume(name, position_lsn)
-        await primary.slot_writer.settle()
+        await primary.slot_writer.wait_stored()
         # The name may have been registered again, or dropped, while this was stored.
         primary.registry.get(name, session=session)
         # Before it was stored, the slot may have been given up and the log pruned.
@@ -188,13 +182,13 @@ class PrimaryService:
         max_records = whole_number("max_records", max_records, at_least=1)
         max_bytes = whole_number("max_bytes", max_bytes, at_least=1)
         if session is None and primary.ensure_replica_registered(name, position_lsn=since_lsn):
-            await primary.slot_writer.settle()
+            await primary.slot_writer.wait_stored()
             resume = primary.retention.plan_resume(name, since_lsn)
             if isinstance(resume, FullRebootstrap):
                 return self._rebootstrap_response(since_lsn, resume)
         session = self._registered(name, session)
         primary.check_known(name, since_lsn)
-        refusal = primary.retention.pull_refusal(name, since_lsn)
+        refusal = primary.retention.check_pull(name, since_lsn)
         if refusal is not None:
             return self._rebootstrap_response(since_lsn, refusal)
         primary.note_replica_pull(name, since_lsn)
@@ -211,7 +205,7 @@ class PrimaryService:
         # Nothing to send may mean that it was pruned to its end meanwhile.
         if (groups[0].first_lsn if groups else primary.wal.oldest_lsn()) > since_lsn + 1:
             return self._rebootstrap_response(
-                since_lsn, primary.retention.pruned_before(name, since_lsn)
+                since_lsn, primary.retention.invalidate_or_refuse(name, since_lsn)
             )
         through_lsn = groups[-1].last_lsn if groups else since_lsn
         primary.note_replica_pull(name, through_lsn)
@@ -238,7 +232,7 @@ class PrimaryService:
     ) -> BootstrapResponse:
         session = self._registered(name, session)
         after_lsn = self._primary.begin_rebootstrap(name, image_lsn=image_lsn)
-        await self._primary.slot_writer.settle()
+        await self._primary.slot_writer.wait_stored()
         self._primary.registry.get(name, session=session)
         return BootstrapResponse(self._primary.term, after_lsn, self._primary.wal.current_lsn())
 
@@ -247,7 +241,7 @@ class PrimaryService:
     ) -> AcknowledgeResponse:
         session = self._registered(name, session)
         slot = self._primary.complete_rebootstrap(name, lsn)
-        await self._primary.slot_writer.settle()
+        await self._primary.slot_writer.wait_stored()
         self._primary.registry.get(name, session=session)
         return self._acknowledged(slot)
 

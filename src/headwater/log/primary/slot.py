@@ -28,8 +28,6 @@ from headwater.core.errors import Refused
 
 
 class InvalidationCause(StrEnum):
-    """Why a replica cannot resume from its slot."""
-
     WAL_REMOVED = "wal-removed"
     """The log no longer has what follows the position."""
     HORIZON = "horizon"
@@ -54,8 +52,6 @@ class SlotStatus(StrEnum):
 
 
 class Invalidation(msgspec.Struct, frozen=True):
-    """When and why a slot was given up."""
-
     cause: InvalidationCause
     at_ms: int
 
@@ -106,7 +102,6 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     def seen(self, at_ms: int) -> Slot:
-        """With this `last_seen_ms`, unless that is earlier."""
         return msgspec.structs.replace(self, last_seen_ms=max(self.last_seen_ms, at_ms))
 
     def invalidated(self, cause: InvalidationCause, at_ms: int) -> Slot:
@@ -137,7 +132,6 @@ class LagClock:
         self._lsns: list[int] = []
 
     def note(self, now_s: float, current_lsn: int) -> None:
-        """Sample the end of the log; may be called at any rate."""
         if self._lsns and (
             current_lsn <= self._lsns[-1] or now_s < self._times_s[-1] + self._spacing_s
         ):
@@ -156,9 +150,9 @@ class LagClock:
 
 @dataclass(frozen=True, slots=True)
 class RetentionLimits:
-    """A slot that exceeds any of these is given up. None is no limit.
+    """Limits of a slot: it is given up when it exceeds one. None is no limit.
 
-    Only log that is kept for the slot alone counts, so only records that are archived.
+    Only log that is kept for this slot alone counts, and so only archived records.
     """
 
     max_lag_lsn: int | None = limits.SLOT_MAX_LAG_LSN
@@ -220,6 +214,25 @@ def slot_status(
     if slot.restart_lsn < archived_lsn:
         return SlotStatus.EXTENDED
     return SlotStatus.RESERVED
+
+
+class SlotView(msgspec.Struct, frozen=True):
+    """A slot as its leader shows it."""
+
+    name: str
+    status: SlotStatus
+    restart_lsn: int
+    confirmed_lsn: int
+    lag_lsn: int
+    """Records that its replica does not have on disk; during a bootstrap also those of the copy
+    that are no longer in the log."""
+    lag_bytes: int
+    lag_s: float
+    inactive_since_ms: int | None
+    """The last request of its replica; None while the replica is healthy."""
+    bootstrapping: bool
+    cause: InvalidationCause | None
+    """Why it was given up."""
 
 
 def _is_above(measured: float, limit: float | None) -> bool:

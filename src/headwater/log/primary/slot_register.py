@@ -1,8 +1,8 @@
 """The stored slots of a partition: one register beside its queue, and how a leader updates it.
 
 Two processes write it: the leader, and `headwater slot drop`. Only the leader creates generations,
-so `next_generation` tells a slot that was never stored from one that was stored and dropped since.
-No tombstones are needed, and the leader's next write does not bring a dropped slot back.
+so `next_generation` distinguishes a slot that was never stored from one that was stored and dropped
+since. No tombstones are needed, and the leader's next write does not bring a dropped slot back.
 
 Always holds:
 
@@ -14,7 +14,6 @@ Always holds:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -49,15 +48,7 @@ class SlotTable(msgspec.Struct, frozen=True):
 EMPTY_TABLE: Final = SlotTable(SLOTS_FORMAT, 0, 1, [])
 
 
-def make_table(
-    slots: Iterable[Slot], *, leader_epoch: int, next_generation: int, leader_token: str = ""
-) -> SlotTable:
-    ordered = sorted(slots, key=lambda slot: slot.name)
-    return SlotTable(SLOTS_FORMAT, leader_epoch, next_generation, ordered, leader_token)
-
-
 def check_format(stored: SlotTable) -> SlotTable:
-    """The table itself; `NotSupported` if a later version wrote it."""
     if stored.slots_format not in _READABLE_FORMATS:
         raise NotSupported(
             f"these slots are of format {stored.slots_format}; this version reads formats up to "
@@ -76,15 +67,12 @@ def stamp_epoch(stored: SlotTable | None, leader_epoch: int, leader_token: str) 
         raise _fenced(before, leader_epoch)
     if before.leader_epoch and leader_epoch - before.leader_epoch > limits.EPOCH_STEP_MAX:
         raise Refused(
-            f"leader_epoch is {leader_epoch}, and {before.leader_epoch} was the last before it: no "
+            f"leader_epoch is {leader_epoch}, and the last one was {before.leader_epoch}: no "
             f"leader is so far ahead (EPOCH_STEP_MAX is {limits.EPOCH_STEP_MAX:,}). It would "
             "fence every leader after it"
         )
-    return make_table(
-        before.slots,
-        leader_epoch=leader_epoch,
-        next_generation=before.next_generation,
-        leader_token=leader_token,
+    return msgspec.structs.replace(
+        before, slots_format=SLOTS_FORMAT, leader_epoch=leader_epoch, leader_token=leader_token
     )
 
 
@@ -104,12 +92,7 @@ def merge_tables(stored: SlotTable | None, mine: SlotTable) -> SlotTable:
         if slot.name in by_name or slot.generation >= before.next_generation
     ]
     generation = max(before.next_generation, mine.next_generation)
-    return make_table(
-        slots,
-        leader_epoch=mine.leader_epoch,
-        next_generation=generation,
-        leader_token=mine.leader_token,
-    )
+    return msgspec.structs.replace(mine, slots=slots, next_generation=generation)
 
 
 def _merge_slot(stored: Slot | None, mine: Slot) -> Slot:
@@ -161,7 +144,7 @@ class SlotRegister:
             return None
 
     async def stamp(self, leader_epoch: int, *, must_exist: bool = False) -> SlotTable:
-        """Become the writer, and return the stored table; `Fenced` if a later leader is.
+        """Become the table's only writer, and return it; `Fenced` if there is a later leader.
 
         With `must_exist` a missing table is damage.
         """
@@ -187,8 +170,7 @@ class SlotRegister:
         return (await self._register.update(lambda stored: merge_tables(stored, mine))).value
 
     async def drop(self, name: str) -> bool:
-        """Remove a slot, from any process; whether there was one. The log is no longer kept for
-        it."""
+        """Remove a slot, from any process; returns whether there was one. It frees the log."""
         dropped = False
 
         def change(stored: SlotTable | None) -> SlotTable:
@@ -204,8 +186,10 @@ class SlotRegister:
         return dropped
 
     async def lower_epoch(self, leader_epoch: int) -> None:
-        """Repair a table with an epoch that no leader has: leaders after `leader_epoch` can write
-        it. `Refused` unless that is lower than the stored one."""
+        """Lower the stored epoch, so that leaders from this epoch on are accepted again.
+
+        Repairs a table with an epoch that no leader reaches. `Refused` unless the epoch is lower.
+        """
         epoch = _valid_epoch(leader_epoch)
 
         def change(stored: SlotTable | None) -> SlotTable:
@@ -214,17 +198,17 @@ class SlotRegister:
             before = check_format(stored)
             if epoch >= before.leader_epoch:
                 raise Refused(
-                    f"the slots are a leader's with epoch {before.leader_epoch}: only a lower one "
-                    f"than that is set by hand, not {epoch}"
+                    f"the slots have epoch {before.leader_epoch}: it can only be lowered, not set "
+                    f"to {epoch}"
                 )
             return msgspec.structs.replace(before, leader_epoch=epoch, leader_token="")
 
         await self._register.update(change)
 
     async def reset_damaged(self) -> None:
-        """Replace a table that is damaged or gone by an empty one; `Refused` if it can be read.
+        """Replace a table that is damaged or missing by an empty one; `Refused` if it can be read.
 
-        Replicas register again when they come back. Until then the log is not kept for them.
+        Until replicas register again, the log is not kept for them.
         """
         try:
             is_gone = await self.read() is None

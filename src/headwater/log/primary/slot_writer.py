@@ -2,17 +2,18 @@
 
     writer = await SlotWriter.open(register, leader_epoch=7)
     writer.slots.advance("standby", applied_lsn=120, durable_lsn=100)
-    await writer.settle()          # or leave it to writer.start(), which writes every few seconds
+    await writer.wait_stored()     # or leave it to writer.start(), which writes every few seconds
 
 Always holds:
 
-- what is kept of the log follows what is *stored*: a position that moved, an invalidation or a drop
-  frees nothing before it would survive this leader. A slot that is not stored yet counts at once,
-  and so does one that a write with unknown outcome may have stored;
+- the log is kept for what is *stored*: a position that moved, an invalidation or a drop frees log
+  only once it is stored. A slot that is not stored yet counts at once, and so does one that a write
+  with unknown outcome may have stored;
 - a pull changes nothing that needs a write, except for `last_seen_ms`, once a minute;
-- one write at a time, at least SLOT_WRITE_GAP_S apart, shared by all who wait;
+- one write at a time, at least SLOT_WRITE_GAP_S apart, shared by all waiting calls;
 - while the store is away, writes are delayed and nothing is freed;
-- a newer leader, or a damaged table, ends the writer: it writes nothing more and raises why.
+- after a newer leader or a damaged table was found, the writer writes nothing more and raises the
+  cause.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Final
 from headwater.core import limits, runtime
 from headwater.core.errors import Bug, Damaged, Fenced, HeadwaterError, LimitExceeded, NotFound
 from headwater.log.primary.slot import InvalidationCause, Slot, retention_floor
-from headwater.log.primary.slot_register import SlotRegister, SlotTable, make_table
+from headwater.log.primary.slot_register import SLOTS_FORMAT, SlotRegister, SlotTable
 
 
 class LeaderSlots:
@@ -49,7 +50,6 @@ class LeaderSlots:
 
     @property
     def leader_epoch(self) -> int:
-        """The epoch that stored tables are stamped with."""
         return self._stored.leader_epoch
 
     def all(self) -> list[Slot]:
@@ -145,12 +145,8 @@ class LeaderSlots:
         return True
 
     def table(self) -> SlotTable:
-        return make_table(
-            self._slots.values(),
-            leader_epoch=self.leader_epoch,
-            next_generation=self._next_generation,
-            leader_token=self._stored.leader_token,
-        )
+        token = self._stored.leader_token
+        return SlotTable(SLOTS_FORMAT, self.leader_epoch, self._next_generation, self.all(), token)
 
     def sending(self, sent: SlotTable) -> None:
         """A table is about to be written: it may be stored until a later write landed."""
@@ -235,7 +231,7 @@ class SlotWriter:
         return cls(register, LeaderSlots(stored), write_interval_s=write_interval_s)
 
     @property
-    def is_settled(self) -> bool:
+    def is_stored(self) -> bool:
         return self._written >= self.slots.changes
 
     def check(self) -> None:
@@ -243,20 +239,19 @@ class SlotWriter:
             raise _copy_of_error(self.failure)
 
     def start(self) -> None:
-        """Write what changed, every few seconds, until `close`."""
         if self._running is None:
             self._running = runtime.spawn(self._run(), name="headwater-slots")
 
     async def close(self) -> None:
-        """Write what is left to write, and end. An error is that of `settle`."""
+        """Write what is left to write, and end. An error is that of `wait_stored`."""
         running, self._running = self._running, None
         if running is not None:
             running.cancel()
             await asyncio.wait((running,))
         if self.failure is None:
-            await self.settle()
+            await self.wait_stored()
 
-    async def settle(self) -> None:
+    async def wait_stored(self) -> None:
         """Return once everything that was changed until now is stored.
 
         Raises what the store says; nothing is lost by that, and a later call tries again.
@@ -313,7 +308,7 @@ class SlotWriter:
             try:
                 # What can pass is tried again at the next turn; what cannot is in `failure`.
                 with contextlib.suppress(HeadwaterError):
-                    await (self.refresh() if self._is_old() else self.settle())
+                    await (self.refresh() if self._is_old() else self.wait_stored())
             except Exception:
                 # If this task ended, nothing would be stored any more, and so nothing pruned.
                 self.writes_failed += 1

@@ -80,7 +80,6 @@ def _with_leaves(
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether it is a list that a log carries; maps are not."""
     return bool(
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
@@ -178,7 +177,6 @@ def check_nulls(records: pa.RecordBatch) -> None:
 
 
 def with_nulls_allowed(records: pa.RecordBatch) -> pa.RecordBatch:
-    """The same records under fields that allow the nulls that are there."""
     if _first_misplaced(records) is None:
         return records
     fields = [pa.field(field.name, nullable_type(field.type)) for field in records.schema]
@@ -315,7 +313,6 @@ _DECIMALS: Final[dict[int, Callable[[int, int], pa.DataType]]] = {
 
 
 def parquet_type(column: str, kind: pa.DataType) -> pa.DataType:
-    """The type that a segment keeps a column in."""
     check_column_type(column, kind)
     return _parquet_type(kind)
 
@@ -371,7 +368,9 @@ def check_column_type(place: str, kind: pa.DataType, depth: int = 0) -> None:
         )
     elif depth and pa.types.is_null(kind):
         # Arrow ends the process over a cast of some that have such fields, or cannot read them.
-        raise Refused(f"column {place!r} is of no type but null: give it one, or drop it")
+        raise Refused(
+            f"column {place!r} is of the type null only: give it another type, or drop it"
+        )
 
 
 def _same_layout(kind: pa.DataType) -> pa.DataType:
@@ -400,7 +399,6 @@ def _returned_unchanged(kind: pa.DataType) -> pa.DataType:
 
 
 def to_parquet_column(column: pa.Array, stored: pa.DataType) -> pa.Array:
-    """A column in its Parquet type."""
     if column.type.equals(stored, check_metadata=True):
         return column
     needed = parquet_casts(column.type)
@@ -410,7 +408,6 @@ def to_parquet_column(column: pa.Array, stored: pa.DataType) -> pa.Array:
 
 
 def from_parquet_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column from Parquet, in its own type."""
     if column.type.equals(kind, check_metadata=True):
         return column
     needed = parquet_casts(kind)

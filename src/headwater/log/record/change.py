@@ -68,7 +68,6 @@ class ChangeRecord:
     refresh_records: tuple[bytes, ...] | None = None
 
     def to_json(self) -> bytes:
-        """The published form."""
         fields: dict[str, Any] = {
             "collection": self.collection,
             "kind": self.kind,
@@ -116,7 +115,6 @@ class ChangeRecord:
 
 
 def compact_json(value: Any) -> bytes:
-    """JSON without blanks, its keys sorted."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -153,7 +151,7 @@ def _whole(value: object) -> int:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a text")
+        raise TypeError(f"{value!r} is not text")
     return value
 
 

@@ -54,7 +54,6 @@ NO_RECORDS: Final = pa.record_batch([pa.array([], pa.binary())], names=[VALUE])
 
 
 def check_columns(schema: pa.Schema) -> None:
-    """Refuse columns that a group does not carry."""
     names = schema.names
     if len(set(names)) < len(names):
         doubled = next(name for name in names if names.count(name) > 1)
@@ -88,7 +87,7 @@ _COLUMN_COST_BYTES: Final = 850
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Records with dense LSNs. Cutting it copies nothing."""
+    """Records of one term with consecutive LSNs. Slicing copies nothing."""
 
     term: int
     first_lsn: int
@@ -114,21 +113,18 @@ class Group:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its records, as far as this part of them goes."""
         return records_size_bytes(self.records)
 
     @property
     def cost_bytes(self) -> int:
-        """Memory that it takes: for a small group far more than its records."""
+        """The memory that it takes: for a small group far more than its records."""
         columns = int(self.records.num_columns)
         return self.nbytes + _GROUP_COST_BYTES + _COLUMN_COST_BYTES * columns
 
     def after(self, lsn: int) -> Group | None:
-        """The part above `lsn`; None if there is none."""
         return self if lsn < self.first_lsn else self.between(lsn + 1, self.last_lsn)
 
     def between(self, first_lsn: int, last_lsn: int) -> Group | None:
-        """The part from `first_lsn` to `last_lsn`; None if there is none."""
         first, last = max(first_lsn, self.first_lsn), min(last_lsn, self.last_lsn)
         if first > last:
             return None
@@ -165,11 +161,9 @@ class GroupRing:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the groups, see `Group.cost_bytes`."""
         return self._size_bytes
 
     def extend(self, groups: Iterable[Group]) -> None:
-        """Add groups at the end, and drop the oldest ones beyond `max_bytes`."""
         with self._mutex:
             for group in groups:
                 self._groups.append(group)
@@ -182,7 +176,6 @@ class GroupRing:
             self._compact()
 
     def prune_through(self, lsn: int) -> None:
-        """Drop groups that lie wholly at or below `lsn`."""
         with self._mutex:
             while self._dropped < len(self._groups) and self._last_lsns[self._dropped] <= lsn:
                 self._drop_first()
@@ -199,7 +192,6 @@ class GroupRing:
             return self._groups[place : place + max_groups]
 
     def between(self, first_lsn: int, last_lsn: int) -> list[Group]:
-        """The parts of the groups that lie between these LSNs."""
         with self._mutex:
             start = bisect_left(self._last_lsns, first_lsn, self._dropped)
             end = bisect_left(self._last_lsns, last_lsn, start) + 1
@@ -218,8 +210,6 @@ class GroupRing:
 
 
 class SealedRange(NamedTuple):
-    """A sealed part of a log."""
-
     first_lsn: int
     last_lsn: int
     size_bytes: int
@@ -234,25 +224,25 @@ class Wal(Protocol):
     def oldest_lsn(self) -> int:
         """The first LSN that can be read; in an empty log, the next one to be written.
 
-        So a position resumes without a gap exactly when `position + 1 >= oldest_lsn()`, whether
-        the log is empty, was pruned wholly, or lost its disk and began again above LSN 1.
+        So a position resumes without a gap exactly when `position + 1 >= oldest_lsn()`, also if the
+        log is empty, was completely pruned, or lost its disk and began again above LSN 1.
         """
 
     def current_lsn(self) -> int:
         """The last LSN that readers may see; one below the next. 0 before LSN 1 is written.
 
-        A log that was pruned wholly still knows it, also when it is opened again.
+        A completely pruned log still knows it, also after a restart.
         """
 
     @property
     def synced_lsn(self) -> int:
-        """Through here the log has it after a power loss, too; at most `current_lsn()`."""
+        """The last LSN that survives a power loss; at most `current_lsn()`."""
 
     async def sync(self) -> None:
-        """Return once what is in the log at this moment is synced."""
+        """Return once everything that is in the log now is synced."""
 
     def bytes_since(self, lsn: int) -> int:
-        """Bytes of log after `lsn`, to within one step of the index; cheap, for lag."""
+        """The bytes of the log after `lsn`, to within one step of the index; cheap, for lag."""
 
     async def read_since(self, lsn: int, *, max_records: int, max_bytes: int) -> Sequence[Group]:
         """Groups with LSNs above `lsn`, in order and without gaps, from the oldest that is kept.
@@ -264,9 +254,10 @@ class Wal(Protocol):
         """
 
     async def prune_through(self, lsn: int) -> int:
-        """Move the floor up to `lsn`, durably, drop what lies wholly below it; returns the floor.
+        """Raise the durable floor to `lsn`, and drop segments that are completely below it; returns
+        it.
 
-        A floor never goes down, and never above what was written: both are left as they are.
+        A lower `lsn`, or one that was not written yet, changes nothing.
         """
 
     async def wait_for_lsn_after(self, lsn: int, *, timeout_s: float | None = None) -> int:

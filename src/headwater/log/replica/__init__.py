@@ -1,11 +1,12 @@
 """Replicas: copies of a leader's log, kept up to date by pulling from their slots.
 
 Enters: a `ReplicationSource` (the leader, in this process or over a wire). Leaves: a copy that can
-be read, by bookmark where a reader must see what it saw elsewhere.
+be read, by bookmark if a reader must see what it has seen elsewhere.
 
     replica      opens, runs, is read
     follower     registers, compares, pulls, applies, acknowledges; fills fresh copies
-    link         the session with the leader, and checking what was pulled
+    session      the session with the leader, and its fence
+    comparing    gaps in what was pulled; the copy compared with its leader's log
     copies       the copy that counts, its readers, and the stored state: fence and divergence
     contract     settings, status, bookmarks, errors, and the interfaces of targets
     log_copy     a target that is the log again, record for record
@@ -14,8 +15,8 @@ be read, by bookmark where a reader must see what it saw elsewhere.
     image        a keyed state in Parquet
 
 Always holds: a copy is a prefix of the log; an older leader changes nothing, also after a restart;
-what is acknowledged as durable survives; a fresh copy replaces the old one at once and shows no
-less.
+what is acknowledged as durable survives; a fresh copy replaces the old one at once, when it shows
+at least as much.
 """
 
 __all__: list[str] = []

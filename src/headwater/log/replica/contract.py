@@ -4,14 +4,14 @@ A *target* is one copy of the data, at one LSN. *Targets* create and open them: 
 a fresh copy fills a second target while the first is still read. There are two kinds: a log copy
 and a keyed state.
 
-A *bookmark* says how far a reader has seen the log, and can be taken to another copy of it:
+A *bookmark* says how far a reader has read the log, and is valid at every copy:
 
     bookmark = Bookmark(term=7, lsn=120)        # str(bookmark) == "7:120"
 
-The LSN says which record must be there. The term says under which leader it was seen: a copy that
-has not heard of that leader may be at the same LSN with the records of an overtaken one. A later
-term is as good where leaders derive the same records under the same LSNs. Otherwise a record that
-is not replicated may be lost with its leader, and its LSN be given to another record.
+The LSN says which record must be there. The term says under which leader the record was read: a
+copy that does not know that leader may have the records of an overtaken one under the same LSN. A
+later term is also enough if leaders derive the same records under the same LSNs. Otherwise a record
+that is not replicated may be lost with its leader, and another record gets its LSN.
 
 Error tree:
 
@@ -40,7 +40,7 @@ from headwater.log.record.group import Group
 
 
 class Bookmark(msgspec.Struct, frozen=True, order=True):
-    """A place in the log, and the term under which it was seen."""
+    """A position in the log, and the term under which it was read."""
 
     term: int
     lsn: int
@@ -50,7 +50,6 @@ class Bookmark(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, text: str) -> Bookmark:
-        """A bookmark from its text; `Refused` says what one looks like."""
         term, colon, lsn = text.strip().partition(":")
         if not (colon and term.isascii() and term.isdigit() and lsn.isascii() and lsn.isdigit()):
             raise Refused(f"{text!r} is not a bookmark: a term and an LSN, as in 7:120")
@@ -59,7 +58,7 @@ class Bookmark(msgspec.Struct, frozen=True, order=True):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaConfig:
-    """Sizes, times, and what the replica is for."""
+    """Sizes and times of a replica, its region, and whether its source is filtered."""
 
     region: str | None = None
     filtered: bool = False
@@ -96,7 +95,7 @@ class ReplicaConfig:
 
 
 class GoElsewhere(Unavailable):
-    """This copy does not hold what the reader has to see."""
+    """This copy cannot show the bookmark in time: use another copy, or the leader."""
 
     def __init__(self, replica: str, why: str, *, bookmark: Bookmark, at: Bookmark) -> None:
         super().__init__(
@@ -122,12 +121,10 @@ class Diverged(Damaged):
 
 
 class LogGap(Damaged):
-    """Records were sent that do not follow what is there."""
+    """The records that were sent do not follow those of the copy."""
 
 
 class ReplicaPhase(StrEnum):
-    """What a replica is doing."""
-
     CONNECTING = "connecting"
     """It is not registered with a leader at this moment."""
     FOLLOWING = "following"
@@ -139,8 +136,6 @@ class ReplicaPhase(StrEnum):
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True):
-    """The status of a replica."""
-
     name: str
     phase: ReplicaPhase
     term: int
@@ -165,27 +160,27 @@ class Target(Protocol):
 
     @property
     def applied_lsn(self) -> int:
-        """Everything through this one can be read here."""
+        """Everything through this LSN can be read in the target."""
 
     @property
     def durable_lsn(self) -> int:
-        """Everything through this one is here again after a crash; at most `applied_lsn`."""
+        """Everything through this LSN survives a crash; at most `applied_lsn`."""
 
     @property
     def tend_within_s(self) -> float | None:
-        """How soon `tend` has to be called even without new records; None if that can wait."""
+        """How soon `tend` must be called even without new records; None: no limit."""
 
     async def apply(self, groups: Sequence[Group], through_lsn: int) -> None:
-        """Apply these groups, which follow `applied_lsn`; `applied_lsn` is `through_lsn` after it.
+        """Apply these groups, which follow `applied_lsn`; afterwards that is `through_lsn`.
 
         If it raises, nothing or a prefix was applied, as `applied_lsn` says.
         """
 
     async def hashes(self, first_lsn: int, last_lsn: int) -> pa.UInt64Array:
-        """What `record_hashes` gives for these records; null for those no longer known."""
+        """What `record_hashes` returns for these records; null if a hash is no longer known."""
 
     async def sync(self) -> None:
-        """Return once `durable_lsn` is `applied_lsn`."""
+        """Return once `durable_lsn` equals `applied_lsn`."""
 
     async def tend(self) -> None:
         """Do what is due by the clock; called at least once per pull."""
@@ -205,38 +200,39 @@ class Targets(Protocol):
         """Raise `Refused` if this kind needs all records of the log."""
 
     async def open(self, path: str) -> Target:
-        """The target of this folder, as it was left."""
+        """Open the target of this folder as it was closed."""
 
     async def newest_image(self, *, below_lsn: int | None = None) -> Image | None:
         """The best image that ends below this LSN; None if there is none."""
 
     async def begin(self, path: str, image: Image | None) -> Target:
-        """A target of an image, or an empty one, in place of what the folder holds.
+        """A target from an image, or an empty one; replaces the content of the folder.
 
-        `Corrupt` or `NotFound` if the image cannot be used: `newest_image` returns another then.
+        `Corrupt` or `NotFound` if the image cannot be used; `newest_image` then returns another
+        one.
         """
 
     async def discard(self, path: str) -> None:
-        """Remove what a target that was closed left in its folder."""
+        """Remove what a closed target left in its folder."""
 
     async def distrust(self, from_lsn: int) -> None:
-        """Present images that reach this LSN may differ from the log: do not use them any more."""
+        """Stop using present images that reach this LSN: they may differ from the log."""
 
     async def drop_distrusted(self) -> None:
-        """Delete them, so that no other replica begins from them."""
+        """Delete those images, so that no other replica begins from them."""
 
 
 class LogArchive(Protocol):
-    """A log, record for record, from its log start on, as far as it was archived."""
+    """An archive of a log, record for record, from its log start on."""
 
     @property
     def name(self) -> str:
         """Its name in messages."""
 
     async def available(self) -> range:
-        """The range of LSNs that it has, from the oldest that was not given up; may be empty.
+        """The range of LSNs in the archive, from the log start on; may be empty.
 
-        LSNs that are given up after that can be read for a while longer.
+        LSNs that expire after this call can be read for a while longer.
         """
 
     def read(self, first_lsn: int, end_lsn: int) -> AsyncGenerator[Group, None]:

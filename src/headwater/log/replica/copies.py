@@ -4,14 +4,14 @@
 
 Always holds:
 
-- a term is stored before anything of it is applied or acknowledged, so an overtaken leader is
-  refused after a restart as well;
+- a term is stored before anything of its leader is applied or acknowledged, so an overtaken leader
+  is refused after a restart as well;
 - one rename switches from one copy to the next: opening the folder finds the old one or the new
-  one, and both whole;
-- a file that cannot be read, or is missing beside a copy, is an error: beginning with term 0 would
-  lift the fence;
-- a copy stays as long as it is read, even if another took its place; once it is closed, nothing of
-  it is removed any more, since the folder may be in use again.
+  one, each of them complete;
+- a state file that cannot be read, or that is missing beside a copy, is an error: with term 0 the
+  replica would accept overtaken leaders;
+- a copy stays open while it is read, even if another one replaced it; after a copy is closed,
+  nothing of it is removed, because the folder may be in use again.
 """
 
 from __future__ import annotations
@@ -47,8 +47,6 @@ STATE_NAME: Final = "replica.json"
 
 
 class SavedState(msgspec.Struct, frozen=True):
-    """The state of a replica that survives a restart."""
-
     term: int = 0
     """Answers of leaders with a lower one are refused."""
     copy: int = 1
@@ -75,13 +73,11 @@ class SavedStateFile:
         return posixpath.join(self.folder.path, f"copy-{number}")
 
     def copy_numbers(self) -> list[int]:
-        """The copies that have a folder."""
         names = (name for name, is_dir in self.folder.disk.list_dir(self.folder.path) if is_dir)
         parts = (name.partition("-") for name in names)
         return sorted(int(n) for word, _, n in parts if word == "copy" and n.isdigit())
 
     def read(self) -> SavedState | None:
-        """The stored state; None if there never was one."""
         path = self.folder.file(STATE_NAME)
         try:
             with self.folder.disk.open(path) as file:
@@ -115,7 +111,7 @@ class SavedStateFile:
             self.folder.disk.sync_dir(self.folder.path)
         except HeadwaterError as error:
             raise DiskFailed(
-                f"{path} was replaced, and it is not known for how long: {error}"
+                f"{path} was replaced, and the change may not survive a power loss: {error}"
             ) from error
 
 
@@ -224,7 +220,7 @@ class ReplicaCopies:
         if state.kind not in ("", targets.kind):
             raise Refused(
                 f"the replica in {files.folder.path} is of kind {state.kind!r}, and not "
-                f"{targets.kind!r}: open it as what it is, or give this one a folder of its own"
+                f"{targets.kind!r}: open it with targets of that kind, or use another folder"
             )
         state = msgspec.structs.replace(state, kind=targets.kind, format=STATE_FORMAT)
         # Also if it exists: the process that wrote it may have died before it was durable.
@@ -246,7 +242,6 @@ class ReplicaCopies:
 
     @property
     def diverged_lsn(self) -> int | None:
-        """The first LSN under which the copy holds another record than the log."""
         return self._state.diverged_lsn
 
     async def check_term(self, term: int) -> bool:
@@ -271,7 +266,6 @@ class ReplicaCopies:
             await self.copy.close()
 
     def check_sound(self, name: str) -> None:
-        """Raise `Diverged` if the copy holds another record than the log."""
         lsn = self._state.diverged_lsn
         if lsn is not None:
             raise Diverged(
@@ -295,7 +289,9 @@ class ReplicaCopies:
             # Again: an earlier removal may have been cancelled in the middle.
             await self._replaced.replace()
             if not self._replaced.is_gone:
-                raise Unavailable("the copy before this one is still read: the next waits for it")
+                raise Unavailable(
+                    "the previous copy is still being read: the next one waits until it is closed"
+                )
         number = 3 - self.copy.number
         path = self._files.copy_path(number)
         target = await begin(path)

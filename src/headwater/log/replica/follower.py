@@ -1,8 +1,8 @@
 """Following one leader: register, compare, pull, apply, acknowledge; and filling a fresh copy.
 
-A fresh copy starts from the copy that is there (a slot that was given up says nothing about the
-copy), from an image, or from the beginning of the log. It is filled beside the old copy until it
-shows at least as much.
+A fresh copy starts from the present copy (which is not worse because its slot was given up), from
+an image, or from the beginning of the log. It is filled beside the old copy until it shows at least
+as much.
 
 Always holds: nothing is applied after records that were not found in the leader's log, and nothing
 beyond them is acknowledged; a divergence is stored on disk before it is reported. An image is
@@ -34,6 +34,13 @@ from headwater.log.primary.registry import Acknowledgement
 from headwater.log.primary.service import PullResponse
 from headwater.log.primary.slot import FullRebootstrap
 from headwater.log.record.group import Group
+from headwater.log.replica.comparing import (
+    UNVERIFIED,
+    SplitPull,
+    Verification,
+    compare_groups,
+    split_pull,
+)
 from headwater.log.replica.contract import (
     Bookmark,
     Image,
@@ -44,16 +51,7 @@ from headwater.log.replica.contract import (
     UnusableImage,
 )
 from headwater.log.replica.copies import ReplicaCopies
-from headwater.log.replica.link import (
-    UNVERIFIED,
-    LeaderSession,
-    Prefetch,
-    ReplicaMetrics,
-    SplitPull,
-    Verification,
-    compare_groups,
-    split_pull,
-)
+from headwater.log.replica.session import LeaderSession, Prefetch, ReplicaMetrics
 
 _log: Final = logging.getLogger("headwater")
 RETRIABLE: Final = (Unavailable, OutcomeUnknown, NotFound, Fenced, Refused, Conflict, LogGap)
@@ -61,8 +59,6 @@ RETRIABLE: Final = (Unavailable, OutcomeUnknown, NotFound, Fenced, Refused, Conf
 
 
 class BootstrapStart(NamedTuple):
-    """What a bootstrap begins from; the log after it is kept."""
-
     kind: Literal["own", "image", "log"]
     current_lsn: int
     """Where the log ended then."""
@@ -132,7 +128,7 @@ class LogFollower:
                 pulled = await self._pull()
                 if pulled.rebootstrap is not None:
                     return
-                self._prefetch.begin(pulled)
+                self._prefetch.pull_ahead(pulled)
                 await self._take(pulled)
                 await self.target.tend()
                 await self._acknowledge()
@@ -148,13 +144,12 @@ class LogFollower:
         self._verification = UNVERIFIED
         if isinstance(registration.resume, FullRebootstrap):
             return True
-        self._begin_verification()
+        self._start_verification()
         if (problem := self._verification.waits_for(self.current_lsn)) is not None:
             _log.warning("replica %s: %s", self.name, problem)
         return False
 
-    def _begin_verification(self) -> None:
-        """Begin to compare the copy with the log of the leader that answered last."""
+    def _start_verification(self) -> None:
         self._note_verification(
             Verification.of_copy(
                 self._link.registration, self.target.applied_lsn, self.config.compare_records
@@ -247,16 +242,16 @@ class LogFollower:
             # Before the source says where its log ends: what others write of it later is good.
             await self._targets.distrust(diverged_lsn)
         is_usable = diverged_lsn is None and self._link.reaches(self.target.applied_lsn)
-        start = await self._begin(self.target if is_usable and not is_forced else None)
+        start = await self._choose_copy(self.target if is_usable and not is_forced else None)
         if start.kind == "own":
-            self._begin_verification()
+            self._start_verification()
         # What is on disk and was found in the log.
         await self._link.complete_bootstrap(
             self._verification.verified_lsn(self.target.durable_lsn)
         )
         self.metrics.bootstraps[start.kind] += 1
 
-    async def _begin(self, own: Target | None) -> BootstrapStart:
+    async def _choose_copy(self, own: Target | None) -> BootstrapStart:
         """Keep the present copy, or make one from the best start that is usable."""
         unusable: dict[Image | None, UnusableImage] = {}
         while True:
@@ -283,8 +278,8 @@ class LogFollower:
         log: the replica waits for the log only if there is nothing else.
         """
         registration = self._link.registration
-        own_lsn = -1 if own is None else await _durable_lsn(own)
-        if own_lsn > 0 and self._link.reaches(own_lsn):
+        own_lsn = None if own is None else await _durable_lsn(own)
+        if own_lsn and self._link.reaches(own_lsn):
             plan = await self._link.begin_bootstrap(own_lsn)
             return BootstrapStart("own", plan.current_lsn)
         image = await self._targets.newest_image(below_lsn=registration.current_lsn + 1)
@@ -296,10 +291,12 @@ class LogFollower:
             raise Bug(f"a copy was to begin after {offered_lsn}, and not after {plan.after_lsn}")
         if image is not None:
             return BootstrapStart("image", plan.current_lsn, image, offered_lsn)
-        return BootstrapStart("log" if own_lsn else "own", plan.current_lsn)
+        # An empty copy is kept: it begins with LSN 1, as a fresh one would.
+        is_own_empty = own_lsn == 0
+        return BootstrapStart("own" if is_own_empty else "log", plan.current_lsn)
 
     async def _replace_copy(self, start: BootstrapStart) -> None:
-        async def begin(path: str) -> Target:
+        async def create(path: str) -> Target:
             try:
                 return await self._targets.begin(path, start.image)
             except (Corrupt, NotFound, NotSupported) as error:
@@ -317,7 +314,7 @@ class LogFollower:
             lsn = self.target.applied_lsn
             self._note_verification(Verification(lsn, lsn))
 
-        await self._copies.replace(begin, fill, count)
+        await self._copies.replace(create, fill, count)
 
     async def _fill(self, fresh: Target, start: BootstrapStart, through_lsn: int) -> None:
         """Compare the image of a fresh copy, apply the log through this LSN, and sync.

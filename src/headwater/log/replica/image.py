@@ -6,7 +6,8 @@ it has another name in the file; the file's metadata have the names and the reco
 every record comes back as it was. The metadata also have the hashes of the last applied records, so
 that a leader's log can be compared with them. Pages have checksums.
 
-Always holds: an image that was written can be read: the log before it may be pruned.
+Always holds: an image counts only after it was read back, because the log before it may be pruned
+then.
 """
 
 from __future__ import annotations
@@ -64,8 +65,6 @@ class _ImageHead(msgspec.Struct, frozen=True):
 
 
 class ImageContent(NamedTuple):
-    """What an image holds."""
-
     collections: dict[str, list[pa.Table]]
     last_hashes: list[int]
 
@@ -112,7 +111,6 @@ def _encoded(
 
 
 def decode_image(data: bytes, image: Image) -> ImageContent:
-    """The content of an image; `Corrupt` if it is not the one of this name."""
     try:
         table = pq.read_table(io.BytesIO(data), page_checksum_verification=True)
         written = (table.schema.metadata or {})[_IMAGE_METADATA]
@@ -184,8 +182,6 @@ def _groups(table: pa.Table) -> Iterator[Group]:
 
 
 class _FileNames:
-    """A name in the file for each column of each type."""
-
     def __init__(self) -> None:
         self._names: dict[tuple[str, pa.DataType], str] = {}
         self._taken: set[str] = set()

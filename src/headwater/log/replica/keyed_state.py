@@ -93,7 +93,6 @@ class KeyedState:
         return None
 
     def get(self, key: Identity, collection: str = "") -> dict[str, Any] | None:
-        """The latest record of a key, with its `_lsn`; None if it has none."""
         if not isinstance(key, bytes | int):
             raise Refused(f"keys are bytes, and row ids numbers: {key!r} is neither")
         with self._mutex:
@@ -103,18 +102,17 @@ class KeyedState:
     def scan(self, collection: str = "") -> pa.Table:
         """The latest record of every key of a collection, with its `_lsn`.
 
-        `NotSupported` names the column if one has types that no table holds at once.
+        `NotSupported` names a column whose types do not fit into one table.
         """
         with self._mutex:
             return self._tables.get(collection, KeyedTable()).scan()
 
     def scan_parts(self, collection: str = "") -> list[pa.Table]:
-        """As `scan`, a table for each schema that the records came in."""
         with self._mutex:
             return self._tables.get(collection, KeyedTable()).parts()
 
     def collections(self) -> list[str]:
-        """The collections that ever held something."""
+        """The collections that have, or had, records."""
         with self._mutex:
             return sorted(self._tables)
 
@@ -130,7 +128,7 @@ class KeyedState:
         self._applied_lsn = max(self._applied_lsn, through_lsn)
 
     async def hashes(self, first_lsn: int, last_lsn: int) -> pa.UInt64Array:
-        """Of the last few megabytes of the log, and of the records whose hashes its image has."""
+        """Hashes of the last few megabytes of the log, and of the last records of its image."""
         parts: list[pa.Array] = []
         next_lsn = first_lsn
         image_first_lsn = self._image_lsn - len(self._image_hashes) + 1
@@ -145,7 +143,7 @@ class KeyedState:
         return pa.concat_arrays(parts)
 
     async def sync(self) -> None:
-        """Writes an image."""
+        """Write an image."""
         if self._durable_lsn == self._applied_lsn:
             return
         lsn = self._applied_lsn
@@ -161,10 +159,10 @@ class KeyedState:
             await self._states.drop_older(limits.KEYED_IMAGES_KEPT, than=image)
 
     async def tend(self) -> None:
-        """Writes an image where one is due.
+        """Write an image if one is due.
 
-        If the store is away, it is tried again soon. If no image can hold the records, the state
-        continues without one, and its slot keeps the log until an image can be written.
+        While the store is unavailable, this is tried again soon. If no image can hold the records,
+        the state continues without one, and its slot keeps the log until an image can be written.
         """
         now_s = runtime.monotonic_s()
         behind = self._applied_lsn - self._durable_lsn
@@ -181,7 +179,7 @@ class KeyedState:
             self._try_again_in(max(interval_s, limits.KEYED_IMAGE_RETRY_S))
 
     async def close(self) -> None:
-        """There is nothing to release."""
+        """Do nothing: there are no resources."""
 
     def _try_again_in(self, pause_s: float) -> None:
         self.images_failed += 1
@@ -223,8 +221,8 @@ class KeyedStates:
 
         …/snapshots/<stream id>/<of>/00000000000000000120-<xxh3-128 of the bytes>.parquet
 
-    The newest image is found by listing, and writing an image twice gives one object. A few of the
-    newest are kept: a reader that loses one to that takes a newer one.
+    The newest image is found by listing, and writing an image twice gives one object. The newest
+    three are kept: a reader whose image was deleted uses a newer one.
     """
 
     kind: Final = "keyed"
@@ -257,7 +255,7 @@ class KeyedStates:
             )
 
     async def open(self, path: str) -> KeyedState:
-        """The state of the newest image that can be read, or an empty one."""
+        """The state of the newest readable image, or an empty one."""
         while (image := await self.newest_image()) is not None:
             try:
                 return await self.begin(path, image)
@@ -273,7 +271,7 @@ class KeyedStates:
         return KeyedState(self, tables, image.lsn, last_hashes=content.last_hashes)
 
     async def discard(self, path: str) -> None:
-        """There is nothing to remove."""
+        """Do nothing: there are no files."""
 
     async def newest_image(self, *, below_lsn: int | None = None) -> Image | None:
         unusable = self._skipped | self._distrusted
@@ -285,11 +283,13 @@ class KeyedStates:
         return max(images, key=lambda image: (image.lsn, image.key), default=None)
 
     async def read_image(self, image: Image) -> ImageContent:
-        """Its content, checked. An unusable image is skipped from then on."""
+        """The content of an image, checked. An unusable image is skipped from then on."""
         try:
             data = bytes((await self._store.get(image.key)).data)
             if image.key != self._key(image.lsn, data):
-                raise Corrupt(f"{image.key} is not what was written: its checksum is another")
+                raise Corrupt(
+                    f"{image.key} is damaged: its checksum differs from the one in its name"
+                )
             return await runtime.run_blocking(decode_image, data, image)
         except _UNUSABLE:
             self._skipped.add(image.key)
@@ -303,9 +303,10 @@ class KeyedStates:
         return Image(lsn, key)
 
     async def drop_older(self, keep: int, *, than: Image) -> None:
-        """Delete all but the newest few; `than`, and what is newer, stays.
+        """Delete all but the newest images; this one and newer ones stay.
 
-        The replica that wrote it relies on it: newer ones of others may be unreadable.
+        The replica that wrote the image relies on it: newer images of other replicas may be
+        unreadable.
         """
         images = sorted(await self.images(), key=lambda image: image.lsn)
         for image in images[:-keep]:
@@ -321,7 +322,6 @@ class KeyedStates:
             self._distrusted.discard(key)
 
     async def images(self) -> list[Image]:
-        """All that are stored."""
         images = []
         async for meta in self._store.list(f"{self.prefix}/"):
             match = _IMAGE_NAME.fullmatch(meta.key.rpartition("/")[2])
@@ -341,7 +341,6 @@ def _tables(collections: dict[str, list[pa.Table]]) -> dict[str, KeyedTable]:
 
 
 def _refreshes(records: pa.RecordBatch) -> list[int]:
-    """Where a record replaces its whole collection."""
     names = records.schema.names
     if OPERATION not in names or REFRESH_RECORDS not in names:
         return []

@@ -31,8 +31,6 @@ Identity = bytes | int
 
 
 class KeyedTable:
-    """The latest record of each key."""
-
     def __init__(self) -> None:
         self._chunks: list[pa.RecordBatch] = []
         self._starts: list[int] = []
@@ -178,7 +176,6 @@ def identities(records: pa.RecordBatch) -> list[Identity]:
 
 
 def with_identity(records: pa.RecordBatch) -> pa.RecordBatch:
-    """The records with a key or a row id; if all have one, they are not copied."""
     is_identified = has_identity(records)
     return records if pc.all(is_identified).as_py() is not False else records.filter(is_identified)
 
@@ -218,7 +215,6 @@ def _bytes_as_none(kind: pa.DataType) -> pa.DataType:
 
 
 def _two_types(parts: list[pa.Table]) -> str:
-    """The column that prevents one table."""
     kinds: dict[str, pa.DataType] = {}
     for field in (field for part in parts for field in part.schema):
         first_type = kinds.setdefault(field.name, field.type)

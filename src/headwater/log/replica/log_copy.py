@@ -1,8 +1,8 @@
 """A copy of the log, record for record, in a spool of its own.
 
 Frames differ from the leader's, and so may their terms: a later leader may have written the same
-records again, so that a copy which changed leaders on the way would meet terms that go back. The
-copy writes the highest it has seen; hashes that compare copies cover neither.
+records again, so a copy that changed leaders could get terms that go back. The copy writes the
+highest term that it has seen. Hashes that compare copies cover neither frames nor terms.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log: Final = logging.getLogger("headwater")
 
 
 class LogCopy:
-    """A `Target` that is a log again: read it through `spool`."""
+    """A `Target` that is a copy of the log: read it through `spool`."""
 
     def __init__(self, spool: Spool) -> None:
         self.spool = spool
@@ -57,7 +57,7 @@ class LogCopy:
         return None if self.durable_lsn == self.applied_lsn else interval_s
 
     async def apply(self, groups: Sequence[Group], through_lsn: int) -> None:
-        """Groups of one schema share a write and a sync."""
+        """Append the groups; groups of one schema share a write and a sync."""
         for run in _append_runs(groups):
             size_bytes = sum(group.nbytes for group in run)
             if size_bytes <= DECODE_INLINE_BYTES:
@@ -88,7 +88,7 @@ class LogCopy:
         await self.spool.sync()
 
     async def tend(self) -> None:
-        """Not after every pull: each time costs a sync of the folder."""
+        """Tend the spool; not after every pull, because each time costs a sync of the folder."""
         if runtime.monotonic_s() - self._tended_s >= LOG_TEND_EVERY_S:
             self._tended_s = runtime.monotonic_s()
             await self.spool.tend()
@@ -98,10 +98,10 @@ class LogCopy:
 
 
 class LogCopies:
-    """`Targets` that are logs.
+    """`Targets` that are copies of the log, record for record.
 
-    They begin with the leader's log where that reaches back to 1, and otherwise with an archive of
-    it: the first LSN is the log start then, and no longer 1.
+    A copy begins with the leader's log if that begins with LSN 1, else with an archive of it; its
+    first LSN is then the log start.
     """
 
     kind: Final = "log"
@@ -128,9 +128,10 @@ class LogCopies:
         return LogCopy(await runtime.run_blocking(self._open, path, None))
 
     async def newest_image(self, *, below_lsn: int | None = None) -> Image | None:
-        """The archive, as far as it goes and is wanted.
+        """The archive, through its end or below `below_lsn`; None if it may not be used.
 
-        Where it has nothing, a copy is still complete that begins with the log at the log start.
+        An archive without records is used as well: a copy is complete if it begins at the log
+        start.
         """
         if self._archive is None or runtime.monotonic_s() < self._distrusted_until_s:
             return None
@@ -160,10 +161,12 @@ class LogCopies:
         await runtime.run_blocking(self._discard, path)
 
     async def distrust(self, from_lsn: int) -> None:
-        """An archive that differs from the log is not used for a while, not even
-        below the difference: where the log begins above, that could not be compared. After that it
-        is used again: the other records may be this leader's, and the next leader may not have
-        them."""
+        """Do not use the archive for a while, because it differs from the log.
+
+        Not even below the difference: where the log begins above it, nothing could be compared.
+        Afterwards the archive is used again: the different records may be this leader's, and not
+        the next one's.
+        """
         if self._archive is not None and from_lsn <= self._begun_lsn:
             # Once per copy: repeated attempts must not extend the time.
             self._begun_lsn = 0
@@ -183,7 +186,7 @@ class LogCopies:
         return spool
 
     async def drop_distrusted(self) -> None:
-        """An archive is not changed."""
+        """Do nothing: an archive is not changed."""
 
     def _open(self, path: str, first_lsn: int | None) -> Spool:
         return Spool.open(path, first_lsn=first_lsn, config=self._config, disk=self._disk)
@@ -224,13 +227,11 @@ async def _archived(archive: LogArchive, lsns: range) -> AsyncGenerator[Group, N
 
 
 def _append_runs(groups: Sequence[Group]) -> Iterator[list[Group]]:
-    """Groups that one append may take: of one schema, or lost."""
     for _, run in itertools.groupby(groups, lambda group: (group.lost, group.records.schema)):
         yield list(run)
 
 
 def _prepare(run: list[Group], group_bytes: int) -> PreparedAppend:
-    """The frames of several groups, as one append."""
     return PreparedAppend(
         [
             body

@@ -7,9 +7,9 @@
 
 Always holds:
 
-- a copy is a prefix of the log: what does not follow is not applied, nothing is applied before the
-  copy's last records were found in the leader's log (see `link`), and what comes again is compared;
-  with another record under one LSN the replica stops, and reports it after a restart, too;
+- a copy is a prefix of the log: records that do not follow are not applied, nothing is applied
+  before the copy's last records were found in the leader's log (see `link`), and repeated records
+  are compared. If a record differs, the replica stops, and stays stopped after a restart;
 - a replica does one thing at a time, following or rebootstrapping, and nothing after `close`.
 """
 
@@ -41,7 +41,7 @@ from headwater.log.replica.contract import (
 )
 from headwater.log.replica.copies import ReplicaCopies, SavedStateFile
 from headwater.log.replica.follower import RETRIABLE, LogFollower
-from headwater.log.replica.link import LeaderSession, ReplicaMetrics
+from headwater.log.replica.session import LeaderSession, ReplicaMetrics
 
 _log: Final = logging.getLogger("headwater")
 
@@ -61,7 +61,7 @@ class Replica:
         """Use `Replica.open`."""
         self.name = name
         self.config = config
-        self.metrics = ReplicaMetrics()
+        self.metrics = ReplicaMetrics().register(replica=name)
         self.problem: str | None = None
         self.readers = Waiters()
         self._copies = copies
@@ -90,11 +90,11 @@ class Replica:
         config: ReplicaConfig | None = None,
         disk: Disk | None = None,
     ) -> Replica:
-        """Open what the folder holds, or begin with nothing. One process at a time has it open.
+        """Open the copies in a folder, or begin with an empty one. For one process at a time.
 
-        `Refused` if the folder holds copies of another kind, or a log itself. What a restart cannot
-        trust is an error here: a damaged copy, or a damaged `replica.json`, without which a leader
-        that was overtaken would be listened to again.
+        `Refused` if the folder holds copies of another kind, or a log itself. A damaged copy is an
+        error, and so is a damaged `replica.json`: without its term, the replica would accept an
+        overtaken leader.
         """
         check_group_name(name)
         chosen = config or ReplicaConfig()
@@ -112,17 +112,15 @@ class Replica:
 
     @property
     def target(self) -> Target:
-        """The copy that counts at this moment; `reading` keeps it."""
+        """The current copy; use `reading` to keep it open."""
         return self._copies.target
 
     @property
     def term(self) -> int:
-        """The highest term of any leader so far; it is stored."""
         return self._copies.term
 
     @property
     def bookmark(self) -> Bookmark:
-        """How far the copy is, for its readers."""
         return self._follower.bookmark
 
     @property
@@ -153,8 +151,8 @@ class Replica:
     ) -> AsyncIterator[Target]:
         """The copy, once it shows the bookmark; it stays open until the block is left.
 
-        `GoElsewhere` if it does not in time, or at once if waiting is of no use. Without a bookmark
-        this is the copy as it is, also while a fresh one is made.
+        `GoElsewhere` if the copy does not show it in time, or at once if waiting is of no use.
+        Without a bookmark, returns the copy as it is, also while a fresh one is made.
         """
         if bookmark is not None:
             await self.wait_for(bookmark, timeout_s=timeout_s)
@@ -163,7 +161,7 @@ class Replica:
             yield target
 
     async def wait_for(self, bookmark: Bookmark, *, timeout_s: float | None = None) -> Bookmark:
-        """Wait until the copy shows the bookmark; returns how far it is then."""
+        """Wait until the copy shows the bookmark; returns how far the copy is then."""
         timeout_s = self.config.read_timeout_s if timeout_s is None else timeout_s
         if not timeout_s >= 0:
             raise Refused(f"timeout_s is {timeout_s}: it must be 0 or more")
@@ -199,25 +197,24 @@ class Replica:
         await self.close()
 
     def start(self) -> None:
-        """Follow the log until `close`; nothing if it does already."""
         if not (self._is_busy and self._is_following):
-            self._begin(self._follow, is_following=True).add_done_callback(_retrieve_exception)
+            following = self._begin(self._follow, is_following=True)
+            following.add_done_callback(runtime.retrieve_error)  # it is logged, and in `problem`
             self._set_phase(ReplicaPhase.CONNECTING)
 
     async def run(self) -> None:
-        """Follow the log; raises errors that no further try would resolve, such as `Diverged`."""
+        """Follow the log; raises errors that a retry would not resolve, such as `Diverged`."""
         await self._wait_for_task(self._begin(self._follow, is_following=True))
 
     async def rebootstrap(self) -> None:
         """Replace the copy by a fresh one, whatever is wrong with it.
 
-        For a replica that is not running, above all one that diverged. `Refused` if there is
-        nothing to begin from; the copy is unchanged then.
+        For a replica that is not running, such as one that diverged. `Refused` if there is nothing
+        to begin from; the copy is then unchanged.
         """
         await self._wait_for_task(self._begin(self._rebootstrap, is_following=False))
 
     async def close(self) -> None:
-        """Stop, and release everything. The copy stays for the next time."""
         async with self._closing:
             self._is_closed = True
             if self._task is not None:
@@ -316,9 +313,3 @@ class Replica:
     def _set_phase(self, phase: ReplicaPhase) -> None:
         self._phase = phase
         self.readers.notify()
-
-
-def _retrieve_exception(task: asyncio.Task[None]) -> None:
-    # The reason is logged and in `problem`: keep asyncio from logging that it was not retrieved.
-    if not task.cancelled():
-        task.exception()

@@ -148,7 +148,7 @@ class GroupFrame:
             frame.records = arrow_stream.read_back(stream)
         except Corrupt as error:
             check_valid(records)
-            raise Refused(f"these records could not be read afterwards: {error}") from error
+            raise Refused(f"these records could not be read back: {error}") from error
         frame.own_schema = records.schema if own_schema is None else own_schema
         return frame
 
@@ -194,12 +194,14 @@ def decode_group(header: FrameHeader, payload: memoryview) -> Group:
     term, body = header.term or 0, payload[ENVELOPE_BYTES:]
     first, last = envelope.first_lsn, header.lsn
     if not 1 <= first <= last:
-        raise Corrupt(f"a group says that it holds LSNs {first} to {last}: there are none such")
+        raise Corrupt(f"a group says that it holds LSNs {first} to {last}, which is not a range")
     if envelope.kind == GroupKind.LOST:
         cause = str(body, "utf-8", "replace")
         return Group(term, first, last, NO_RECORDS, header.timestamp_ms, cause)
     if envelope.kind != GroupKind.RECORDS:
-        raise Corrupt(f"a group of kind {envelope.kind}; this version reads 0 and 1. Upgrade it.")
+        raise Corrupt(
+            f"a group of kind {envelope.kind}; this version reads 0 and 1. Upgrade Headwater."
+        )
     records = arrow_stream.read_stored(body)
     if records.num_rows != last - first + 1:
         raise Corrupt(f"a group of LSNs {first} to {last} holds {records.num_rows} records")
@@ -242,7 +244,6 @@ class PreparedAppend:
             ) from None
 
     def give_back(self, bodies: list[GroupFrame]) -> None:
-        """The append that took these frames changed nothing."""
         self._free.append(bodies)
 
 
@@ -272,7 +273,6 @@ def prepare_append(
 
 @per_schema
 def check_carried(schema: pa.Schema) -> None:
-    """Refuse columns and types that a log does not carry."""
     check_columns(schema)
     for field in schema:
         check_column_type(field.name, field.type)
@@ -292,7 +292,6 @@ def _without_extension_names(records: pa.RecordBatch) -> pa.RecordBatch:
 
 @per_schema
 def _bare_schema(schema: pa.Schema) -> pa.Schema | None:
-    """The schema without extension names; None if it has none."""
     return without_names(schema) if has_names(schema.serialize().to_pybytes()) else None
 
 
@@ -308,7 +307,6 @@ def prepare_lost(lsns: int, cause: str) -> PreparedAppend:
 def frames_of(
     records: pa.RecordBatch, *, own_schema: pa.Schema, group_bytes: int
 ) -> list[GroupFrame]:
-    """The frames of records that came with the columns of `own_schema`."""
     schema = records.schema
     parts = _split_records(without_views(records), group_bytes)
     return [

@@ -1,7 +1,7 @@
 """Group commit: appends that wait while others are written share the next write and its sync.
 
 Always holds: appends are taken and written in the order in which they arrive, and tasks of one
-event loop hand theirs in as they called (`CallOrder`); each is settled once. A batch takes an
+event loop hand theirs in as they called (`CallOrder`); each gets one result. A batch takes an
 append wholly or not at all, so a refused append leaves no trace in what is written next. No column
 that a caller passed is dropped.
 """
@@ -42,15 +42,11 @@ _CHANGED_NOTHING: Final = (Unavailable, Refused, Conflict, Fenced)
 
 
 class Appended(NamedTuple):
-    """Where an append landed."""
-
     first_lsn: int
     last_lsn: int
 
 
 class PendingAppend:
-    """One append that waits to be written."""
-
     def __init__(
         self, prepared: PreparedAppend, *, term: int, first_lsn: int | None, timestamp_ms: int
     ) -> None:
@@ -66,22 +62,21 @@ class PendingAppend:
         """The columns that the caller passed; None where there are no records."""
         self.frame_schema = None if with_records is None else with_records.records.schema
         """The columns that the frames have: the caller's, or with nulls beside them."""
-        self.settled: asyncio.Future[None] | None = None
-        """Resolved when the append is settled."""
+        self.resolved: asyncio.Future[None] | None = None
+        """Resolved when the append has its result."""
         self._result: Appended | BaseException | None = None
 
-    def settle(self, result: Appended | BaseException) -> None:
+    def resolve(self, result: Appended | BaseException) -> None:
         """The append landed, was refused, or its outcome is unknown. The first result counts."""
         if self._result is not None:
             return
         self._result = result
         if isinstance(result, _CHANGED_NOTHING):
             self._prepared.give_back(self.frames)
-        if self.settled is not None:
-            resolve_from_thread(self.settled)
+        if self.resolved is not None:
+            resolve_from_thread(self.resolved)
 
     def result(self) -> Appended:
-        """Where the append landed; raises if it failed."""
         if isinstance(self._result, BaseException):
             raise self._result
         assert self._result is not None
@@ -102,7 +97,7 @@ class GroupCommit:
         queue_bytes: int,
         on_broken: Callable[[HeadwaterError], None] = lambda error: None,
     ) -> None:
-        """`flush` settles every append that it gets; if it raises, `on_broken` gets the reason."""
+        """`flush` resolves every append that it gets; if it raises, `on_broken` gets the reason."""
         self._flush = flush
         self._queue_bytes = queue_bytes
         self._on_broken = on_broken
@@ -123,17 +118,17 @@ class GroupCommit:
         self._write()
 
     def submit(self, append: PendingAppend) -> Awaitable[Appended]:
-        """Enqueue an append at once; the result waits until it is settled.
+        """Enqueue an append at once; the result waits until it is resolved.
 
         Cancelling ends the waiting and not the append.
         """
-        settled = append.settled = asyncio.get_running_loop().create_future()
+        resolved = append.resolved = asyncio.get_running_loop().create_future()
         with portal.signals_deferred():
             if self._enqueue(append):
                 self._start_writer()
 
         async def result() -> Appended:
-            await settled
+            await resolved
             return append.result()
 
         return result()
@@ -142,7 +137,7 @@ class GroupCommit:
         """Returns whether a writer has to be started."""
         with self._mutex:
             if (refusal := self._refusal(append)) is not None:
-                append.settle(refusal)
+                append.resolve(refusal)
                 raise refusal
             self._waiting.append(append)
             self._waiting_bytes += append.size_bytes
@@ -180,7 +175,6 @@ class GroupCommit:
         writing.add_done_callback(write_if_not_started)
 
     def _write(self) -> None:
-        """Write batches until no append waits."""
         with self._mutex:
             self._starting_on = None
         with self._writing, portal.signals_deferred():
@@ -219,7 +213,7 @@ class GroupCommit:
             self._closed = f"the log stopped at an error: {error!r}. Open it again"
         self._on_broken(failure)
         for append in failed:
-            append.settle(failure)
+            append.resolve(failure)
 
 
 class CallOrder:
@@ -311,7 +305,6 @@ class WriteBatch:
         return join_schemas(self.schema, own, rows=append.lsn_count, nbytes=nbytes)
 
     def add(self, append: PendingAppend) -> None:
-        """Give each frame its LSNs and its offset."""
         schema = self.schema_with(append)
         if self.is_first:
             schema = schema or append.own_schema
@@ -346,7 +339,7 @@ class WriteBatch:
             ) from error
         except pa.ArrowException as error:
             raise Refused(
-                f"these records do not take the columns that others have appended: {error}"
+                f"these records cannot get the columns of earlier appends in their segment: {error}"
             ) from error
 
     def _with_columns(self, frame: GroupFrame, schema: pa.Schema) -> list[GroupFrame]:

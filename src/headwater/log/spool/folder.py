@@ -46,8 +46,6 @@ PUBLISHED_SUFFIX: Final = ".logical.wal"
 
 
 class SpoolWatermarks(NamedTuple):
-    """Positions of a spool that are stored beside its segments."""
-
     began_lsn: int
     floor_lsn: int
     synced_lsn: int
@@ -59,8 +57,6 @@ class SpoolWatermarks(NamedTuple):
 
 
 class SpoolListing(NamedTuple):
-    """What a folder holds."""
-
     segments: list[int]
     """First LSNs, rising."""
     indexes: list[int]
@@ -73,8 +69,6 @@ class SpoolListing(NamedTuple):
 
 
 class Folder:
-    """One spool's folder on a disk."""
-
     def __init__(self, disk: Disk, path: str) -> None:
         self.disk = disk
         self.path = path
@@ -203,7 +197,6 @@ class SparseIndex:
         return self._offsets[place - 1] if place else 0
 
     def encode(self, *, last_lsn: int, segment_bytes: int) -> bytes:
-        """The bytes of the index file."""
         entries = len(self._lsns)
         head = _HEADER.pack(INDEX_MAGIC, self.first_lsn, last_lsn, segment_bytes, entries)
         body = head + Struct(f"<{2 * entries}Q").pack(*self._lsns, *self._offsets)
@@ -245,7 +238,6 @@ class SpoolLock:
         call_in_child(self._begin_in_child)
 
     def check_open(self) -> None:
-        """`Refused` if the spool was closed, or is the parent's."""
         self.check_not_forked()
         if self.is_closed:
             raise Refused(f"{self._folder.path} is closed: open it again")
@@ -255,8 +247,8 @@ class SpoolLock:
         have held that lock during the fork, and would never release it in the child."""
         if self.is_forked:
             raise Refused(
-                f"{self._folder.path} was opened before the process forked, and is its parent's: "
-                "open it in the child once the parent has closed it"
+                f"{self._folder.path} was opened before the process forked, and belongs to its "
+                "parent: open it in the child once the parent has closed it"
             )
 
     def check_held(self) -> None:
@@ -276,7 +268,6 @@ class SpoolLock:
             )
 
     def end(self) -> bool:
-        """Mark the spool as closed; False if it was closed before."""
         was_closed, self.is_closed = self.is_closed, True
         return not was_closed
 

@@ -19,12 +19,6 @@ log was synced when the frame was written, so a frame proves that the frames bef
 for a frame of the log. Header and envelope take 64 bytes, so Arrow's buffers are aligned to eight.
 
 This module does not import Arrow: commands that look for damage do not need it.
-
-Error tree:
-
-Damaged
-└── Corrupt
-    └── SpoolCorrupt   bytes that were synced are damaged: repair the spool
 """
 
 from __future__ import annotations
@@ -51,8 +45,6 @@ _HEADER_BYTES: Final = {1: _V1.size, 2: _V2.size, 3: V3.size}
 
 
 class FrameHeader(NamedTuple):
-    """The header of a frame."""
-
     version: int
     term: int | None
     """None where the version has none: the payload says it."""
@@ -71,7 +63,6 @@ class FrameHeader(NamedTuple):
 
 
 def read_header(data: Buffer) -> FrameHeader | None:
-    """The header at the start of `data`; None if it is missing or incomplete."""
     if len(data) < 5 or data[:4] != MAGIC or len(data) < _HEADER_BYTES.get(data[4], 1 << 30):
         return None
     term, timestamp_ms = None, 0
@@ -87,7 +78,6 @@ def read_header(data: Buffer) -> FrameHeader | None:
 
 
 def is_whole(header: FrameHeader, frame: memoryview) -> bool:
-    """Whether these are all bytes of the frame, as they were written."""
     if len(frame) != header.frame_bytes:
         return False
     if header.version == 1:
@@ -135,15 +125,11 @@ HEAD_BYTES: Final = V3.size + ENVELOPE_BYTES
 
 
 class GroupKind(IntEnum):
-    """What the body of a group is."""
-
     RECORDS = 0
     LOST = 1
 
 
 class Envelope(NamedTuple):
-    """What Headwater adds to a frame."""
-
     kind: int
     first_lsn: int
     synced_lsn: int
@@ -151,7 +137,6 @@ class Envelope(NamedTuple):
 
 
 def move_frame(frame: memoryview, *, synced_lsn: int, offset: int) -> bytearray:
-    """The same frame for another offset."""
     moved = bytearray(frame)
     magic, kind, first_lsn, _, _ = ENVELOPE.unpack_from(moved, V3.size)
     ENVELOPE.pack_into(moved, V3.size, magic, kind, first_lsn, synced_lsn, offset)
@@ -161,7 +146,6 @@ def move_frame(frame: memoryview, *, synced_lsn: int, offset: int) -> bytearray:
 
 
 def read_envelope(payload: bytes | memoryview) -> Envelope | None:
-    """The envelope of a payload; None if another implementation wrote it."""
     if len(payload) < ENVELOPE_BYTES or payload[:4] != GROUP_MAGIC:
         return None
     return Envelope._make(ENVELOPE.unpack_from(payload)[1:])
@@ -222,7 +206,7 @@ _REPAIR: Final = (
 
 
 class SpoolCorrupt(Corrupt):
-    """Bytes of the log that were once synced are damaged or gone. Nothing was cut off."""
+    """Synced bytes of the log are damaged or missing. Nothing was cut off."""
 
     def __init__(
         self, what: str, *, path: str, offset: int, lsn: int, advice: str = _REPAIR

@@ -146,8 +146,6 @@ def _copy_unsynced(
 
 @dataclass(slots=True)
 class Recovered:
-    """An opened spool."""
-
     segments: list[SpoolSegment]
     """The last one is active, and has its index."""
     watermarks: SpoolWatermarks
@@ -164,7 +162,6 @@ class Recovered:
 
 
 def recover(folder: Folder, *, first_lsn: int | None) -> Recovered:
-    """Open what the folder holds, or begin at `first_lsn`."""
     listing = folder.listing()
     for name in listing.temporary:
         folder.disk.unlink(folder.file(name))
@@ -290,7 +287,6 @@ def _open_active(folder: Folder, listing: SpoolListing, watermarks: SpoolWaterma
 
 
 def _set_from_frames(recovered: Recovered, window: Window, result: SegmentScan) -> None:
-    """Set term, schema and age of the active segment."""
     if result.last is not None:
         recovered.term = max(recovered.term, result.last.header.term or 0)
         recovered.age_s = max(0.0, (runtime.wall_ms() - result.first_timestamp_ms) / 1000)

@@ -126,8 +126,6 @@ class BufferSource:
 
 @dataclass(frozen=True, slots=True)
 class RepairedRange:
-    """LSNs that were missing, and the source that had them."""
-
     first_lsn: int
     last_lsn: int
     source: str
@@ -135,8 +133,6 @@ class RepairedRange:
 
 @dataclass(slots=True)
 class RepairReport:
-    """The result of a repair."""
-
     segments: int = 0
     repaired: list[RepairedRange] = field(default_factory=list)
     missing: list[MissingRange] = field(default_factory=list)
@@ -332,7 +328,6 @@ class _Repair:
 
 
 def _placed(piece: FrameHead | Group, window: Window | None, offset: int) -> bytes | bytearray:
-    """The frame of a piece, for this offset of the new segment."""
     if isinstance(piece, FrameHead):
         assert window is not None
         frame = window.view(piece.offset, piece.header.frame_bytes)
@@ -400,7 +395,6 @@ def _compare_fingerprint(ours: _Fingerprint, source: RepairSource) -> bool:
 
 
 def _first_difference(ours: _Fingerprint, theirs: _Fingerprint) -> int | None:
-    """The first LSN of theirs under which the two hold different records."""
     first, count = theirs.first_lsn - ours.first_lsn, len(theirs.hashes)
     place = _first_unequal(ours.hashes.slice(first, count), theirs.hashes)
     if place is not None and ours.is_timed != theirs.is_timed:

@@ -55,8 +55,6 @@ _SEARCH_BUDGET_FACTOR: Final = 4
 
 
 class FileEnd(Enum):
-    """How a file ends."""
-
     CLEAN = "clean"
     TORN = "torn"
     CORRUPT = "corrupt"
@@ -64,8 +62,6 @@ class FileEnd(Enum):
 
 @dataclass(slots=True)
 class SegmentScan:
-    """The result of a scan."""
-
     index: SparseIndex
     ending: FileEnd = FileEnd.CLEAN
     valid_bytes: int = 0
@@ -94,7 +90,6 @@ class SegmentScan:
 def scan(
     window: Window, *, first_lsn: int, synced_lsn: int = 0, native: bool = True
 ) -> SegmentScan:
-    """Check every frame. `synced_lsn` is what the watermarks prove."""
     result = SegmentScan(SparseIndex(first_lsn), size_bytes=window.end, first_lsn=first_lsn)
     result.last_lsn, result.synced_lsn = first_lsn - 1, synced_lsn
     offset = 0
@@ -296,7 +291,7 @@ def _first_lsn(window: Window, *, requested_lsn: int) -> int:
         )
     if not whole and not _may_begin_at(requested_lsn, window):
         raise SpoolCorrupt(
-            "no frame of this file is whole, so that nothing says which LSNs were used",
+            "no frame of this file is whole, so it is unknown which LSNs were used",
             path=window.path,
             offset=0,
             lsn=1,
@@ -341,8 +336,6 @@ class MissingRange(NamedTuple):
 
 @dataclass(slots=True)
 class Survey:
-    """Everything in one segment, and what is missing."""
-
     path: str
     scan: SegmentScan
     frames: list[FrameHead]

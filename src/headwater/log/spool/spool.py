@@ -60,7 +60,7 @@ class Spool:
     ) -> None:
         """Use `Spool.open`."""
         self.config = config
-        self.metrics = SpoolMetrics()
+        self.metrics = SpoolMetrics().register(folder=folder.path)
         self.torn = recovered.torn
         """The end that was cut off when the spool was opened; None if nothing was."""
         self.keeps_last = False
@@ -117,8 +117,8 @@ class Spool:
     def discard(cls, path: str, *, disk: Disk | None = None) -> None:
         """Remove a closed log, damaged or not, whose records are elsewhere. Blocks.
 
-        The next `open` begins it again, at any LSN and with any term. A crash in the middle leaves
-        nothing, or a log that `open` refuses as `SpoolCorrupt`: discard it again.
+        The next `open` begins it again, at any LSN and with any term. After a crash in the middle
+        the log is gone, or `open` raises `SpoolCorrupt`: discard it again.
         """
         folder = Folder(disk or OsDisk(), os.path.abspath(path))
         folder.make()
@@ -137,7 +137,6 @@ class Spool:
 
     @property
     def floor_lsn(self) -> int:
-        """The log was pruned through here."""
         return self._state.floor_lsn
 
     @property
@@ -146,7 +145,6 @@ class Spool:
 
     @property
     def term(self) -> int:
-        """The highest term that has written; an append of a lower one is `Fenced`."""
         return self._writer.term
 
     def oldest_lsn(self) -> int:
@@ -160,12 +158,11 @@ class Spool:
         return self._reader.bytes_since(lsn)
 
     def segments(self) -> list[SpoolSegment]:
-        """The segments, oldest first; the last one is being written."""
         self._lock.check_not_forked()
         return self._state.segments()
 
     def sealed(self) -> list[SealedRange]:
-        """The sealed segments, oldest first; each has one type of each column."""
+        """The sealed segments, oldest first; in each of them a column has one type."""
         return [
             SealedRange(one.first_lsn, one.last_lsn, one.size_bytes)
             for one in self.segments()[:-1]
@@ -180,18 +177,18 @@ class Spool:
         first_lsn: int | None = None,
         timestamp_ms: int | None = None,
     ) -> Appended:
-        """Write records under the next LSNs; returns when they are as safe as `sync` promises.
+        """Write records under the next LSNs; returns when they are as durable as `sync` says.
 
-        Appends of one event loop are written in the order of their calls, whatever their sizes.
-        A `first_lsn` that is not the next is `Conflict`, with the next one in `current`; a term
-        below one that has written is `Fenced`. After `NoSpace` nothing has changed. After
-        `DiskFailed` the outcome is not known, and the spool has to be opened again.
+        Appends of one event loop are written in the order of their calls, whatever their sizes. A
+        `first_lsn` that is not the next is `Conflict`, with the next one in `current`; a term below
+        one that has written is `Fenced`. After `NoSpace` nothing has changed. After `DiskFailed`
+        the outcome is unknown: open the spool again.
         """
         self._lock.check_open()
         if not isinstance(records, pa.RecordBatch | PreparedAppend):
             raise Refused(
                 "a log takes a pyarrow.RecordBatch or a PreparedAppend, not "
-                f"{type(records).__name__}: a table has them in to_batches()"
+                f"{type(records).__name__}: a table returns them from to_batches()"
             )
         is_small = isinstance(records, PreparedAppend) or records.nbytes <= DECODE_INLINE_BYTES
         if is_small and self._calls.is_free():
@@ -246,12 +243,11 @@ class Spool:
             await _on_thread(self._writer.sync)
 
     async def seal(self) -> None:
-        """Seal the active segment; the next append begins another."""
         self._lock.check_open()
         await _on_thread(self._writer.seal, "hand-over")
 
     async def tend(self) -> None:
-        """Do what is due by the clock: sync by interval, seal by age, store the watermarks."""
+        """Do what is due: sync by interval, seal by age, store the watermarks."""
         self._lock.check_open()
         await _on_thread(self._tend)
 

@@ -15,12 +15,13 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import ClassVar, Final, Literal, NamedTuple
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, HeadwaterError, NotFound, Refused
 from headwater.core.metrics import Histogram, Metrics
 from headwater.core.settings import check_above_zero, whole_number
+from headwater.log import metric_names
 from headwater.log.record.arrow_types import without_views
 from headwater.log.record.group import NO_RECORDS, Group, GroupRing
 from headwater.log.spool.codec import decode_group
@@ -34,7 +35,7 @@ Sync = Literal["always", "none"] | float
 
 @dataclass(frozen=True, slots=True)
 class SpoolConfig:
-    """When to sync, when to seal, and how much to hold."""
+    """When to sync, when to seal, and how much memory to use."""
 
     sync: Sync = "always"
     """`always`: an append returns when its bytes are synced. A number: it returns when they are
@@ -65,7 +66,6 @@ class SpoolConfig:
 
     @property
     def sync_always(self) -> bool:
-        """Whether an append waits for its sync."""
         return self.sync == "always"
 
     @property
@@ -75,7 +75,7 @@ class SpoolConfig:
 
 
 class SpoolMetrics(Metrics):
-    """Counts and durations of one spool."""
+    exported: ClassVar = metric_names.SPOOL
 
     def __init__(self) -> None:
         self.appends = 0
@@ -112,8 +112,6 @@ def _resolve_future(future: asyncio.Future[None]) -> None:
 
 @dataclass(slots=True, eq=False)
 class SpoolSegment:
-    """One file of the log, as far as it is published."""
-
     first_lsn: int
     last_lsn: int
     """One below the first while it is empty."""
@@ -123,13 +121,10 @@ class SpoolSegment:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it holds no frame yet."""
         return self.last_lsn < self.first_lsn
 
 
 class ReadPosition(NamedTuple):
-    """Where to read: a segment as it was published at one moment."""
-
     segment: SpoolSegment
     lsn: int
     """The requested LSN, or the floor if that is higher; reading begins above it."""
@@ -154,7 +149,6 @@ class SpoolState:
 
     @property
     def active(self) -> SpoolSegment:
-        """The segment that is being written."""
         return self._segments[-1]
 
     def segments(self) -> list[SpoolSegment]:
@@ -198,7 +192,6 @@ class SpoolState:
             return pruned
 
     def fail(self, error: HeadwaterError) -> None:
-        """Nothing more is written."""
         self.failure = error
         self._wake_waiters()
 

@@ -85,7 +85,6 @@ class SegmentWriter:
         return self._next_schema if self._state.active.is_empty else self._schema
 
     def flush(self, appends: list[PendingAppend]) -> None:
-        """Write these appends in order, and settle each."""
         started_s = runtime.monotonic_s()
         with self._mutex:
             batch = self._new_batch()
@@ -100,7 +99,7 @@ class SegmentWriter:
                             batch = self._new_batch()
                     batch.add(append)
                 except HeadwaterError as error:
-                    append.settle(error)
+                    append.resolve(error)
             self._commit(batch)
         self._metrics.flush_seconds.observe(runtime.monotonic_s() - started_s)
 
@@ -181,7 +180,7 @@ class SegmentWriter:
         try:
             self._check_owned()
         except Fenced as error:
-            raise OutcomeUnknown(f"{error}. What was just written may be in it, or not") from error
+            raise OutcomeUnknown(f"{error}. The last write may or may not be in the log") from error
 
     def _check(self, append: PendingAppend, batch: WriteBatch) -> None:
         self._check_usable()
@@ -225,7 +224,7 @@ class SegmentWriter:
                 self._check_still_owned()
             except HeadwaterError as error:
                 for append, _ in batch.appends:
-                    append.settle(error)
+                    append.resolve(error)
             else:
                 self._publish(batch)
         return self._new_batch()
@@ -317,10 +316,9 @@ class SegmentWriter:
         metrics.bytes_written += sum(map(len, batch.frames))
         metrics.records_written += sum(map(len, groups))
         for append, appended in batch.appends:
-            append.settle(appended)
+            append.resolve(appended)
 
     def _seal(self, reason: str) -> None:
-        """Sync the active segment to its end, and begin another one."""
         if self._synced_bytes < self._size_bytes:
             self._sync()
         sealed = self._state.active

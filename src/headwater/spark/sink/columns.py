@@ -1,10 +1,10 @@
 """The columns of a DataFrame that is written, the records they become, and their partitions.
 
 A DataFrame whose columns are all among those of Spark's Kafka source and sink is written raw:
-`value`, and of `key`, `headers`, `partition` and `timestamp` those that are there. Any other is
-written typed: its columns are the record's, and reserved columns begin with an underscore. Columns
-that a read adds and a write cannot set (`topic`, `offset`, …) are left out, so a DataFrame that was
-read can be written as it is.
+`value`, and `key`, `headers`, `partition` and `timestamp` if present. Any other is written typed:
+its columns are the record's, and reserved columns begin with an underscore. Columns that a read
+adds and a write cannot set (`topic`, `offset`, …) are left out, so a DataFrame that was read can be
+written as it is.
 
 A record goes to the partition that its row names; else to the one of its key, as Kafka's client
 chooses it; else to the task's current partition: records without a key stay together for one batch,

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from headwater.buffer.consumer import UnreadableBatch
 from headwater.buffer.queue.contract import Descriptor, QueuePosition
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import UNLIMITED
@@ -52,7 +51,9 @@ async def starting_position(
 ) -> QueuePosition:
     bounds = await feed.bounds()
     if options.starting_time is not None:
-        position = await _at_time(feed, options.starting_time, options)
+        position = await feed.at_time(
+            options.starting_time, skips_unreadable=options.on_bad_batch != "fail"
+        )
         if position is None and not options.starts_at_latest:
             raise _no_record_so_late(feed, options.starting_time)
         return bounds.latest if position is None else position
@@ -71,24 +72,14 @@ async def starting_position(
 async def ending_position(feed: PartitionFeed, options: ReadOptions) -> QueuePosition:
     bounds = await feed.bounds()
     if options.ending_time is not None:
-        position = await _at_time(feed, options.ending_time, options)
+        position = await feed.at_time(
+            options.ending_time, skips_unreadable=options.on_bad_batch != "fail"
+        )
         return bounds.latest if position is None else position
     try:
         return await _resolve_offset(feed, bounds, options.ending_offsets)
     except Trimmed:
         return bounds.oldest  # all wanted records are gone; `starting_position` raises or warns
-
-
-async def _at_time(
-    feed: PartitionFeed, bound: TimeBound, options: ReadOptions
-) -> QueuePosition | None:
-    try:
-        return await feed.at_time(bound.of(*feed.part), bound.by)
-    except UnreadableBatch as error:
-        if options.on_bad_batch == "fail":
-            raise
-        # The read skips or records it later; its position is all that matters here.
-        return QueuePosition(error.descriptor.sequence, error.descriptor.first_lsn)
 
 
 def _no_record_so_late(feed: PartitionFeed, bound: TimeBound) -> Refused:

@@ -1,17 +1,18 @@
 """Which query owns a group's position: ownership of streams, and the checkpoint it belongs to.
 
 Spark tells a source neither the query's id nor the number of a micro-batch. So every offset carries
-a token, drawn when a query without a checkpoint asks where it begins, and counts the micro-batches
-since. The group's registers keep both: the token in every partition, the count in the first.
+a token, drawn when a query without a checkpoint determines its start, and the number of
+micro-batches since. The group's registers keep both: the token in every partition, the count in the
+first.
 
 Always holds:
 
-- a new checkpoint claims every partition that it reads before Spark writes its first micro-batch
-  down; from then on what any other checkpoint of the group plans or commits is refused;
-- a micro-batch is counted after Spark has written it down and before it is read, with rows or
-  without: a checkpoint that is behind the count is an older copy. From an older copy, micro-batches
-  would be planned again with other rows under the same numbers, and a sink that identifies them by
-  their numbers would take those rows for written.
+- a query with a new checkpoint claims every partition that it reads before Spark stores its first
+  micro-batch; from then on, plans and commits of the group's other checkpoints are refused;
+- a micro-batch, with or without rows, is counted after Spark has stored it and before it is read: a
+  checkpoint that is behind the count is an older copy. From an older copy, micro-batches would be
+  planned again with other rows under the same numbers, and a sink that identifies them by their
+  numbers would skip those rows.
 """
 
 from __future__ import annotations

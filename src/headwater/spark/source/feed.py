@@ -13,16 +13,18 @@ from typing import Final, NamedTuple
 from headwater.buffer.consumer import (
     FollowerRegister,
     Ownership,
+    UnreadableBatch,
     compact_descriptor,
     position_at_time,
 )
 from headwater.buffer.consumer.progress import NO_STEP, FollowerPosition, QueryStep
-from headwater.buffer.queue.contract import Descriptor, QueuePosition, QueueState, TimeBy, Uncounted
+from headwater.buffer.queue.contract import Descriptor, QueuePosition, QueueState, Uncounted
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import encode_config
 from headwater.buffer.stream.handle import explain_deletion
 from headwater.core.errors import Refused, RolledBack, Trimmed
 from headwater.core.limits import LOOK_BATCHES
+from headwater.spark.option_values import TimeBound
 from headwater.spark.source.offset import StreamPartition
 from headwater.spark.source.slices import Slice, slices_until
 
@@ -92,13 +94,20 @@ class PartitionFeed:
                 sequence = await self._queue_reader.sequence_at_lsn(lsn)
         return QueuePosition(state.next_sequence if sequence is None else sequence, lsn)
 
-    async def at_time(self, time_us: int, by: TimeBy) -> QueuePosition | None:
+    async def at_time(self, bound: TimeBound, *, skips_unreadable: bool) -> QueuePosition | None:
         """The position before the first record at or after a time; None if there is none.
 
-        Reads one batch at most.
+        Reads one batch at most. If that cannot be read and `skips_unreadable`, its own position.
         """
-        async with explain_deletion(self._stream):
-            return await position_at_time(self._stream, self._partition, time_us, by)
+        time_us = bound.of(*self.part)
+        try:
+            async with explain_deletion(self._stream):
+                return await position_at_time(self._stream, self._partition, time_us, bound.by)
+        except UnreadableBatch as error:
+            if not skips_unreadable:
+                raise
+            # The query skips or records the batch once it reads it.
+            return QueuePosition(error.descriptor.sequence, error.descriptor.first_lsn)
 
     async def list_batches(self, sequence: int, limit: int) -> list[Slice]:
         """List up to `limit` batches from a sequence on; fewer at the end of the queue.

@@ -22,6 +22,7 @@ from headwater.core import runtime
 from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import FOLLOW_POLL_BASE_S, FOLLOW_POLL_CAP_S
 from headwater.core.retry import PollBackoff
+from headwater.spark.metrics import SourceMetrics
 from headwater.spark.option_values import LATEST
 from headwater.spark.options import ReadOptions
 from headwater.spark.source.bounds import (
@@ -79,14 +80,15 @@ class MicroBatches:
         self._ids: dict[str, str] = {}
         self._refreshed_s: float | None = None
         self._initial: Offset | None = None
-        self._final: dict[StreamPartition, QueuePosition] | None = None
+        self._available_now_end: dict[StreamPartition, QueuePosition] | None = None
         self._committed: dict[StreamPartition, QueuePosition] = {}
         self._guard = CheckpointGuard(options.group_id)
-        self._last_end: Offset | None = None
+        self._latest_end: Offset | None = None
         self._planned: Offset | None = None
         self._quiet_since_s = runtime.monotonic_s()
-        self._ends: tuple[float, dict[StreamPartition, QueuePosition]] | None = None
+        self._reported_end: tuple[float, dict[StreamPartition, QueuePosition]] | None = None
         self._turn = 0
+        self._metrics = SourceMetrics().register(group=options.group_id)
 
     async def initial(self) -> Offset:
         """The position of the group, or where a new group begins. Every call returns the same."""
@@ -96,15 +98,15 @@ class MicroBatches:
             self._initial = Offset(positions, dict(self._ids), True, self._guard.token())
         return self._initial
 
-    async def fix_end(self) -> None:
+    async def prepare_available_now(self) -> None:
         """End the query at the present end of the streams (AvailableNow)."""
         await self._refresh()
-        self._final = await self._latest_positions()
+        self._available_now_end = await self._latest_positions()
 
     async def latest(self, start: Offset, limits: Limits) -> Offset:
         """The end of the micro-batch that begins at `start`; `start` itself if there is none."""
-        self._last_end = await self._next(start, limits)
-        return self._last_end
+        self._latest_end = await self._next(start, limits)
+        return self._latest_end
 
     async def latest_without_start(self) -> Offset:
         """`latest` for Spark 4.1, which passes neither the start of the micro-batch nor a limit.
@@ -115,7 +117,7 @@ class MicroBatches:
         if self._planned is None and self._initial is None:
             await self._refresh()
             # A new checkpoint asks for the initial offset first, so this is an old one.
-            positions = await self._begin(list(self._feeds.values()), is_new=False)
+            positions = await self._begin(list(self._feeds.values()), is_new_checkpoint=False)
             claim = await self._guard.stored(self._feeds)
             self._initial = Offset(
                 positions, dict(self._ids), claim.step.closed, claim.query, claim.step.number
@@ -123,21 +125,30 @@ class MicroBatches:
         return await self.latest(self._planned or await self.initial(), Limits())
 
     async def _next(self, start: Offset, limits: Limits) -> Offset:
+        # The order of these steps:
+        # 1. the streams and partitions as they are now, which all other steps compare with;
+        # 2. what is refused comes before what changes something: the positions of a stream that was
+        #    created again, and positions beyond the end, must not be claimed or acknowledged;
+        # 3. the claim comes before the ownership, because to own acknowledges what is before the
+        #    start: an older copy of the checkpoint is refused before it does that;
+        # 4. batches are listed by the owner, which may skip what cannot be counted;
+        # 5. the claim of added partitions comes before Spark stores their positions.
         await self._refresh()
         self._check_ids(start)
         here = {part: start.positions[part] for part in self._feeds if part in start.positions}
         added = [feed for part, feed in self._feeds.items() if part not in start.positions]
-        is_new = not here.keys() <= self._pending.keys()
-        if is_new:
+        is_first_look = not here.keys() <= self._pending.keys()
+        if is_first_look:
             await self._check_ends(here, "the checkpoint")
         await self._guard.enter(start, self._feeds)
         try:
             await self._membership.join([self._feeds[part] for part in here], here, start.query)
         except OtherQuery as error:
             raise self._guard.fenced(min(here)) from error
-        if is_new or self._final is not None or runtime.monotonic_s() >= self._poll_due_s:
+        is_due = runtime.monotonic_s() >= self._poll_due_s
+        if is_first_look or is_due or self._available_now_end is not None:
             await self._poll(start, here, limits)
-        ends = self._ends_of(here, limits)
+        ends = self._next_ends(here, limits)
         for feed in added:
             # Recorded where it begins before any of it is read; the next micro-batch reads it.
             ends[feed.part] = await self._begin_added(feed)
@@ -147,7 +158,7 @@ class MicroBatches:
             await gather_limited(self._guard.claim(feed, end) for feed in added)
             return end
         is_quiet = runtime.monotonic_s() - self._quiet_since_s >= CLOSE_AFTER_S
-        if start.closed or not (is_quiet or self._final is not None):
+        if start.closed or not (is_quiet or self._available_now_end is not None):
             return start
         return start.closed_next()
 
@@ -176,6 +187,7 @@ class MicroBatches:
             planned.append((self._feeds[part], await self._slices(end, part, since)))
         await self._guard.count(end, self._feeds)
         self._planned = end
+        self._metrics.micro_batches += 1
         return to_tasks(planned, self._options)
 
     async def commit(self, end: Offset) -> None:
@@ -183,7 +195,7 @@ class MicroBatches:
         await self._refresh()
         self._check_ids(end)
         # The next micro-batch is recorded too, so the same write counts it.
-        last = self._last_end
+        last = self._latest_end
         recorded = end if last is None or last.query != end.query else last
         counting_part = self._guard.counting_part(end, self._feeds)
 
@@ -211,9 +223,9 @@ class MicroBatches:
             positions = {part: pending.end for part, pending in self._pending.items()}
             return Offset(positions, self._ids)
         now_s = runtime.monotonic_s()
-        if self._ends is None or now_s - self._ends[0] >= REPORT_S:
-            self._ends = (now_s, await self._latest_positions())
-        return Offset(self._ends[1], self._ids)
+        if self._reported_end is None or now_s - self._reported_end[0] >= REPORT_S:
+            self._reported_end = (now_s, await self._latest_positions())
+        return Offset(self._reported_end[1], self._ids)
 
     # Streams, partitions and their positions
 
@@ -221,7 +233,7 @@ class MicroBatches:
         """Look for new streams and partitions from time to time."""
         now_s = runtime.monotonic_s()
         if self._refreshed_s is not None and (
-            self._final is not None or now_s - self._refreshed_s < REFRESH_S
+            self._available_now_end is not None or now_s - self._refreshed_s < REFRESH_S
         ):
             return
         streams = await subscribed_streams(self._store, self._options)
@@ -265,17 +277,17 @@ class MicroBatches:
                 raise beyond_the_end(part, positions[part], bound.latest, whose)
 
     async def _begin(
-        self, feeds: list[PartitionFeed], *, is_new: bool = True
+        self, feeds: list[PartitionFeed], *, is_new_checkpoint: bool = True
     ) -> dict[StreamPartition, QueuePosition]:
         """The group's position in each partition; the oldest record of a partition added later."""
         group = self._options.group_id
-        known = await gather_limited(feed.position_of(group) for feed in feeds)
+        stored = await gather_limited(feed.position_of(group) for feed in feeds)
         positions = {
-            feed.part: position for feed, position in zip(feeds, known, strict=True) if position
+            feed.part: position for feed, position in zip(feeds, stored, strict=True) if position
         }
         await self._check_ends(positions, f"group {group!r}")
         missing = [feed for feed in feeds if feed.part not in positions]
-        if is_new and positions and self._options.starting_option is not None:
+        if is_new_checkpoint and positions and self._options.starting_option is not None:
             LOG.warning(
                 "%s is ignored: group %r is known and continues from its position (%s). To read "
                 "from elsewhere, give the query a groupId of its own",
@@ -287,7 +299,7 @@ class MicroBatches:
             )
         if missing:
             resolved = await self._resolve_start(
-                [one for one in feeds if one.part in positions], missing
+                [feed for feed in feeds if feed.part in positions], missing
             )
             for feed in missing:
                 first = resolved.get(feed.key) or (await feed.bounds()).oldest
@@ -295,7 +307,7 @@ class MicroBatches:
         return positions
 
     async def _resolve_start(
-        self, known: list[PartitionFeed], missing: list[PartitionFeed]
+        self, begun: list[PartitionFeed], missing: list[PartitionFeed]
     ) -> dict[str, QueuePosition]:
         """Where the group begins in the partitions of its first start; none for later partitions.
 
@@ -303,14 +315,14 @@ class MicroBatches:
         it wrote the others, the next run would take those for partitions that were added later.
         """
         group = self._options.group_id
-        if not known:
+        if not begun:
             check_partitions_named(self._options, self._feeds)
-            found = await gather_limited(self._first_position(feed) for feed in missing)
-            together = {feed.key: position for feed, position in zip(missing, found, strict=True)}
-            await missing[0].begin(group, found[0], together=together)
-            known = missing[:1]
+            firsts = await gather_limited(self._first_position(feed) for feed in missing)
+            together = {feed.key: first for feed, first in zip(missing, firsts, strict=True)}
+            await missing[0].begin(group, firsts[0], together=together)
+            begun = missing[:1]
         resolved: dict[str, QueuePosition] = {}
-        for positions in await gather_limited(feed.starting_positions(group) for feed in known):
+        for positions in await gather_limited(feed.starting_positions(group) for feed in begun):
             resolved |= positions
         return resolved
 
@@ -353,7 +365,9 @@ class MicroBatches:
         if pending is None:
             pending = self._pending[part] = PendingBatches(self._feeds[part], position)
         pending.restart_at(position)
-        if self._final is not None and pending.end >= self._final.get(part, position):
+        if self._available_now_end is not None and pending.end >= self._available_now_end.get(
+            part, position
+        ):
             return False
         while True:
             try:
@@ -363,7 +377,7 @@ class MicroBatches:
                 oldest = await self._after_loss(start, part, position, trimmed)
                 pending.restart_at(oldest, instead_of=position)
 
-    def _ends_of(
+    def _next_ends(
         self, here: dict[StreamPartition, QueuePosition], limits: Limits
     ) -> dict[StreamPartition, QueuePosition]:
         """Where the next micro-batch ends in each partition that has records for it."""
@@ -372,7 +386,11 @@ class MicroBatches:
         for part in parts:
             pending = self._pending[part]
             pending.restart_at(here[part])
-            until = None if self._final is None else self._final.get(part, here[part])
+            until = (
+                None
+                if self._available_now_end is None
+                else self._available_now_end.get(part, here[part])
+            )
             waiting.append(pending.up_to(until))
         self._turn += 1
         ends = micro_batch_ends(waiting, limits, turn=self._turn)

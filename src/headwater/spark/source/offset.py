@@ -38,7 +38,7 @@ class StreamPartition(NamedTuple):
 
 
 class Offset(msgspec.Struct, frozen=True):
-    """A position in each partition."""
+    """All positions of a query, one in each partition. (Elsewhere an offset is one record's.)"""
 
     positions: Mapping[StreamPartition, QueuePosition]
     ids: Mapping[str, str]
@@ -55,7 +55,8 @@ class Offset(msgspec.Struct, frozen=True):
         return QueryStep(self.step, self.closed)
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON for Spark, with keys in a fixed order."""
+        """The JSON for Spark."""
+        # The order of the keys is the promise, in the literals too: each is sorted.
         streams: dict[str, Any] = {}
         for part in sorted(self.positions, key=lambda part: (part.stream, str(part.partition))):
             stream = streams.setdefault(
@@ -66,9 +67,14 @@ class Offset(msgspec.Struct, frozen=True):
                 "lsn": position.lsn,
                 "sequence": position.sequence,
             }
-        mark = {"closed": 1} if self.closed else {}
-        whose = {"query": self.query, "step": self.step}
-        return {**mark, "format": FORMAT, **whose, "streams": streams}
+        closed = {"closed": 1} if self.closed else {}
+        return {
+            **closed,
+            "format": FORMAT,
+            "query": self.query,
+            "step": self.step,
+            "streams": streams,
+        }
 
     @classmethod
     def from_json(cls, stored: object) -> Offset:

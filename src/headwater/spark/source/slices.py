@@ -103,18 +103,18 @@ def share_limit(limit: int, waiting: Sequence[int], *, turn: int = 0) -> list[in
     if sum(bounded) <= limit:
         return bounded
     count = len(bounded)
-    order = sorted(range(count), key=lambda index: (index - turn) % count)
-    firsts = [index for index in order if bounded[index]][:limit]
+    by_turn = sorted(range(count), key=lambda index: (index - turn) % count)
+    firsts = [index for index in by_turn if bounded[index]][:limit]
     taken = [int(index in firsts) for index in range(count)]
-    rest, left = [max(0, amount - 1) for amount in bounded], limit - len(firsts)
-    if not left:
+    rest, remaining = [max(0, amount - 1) for amount in bounded], limit - len(firsts)
+    if not remaining:
         return taken
     total = sum(rest)
     for index in firsts:
-        taken[index] += left * rest[index] // total
-    order = [index for index in order if taken[index] < bounded[index]]
-    order.sort(key=lambda index: -(left * rest[index] % total))
-    for index in order[: limit - sum(taken)]:
+        taken[index] += remaining * rest[index] // total
+    unfilled = [index for index in by_turn if taken[index] < bounded[index]]
+    unfilled.sort(key=lambda index: -(remaining * rest[index] % total))
+    for index in unfilled[: limit - sum(taken)]:
         taken[index] += 1
     return taken
 
@@ -137,26 +137,32 @@ def ends_by_bytes(
 
     Batches stay whole because every micro-batch that has a part of a batch fetches all of it.
     """
-    sizes = [sum(one.size_bytes for one in slices) for slices in waiting]
-    taken = share_limit(size_bytes, sizes, turn=turn)
-    counts = [_count_fitting(slices, share) for slices, share in zip(waiting, taken, strict=True)]
-    left = size_bytes - sum(
-        one.size_bytes for s, count in zip(waiting, counts, strict=True) for one in s[:count]
-    )
-    order = sorted(range(len(waiting)), key=lambda index: (index - turn) % len(waiting))
-    for index in order:
-        more = _count_fitting(waiting[index][counts[index] :], left)
-        left -= sum(one.size_bytes for one in waiting[index][counts[index] :][:more])
-        counts[index] += more
-    ends = [_after(slices[:count]) for slices, count in zip(waiting, counts, strict=True)]
-    if not any(one.take for s, count in zip(waiting, counts, strict=True) for one in s[:count]):
-        for index in order:
-            if counts[index] < len(waiting[index]):
-                one = waiting[index][counts[index]]
+    shares = share_limit(size_bytes, [_size_bytes(slices) for slices in waiting], turn=turn)
+    taken_slices = [
+        slices[: _count_fitting(slices, share)]
+        for slices, share in zip(waiting, shares, strict=True)
+    ]
+    remaining = size_bytes - sum(map(_size_bytes, taken_slices))
+    by_turn = sorted(range(len(waiting)), key=lambda index: (index - turn) % len(waiting))
+    for index in by_turn:
+        slices, count = waiting[index], len(taken_slices[index])
+        more = _count_fitting(slices[count:], remaining)
+        remaining -= _size_bytes(slices[count : count + more])
+        taken_slices[index] = slices[: count + more]
+    ends = [_after(slices) for slices in taken_slices]
+    if not any(one.take for slices in taken_slices for one in slices):
+        for index in by_turn:
+            count = len(taken_slices[index])
+            if count < len(waiting[index]):
+                one = waiting[index][count]
                 rows = max(1, one.take * size_bytes // max(1, one.size_bytes))
                 ends[index] = one.position_at(one.first_lsn + rows)
                 break
     return ends
+
+
+def _size_bytes(slices: Sequence[Slice]) -> int:
+    return sum(one.size_bytes for one in slices)
 
 
 def _count_fitting(slices: Sequence[Slice], size_bytes: int) -> int:
@@ -205,7 +211,7 @@ def plan_tasks(
     to get `min_tasks`.
     """
     rows = [sum(one.take for one in slices) for slices in waiting]
-    sizes = [sum(one.size_bytes for one in slices) for slices in waiting]
+    sizes = [_size_bytes(slices) for slices in waiting]
     counts = [
         -(-size // target_bytes) if count else 0 for size, count in zip(sizes, rows, strict=True)
     ]
@@ -222,7 +228,7 @@ def plan_tasks(
 
 def _by_bytes(slices: Sequence[Slice], count: int) -> list[list[Slice]]:
     """Whole slices; each goes to the task whose share contains its middle."""
-    total = max(1, sum(one.size_bytes for one in slices))
+    total = max(1, _size_bytes(slices))
     tasks: list[list[Slice]] = [[] for _ in range(count)]
     before = 0
     for one in slices:

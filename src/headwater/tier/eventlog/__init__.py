@@ -2,8 +2,7 @@
 
     contract            what every log promises, what they share, and a log within one process
     stored_log          a log in object storage, the default, and subscriptions to it
-    stored_events       its events, and the snapshots of older ones
-    stored_floor        its keys, and the register of a partition's floor
+    stored_events       its keys and events, the snapshots of older ones, the floor between them
     compactor           replaces its old events by snapshots
     renewal             starts a new log with the state of another one
     kafka_log           a log in a Kafka topic, and the settings of Kafka's clients

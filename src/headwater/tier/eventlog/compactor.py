@@ -32,19 +32,19 @@ from headwater.core.errors import (
     NotSupported,
     Refused,
 )
-from headwater.core.lease import FloorClock
+from headwater.core.in_order import in_order
+from headwater.core.lease import SettlingClock
 from headwater.tier.cache import TierCache
 from headwater.tier.event_codec import decode_event
 from headwater.tier.eventlog.contract import EventDelivered, EventUnreadable
 from headwater.tier.eventlog.stored_events import (
+    PartitionFloor,
     StoredEvents,
     load_snapshot,
     snapshot_key,
     store_snapshot,
 )
-from headwater.tier.eventlog.stored_floor import PartitionFloor
 from headwater.tier.eventlog.stored_log import StoredEventLog
-from headwater.tier.in_order import in_order
 
 DELETES_AT_ONCE: Final = 16
 
@@ -84,7 +84,7 @@ class Compactor:
         self._log = log
         self._every_events = every_events
         self._grace_s = grace_s
-        self._clocks: dict[int, FloorClock] = {}
+        self._clocks: dict[int, SettlingClock] = {}
         self._swept: set[int] = set()
         self.failures: dict[int, HeadwaterError] = {}
         """By partition, why its last pass failed or stopped."""
@@ -96,7 +96,6 @@ class Compactor:
             await runtime.sleep(interval_s * runtime.random().uniform(0.5, 1.5))
 
     async def pass_over_all(self) -> list[Compaction]:
-        """One pass over every partition; those that fail are in `failures`."""
         done = []
         for partition in range(self._log.partition_count):
             try:
@@ -117,7 +116,7 @@ class Compactor:
         `every_events` replaces the compactor's own setting for this pass.
         """
         events = self._log.events_of(partition)
-        clock = self._clocks.setdefault(partition, FloorClock())
+        clock = self._clocks.setdefault(partition, SettlingClock())
         floor = await events.floors.read()
         clock.see(floor.settling)
         floor, deleted = await self._trim(events, floor, clock)
@@ -129,7 +128,7 @@ class Compactor:
             raised, compacted, stopped_by = await self._raise_floor(events, floor)
             done = Compaction(partition, raised, compacted, deleted, stopped_by)
         leased = events.floors.leased.floor
-        if leased.trimmed < leased.floor:
+        if leased.counts_from < leased.needed_from:
             # The process may end here: the next one continues from the time that it observed.
             clock.see((await events.floors.add_observed_time(clock)).settling)
         return done
@@ -137,7 +136,6 @@ class Compactor:
     async def _raise_floor(
         self, events: StoredEvents, floor: PartitionFloor
     ) -> tuple[int, int, HeadwaterError | None]:
-        """The floor, the number of events compacted, and the error that stopped it."""
         cache = TierCache()
         if floor.floor:
             floor, cache = await load_snapshot(events, floor)
@@ -173,7 +171,7 @@ class Compactor:
         return position, None
 
     async def _trim(
-        self, events: StoredEvents, floor: PartitionFloor, clock: FloorClock
+        self, events: StoredEvents, floor: PartitionFloor, clock: SettlingClock
     ) -> tuple[PartitionFloor, int]:
         """Delete events that a snapshot has had for a grace period; returns the floor and how many
         objects were deleted."""
@@ -212,7 +210,6 @@ async def _obsolete_keys(events: StoredEvents, floor: PartitionFloor) -> AsyncIt
 def _apply(
     events: StoredEvents, cache: TierCache, item: EventDelivered | EventUnreadable
 ) -> HeadwaterError | None:
-    """Apply an event; returns the error if it cannot be part of a snapshot."""
     if isinstance(item, EventUnreadable):
         return item.error
     try:

@@ -181,7 +181,6 @@ class MetadataEventLog(ABC):
         """
 
     async def close(self) -> None:
-        """Close all subscriptions; later calls are `Refused`."""
         self._closed = True
         for subscription in list(self._subscriptions):
             await subscription.close()
@@ -209,7 +208,6 @@ class MetadataEventLog(ABC):
     async def _new_subscription(self) -> Subscription: ...
 
     def _requested(self, partitions: Iterable[int] | None) -> list[int]:
-        """The partitions of a call, in order: all for None."""
         self.check_open()
         if partitions is None:
             return list(range(self.partition_count))
@@ -263,7 +261,6 @@ class RoundRobinSubscription(Subscription, Generic[F]):
         self._log.forget(self)
 
     def wake(self) -> None:
-        """Wake the reader that waits for an item."""
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
@@ -333,7 +330,6 @@ class InProcessEventLog(MetadataEventLog):
         }
 
     def events_of(self, partition: int) -> list[EventDelivered]:
-        """All events of a partition."""
         return self._events[partition]
 
     async def _new_subscription(self) -> Subscription:

@@ -75,7 +75,7 @@ class KafkaEventLog(MetadataEventLog):
             find_topic,
         )
 
-        runtime.settle_native_threads_at_exit()
+        runtime.await_native_threads_at_exit()
         try:
             # All clients know all settings: if one accepts them, the others do as well.
             opened = KafkaTopic(topic, admin_settings(servers, settings))
@@ -192,10 +192,9 @@ def hide_values(message: str, settings: Settings) -> str:
 
 
 def check_settings(settings: Settings) -> None:
-    """Raise `Refused` for settings that would break a promise of the log."""
     fixed = sorted(settings.keys() & _FIXED.keys())
     if fixed:
-        raise Refused(f"{', '.join(fixed)} cannot be set: the log's promises depend on it")
+        raise Refused(f"{', '.join(fixed)} cannot be set: the guarantees of the log depend on it")
 
 
 def admin_settings(servers: str, settings: Settings) -> dict[str, Any]:

@@ -135,8 +135,6 @@ MOVING: Final = RetryPolicy(attempts=5, deadline_s=MARKS_TIMEOUT_S, base_s=0.05,
 
 @dataclass(frozen=True, slots=True)
 class NewTopicSettings:
-    """How to create a missing topic."""
-
     partition_count: int
     replication_factor: int
 
@@ -248,7 +246,6 @@ class KafkaTopic:
         return ends
 
     async def _query_end(self, partition: int, ends: dict[int, int]) -> HeadwaterError | None:
-        """Add the end of a partition to `ends`, or return the error."""
         where = TopicPartition(self.name, partition)
         what = f"where metadata partition {partition} of {self.name} ends"
         try:
@@ -332,7 +329,6 @@ class KafkaSender:
         """For clients that had a fatal error."""
 
     async def publish(self, partition: int, payload: bytes, publisher_epoch: int | None) -> int:
-        """Send an event; returns the offset that the broker gave it."""
         headers = epoch_headers(publisher_epoch)
         what = f"an event for metadata partition {partition} of {self._topic}"
         errors_before = self._connections.count

@@ -30,8 +30,6 @@ from headwater.tier.snapshot import dump_all, restore_all
 
 
 class RenewedLog(msgspec.Struct, frozen=True):
-    """The state with which a new log begins."""
-
     events: tuple[int, ...]
     """How many events the old log had, by metadata partition."""
     partitions: tuple[TopicIdPartition, ...]
@@ -72,7 +70,6 @@ async def renew(
 
 
 async def check_empty(target: StoredEventLog) -> None:
-    """Raise `Refused` if a new log has events."""
     for partition, end in (await _ends(target)).items():
         if end:
             raise Refused(

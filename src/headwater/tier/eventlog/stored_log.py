@@ -49,12 +49,13 @@ from headwater.tier.eventlog.contract import (
     SnapshotDelivered,
     Subscription,
 )
-from headwater.tier.eventlog.stored_events import StoredEvents, load_snapshot
-from headwater.tier.eventlog.stored_floor import (
+from headwater.tier.eventlog.stored_events import (
     PREFIX,
     FloorRegister,
     PartitionFloor,
     PartitionKeys,
+    StoredEvents,
+    load_snapshot,
     log_key,
 )
 
@@ -63,8 +64,6 @@ _log: Final = logging.getLogger("headwater")
 
 
 class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The content of `log.json`."""
-
     log_format: int
     log_id: uuid.UUID
     partition_count: int
@@ -137,7 +136,6 @@ class StoredEventLog(MetadataEventLog):
         return {partition: mark for partition, mark in marks if mark is not None}
 
     def events_of(self, partition: int) -> StoredEvents:
-        """The events of a partition, which subscriptions and compactors read."""
         self.check_open()
         self.check_partition(partition)
         return self._events[partition]
@@ -237,7 +235,6 @@ class PartitionFollower:
         return self._items.popleft()
 
     def wake(self) -> None:
-        """Check the log again without waiting any longer."""
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
@@ -297,7 +294,6 @@ class PartitionFollower:
 
     @property
     def _is_caught_up(self) -> bool:
-        """Whether all events were fetched that this handle knows of."""
         return self._events.next_number <= self._next
 
     async def _is_end(self) -> bool:
@@ -319,7 +315,6 @@ class PartitionFollower:
             self._on_items()
 
     async def _wait(self, seconds: float | None) -> None:
-        """Wait until it is woken, at most so long."""
         self._woken = asyncio.get_running_loop().create_future()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):

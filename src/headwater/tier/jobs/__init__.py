@@ -5,8 +5,9 @@
     leader_publisher publishes the leader's events
     copying          compares the local log with the tier, and copies it
     merging          merges small segments
-    retention        expires and removes segments, deletes a partition
-    scrub, repairing checks the tier, and repairs it
+    retention        moves the log start, unlists segments, prunes the local log
+    removal          removes objects, deletes a partition
+    scrub            checks the tier, and repairs it
     log_start        the oldest LSN that can be read
     config           settings and metrics; limits of bytes per second and in memory
 
@@ -26,8 +27,13 @@ if TYPE_CHECKING:
     from headwater.tier.jobs.config import TierConfig, Tiering
     from headwater.tier.jobs.led_partition import Leader, LedPartition
     from headwater.tier.jobs.log_start import LogStartRegister
-    from headwater.tier.jobs.repairing import remove_orphans
-    from headwater.tier.jobs.scrub import Flaw, ScrubFinding, ScrubResult, scrub_partition
+    from headwater.tier.jobs.scrub import (
+        Flaw,
+        ScrubFinding,
+        ScrubResult,
+        remove_orphans,
+        scrub_partition,
+    )
     from headwater.tier.jobs.tier_manager import TierManager
 
 __all__ = [
@@ -50,8 +56,7 @@ __getattr__, __dir__ = exports(
         "config": "TierConfig Tiering",
         "led_partition": "Leader LedPartition",
         "log_start": "LogStartRegister",
-        "repairing": "remove_orphans",
-        "scrub": "Flaw ScrubFinding ScrubResult scrub_partition",
+        "scrub": "Flaw ScrubFinding ScrubResult remove_orphans scrub_partition",
         "tier_manager": "TierManager",
     },
 )

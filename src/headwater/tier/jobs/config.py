@@ -7,14 +7,16 @@ import threading
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import ClassVar, Final
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Refused
+from headwater.core.metrics import Metrics
 from headwater.core.retry import retry_pause_s
 from headwater.core.settings import did_you_mean, seconds, whole_number
+from headwater.tier import metric_names
 
 UNLIMITED: Final = -1
 _MIB: Final = 1 << 20
@@ -51,15 +53,18 @@ class TierConfig:
 
     tiering: Tiering = Tiering.ON
     retention_ms: int = UNLIMITED
-    """Remote segments whose newest record is older may be deleted; -1: never."""
+    """Remote segments whose newest record is older are deleted; -1: none for their age."""
     retention_bytes: int = UNLIMITED
-    """The oldest remote segments beyond so many bytes may be deleted; -1: never."""
+    """The oldest remote segments beyond so many bytes are deleted, also if they are younger than
+    `retention_ms`; -1: none for their size."""
     delete_delay_ms: int = _DAY_MS
     """How long an object stays after its segment was unlisted, so that readers can finish."""
     local_retention_ms: int = 0
-    """How long records stay on the local disk after they were copied."""
+    """The local disk keeps records that were copied for at least so long; 0: no minimum."""
     local_retention_bytes: int = 0
-    """How much of the log stays on the local disk after it was copied."""
+    """The local disk keeps at least so many bytes of the log, copied or not; 0: no minimum. Records
+    are dropped only beyond both minimums, while either maximum of `retention_*` is enough to
+    delete. -1 is refused: a minimum has no "never"."""
     merge_below_bytes: int = 32 * _MIB
     """Remote segments smaller than this are merged with their neighbours; 0: none are."""
     merge_target_bytes: int = 128 * _MIB
@@ -96,32 +101,33 @@ class TierConfig:
             )
 
     def pause_s(self, failures: int) -> float:
-        """The pause after so many failures in a row."""
         return retry_pause_s(failures, base_s=self.retry_base_s, cap_s=self.retry_cap_s)
 
 
-@dataclass(slots=True, eq=False)
-class TierMetrics:
-    """Metrics of one leader, since it began."""
+class TierMetrics(Metrics):
+    """Counts of the jobs of one leader, and how far the tier is behind."""
 
-    copied_segments: int = 0
-    copied_bytes: int = 0
-    """Of objects made from the local log."""
-    merged_segments: int = 0
-    """Segments created by merging."""
-    merged_bytes: int = 0
-    unlisted_segments: int = 0
-    removed_objects: int = 0
-    dropped_lsns: int = 0
-    """LSNs dropped from the local log because they are remote."""
-    lag_lsns: int = 0
-    """LSNs of the local log that were not remote at the end of the last round."""
-    missing_lsns: int = 0
-    """LSNs at or above the log start that are neither remote nor local."""
-    failures: Counter[str] = field(default_factory=Counter)
-    """By job."""
-    succeeded_ms: dict[str, int] = field(default_factory=dict)
-    """By job: when it last succeeded, by this process's clock."""
+    exported: ClassVar = metric_names.JOBS
+
+    def __init__(self) -> None:
+        self.copied_segments = 0
+        self.copied_bytes = 0
+        """Of objects made from the local log."""
+        self.merged_segments = 0
+        """Segments created by merging."""
+        self.merged_bytes = 0
+        self.unlisted_segments = 0
+        self.removed_objects = 0
+        self.dropped_lsns = 0
+        """LSNs dropped from the local log because they are remote."""
+        self.lag_lsns = 0
+        """LSNs of the local log that were not remote at the end of the last round."""
+        self.missing_lsns = 0
+        """LSNs at or above the log start that are neither remote nor local."""
+        self.failures: Counter[str] = Counter()
+        """By job."""
+        self.succeeded_ms: dict[str, int] = {}
+        """By job: when it last succeeded, by this process's clock."""
 
 
 def _tiering(word: object) -> Tiering:
@@ -143,7 +149,6 @@ class ByteRate:
         self._free_at_s = 0.0
 
     def change(self, bytes_per_s: int) -> None:
-        """Set another limit, also for a job that is running."""
         self._bytes_per_s = bytes_per_s
         self._free_at_s = min(self._free_at_s, runtime.monotonic_s())
 

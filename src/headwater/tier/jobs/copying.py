@@ -26,7 +26,7 @@ from headwater.log.record.hashes import hash_groups
 from headwater.tier.errors import LastCopy, LocalLogDamaged, NotOneSegment, OtherRecords
 from headwater.tier.events import SegmentMetadata
 from headwater.tier.jobs.led_partition import LedPartition, newest_ms_of
-from headwater.tier.jobs.retention import abandon_copy
+from headwater.tier.jobs.removal import abandon_copy
 from headwater.tier.segment_cover import CoverPiece, epoch_at, gaps, share_bytes, walk_cover
 
 _log: Final = logging.getLogger("headwater")

@@ -26,7 +26,7 @@ from headwater.tier.events import (
     stamp,
     unstamp,
 )
-from headwater.tier.manager.partition import ManagedPartition
+from headwater.tier.manager.manager import ManagedPartition
 from headwater.tier.segments import PreparedSegment
 
 
@@ -53,7 +53,6 @@ class LeaderPublisher:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the outcome of every event so far is known."""
         return self._unsettled is None
 
     async def begin(self) -> None:
@@ -80,7 +79,6 @@ class LeaderPublisher:
             pass  # the state has what follows from it already, so it was appended
 
     async def copy_started(self, prepared: PreparedSegment, *, newest_ms: int = 0) -> None:
-        """Publish that a copy starts, of records at least as new as `newest_ms`."""
         segment = prepared.metadata
         await self._publish(
             msgspec.structs.replace(
@@ -103,7 +101,6 @@ class LeaderPublisher:
         )
 
     async def unlist_copy(self, segment_id: SegmentId) -> None:
-        """Publish that a copy was not completed."""
         await self._publish_state(segment_id, SegmentState.DELETE_STARTED)
 
     async def object_removed(self, segment_id: SegmentId) -> None:

@@ -28,7 +28,7 @@ from headwater.tier.events import SegmentId, SegmentMetadata, TopicIdPartition
 from headwater.tier.jobs.config import COPY_MEMORY, ByteBudget, ByteRate, TierConfig, TierMetrics
 from headwater.tier.jobs.leader_publisher import LeaderPublisher
 from headwater.tier.jobs.log_start import FORMAT, LogStart, LogStartRegister
-from headwater.tier.manager.partition import ManagedPartition
+from headwater.tier.manager.manager import ManagedPartition
 from headwater.tier.segment_cover import END_LSN, CoverPiece, dense_end, gaps, walk_cover
 from headwater.tier.segments import log_range
 from headwater.tier.segments.object_storage import ParquetSegments
@@ -131,7 +131,9 @@ class LedPartition:
         self.storage = storage
         self.local = local
         self.memory = memory
-        self.metrics = TierMetrics()
+        self.metrics = TierMetrics().register(
+            stream=leader.partition.name, partition=leader.partition.partition
+        )
         self.rate = ByteRate(-1)
         self.configure(config)
         self.publisher = LeaderPublisher(
@@ -173,7 +175,6 @@ class LedPartition:
         """A time of the store's clock, and the time of our own clock then."""
 
     def configure(self, config: TierConfig) -> None:
-        """Use these settings; if they are `Refused`, nothing changes."""
         if not isinstance(config, TierConfig):
             raise Refused(f"settings of a tier are a TierConfig, not {type(config).__name__}")
         self.config = config
@@ -242,7 +243,6 @@ class LedPartition:
 
     @property
     def first_lsn(self) -> int:
-        """The oldest LSN that can be read."""
         return self.log_start.first_lsn
 
     async def move_log_start(self, first_lsn: int) -> None:
@@ -280,7 +280,6 @@ class LedPartition:
         self._tiered_lsn = end_lsn - 1
 
     def has_missing(self) -> bool:
-        """Whether the LSNs after `tiered_lsn` are not in the local log either."""
         return self.tiered_lsn() + 1 < self.local.oldest_lsn()
 
     def remote_after(self, lsn: int, most_segments: int) -> list[CoverPiece]:
@@ -319,7 +318,6 @@ class LedPartition:
         self._recheck_merges_from(lsns.start)
 
     def copied_from_local(self, lsns: range) -> None:
-        """Note that the tier has these LSNs from the local log."""
         if lsns.start <= self.same_lsn + 1:
             self.same_lsn = max(self.same_lsn, lsns.stop - 1)
         if lsns.start <= self.compared_lsn + 1:

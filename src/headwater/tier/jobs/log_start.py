@@ -28,8 +28,6 @@ LEADERS_KEPT: Final = 32
 
 
 class LogStart(msgspec.Struct, frozen=True):
-    """The oldest LSN that can be read, and the leader that set it."""
-
     log_start_format: int
     leader_epoch: int
     first_lsn: int
@@ -38,7 +36,6 @@ class LogStart(msgspec.Struct, frozen=True):
     """The last leaders' epochs, and when each began by the store's clock, oldest first."""
 
     def ended_ms(self, epoch: int) -> int | None:
-        """When an epoch was over, or a later time; None if no newer epoch is known."""
         return next((began_ms for later, began_ms in self.leaders if later > epoch), None)
 
 

@@ -35,7 +35,6 @@ MERGES_A_ROUND: Final = 8
 
 
 async def merge_small(led: LedPartition) -> None:
-    """Merge what is due, and unlist replaced segments."""
     await unlist_replaced(led)
     failures = ItemFailures()
     skipped: set[SegmentId] = set()

@@ -25,15 +25,9 @@ from headwater.tier.jobs.config import TierConfig, Tiering
 from headwater.tier.jobs.copying import compare, copy_sealed, missing_ranges
 from headwater.tier.jobs.led_partition import LedPartition
 from headwater.tier.jobs.merging import merge_small
-from headwater.tier.jobs.repairing import repair_findings
-from headwater.tier.jobs.retention import (
-    delete_partition,
-    drop_remote,
-    expire_local,
-    expire_remote,
-    remove_due,
-)
-from headwater.tier.jobs.scrub import ScrubResult, scrub_partition
+from headwater.tier.jobs.removal import delete_partition, remove_due
+from headwater.tier.jobs.retention import drop_remote, expire_local, expire_remote
+from headwater.tier.jobs.scrub import ScrubResult, repair_findings, scrub_partition
 
 _log: Final = logging.getLogger("headwater")
 
@@ -72,7 +66,6 @@ class TierManager:
 
     @property
     def leads(self) -> bool:
-        """Whether the epoch has begun here, and no newer one was seen."""
         return self._leads and not self.led.publisher.is_fenced
 
     async def run(self) -> None:
@@ -245,7 +238,6 @@ class TierManager:
         return self.led.differs_at is not None and "compare" in self._jobs and name != "compare"
 
     def _pause_s(self) -> float:
-        """The time until the next round, or until a failed job is retried."""
         now_s = runtime.monotonic_s()
         interval_s = 0.0 if self.led.has_more_work else self.led.config.interval_s
         first = [self._retries[one][1] for one in ("begin", "choose jobs") if one in self._retries]

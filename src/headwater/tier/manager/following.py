@@ -1,7 +1,4 @@
-"""Follows metadata partitions: one subscription to the log, and the state of each partition.
-
-`EventPump` delivers items of the log to the partitions. It subscribes again after a failure, and
-each partition continues after the last event that it applied.
+"""The metadata partitions that a manager follows: settings, the state of each, status and metrics.
 
 Always holds of a `FollowedPartition`: `cache` is the state after the events below `next_offset`,
 each applied once and in order; an unreadable event is never skipped; a query is answered only
@@ -10,14 +7,17 @@ after all events were applied that existed when the partition was assigned.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Iterator, Mapping
-from typing import Final, TypeAlias
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import ClassVar, Final, TypeAlias
 
-from headwater.core import limits, runtime
+import msgspec
+
+from headwater.core import limits
 from headwater.core.errors import (
     Corrupt,
     Damaged,
@@ -28,9 +28,12 @@ from headwater.core.errors import (
     NotSupported,
     Refused,
     RolledBack,
-    Unavailable,
 )
+from headwater.core.metrics import Histogram, Metrics
+from headwater.core.retry import retry_pause_s
 from headwater.core.runtime import Waiters
+from headwater.core.settings import check_above_zero
+from headwater.tier import metric_names
 from headwater.tier.cache import EventOutcome, TierCache
 from headwater.tier.errors import EventRejected, EventUndecodable, LogRenewed, NotReady
 from headwater.tier.event_codec import decode_event, metadata_partition_for
@@ -38,11 +41,9 @@ from headwater.tier.eventlog import (
     EventDelivered,
     EventUnreadable,
     LogItem,
-    MetadataEventLog,
     PartitionFailed,
     PositionReached,
     SnapshotDelivered,
-    Subscription,
 )
 from headwater.tier.events import (
     MetadataEvent,
@@ -52,7 +53,6 @@ from headwater.tier.events import (
     partition_of,
     publisher_epoch_of,
 )
-from headwater.tier.manager.status import ManagerConfig, ManagerMetrics, PartitionStatus
 from headwater.tier.snapshot import NOTHING, Snapshot, dump_all
 
 _log: Final = logging.getLogger("headwater")
@@ -60,6 +60,87 @@ _log: Final = logging.getLogger("headwater")
 EventResult: TypeAlias = EventOutcome | EventRejected
 LEADER_EPOCH_MAX: Final = (1 << 31) - 1
 """The format of segments has no larger leader epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerConfig:
+    """Timeouts and intervals, in seconds."""
+
+    publish_timeout_s: float = limits.METADATA_PUBLISH_TIMEOUT_S
+    """How long `publish` waits until the event is applied, unless the caller sets a timeout."""
+    refresh_timeout_s: float = limits.METADATA_REFRESH_TIMEOUT_S
+    """How long `refresh` waits, unless the caller sets a timeout."""
+    call_timeout_s: float = limits.METADATA_CALL_TIMEOUT_S
+    """A call to the log that takes longer is cancelled and retried."""
+    tend_interval_s: float = limits.METADATA_TEND_INTERVAL_S
+    """How often the manager checks whether a retry is due."""
+    retry_base_s: float = limits.METADATA_RETRY_BASE_S
+    retry_cap_s: float = limits.METADATA_RETRY_CAP_S
+    """Pauses between retries double from `retry_base_s` to this, with jitter."""
+    snapshot_interval_s: float = limits.METADATA_SNAPSHOT_INTERVAL_S
+    """How often the snapshots of changed partitions are written."""
+
+    def __post_init__(self) -> None:
+        check_above_zero(self, *(one.name for one in fields(self)))
+
+    def pause_s(self, failures: int) -> float:
+        return retry_pause_s(failures, base_s=self.retry_base_s, cap_s=self.retry_cap_s)
+
+
+class PartitionStatus(msgspec.Struct, frozen=True):
+    partition: int
+    is_assigned: bool
+    is_ready: bool
+    first_offset: int
+    """The first event that was applied; above 0, earlier events were deleted, and segments that
+    only they mention are unknown."""
+    next_offset: int
+    """All events below it are applied."""
+    high_water_mark: int | None
+    """The offset up to which events must be applied before it is ready; None while unknown."""
+    saved_offset: int
+    """All events below it are in the snapshot."""
+    segments: int
+    problem: str | None
+    """Why it stopped, or what is being retried."""
+
+
+class ManagerStatus(msgspec.Struct, frozen=True):
+    partitions: tuple[PartitionStatus, ...]
+    """The partitions that are or were followed, in order."""
+    problem: str | None
+    """What is wrong with the subscription as a whole, or with the snapshots."""
+
+
+class ManagerMetrics(Metrics):
+    """Counts and durations of one manager, since it was started."""
+
+    exported: ClassVar = metric_names.MANAGER
+
+    def __init__(self) -> None:
+        self.events: Counter[str] = Counter()
+        """By result: changed, repeated, stale, rejected."""
+        self.events_of_unknown_segments = 0
+        """Rejected updates of segments that are not in the log any more."""
+        self.events_misplaced = 0
+        """Events in another metadata partition than the one of their partition."""
+        self.snapshots_followed = 0
+        """Snapshots applied in place of events that were deleted from the log."""
+        self.partitions_stopped = 0
+        """Assigned partitions that are stopped now."""
+        self.partition_failures: Counter[str] = Counter()
+        """Failures of single partitions that the log reported, by kind of error."""
+        self.subscriptions = 0
+        self.subscription_failures: Counter[str] = Counter()
+        """By kind of error."""
+        self.high_water_mark_failures = 0
+        self.published = 0
+        self.publish_seconds = Histogram()
+        """From `publish` until the event was applied here."""
+        self.snapshots_written = 0
+        self.snapshots_failed = 0
+        self.snapshots_damaged = 0
+        """Ignored at the start: their partitions are read from the log."""
 
 
 class FollowedPartition:
@@ -105,7 +186,6 @@ class FollowedPartition:
         )
 
     def check_ready(self) -> None:
-        """Raise the reason if the state is not complete."""
         self.check_followed()
         if self.high_water_mark is None:
             raise NotReady(
@@ -121,7 +201,6 @@ class FollowedPartition:
             )
 
     def check_followed(self) -> None:
-        """Raise the error that stopped it, if there is one."""
         if self.stopped is not None:
             raise _copy_of(self.stopped)
 
@@ -344,99 +423,3 @@ def _copy_of(error: Damaged | LogRenewed) -> Damaged | LogRenewed:
         if isinstance(error, kind):
             return kind(str(error))
     return Damaged(str(error))
-
-
-class EventPump:
-    """Delivers items to partitions, by one subscription at a time."""
-
-    def __init__(
-        self,
-        log: MetadataEventLog,
-        followed: Mapping[int, FollowedPartition],
-        config: ManagerConfig,
-        metrics: ManagerMetrics,
-    ) -> None:
-        self.problem: str | None = None
-        """Why there is no subscription now."""
-        self._log = log
-        self._followed = followed
-        self._config = config
-        self._metrics = metrics
-        self._subscription: Subscription | None = None
-        self._failures = 0
-
-    async def run(self) -> None:
-        """Run until cancelled; raises only bugs."""
-        while True:
-            try:
-                await self._pump()
-            except HeadwaterError as error:
-                self.problem = str(error)
-                self._metrics.subscription_failures[type(error).__name__] += 1
-                if self._failures == 0:
-                    _log.warning("subscribing to metadata events again: %s", error)
-            await runtime.sleep(self._config.pause_s(self._failures))
-            self._failures += 1
-
-    def follow(self, followed: FollowedPartition) -> None:
-        """Deliver a partition after its last applied event, now or by the next subscription."""
-        followed.retry_at_s = None
-        if self._subscription is None:
-            return
-        if followed.high_water_mark is not None:
-            # If the log has nothing to deliver, no item will clear the problem.
-            followed.problem = None
-        try:
-            # Removed first: adding an assigned partition would not change its position.
-            self._subscription.remove(followed.partition)
-            self._subscription.add(followed.partition, followed.next_offset)
-        except HeadwaterError as error:
-            self._retry_later(followed, error)
-
-    def leave(self, partition: int) -> None:
-        if self._subscription is not None:
-            self._subscription.remove(partition)
-
-    async def _pump(self) -> None:
-        subscription = await self._subscribe()
-        self._subscription = subscription
-        self._metrics.subscriptions += 1
-        try:
-            # There was no await since: partitions that are assigned later are added by `follow`.
-            for followed in self._followed.values():
-                if followed.is_assigned and followed.stopped is None:
-                    self.follow(followed)
-            self.problem = None
-            turn = 0
-            async for item in subscription:
-                self._deliver(item)
-                self._failures = 0
-                turn += 1
-                if turn % limits.METADATA_TURN_EVENTS == 0:
-                    await runtime.sleep(0)
-        finally:
-            self._subscription = None
-            await subscription.close()
-        raise Unavailable("the log ended the subscription")
-
-    async def _subscribe(self) -> Subscription:
-        timeout_s = self._config.call_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._log.subscribe({})
-        except TimeoutError:
-            raise Unavailable(f"the log made no subscription within {timeout_s:.1f} s") from None
-
-    def _deliver(self, item: LogItem) -> None:
-        followed = self._followed[item.partition]
-        if not followed.is_assigned or followed.stopped is not None:
-            return
-        if not followed.apply_item(item):
-            self.leave(followed.partition)
-        elif isinstance(item, PartitionFailed):
-            self._retry_later(followed, item.error)
-
-    def _retry_later(self, followed: FollowedPartition, error: HeadwaterError) -> None:
-        followed.problem = str(error)
-        followed.retry_at_s = runtime.monotonic_s() + self._config.pause_s(followed.failures)
-        followed.failures += 1

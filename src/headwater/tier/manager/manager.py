@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Final
 
 from headwater.core import runtime
@@ -34,15 +34,26 @@ from headwater.tier.errors import EventRejected, NotReady
 from headwater.tier.event_codec import encode_event, metadata_partition_for
 from headwater.tier.eventlog import MetadataEventLog
 from headwater.tier.events import (
+    EPOCH_MAX,
+    NO_BROKER,
     MetadataEvent,
+    PartitionDelete,
+    PartitionDeleteState,
     SegmentMetadata,
     SegmentState,
     TopicIdPartition,
     partition_of,
 )
-from headwater.tier.manager.following import EventPump, EventResult, FollowedPartition
+from headwater.tier.manager.following import (
+    EventResult,
+    FollowedPartition,
+    ManagerConfig,
+    ManagerMetrics,
+    ManagerStatus,
+)
+from headwater.tier.manager.pump import EventPump
 from headwater.tier.manager.snapshots import SnapshotFolder, SnapshotSaver
-from headwater.tier.manager.status import ManagerConfig, ManagerMetrics, ManagerStatus
+from headwater.tier.segment_cover import CoverPiece, walk_cover
 
 _log: Final = logging.getLogger("headwater")
 
@@ -55,7 +66,7 @@ class TopicMetadataManager:
     ) -> None:
         """Use `TopicMetadataManager.start`."""
         self.config = config
-        self.metrics = ManagerMetrics()
+        self.metrics = ManagerMetrics().register()
         self._log = log
         self._waiters = Waiters()
         self._followed = {
@@ -98,11 +109,9 @@ class TopicMetadataManager:
     # Assignment
 
     def metadata_partition(self, partition: TopicIdPartition) -> int:
-        """The metadata partition that has the events of a partition."""
         return metadata_partition_for(partition, self._log.partition_count)
 
     def assigned(self) -> list[int]:
-        """The metadata partitions that are followed, in order."""
         return [one.partition for one in self._followed.values() if one.is_assigned]
 
     def committed_offset(self, metadata_partition: int) -> int:
@@ -110,7 +119,6 @@ class TopicMetadataManager:
         return self._get(metadata_partition).committed_offset
 
     def is_ready(self, metadata_partition: int) -> bool:
-        """Whether the state of its partitions is complete."""
         return self._stopped is None and self._get(metadata_partition).is_ready
 
     async def reconcile_assignment(self, desired: Iterable[int]) -> None:
@@ -130,10 +138,9 @@ class TopicMetadataManager:
                 elif not followed.is_assigned and followed.partition in wanted:
                     followed.assign()
                     self._pump.follow(followed)
-            await self._query_missing_marks()
+            await self._pump.query_missing_marks()
 
     async def wait_ready(self, metadata_partition: int, *, timeout_s: float | None = None) -> None:
-        """Wait until the state is complete; raises the reason if it is not."""
         followed = self._get_assigned(metadata_partition)
         await self._waiters.wait(
             lambda: followed.is_ready or self._stop_reason(followed) is not None,
@@ -149,7 +156,7 @@ class TopicMetadataManager:
         followed = self._get_assigned(metadata_partition)
         timeout_s = self.config.refresh_timeout_s if timeout_s is None else timeout_s
         deadline_s = runtime.monotonic_s() + timeout_s
-        assignment, mark = followed.assignments, await self._query_mark(followed, timeout_s)
+        assignment, mark = followed.assignments, await self._pump.query_mark(followed, timeout_s)
         await self._waiters.wait(
             lambda: (
                 followed.next_offset >= mark
@@ -167,7 +174,6 @@ class TopicMetadataManager:
             )
 
     def status(self) -> ManagerStatus:
-        """The status of all partitions that are or were followed."""
         shown = [one for one in self._followed.values() if one.is_assigned or one.next_offset]
         stopped = str(self._stopped) if self._stopped else None
         problem = stopped or self._pump.problem or self._saver.problem
@@ -280,7 +286,6 @@ class TopicMetadataManager:
     # Maintenance
 
     async def _maintain(self) -> None:
-        """Retry what failed, and write snapshots when they are due."""
         failures, query_at_s = 0, 0.0
         save_at_s = runtime.monotonic_s() + self.config.snapshot_interval_s
         while True:
@@ -290,69 +295,11 @@ class TopicMetadataManager:
                 if followed.retry_at_s is not None and now_s >= followed.retry_at_s:
                     self._pump.follow(followed)
             if now_s >= query_at_s:
-                failures = 0 if await self._query_missing_marks() else failures + 1
+                failures = 0 if await self._pump.query_missing_marks() else failures + 1
                 query_at_s = now_s + self.config.pause_s(failures) if failures else now_s
             if now_s >= save_at_s:
                 await self._saver.save()
                 save_at_s = runtime.monotonic_s() + self.config.snapshot_interval_s
-
-    async def _query_missing_marks(self) -> bool:
-        """Query the high-water marks that are not known yet; returns whether all are known now."""
-        queried = {
-            one: (one.assignments, one.next_offset)
-            for one in self._followed.values()
-            if one.is_assigned and one.high_water_mark is None and one.stopped is None
-        }
-        if not queried:
-            return True
-        try:
-            partitions = [followed.partition for followed in queried]
-            marks = await self._high_water_marks(partitions, self.config.call_timeout_s)
-        except HeadwaterError as error:
-            self.metrics.high_water_mark_failures += 1
-            for followed in queried:
-                followed.problem = str(error)
-            return False
-        for followed, (assignments, since_offset) in queried.items():
-            mark = marks.get(followed.partition)
-            if mark is None:
-                self.metrics.high_water_mark_failures += 1
-                followed.problem = "the log does not say how far it goes"
-            elif followed.is_assigned and followed.assignments == assignments:
-                self._set_high_water_mark(followed, mark, since_offset)
-        return all(followed.partition in marks for followed in queried)
-
-    async def _query_mark(self, followed: FollowedPartition, timeout_s: float) -> int:
-        assignments, since_offset = followed.assignments, followed.next_offset
-        try:
-            # Only this partition: another one that does not answer must not delay it.
-            partitions, call_timeout_s = [followed.partition], self.config.call_timeout_s
-            marks = await self._high_water_marks(partitions, min(timeout_s, call_timeout_s))
-            mark = marks[followed.partition]
-        except (HeadwaterError, KeyError) as error:
-            self.metrics.high_water_mark_failures += 1
-            raise NotReady(
-                f"the log does not say how far metadata partition {followed.partition} goes: "
-                f"{error}. Try again",
-                partition=followed.partition,
-            ) from error
-        if followed.is_assigned and followed.assignments == assignments:
-            self._set_high_water_mark(followed, mark, since_offset)
-        return mark
-
-    def _set_high_water_mark(
-        self, followed: FollowedPartition, mark: int, since_offset: int
-    ) -> None:
-        followed.set_high_water_mark(mark, since_offset)
-        if followed.stopped is not None:
-            self._pump.leave(followed.partition)
-
-    async def _high_water_marks(self, partitions: list[int], timeout_s: float) -> dict[int, int]:
-        try:
-            async with asyncio.timeout(timeout_s):
-                return dict(await self._log.high_water_marks(partitions))
-        except TimeoutError:
-            raise Unavailable(f"no answer within {timeout_s:.1f} s") from None
 
     # Life cycle
 
@@ -403,3 +350,94 @@ class TopicMetadataManager:
         elif (error := task.exception()) is not None:
             _log.error("the tier's metadata are no longer followed", exc_info=error)
             self._stop(Bug(f"the tier's metadata are no longer followed: {error!r}"))
+
+
+class ManagedPartition:
+    """The metadata of one partition, for jobs and readers.
+
+    `NotReady` if the manager does not follow the partition's events: the manager has no state then,
+    and a job that used an empty one would treat all segments as deleted.
+    """
+
+    def __init__(self, manager: TopicMetadataManager, partition: TopicIdPartition) -> None:
+        self._manager = manager
+        self._partition = partition
+
+    async def refresh(self) -> None:
+        """Apply all events that the log has now."""
+        try:
+            await self._manager.refresh(self._manager.metadata_partition(self._partition))
+        except Refused:
+            self._check_assigned()  # the reason, if the partition is not or no longer assigned
+            raise
+
+    async def publish(self, event: MetadataEvent, *, publisher_epoch: int) -> EventOutcome:
+        """Append an event, wait until it is applied here, and return what it changed.
+
+        `Fenced`: a newer leader has published. `EventRejected`: the event does not follow from the
+        state. `Unavailable`: it was not appended. `OutcomeUnknown`: it may have been appended or
+        may be later, but never after an event that is published afterwards.
+        """
+        self._check_assigned()
+        return await self._manager.publish(event, publisher_epoch=publisher_epoch)
+
+    def state(self) -> PartitionCache:
+        """The state after all events applied so far: do not keep it over an `await`."""
+        self._check_assigned()
+        return self._manager.partition(self._partition)
+
+    async def refreshed_cover(self, first_lsn: int, end_lsn: int) -> Sequence[CoverPiece]:
+        """The cover of [first_lsn, end_lsn) after all events that the log has now: a `CoverSource`.
+
+        A log is pruned as soon as its leader has copied it. A reader follows the events itself and
+        may not have applied them yet: without the refresh, existing records would appear to be
+        missing.
+        """
+        await self.refresh()
+        return [piece async for piece in walk_cover(self.state, first_lsn, end_lsn)]
+
+    def _check_assigned(self) -> None:
+        metadata_partition = self._manager.metadata_partition(self._partition)
+        # A partition that is ready is assigned: this is the cheap check, made first.
+        is_ready = self._manager.is_ready(metadata_partition)
+        if not is_ready and metadata_partition not in self._manager.assigned():
+            raise NotReady(
+                f"metadata partition {metadata_partition}, which has the events of "
+                f"{self._partition}, is not followed: assign it (reconcile_assignment), then try "
+                "again",
+                partition=metadata_partition,
+            )
+
+
+async def publish_deletion(
+    log: MetadataEventLog, partitions: Sequence[TopicIdPartition], through: PartitionDeleteState
+) -> int:
+    """Publish the deletion of a stream's partitions through a state; returns how many had a state.
+
+        the stream is marked deleted → MARKED, STARTED → its objects are removed → FINISHED
+
+    So no segment is listed whose object is being removed, and after an interruption the next
+    attempt continues. A deleted stream has no leader: this publishes under an epoch above all
+    earlier ones, so a leader that still runs is fenced and lists nothing afterwards.
+
+    Nothing is published about partitions without a state. `Fenced`: a newer leader runs for one of
+    them; find it, and try again.
+    """
+    manager = await TopicMetadataManager.start(log)
+    try:
+        followed = {manager.metadata_partition(one) for one in partitions}
+        await manager.reconcile_assignment(followed)
+        for metadata_partition in sorted(followed):
+            await manager.wait_ready(metadata_partition)
+        listed = [one for one in partitions if not manager.partition(one).is_blank]
+        for partition in listed:
+            cache = manager.partition(partition)
+            newest, now = cache.publisher_epoch, cache.delete_state
+            epoch = 0 if newest is None else min(newest + 1, EPOCH_MAX)
+            for state in PartitionDeleteState:
+                if state <= through and (now is None or state > now):
+                    event = PartitionDelete(partition, NO_BROKER, runtime.wall_ms(), state)
+                    await manager.publish(event, publisher_epoch=epoch)
+        return len(listed)
+    finally:
+        await manager.close()

@@ -23,8 +23,7 @@ from headwater.core import runtime
 from headwater.core.disk import Disk
 from headwater.core.errors import Corrupt, HeadwaterError, Refused
 from headwater.log.spool.folder import Folder
-from headwater.tier.manager.following import FollowedPartition
-from headwater.tier.manager.status import ManagerMetrics
+from headwater.tier.manager.following import FollowedPartition, ManagerMetrics
 from headwater.tier.snapshot import Snapshot, decode_snapshot, encode_snapshot, restore_all
 
 _NAME: Final = re.compile(r"(\d{10})\.snapshot")
@@ -42,7 +41,6 @@ class SnapshotFolder:
         return self._folder.path
 
     def open(self) -> None:
-        """Create the folder if necessary, and lock it."""
         self._folder.make()
         self._lock.enter_context(self._folder.disk.lock(self._folder.file("lock")))
 
@@ -123,7 +121,6 @@ class SnapshotSaver:
         self._writing: asyncio.Task[None] | None = None
 
     async def load(self) -> None:
-        """Lock the folder and restore every partition from its snapshot."""
         if self._folder is None:
             return
         folder = self._folder
@@ -182,7 +179,8 @@ class SnapshotSaver:
             await asyncio.wait((self._writing,))
         writing = runtime.run_blocking(folder.write, snapshot)
         self._writing = runtime.spawn(writing, name="tier-metadata-snapshot")
-        self._writing.add_done_callback(_retrieve_error)
+        # If its caller was cancelled, the next save writes again.
+        self._writing.add_done_callback(runtime.retrieve_error)
         await asyncio.wait((self._writing,))
         self._writing.result()
 
@@ -208,9 +206,3 @@ class SnapshotSaver:
 def _close_if(folder: SnapshotFolder, opened: asyncio.Task[None]) -> None:
     if not opened.cancelled() and opened.exception() is None:
         folder.close()
-
-
-def _retrieve_error(writing: asyncio.Task[None]) -> None:
-    """Retrieve the error of a write whose caller was cancelled; the next save writes again."""
-    if not writing.cancelled():
-        writing.exception()

@@ -60,8 +60,6 @@ Path: TypeAlias = tuple[str, ...]
 
 
 class FieldIds:
-    """The field ids of a stream's columns."""
-
     def __init__(self, declared: Sequence[pa.Schema] = ()) -> None:
         """`declared`: all versions of the stream's schema, oldest first."""
         self._ids: dict[Path, int] = {}
@@ -146,7 +144,6 @@ class ColumnUnion:
         self._schemas = 0
 
     def add(self, schema: pa.Schema) -> None:
-        """Add the columns of a schema; `Refused` if they do not fit the others."""
         check_columns(schema)
         for field in schema:
             _check_same(field, self.kinds.setdefault(field.name, field.type))
@@ -167,7 +164,7 @@ class ColumnUnion:
 
 
 class SegmentColumns:
-    """The columns of one segment."""
+    """The columns of one segment, and the rows that groups of records become in them."""
 
     def __init__(self, schemas: Iterable[pa.Schema], declared: Sequence[pa.Schema] = ()) -> None:
         """`schemas`: all schemas of its records. `declared`: as in `FieldIds`."""
@@ -179,11 +176,12 @@ class SegmentColumns:
         self.schema = FieldIds(declared).of(pa.schema([*PLACE_FIELDS, *columns]))
         """The schema of the file, with Iceberg's ids."""
         self._plain = pa.schema([*PLACE_FIELDS, *columns])
+        """The same without ids. Rows have it: the writer takes the ids from the file's schema."""
         self._names = self.schema.names[_PLACES:]
         self._fitting: pa.Schema | None = None
+        """The schema of the last records, which fits: most groups have the same."""
 
     def rows_of(self, group: Group) -> pa.RecordBatch:
-        """The records of a group as rows of the segment."""
         records = group.records
         self._check_fitting(records.schema)
         columns = dict(zip(records.schema.names, records.columns, strict=True))
@@ -215,20 +213,19 @@ class SegmentColumns:
             _check_same(field, self._kinds[field.name])
             if field.nullable and not column.nullable:
                 raise NotOneSegment(
-                    f"column {field.name!r} may be null here: start another segment"
+                    f"column {field.name!r} may be null in these records: start another segment"
                 )
         names = set(schema.names)
         if any(
             not field.nullable and field.name not in names for field in list(self._plain)[_PLACES:]
         ):
             raise NotOneSegment(
-                "a column that may not be null is missing here: start another segment"
+                "these records lack a column that may not be null: start another segment"
             )
         self._fitting = schema
 
 
 def restore_records(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The original records of rows of a segment."""
     if not schema.names:  # a batch made of no arrays would have no rows
         return rows.select([]).replace_schema_metadata(schema.metadata)
     columns = [from_parquet_column(rows.column(field.name), field.type) for field in schema]

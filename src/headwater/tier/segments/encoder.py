@@ -46,14 +46,14 @@ class SegmentPlan:
     first_lsn: int
     last_lsn: int
     schemas: Sequence[pa.Schema] = ()
-    """All schemas of the records; if empty, all have the schema of the first."""
+    """All schemas of the records, as written; if empty, all have the schema of the first."""
     declared: Sequence[pa.Schema] = ()
-    """All versions of the stream's declared schema, oldest first."""
+    """All versions of the stream's declared schema, oldest first: they give the field ids."""
     sequences: tuple[int, int] | None = None
     """The first and last queue entry of the records."""
     undated_ms: int = 0
     """The time of records without a timestamp; 0 if unknown."""
-    columns: pa.Schema | None = None
+    widen_to: pa.Schema | None = None
     """Columns that all records get: missing ones are null, which means the same. Records with other
     columns or types stay as they are."""
 
@@ -107,12 +107,10 @@ class HashingSink:
         self.closed = True
 
     def begin_part(self) -> int:
-        """Begin a part here; returns its offset."""
         self._hasher.reset()
         return len(self.data)
 
     def part_xxh3(self) -> str:
-        """The checksum of the current part."""
         return str(self._hasher.hexdigest())
 
 
@@ -132,7 +130,7 @@ class EncodedSegment:
 
 
 class SegmentEncoder:
-    """Encodes the groups of a plan, in order."""
+    """Encodes one segment: `add` every group of the plan in order, then `finish`."""
 
     def __init__(self, plan: SegmentPlan, config: SegmentConfig | None = None) -> None:
         self._plan = plan
@@ -216,8 +214,7 @@ class SegmentEncoder:
         return EncodedSegment(description, receipt, data)
 
     def _widened(self, group: Group) -> Group:
-        """The group with the plan's columns added, if it has no other columns."""
-        columns, own = self._plan.columns, group.records.schema
+        columns, own = self._plan.widen_to, group.records.schema
         if columns is None or group.lost is not None or own == columns:
             return group
         if merge_schemas(columns, own) != columns:

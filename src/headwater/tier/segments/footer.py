@@ -54,8 +54,6 @@ class SegmentRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowGroup(msgspec.Struct, frozen=True, array_like=True):
-    """A Parquet row group, with its position and checksum."""
-
     first_lsn: int
     last_lsn: int
     rows: int
@@ -68,8 +66,6 @@ class RowGroup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """The description of a segment."""
-
     segment_format: int
     stream: str
     stream_id: uuid.UUID
@@ -97,7 +93,6 @@ class Description(msgspec.Struct, frozen=True):
 
     @property
     def epochs(self) -> Epochs:
-        """Its terms, each with its first LSN."""
         first_lsns: dict[int, int] = {}
         for run in self.runs:
             first_lsns.setdefault(run.term, run.first_lsn)
@@ -135,7 +130,6 @@ def encode_description(description: Description) -> bytes:
 
 
 def decode_description(data: bytes) -> Description:
-    """Decode a description; `NotSupported` if a later version wrote it."""
     try:
         version = msgspec.json.decode(data, type=_DescriptionFormat).segment_format
         if version != FORMAT:
@@ -197,7 +191,6 @@ class SegmentIndex:
     """The first row of each run."""
 
     def row_groups(self, first_lsn: int, end_lsn: int) -> list[int]:
-        """The indexes of the row groups with records of [first_lsn, end_lsn)."""
         return [
             number
             for number, group in enumerate(self.description.row_groups)

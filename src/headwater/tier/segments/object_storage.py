@@ -69,6 +69,12 @@ def segment_key(segment_id: SegmentId) -> str:
     return f"{_prefix(segment_id.partition)}/{segment_id.id}.parquet"
 
 
+def segment_id_of(partition: TopicIdPartition, key: str) -> SegmentId | None:
+    """The segment of a partition with this key; None if the key is not one of its segments."""
+    match = _NAME.fullmatch(key.removeprefix(f"{_prefix(partition)}/"))
+    return None if match is None else SegmentId(partition, uuid.UUID(match[1]))
+
+
 class ObjectStorage:
     """Segments of any partition in a store."""
 
@@ -110,12 +116,10 @@ class ObjectStorage:
             yield group
 
     async def fetch_index(self, segment: SegmentMetadata) -> SegmentIndex:
-        """The index of a segment: positions, terms, schemas, lost LSNs."""
         _, index = await self._open(segment)
         return index
 
     async def delete(self, segment_id: SegmentId) -> None:
-        """Delete a segment, if it exists."""
         await self._store.delete(segment_key(segment_id))
 
     async def verify(self, segment: SegmentMetadata) -> SegmentIndex:
@@ -150,14 +154,11 @@ class ObjectStorage:
 
         None: the object belongs to no segment, by its name or folder.
         """
-        folder = f"{_prefix(partition)}/"
-        async for meta in self._store.list(_prefix(partition)):
-            name = meta.key.removeprefix(folder)
-            match = _NAME.fullmatch(name)
-            if match is not None:
-                yield SegmentId(partition, uuid.UUID(match[1])), meta
-            elif name != CLOCK:
-                yield None, meta
+        folder = _prefix(partition)
+        async for meta in self._store.list(folder):
+            segment_id = segment_id_of(partition, meta.key)
+            if segment_id is not None or meta.key != f"{folder}/{CLOCK}":
+                yield segment_id, meta
 
     async def _decoded(
         self, index: SegmentIndex, number: int, data: memoryview, first_lsn: int, end_lsn: int
@@ -230,7 +231,7 @@ class ParquetSegments(ObjectStorage):
             first_lsn,
             last_lsn,
             schemas=await self._schemas(merged_from),
-            columns=columns,
+            widen_to=columns,
             declared=self._declared(),
             sequences=(_join(merged_from) if merged_from else self._sequences(first_lsn, last_lsn)),
             # As old as their first copy: merging does not make records newer.
@@ -258,7 +259,6 @@ class ParquetSegments(ObjectStorage):
         return [range(group.first_lsn, group.last_lsn + 1) for group in lost]
 
     def objects(self) -> AsyncIterator[tuple[SegmentId | None, ObjectMeta]]:
-        """See `list`: the objects of this partition."""
         return self.list(self._partition)
 
     async def lsns_of(self, segment_id: SegmentId) -> range:
@@ -273,7 +273,6 @@ class ParquetSegments(ObjectStorage):
         return await self._store.now_ms(key)
 
     async def _schemas(self, segments: Sequence[SegmentMetadata]) -> list[pa.Schema]:
-        """All schemas of the records of these segments, from their footers."""
         schemas: dict[str, pa.Schema] = {}
         union = ColumnUnion()
         for segment in segments:

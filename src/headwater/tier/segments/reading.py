@@ -18,10 +18,10 @@ import xxhash
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, Refused
+from headwater.core.in_order import in_order
 from headwater.log.record.group import NO_RECORDS, Group
 from headwater.store import ByteRange, Store
 from headwater.store.objects import Buffer
-from headwater.tier.in_order import in_order
 from headwater.tier.segments.columns import LSN, restore_records
 from headwater.tier.segments.footer import RowGroup, SegmentIndex, SegmentRun, read_index
 from headwater.tier.segments.seal import SEAL_BYTES, Receipt, footer_bytes
@@ -60,7 +60,7 @@ class ObjectCache:
             self.misses += 1
             task = runtime.spawn(self._load(key, load, size_of), name=f"load {key}")
             # If all callers were cancelled, none of them retrieves its error.
-            task.add_done_callback(_retrieve_error)
+            task.add_done_callback(runtime.retrieve_error)
             self._loading[key] = task
         else:
             self.hits += 1
@@ -69,7 +69,6 @@ class ObjectCache:
         return loaded
 
     def forget(self, beginning: CacheKey) -> None:
-        """Remove everything whose key begins so."""
         for key in [key for key in self._held if key[: len(beginning)] == beginning]:
             _, freed_bytes = self._held.pop(key)
             self.held_bytes -= freed_bytes
@@ -91,11 +90,6 @@ class ObjectCache:
         return loaded
 
 
-def _retrieve_error(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
-
-
 class ObjectRanges:
     """Reads ranges of an object whose end is in memory."""
 
@@ -110,7 +104,6 @@ class ObjectRanges:
 
     @property
     def held_bytes(self) -> int:
-        """How much of it is in memory."""
         return len(self._end)
 
     async def read(self, start: int, end: int) -> memoryview:
@@ -215,7 +208,6 @@ def decode_row_group(
 
 
 def lost_groups(index: SegmentIndex, first_lsn: int, end_lsn: int) -> Iterator[Group]:
-    """The lost LSNs of [first_lsn, end_lsn), with the reason."""
     for run, _ in index.runs(first_lsn, end_lsn):
         if run.schema is None:
             whole = Group(run.term, run.first_lsn, run.last_lsn, NO_RECORDS, lost=run.lost or "")
@@ -274,7 +266,6 @@ class _Window:
         return self._at
 
     def read_buffer(self, size: int) -> pa.Buffer:
-        """Read without copying."""
         begin = self._at - self._offset
         if begin < 0 or begin + size > len(self._data):
             raise OSError(f"bytes {self._at} to {self._at + size} are not in the row group")

@@ -37,8 +37,6 @@ FOOTER_END_BYTES: Final = _FOOTER_END.size
 
 
 class SegmentSeal(NamedTuple):
-    """The seal and the footer of a segment, after they were checked."""
-
     segment_id: uuid.UUID
     footer: memoryview
     body_xxh3: bytes
@@ -46,7 +44,6 @@ class SegmentSeal(NamedTuple):
 
 
 def encode_seal(segment_id: uuid.UUID, footer: bytes, body_xxh3: bytes) -> bytes:
-    """The bytes between body and footer."""
     return _SEAL.pack(
         MAGIC, len(footer), xxhash.xxh3_64_intdigest(footer), segment_id.bytes, body_xxh3
     )
@@ -66,7 +63,6 @@ def footer_bytes(end: bytes | memoryview) -> int:
 
 
 def is_sealed(data: bytes) -> bool:
-    """Whether a Parquet file has a seal, valid or not."""
     try:
         at = len(data) - footer_bytes(data) - SEAL_BYTES
     except Corrupt:
@@ -112,11 +108,9 @@ class Receipt(NamedTuple):
     """XXH3 (128 bits) of the whole object."""
 
     def custom_metadata(self, publisher_epoch: int) -> bytes:
-        """The custom metadata of an event with this receipt."""
         return stamp(publisher_epoch, self.payload())
 
     def payload(self) -> bytes:
-        """Its bytes, without a publisher epoch."""
         first, last = self.sequences or _NO_SEQUENCES
         return _RECEIPT.pack(
             VERSION,
@@ -131,13 +125,11 @@ class Receipt(NamedTuple):
 
 
 def receipt_of(segment: SegmentMetadata) -> Receipt | None:
-    """The receipt in a segment's events, if there is one."""
     epoch, payload = unstamp(segment.custom_metadata)
     return None if epoch is None else read_receipt(payload)
 
 
 def read_receipt(payload: bytes) -> Receipt | None:
-    """The receipt in the payload of custom metadata, if there is one."""
     if not payload:
         return None
     if payload[0] != VERSION:

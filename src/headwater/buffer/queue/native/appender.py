@@ -1,15 +1,16 @@
 """Appending to a native queue for one producer id: every batch exactly once.
 
-Each batch has a producer sequence, and one of three places shows whether it was appended: its chunk
-while that exists; then the producer's mark, because the collector folds marks before it raises the
-floor; and once the mark is dropped, the producer is refused. The obvious alternatives, to append
-again after a conflict or to look for the entry in the queue alone, append a batch twice that the
-consumer was quick to take.
+Each batch has a producer sequence. Whether it was appended is shown by its chunk while that exists,
+and then by the producer's mark, which the collector updates before it raises the floor; once the
+mark is dropped, the producer is refused. The obvious alternatives, to append again after a conflict
+or to look only for the entry in the queue, append a batch twice if it was acknowledged and deleted
+meanwhile.
 
-A successor under the same id fences: it writes its incarnation into the mark's record, *then* its
-opening into the last chunk, and then checks that the record still names it. An append is
-conditional on the content that it was made from, and every content lists the openings before it: a
-producer that could still append after the opening has seen the opening, and reads the record.
+A successor under the same id fences its predecessor: it writes its incarnation into the mark's
+record, *then* its opening into the last chunk, and then checks that the record still names it. An
+append is conditional on the content that it was made from, and every content lists the openings
+before it: a producer that could still append after the opening has seen the opening, and reads the
+record.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ REFRESH_S: Final = 600.0
 # How often an open producer renews its record within the time after which it would be forgotten.
 RENEWALS_PER_EXPIRY: Final = 7
 # After so many lost races a writer waits for its turn again.
-LOST_BEFORE_LOOKING: Final = 2
+LOST_BEFORE_TURN: Final = 2
 
 
 class UnknownAttempt(NamedTuple):
@@ -86,7 +87,7 @@ class NativeAppender(Appender):
         self._places: dict[int, AppendedBatch] = {}
         self._unsettled: UnknownAttempt | None = None
         self._openings = 0
-        self._last: Mark | None = None
+        self._last_mark: Mark | None = None
         self._written_s = -1e9
         self._refreshed_s = 0.0
         self._since_refresh = 0
@@ -121,17 +122,17 @@ class NativeAppender(Appender):
         if end.number > (await self._chunks.ends.read()).chunk:
             # The process that created it ended before it noted that.
             self._chunks.ends.note_created(end, self.counters)
-        before = await self._marks.open(end.number)
+        previous = await self._marks.open(end.number)
         self._refreshed_s = runtime.monotonic_s()
-        if before.is_first:
+        if previous.is_first:
             await self._check_unused(self._tail.chunk)
             self._openings = end.openings
             return ProducerState(0, None, is_known=False)
         opening = await write_note(self._tail, opened=[self._marks.owner])
         self._openings = opening.openings
-        mark = await self._marks.last_accepted(self._chunks, before, opening.number)
+        mark = await self._marks.last_accepted(self._chunks, previous, opening.number)
         if mark is not None and mark.sequence >= opening.next_sequence:
-            await self._marks.read()  # perhaps a successor's, whom the record then names
+            await self._marks.check_owner()  # perhaps it is the mark of a successor
             raise RolledBack(
                 f"{self._chunks.prefix} ends at batch {opening.next_sequence}, and "
                 f"{self._marks.producer!r} has a mark at batch {mark.sequence}: the "
@@ -139,36 +140,37 @@ class NativeAppender(Appender):
             )
         if mark is None:
             return ProducerState(0, None)
-        self._landed, self._last = mark.producer_sequence, mark
+        self._landed, self._last_mark = mark.producer_sequence, mark
         return ProducerState(mark.producer_sequence, mark.metadata, mark.sequence)
 
-    async def _check_unused(self, last: Chunk) -> None:
+    async def _check_unused(self, tail_chunk: Chunk) -> None:
         """`RolledBack` if this producer has no record, although the queue retains batches of it.
 
         A producer that was forgotten has nothing at or above the floor. Only the end of the queue
         is checked: to search all of it would cost every new producer too much.
         """
-        if not last.entries and last.number > self._chunks.chunk_floor:
-            before = await self._chunks.load(last.number - 1)
-            last = last if before is None else before.chunk
-        if all(owner.producer != self._marks.producer for owner in last.owners):
+        checked = tail_chunk
+        if not tail_chunk.entries and tail_chunk.number > self._chunks.chunk_floor:
+            stored = await self._chunks.load(tail_chunk.number - 1)
+            checked = tail_chunk if stored is None else stored.chunk
+        if all(owner.producer != self._marks.producer for owner in checked.owners):
             return
-        if last.number >= (await self._chunks.floors()).chunk_floor:
+        if checked.number >= (await self._chunks.floors()).chunk_floor:
             raise RolledBack(
-                f"{self._chunks.key(last.number)} has batches of {self._marks.producer!r}, and its "
-                f"record below {self._chunks.prefix}/producers is gone: what it resumes from is "
-                "unknown. Restore the record from a backup, or take another producer id."
+                f"{self._chunks.key(checked.number)} has batches of {self._marks.producer!r}, and "
+                f"its record below {self._chunks.prefix}/producers is gone: what it resumes from "
+                "is unknown. Restore the record from a backup, or take another producer id."
             )
 
     async def append(self, batches: Sequence[NewBatch]) -> list[AppendedBatch]:
-        before = self._landed
+        landed_before = self._landed
         try:
             return await self._append(batches)
         except (BelowFloor, OlderSchema):
             raise
         except (Unavailable, Refused) as error:
             # These errors say that nothing has changed and nothing will.
-            if self._unsettled is None and self._landed == before:
+            if self._unsettled is None and self._landed == landed_before:
                 raise
             raise OutcomeUnknown(
                 f"{self._chunks.prefix}: some of {len(batches)} batches may be appended, and the "
@@ -185,31 +187,33 @@ class NativeAppender(Appender):
                 raise Bug(f"producer sequence {batch.producer_sequence} was answered long ago")
         first = batches[0].producer_sequence if batches else 0
         self._places = {number: one for number, one in self._places.items() if number >= first}
-        budget = RetryPolicy().start(attempts=limits.APPEND_ATTEMPTS)
-        look_first = not self._tail.is_alone
+        # In company, a writer waits for its turn before its first write, and again whenever it has
+        # lost so many races. An attempt in doubt is repeated at once, on top of the same content.
+        lost, is_turn_due = 0, not self._tail.is_alone
+        budget = RetryPolicy().start()
         while todo := [batch for batch in batches if batch.producer_sequence > self._landed]:
             if self._unsettled is not None and await self._settle(self._unsettled, todo):
                 self._unsettled = None
                 continue
-            if budget.used >= limits.APPEND_ATTEMPTS or budget.remaining_s <= 0:
+            if lost >= limits.APPEND_ATTEMPTS or budget.remaining_s <= 0:
                 raise Contended(
-                    f"{self._chunks.prefix}: other writers won {budget.used} times: not appended"
+                    f"{self._chunks.prefix}: other writers won {lost} times: not appended"
                 )
-            if look_first and self._unsettled is None:
-                await runtime.sleep(self._tail.turns.wait_s(budget.used))
+            if is_turn_due and self._unsettled is None:
+                await runtime.sleep(self._tail.turns.wait_s(lost))
                 await self._tail.find()
-            look_first = False
+            is_turn_due = False
             try:
                 await self._write(todo)
             except LostRace:
-                budget.used += 1
-                look_first = budget.used % LOST_BEFORE_LOOKING == 0
+                lost += 1
+                is_turn_due = lost % LOST_BEFORE_TURN == 0
         self._refresh_if_due()
         return [self._places[batch.producer_sequence] for batch in batches]
 
     async def renew_record(self) -> None:
         """Show the collector that this producer is in use."""
-        await self._marks.renew(self._last)
+        await self._marks.renew(self._last_mark)
 
     async def close(self, *, for_good: bool = False) -> None:
         if self._keeping is not None:
@@ -219,56 +223,56 @@ class NativeAppender(Appender):
         with contextlib.suppress(HeadwaterError):
             if for_good and self._is_open:
                 doubted = 0 if self._unsettled is None else self._unsettled.number
-                await self._marks.retire(self._last, max(self._tail.chunk.number, doubted))
+                await self._marks.retire(self._last_mark, max(self._tail.chunk.number, doubted))
             else:
                 await self._refresh()
         await self._chunks.ends.close()
         self._is_open = False
 
     async def _write(self, todo: list[NewBatch]) -> None:
-        last = self._tail.chunk
-        if self._last is not None and last.next_sequence <= self._last.sequence:
-            if not await self._tail.is_dead(last.number):
+        tail_chunk = self._tail.chunk
+        if self._last_mark is not None and tail_chunk.next_sequence <= self._last_mark.sequence:
+            if not await self._tail.is_dead(tail_chunk.number):
                 raise RolledBack(
-                    f"{self._chunks.prefix} ends before batch {self._last.sequence}, which "
+                    f"{self._chunks.prefix} ends before batch {self._last_mark.sequence}, which "
                     f"{self._marks.producer!r} appended: the queue went back"
                 )
             await self._tail.find()
             return
-        await self._check_fence(last)
-        self._refuse_below(last.batch_floor, todo)
-        todo = self._of_present_schema(last.schema_floor, todo)
-        hurried = await self._keep_pace(last)
-        base = last.follower() if last.closed else last
+        await self._check_fence(tail_chunk)
+        self._refuse_below(tail_chunk.batch_floor, todo)
+        todo = self._of_present_schema(tail_chunk.schema_floor, todo)
+        hurried = await self._keep_pace(tail_chunk)
+        base = tail_chunk.writable()
         room = limits.CHUNK_MAX_ENTRIES - len(base.entries)
         group = _fitting_batches(todo, room, limits.CHUNK_FULL_BYTES - base.stored_bytes)
         size_bytes = base.stored_bytes + sum(entry_bytes(one.metadata, one.inline) for one in group)
         full = len(group) >= room or size_bytes >= limits.CHUNK_FULL_BYTES
-        chunk = last.written(
+        chunk = tail_chunk.written(
             runtime.new_token(), owner=self._marks.owner, batches=group, closed=full or hurried
         )
         # An earlier attempt still in doubt was made on top of the same content.
-        before = self._unsettled
+        earlier_attempt = self._unsettled
         self._unsettled = UnknownAttempt(
-            chunk.number, None if last.closed else self._tail.stored.version
+            chunk.number, None if tail_chunk.closed else self._tail.stored.version
         )
         try:
             await self._tail.write(chunk)
         except DeadNumber:
             return  # unsettled: the mark shows whether it landed long ago
         except (Unavailable, Refused):
-            self._unsettled = before  # of this attempt nothing landed
+            self._unsettled = earlier_attempt  # of this attempt nothing landed
             raise
         # Only from a chunk that counts: what others wrote into a dead one is not in the queue.
         self._unsettled, self._openings = None, chunk.openings
-        self._note(chunk)
+        self._record_landed(chunk)
 
-    async def _keep_pace(self, last: Chunk) -> bool:
+    async def _keep_pace(self, tail_chunk: Chunk) -> bool:
         """Where a store allows few writes of one object: whether this chunk is written once."""
         if not self._pace_s:
             return False
         since_s = runtime.monotonic_s() - self._written_s
-        if not last.closed:
+        if not tail_chunk.closed:
             # Whichever producer wrote it last: the store counts all writes.
             changed_s = runtime.monotonic_s() - self._tail.changed_s
             await runtime.sleep(max(0.0, self._pace_s - changed_s))
@@ -281,7 +285,7 @@ class NativeAppender(Appender):
         if stored is None or stored.chunk.number != number or stored.version == doubt.base:
             stored = await self._chunks.load(number)
         if await self._tail.is_dead(number):
-            self._note_mark(await self._marks.read(), todo)
+            self._record_landed_by_mark(await self._marks.read(), todo)
             await self._tail.find()
             return True
         if stored is None and (doubt.base is not None or self._tail.chunk.number >= number):
@@ -289,19 +293,19 @@ class NativeAppender(Appender):
         if stored is None or stored.version == doubt.base:
             return False
         await self._tail.go_on(stored)
-        self._note(stored.chunk)
+        self._record_landed(stored.chunk)
         return True
 
-    async def _check_fence(self, last: Chunk) -> None:
-        count = last.openings - self._openings
+    async def _check_fence(self, tail_chunk: Chunk) -> None:
+        count = tail_chunk.openings - self._openings
         if count <= 0:
             return
-        recent, me = last.recent_openings[:count], self._marks.owner
+        recent, me = tail_chunk.recent_openings[:count], self._marks.owner
         others = any(one.producer == me.producer and one != me for one in recent)
         if others or count > len(recent):
             # The record decides: a producer that opens writes there first. An opening that comes
             # late may be a predecessor's, which will find out.
-            await self._marks.read()
+            await self._marks.check_owner()
 
     def _refuse_below(self, floor: str, todo: list[NewBatch]) -> None:
         below = [batch for batch in todo if batch.inline is None and batch.batch_id <= floor]
@@ -330,7 +334,8 @@ class NativeAppender(Appender):
             )
         return fits
 
-    def _note(self, chunk: Chunk) -> None:
+    def _record_landed(self, chunk: Chunk) -> None:
+        """Record the places of this producer's batches in a chunk that counts."""
         self._written_s = runtime.monotonic_s()
         if self._marks.owner not in chunk.owners:
             return
@@ -339,10 +344,12 @@ class NativeAppender(Appender):
             if entry.owner == mine and entry.producer_sequence > self._landed:
                 self._places[entry.producer_sequence] = place
                 self._landed = entry.producer_sequence
-                self._last = Mark(entry.producer_sequence, *place, chunk.number, entry.metadata)
+                self._last_mark = Mark(
+                    entry.producer_sequence, *place, chunk.number, entry.metadata
+                )
                 self._since_refresh += 1
 
-    def _note_mark(self, mark: Mark | None, todo: list[NewBatch]) -> None:
+    def _record_landed_by_mark(self, mark: Mark | None, todo: list[NewBatch]) -> None:
         """The same from the mark, once the chunk is deleted: a write appends adjacent batches."""
         if mark is None or mark.producer_sequence <= self._landed:
             return
@@ -353,7 +360,7 @@ class NativeAppender(Appender):
             if batch.producer_sequence < mark.producer_sequence:
                 sequence, lsn = sequence - 1, lsn - batch.rows
             self._places[batch.producer_sequence] = AppendedBatch(sequence, lsn)
-        self._landed, self._last = mark.producer_sequence, mark
+        self._landed, self._last_mark = mark.producer_sequence, mark
 
     def _refresh_if_due(self) -> None:
         due = self._since_refresh >= REFRESH_APPENDS or (
@@ -371,7 +378,7 @@ class NativeAppender(Appender):
             self._refreshing = None
 
     async def _refresh(self) -> None:
-        mark, self._since_refresh = self._last, 0
+        mark, self._since_refresh = self._last_mark, 0
         self._refreshed_s = runtime.monotonic_s()
         if mark is not None:
             await self._marks.renew(mark)

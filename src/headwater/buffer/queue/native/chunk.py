@@ -1,11 +1,11 @@
-"""A chunk of the native queue: entries in order, checksummed, with all that came before in numbers.
+"""A chunk of the native queue: entries in order, a checksum, and totals of all earlier entries.
 
     "HWC2" | u32 length | msgpack | u64 xxh3
 
 Chunks are numbered 0, 1, 2, … without gaps. Appenders add to the last one while it is open, each by
-a write on condition that the chunk has not changed. A chunk says what comes before it (sequence,
-LSN, bytes, the latest times), so that any chunk alone gives the positions of its entries, and a
-search can halve its way to any sequence, LSN or time.
+a conditional write. A chunk says what comes before it (sequence, LSN, bytes, the latest times), so
+each chunk alone gives the positions of its entries, and a binary search finds any sequence, LSN or
+time.
 
 Always holds: a closed chunk never changes; an open one only grows; every write of a chunk has a
 token of its own, so no two contents have the same bytes.
@@ -217,7 +217,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
         schema_floor: int = 0,
     ) -> Chunk:
         """What a writer writes on top of this: the same chunk grown, or the one after it."""
-        base = self.follower() if self.closed else self
+        base = self.writable()
         owners, index = base.owners, 0
         if owner is not None:
             owners = owners if owner in owners else (*owners, owner)
@@ -234,7 +234,11 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
             entries=(*base.entries, *(ChunkEntry.of(batch, index) for batch in batches)),
         )
 
-    def follower(self) -> Chunk:
+    def writable(self) -> Chunk:
+        """The chunk that a writer writes on top of: this one while it is open, else the next."""
+        return self.next_chunk() if self.closed else self
+
+    def next_chunk(self) -> Chunk:
         """The chunk after this one, still empty."""
         return msgspec.structs.replace(
             self,
@@ -292,7 +296,7 @@ def decode_chunk(data: bytes | memoryview, *, queue_id: str | None, number: int 
     if number is not None and chunk.number != number:
         raise Corrupt(f"this is chunk {chunk.number}, not {number}")
     if chunk.number < 0 or len(chunk.newest_before) != chunk.number.bit_count():
-        raise Corrupt(f"chunk {chunk.number} does not say how late the chunks before it are")
+        raise Corrupt(f"chunk {chunk.number} lacks the latest times of the chunks before it")
     last = [0] * len(chunk.owners)
     for entry in chunk.entries:
         if not 0 <= entry.owner < len(last) or entry.producer_sequence <= last[entry.owner]:
@@ -306,7 +310,7 @@ def decode_chunk(data: bytes | memoryview, *, queue_id: str | None, number: int 
 
 def _parse(view: memoryview) -> Chunk:
     if len(view) < OVERHEAD_BYTES:
-        raise Corrupt(f"{len(view)} bytes are no chunk: the shortest has {OVERHEAD_BYTES}")
+        raise Corrupt(f"{len(view)} bytes are not a chunk: the shortest has {OVERHEAD_BYTES}")
     magic, length = _HEAD.unpack(view[: _HEAD.size])
     if magic != MAGIC:
         if magic[:3] == MAGIC[:3]:
@@ -314,9 +318,11 @@ def _parse(view: memoryview) -> Chunk:
                 f"chunk format {magic!r}; this version reads {MAGIC!r}. Upgrade Headwater, if a "
                 "newer version wrote it; if none did, the object is damaged: restore it."
             )
-        raise Corrupt(f"this is no chunk: it begins with {magic!r}, not {MAGIC!r}")
+        raise Corrupt(f"this is not a chunk: it begins with {magic!r}, not {MAGIC!r}")
     if length != len(view) - OVERHEAD_BYTES or length > limits.CHUNK_MAX_BYTES:
-        raise Corrupt(f"a chunk that says {length} bytes has {len(view) - OVERHEAD_BYTES}")
+        raise Corrupt(
+            f"the chunk says that it has {length} bytes, and has {len(view) - OVERHEAD_BYTES}"
+        )
     (checksum,) = _SUM.unpack(view[-_SUM.size :])
     if xxhash.xxh3_64_intdigest(view[: -_SUM.size]) != checksum:
         raise Corrupt("the checksum of the chunk does not match")

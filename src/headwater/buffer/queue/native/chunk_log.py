@@ -5,10 +5,10 @@ FLOOR_SETTLE_S pass since the floor passed it, which is why a floor that was rea
 FLOOR_LEASE_S ago still says what counts (`headwater.store.numbered_log`).
 
 The end of a queue is found by a search, and a last chunk that was deleted by hand looks as if it
-had never existed. So each writer that creates a chunk notes it in `end.json`, which only rises,
-and each client reads `end.json` before it searches: an end below it is a queue that went back. No
-append waits for this note or fails with it. While many chunks are created, one write a second
-notes the last of them.
+had never existed. So each writer that creates a chunk records it in `end.json`, which only rises,
+and each client reads `end.json` before it searches: an end below it means that the queue went back.
+No append waits for this write or fails with it. While many chunks are created, it happens once a
+second.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from headwater.buffer.queue.native.chunk import (
 )
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, HeadwaterError, NotFound, NotSupported, RolledBack
-from headwater.core.lease import FloorAge, Lease
+from headwater.core.lease import Lease, SettlingFloor
 from headwater.store import LeasedFloor, LogFloor, NumberedLog, Object, Register, Store, Version
 
 
@@ -96,7 +96,7 @@ class CollectorRecord(msgspec.Struct, frozen=True):
     """Counts passes that read the store's time."""
     settled_chunk: int = 0
     """The floor of the chunks has been here for FLOOR_SETTLE_S: what is below may be deleted."""
-    settling: FloorAge = FloorAge()
+    settling: SettlingFloor = SettlingFloor()
     """The floor of the chunks that is waited for next."""
 
 
@@ -131,7 +131,7 @@ class ChunkLog(NumberedLog):
     @property
     def chunk_floor(self) -> int:
         """The highest chunk floor that was read."""
-        return self.leased_floor.floor.floor
+        return self.leased_floor.floor.needed_from
 
     def batch_key(self, batch_id: str) -> str:
         return f"{self.prefix}/batches/{batch_id}"
@@ -168,7 +168,7 @@ class ChunkLog(NumberedLog):
         if queue is None:
             raise self.missing_queue()
         self.check_id(queue)
-        self.leased_floor.learn(LogFloor(queue.chunk_floor, queue.chunk_floor), requested)
+        self.leased_floor.learn(LogFloor.at(queue.chunk_floor), requested)
         self.floor = max(self.floor, queue.floor)
         return queue
 
@@ -185,8 +185,7 @@ class ChunkLog(NumberedLog):
 
     async def read_floor(self) -> LogFloor:
         """The chunk floor. Below it nothing counts, though objects stay until it has settled."""
-        floor = (await self.floors()).chunk_floor
-        return LogFloor(floor, floor)
+        return LogFloor.at((await self.floors()).chunk_floor)
 
     def check_end(self, consumer: ConsumerRecord, last: Chunk) -> None:
         """`RolledBack` if the queue ends before what the consumer acknowledged."""

@@ -2,26 +2,27 @@
 
 A pass has three parts, each bounded:
 
-- *expired*: batches that the retention releases (`headwater.buffer.queue.retention`). The marks of
-  producers whose chunks go are folded, the floor is raised, the batches are deleted, and once the
-  floor has settled, the chunks that are wholly below it. The floor is raised only under the policy
-  that the retention was read under. A floor settles by the time that collectors themselves saw
-  pass (`core.lease`): the store's clock, which may be set forward, only decides what is past the
-  retention. The floor rises batch by batch: a chunk may hold hundreds of megabytes of batches, or
-  days of them;
-- *orphaned*: batches that were uploaded and never appended. The batch floor is raised to them and
-  written into the last chunk, and *then* the queue is read once more: it shows what was appended
-  before, and a producer that appends after it sees the floor and is refused;
-- *forgotten*: producers that were silent for long, and of which nothing is kept. They are closed
-  first, by a note in the last chunk that fences them. Once that chunk is gone, so is their mark.
+- *expired*: batches that the retention releases (`headwater.buffer.queue.retention`). The collector
+  updates the marks of the producers whose chunks it will delete, raises the floor, deletes the
+  batches, and, once the floor has settled, deletes the chunks that are completely below it. It
+  raises the floor only under the policy that the retention was read under. A floor settles by the
+  time that collectors observed (`core.lease`); the store's clock, which may be set forward, only
+  decides which batches are past the retention. The floor rises batch by batch: a chunk may hold
+  hundreds of megabytes of batches, or days of them;
+- *orphaned*: batches that were uploaded and never appended. The collector raises the batch floor to
+  them, writes it into the last chunk, and *then* reads the queue once more: that shows what was
+  appended before, and a producer that appends later sees the floor and is refused;
+- *forgotten*: producers that were silent for long, and of which nothing is retained. They are
+  closed first, by an opening in the last chunk that fences them. Once that chunk is deleted, so is
+  their mark.
 
-To delete uploads by age alone is the obvious alternative; it deletes what a stalled producer
-appends right after, and has reported as accepted.
+The obvious alternative, to delete uploads by their age alone, deletes batches that a stalled
+producer appends right after, and has reported as accepted.
 
-The store's clock says how old a batch is, not the producer's: it was appended after the chunk
-before its own was last changed, and no later than its own was. Within these bounds the producer's
-time is used. A clock that is a year ahead would otherwise keep everything behind it for a year, and
-one that is late would have its batches deleted as soon as they are appended.
+The store's clock decides a batch's age, not the producer's: the batch was appended after the last
+change of the preceding chunk and no later than that of its own. Within these bounds the producer's
+time is used. Otherwise a clock that is a year ahead would keep everything behind it for a year, and
+batches of a clock that is late would be deleted as soon as they are appended.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ from headwater.buffer.queue.native.tail import DeadNumber, LostRace, QueueTail
 from headwater.buffer.queue.retention import ClockGuard, QueuedBatch, Retention, RetentionRule
 from headwater.core import limits, runtime
 from headwater.core.errors import NotFound
-from headwater.core.lease import FloorClock
-from headwater.store import LogFloor, Register, Store, next_standing
+from headwater.core.lease import SettlingClock
+from headwater.store import LogFloor, Register, Store, next_settling
 
 
 class NativeCollector(Collector):
@@ -63,7 +64,7 @@ class NativeCollector(Collector):
         self._store = store
         self._chunks = ChunkLog(store, prefix, queue_id)
         self._scanned = Register(store, f"{prefix}/gc.json", CollectorRecord)
-        self._standing = FloorClock()
+        self._settling = SettlingClock()
         self._clocks = ClockGuard()
 
     async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
@@ -100,10 +101,10 @@ class NativeCollector(Collector):
         if scanned.settled_chunk < queue.chunk_floor:
             if full:
                 await runtime.sleep(limits.FLOOR_SETTLE_S)
-                await self._note_standing(queue.chunk_floor, settled=queue.chunk_floor)
+                await self._note_settling(queue.chunk_floor, settled=queue.chunk_floor)
                 await self._sweep(queue.chunk_floor, report)
             else:
-                await self._note_standing(queue.chunk_floor)
+                await self._note_settling(queue.chunk_floor)
         # In this order none is behind the one before: both only go forward.
         queue = await self._chunks.floors()
         consumer = await self._chunks.read_consumer()
@@ -139,10 +140,10 @@ class NativeCollector(Collector):
             return msgspec.structs.replace(now, passes=now.passes + 1)
 
         scanned = (await self._scanned.update(change)).value
-        self._standing.see(scanned.settling)
+        self._settling.see(scanned.settling)
         return scanned, await self._store.now_ms(self._scanned.key)
 
-    async def _note_standing(self, chunk_floor: int, *, settled: int = 0) -> None:
+    async def _note_settling(self, chunk_floor: int, *, settled: int = 0) -> None:
         """Add the time that the pass took, or begin to wait for the floor that it raised.
 
         The process may end here; the next collector goes on from what is written.
@@ -153,14 +154,14 @@ class NativeCollector(Collector):
             now = msgspec.structs.replace(now, settled_chunk=max(now.settled_chunk, settled))
             return self._settled(now, chunk_floor)
 
-        self._standing.see((await self._scanned.update(change)).value.settling)
+        self._settling.see((await self._scanned.update(change)).value.settling)
 
     def _settled(self, now: CollectorRecord, chunk_floor: int) -> CollectorRecord:
         """With the time that was seen to pass, under a floor that was read or raised before."""
-        settling, settled = self._standing.count(now.settling), now.settled_chunk
+        settling, settled = self._settling.count(now.settling), now.settled_chunk
         if settling.is_settled(limits.FLOOR_SETTLE_S):
             settled = max(settled, settling.floor)
-        settling = next_standing(settling, LogFloor(chunk_floor, settled))
+        settling = next_settling(settling, LogFloor(chunk_floor, settled))
         return msgspec.structs.replace(now, settled_chunk=settled, settling=settling)
 
 

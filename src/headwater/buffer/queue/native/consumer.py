@@ -1,6 +1,6 @@
-"""The two clients that read a native queue: the owning consumer, and readers that own nothing.
+"""The owning consumer of a native queue: it reads in order, and acknowledges under its epoch.
 
-The consumer reads chunks first, then the fence and the floor: a fenced consumer delivers nothing,
+It reads chunks first, then the fence and the floor: a fenced consumer delivers nothing,
 and what was read below the floor does not count. Retention may pass what the consumer has not
 acknowledged: then it gets `Trimmed`, and its stored position stays below the floor.
 """
@@ -65,7 +65,7 @@ class NativeConsumer(QueueConsumer):
         start = 0 if sequence is None else sequence + 1
         while True:
             try:
-                batches = await self._reading.after(start, limit)
+                batches = await self._reading.from_sequence(start, limit)
             except (BatchTrimmed, Refused, RolledBack):
                 await self.check_fence()  # a successor may have moved on far from here
                 raise

@@ -1,8 +1,8 @@
-"""Batches that were uploaded and never appended: found, and deleted behind a floor.
+"""Finds batches that were uploaded and never appended, and deletes them behind a floor.
 
-Passes go forward: uploads below the floor of an earlier pass are not listed again, and
-what the chunks read so far refer to above it is remembered. Uploads that arrive below that floor
-later are refused by every appender; only a full pass finds them.
+Passes go forward: uploads below the floor of an earlier pass are not listed again, and the ids
+above it that chunks refer to are remembered. Uploads that arrive below that floor later are refused
+by every appender; only a full pass finds them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The record of a producer id: its latest incarnation, its last accepted batch, and its end.
 
-Records are in 4,096 shards (`<prefix>/producers/<3 hex>.json`) and not in an object each: they are
-dropped one day, and an object whose key may be created again must not be deleted, because a slow
-delete would remove the later one.
+Records are in 4,096 shards (`<prefix>/producers/<3 hex>.json`) and not in an object each: records
+are dropped eventually, and an object whose key may be created again must not be deleted, because a
+slow delete would remove the later one.
 
 Always holds: a mark only rises. Only the incarnation that the record names may renew it, and the
-collector, which folds into it what it is about to delete.
+collector, which updates it before it deletes entries.
 
 Producers that are silent for long are closed, and forgotten later. Silence is counted in looks,
 each a day after the last by the store's clock. A pass that finds no entry of a producer writes the
@@ -16,9 +16,9 @@ and not fifty weeks of silence.
 A mark is dropped only once its producer would be refused. So a collector first does what a
 successor does: it puts an incarnation of its own into the record and an opening into the last
 chunk, which no earlier incarnation can pass. When the floor has passed that chunk, everything that
-the producer ever appended is below the floor, and the mark is dropped. To drop the mark of a silent
-producer at once is the obvious alternative; a producer that only slept then appends as if nothing
-had happened, and its successor does not learn of it.
+the producer ever appended is below the floor, and the mark is dropped. The obvious alternative is
+to drop the mark of a silent producer at once; then a producer that was only asleep appends again,
+and its successor does not see that.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def check_producer_id(producer: str) -> str:
     """The id itself; `Refused` says what an id may be."""
     if not producer or len(producer.encode()) > limits.PRODUCER_ID_MAX_BYTES:
         raise Refused(
-            f"{producer!r} is no producer id: it has 1 to {limits.PRODUCER_ID_MAX_BYTES} bytes"
+            f"{producer!r} is not a producer id: it has 1 to {limits.PRODUCER_ID_MAX_BYTES} bytes"
         )
     return producer
 
@@ -143,6 +143,10 @@ class ProducerRegistration:
     async def read(self) -> Mark | None:
         """The mark; `Fenced` unless this incarnation is still the latest."""
         return self._checked(await self._register.find() or ProducerShard()).mark
+
+    async def check_owner(self) -> None:
+        """`Fenced` unless this incarnation is still the latest."""
+        await self.read()
 
     async def renew(self, mark: Mark | None) -> None:
         """Move the mark forward, or confirm it where it is."""
@@ -209,7 +213,7 @@ class ProducerRegistration:
         if record is None or record.incarnation.startswith(CLOSED):
             raise Fenced(FORGOTTEN.format(producer=self.producer))
         raise Fenced(
-            f"another producer opened under the id {self.producer!r} and goes on in its place"
+            f"another producer with the id {self.producer!r} was opened and continues in its place"
         )
 
 

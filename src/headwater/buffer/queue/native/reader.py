@@ -1,6 +1,6 @@
-"""Reading a native queue on: from a sequence to descriptors, chunk by chunk.
+"""Reads a native queue from a sequence on, chunk by chunk.
 
-Idle reading asks for one object: the last chunk while it is open, the one after it once it is
+An idle reader requests one object: the last chunk while it is open, the one after it once it is
 closed. It lists nothing: only a search for the end does.
 """
 
@@ -69,11 +69,11 @@ class ChunkReader:
         self._least_end = 0
         """The same when the end was last searched for: never from a dead chunk."""
 
-    async def after(self, sequence: int, limit: int) -> list[Descriptor]:
+    async def from_sequence(self, sequence: int, limit: int) -> list[Descriptor]:
         """Up to `limit` batches from `sequence` on; `BatchTrimmed` if that one is gone."""
         while True:
             try:
-                return await self._after(sequence, limit)
+                return await self._from_sequence(sequence, limit)
             except BatchTrimmed as trimmed:
                 self.reset()
                 if sequence < trimmed.floor_sequence:
@@ -85,7 +85,7 @@ class ChunkReader:
         self._next = None
         self._recent.clear()
 
-    async def _after(self, sequence: int, limit: int) -> list[Descriptor]:
+    async def _from_sequence(self, sequence: int, limit: int) -> list[Descriptor]:
         self._check_kept(sequence)
         if self._next is not None and self._next[0] == sequence:
             number = self._next[1]
@@ -195,7 +195,7 @@ class ChunkReader:
         """What was read does not go on where it should: it is dead, or the queue is damaged."""
         await self._chunks.check_alive(self.lowest_chunk)
         raise RolledBack(
-            f"{self._chunks.prefix} does not go on with batch {sequence}, which was there: the "
+            f"{self._chunks.prefix} does not continue with batch {sequence}, which existed: the "
             "queue went back"
         )
 
@@ -351,7 +351,7 @@ class NativeReader(QueueReader):
             else:
                 start = sequence + 1
             try:
-                batches = await self._reading.after(start, limit)
+                batches = await self._reading.from_sequence(start, limit)
                 await self._chunks.check_alive(self._reading.lowest_chunk)
                 return batches
             except BatchTrimmed as trimmed:

@@ -2,8 +2,9 @@
 
 A segment has the sequences, locations and rows of its entries. These are facts of the queue, so a
 segment of a crashed or fenced consumer does no harm, may overlap others, and need not be removed,
-unless a batch was given up since. Then it is removed, and one that lands even later is outranked by
-the segments written since (`cover`). Which entries are acknowledged, only the side object says.
+unless a batch was given up since. Then it is removed; if it lands later still, segments that were
+written since have a higher rank (`cover`). Which entries are acknowledged, only the side object
+says.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ move the acknowledged sequence after its successor has read it.
 
 A crash may come after any step:
 
-- only segments were written: they are true, and are written again or outranked;
+- only segments were written: they are correct, and are written again or outranked;
 - the side object but not the manifest: the next consumer removes the entries when it opens;
 - a claim but no epoch: the predecessor cannot acknowledge, and opening again repairs it;
 - an epoch that is not in the side object: the next one is higher.
@@ -88,7 +88,9 @@ class V1Consumer(QueueConsumer):
                 lambda now: msgspec.structs.replace(_owned(now, claim), epoch=stored.epoch)
             )
         except Unavailable as error:
-            raise OutcomeUnknown(f"{self._key}: opened by half: open it again. {error}") from error
+            raise OutcomeUnknown(
+                f"{self._key}: opened only in part: open it again. {error}"
+            ) from error
         self._claim, self.epoch = claim, stored.epoch
         self._count_pending(stored)
         if last_acked_sequence is None:

@@ -25,9 +25,9 @@ readable.
     segments of what was taken
     side object: sequence and LSN
 
-The write of the epoch determines what was taken. After a crash the segments are true, and adopting
-again writes them again under a higher epoch. Producers that count LSNs notice the new epoch and
-read the side object.
+The write of the epoch determines what was taken. After a crash the segments are correct, and
+adopting again writes them again under a higher epoch. Producers that count LSNs notice the new
+epoch and read the side object.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Unavailable
-from headwater.tier.in_order import in_order
+from headwater.core.in_order import in_order
 from tests.store.scripted import virtual
 
 

@@ -1,28 +1,17 @@
-"""The session of a replica with its leader: requests, the fence, and checking what was pulled.
-
-An LSN says how far a copy is, and not which records it holds: a leader that lost its last records,
-or never had those of its predecessor, goes on with others under the same LSNs. So a copy that comes
-to a leader pulls its last records again and compares them by hash, before it applies, acknowledges
-or shows anything after them. Where the leader's log ends below the copy, the copy waits. Nothing
-can be compared where the log begins after the copy's end, or where the copy no longer has hashes.
+"""The session of a replica with its leader: requests, the fence in front of answers, metrics.
 
 Always holds: the term of an answer is checked before the answer is used. An answer of an overtaken
 leader is `Fenced`. The term of a new leader is stored on disk first, and its answer is used only if
 it answers a registration, because the copy was compared with another leader's log. A missing answer
-is `Unavailable`, and so is any failure at the source or on the way to it: none of them ends a
-copy.
+is `Unavailable`, and so is any failure of the source or the connection: the replica tries again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, TypeVar
-
-import pyarrow.compute as pc
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, ClassVar, Final, TypeVar
 
 from headwater.core import runtime
 from headwater.core.errors import (
@@ -36,6 +25,7 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.metrics import Histogram, Metrics
+from headwater.log import metric_names
 from headwater.log.primary.registry import Acknowledgement
 from headwater.log.primary.service import (
     AcknowledgeResponse,
@@ -45,148 +35,14 @@ from headwater.log.primary.service import (
     ReplicationSource,
 )
 from headwater.log.primary.slot import is_comparable
-from headwater.log.record.group import Group
-from headwater.log.record.hashes import hashes_between
-from headwater.log.replica.contract import LogGap, ReplicaConfig, Target
-
-
-class SplitPull(NamedTuple):
-    """An answer, split at the copy's last LSN."""
-
-    repeated: list[Group]
-    """To be compared."""
-    new: list[Group]
-    """To be applied."""
-    through_lsn: int
-    """The copy's LSN after that; never lower than before."""
-
-
-def split_pull(
-    pulled: PullResponse,
-    applied_lsn: int,
-    *,
-    filtered: bool,
-    compared_lsn: int,
-) -> SplitPull:
-    """Split an answer; `LogGap` if it does not follow `compared_lsn` without a gap.
-
-    `compared_lsn` is how much of the copy was found in the log: nothing new is applied before
-    everything was compared.
-
-    The end counts, too: `through_lsn` beyond the last group is a gap. With `filtered` the source
-    skips records on purpose, and neither is a gap. An empty copy is at LSN 0, and gets LSN 1 first.
-    """
-    groups = pulled.groups
-    for before, after in itertools.pairwise(groups):
-        if after.first_lsn <= before.last_lsn:
-            raise LogGap(f"LSN {after.first_lsn} was sent after {before.last_lsn}")
-    if any(group.term > pulled.term for group in groups):
-        raise Fenced(
-            f"the leader of term {pulled.term} sends records of a later one: it was overtaken"
-        )
-    last_lsn = groups[-1].last_lsn if groups else min(applied_lsn, pulled.through_lsn)
-    if pulled.through_lsn < last_lsn:
-        raise LogGap(f"LSN {last_lsn} was sent in an answer through {pulled.through_lsn}")
-    if not filtered:
-        _check_dense(pulled, compared_lsn)
-    repeated = [part for group in groups if (part := group.between(1, applied_lsn)) is not None]
-    new = [part for group in groups if (part := group.after(applied_lsn)) is not None]
-    return SplitPull(repeated, new, max(applied_lsn, pulled.through_lsn))
-
-
-def _check_dense(pulled: PullResponse, applied_lsn: int) -> None:
-    reached_lsn = applied_lsn
-    for place, group in enumerate(pulled.groups):
-        if group.first_lsn > reached_lsn + 1 or (place and group.first_lsn != reached_lsn + 1):
-            raise LogGap(f"LSN {reached_lsn} is there, and {group.first_lsn} was sent next")
-        reached_lsn = group.last_lsn
-    if pulled.through_lsn > reached_lsn:
-        raise LogGap(
-            f"the answer goes through LSN {pulled.through_lsn}, and {reached_lsn} is its last "
-            "record"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """How much of a copy is left to compare with its leader's log."""
-
-    after_lsn: int
-    """Records at or below need not be compared: the next pull is for what follows."""
-    through_lsn: int
-    """Up to here the copy may hold other records than the log."""
-
-    @classmethod
-    def of_copy(
-        cls, answer: RegisterResponse, through_lsn: int, compare_records: int
-    ) -> Verification:
-        """For a copy that ends at `through_lsn`: everything that it did not acknowledge to this
-        log, and `compare_records` more, as far as the log reaches back."""
-        wanted_lsn = min(answer.confirmed_lsn, answer.current_lsn, through_lsn - compare_records)
-        after_lsn = max(0, answer.oldest_lsn - 1, wanted_lsn)
-        return cls(min(after_lsn, through_lsn), through_lsn)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the copy is a prefix of the log, as far as that can be compared."""
-        return self.after_lsn >= self.through_lsn
-
-    def verified_lsn(self, lsn: int) -> int:
-        """How much of everything through `lsn` was found in the log."""
-        return lsn if self.is_done else min(lsn, self.after_lsn)
-
-    def waits_for(self, current_lsn: int) -> str | None:
-        """A description of what it waits for, if the log ends here; None if it does not wait."""
-        if self.is_done or current_lsn >= self.through_lsn:
-            return None
-        return (
-            f"the log ends at LSN {current_lsn}, and this copy at {self.through_lsn}: it waits "
-            "until the log is there, and compares before it goes on"
-        )
-
-    def reached(self, lsn: int) -> Verification:
-        """The verification after everything through this LSN was found to be the same."""
-        return replace(self, after_lsn=max(self.after_lsn, lsn))
-
-
-UNVERIFIED = Verification(0, 1)
-"""Before the first registration."""
-
-
-class ComparedRecords(NamedTuple):
-    """The result of comparing records that were sent again."""
-
-    same: int
-    unknown: int
-    """Records of which the copy no longer has hashes."""
-    differs_lsn: int | None
-    """The first LSN under which the copy holds another."""
-
-
-async def compare_groups(target: Target, groups: Sequence[Group]) -> ComparedRecords:
-    same = unknown = 0
-    for run in _dense_runs(groups):
-        first_lsn, last_lsn = run[0].first_lsn, run[-1].last_lsn
-        own = await target.hashes(first_lsn, last_lsn)
-        theirs = await hashes_between(run, first_lsn, last_lsn)
-        place = pc.index(pc.fill_null(pc.not_equal(own, theirs), False), True).as_py()
-        if place >= 0:
-            return ComparedRecords(same, unknown, first_lsn + place)
-        same += len(own) - own.null_count
-        unknown += own.null_count
-    return ComparedRecords(same, unknown, None)
-
-
-def _dense_runs(groups: Sequence[Group]) -> Iterator[list[Group]]:
-    """Runs without a gap; there are several if records were skipped."""
-    before = itertools.accumulate((len(group) for group in groups), initial=0)
-    placed = zip(groups, before, strict=False)
-    for _, run in itertools.groupby(placed, lambda one: one[0].first_lsn - one[1]):
-        yield [group for group, _ in run]
+from headwater.log.replica.comparing import ComparedRecords
+from headwater.log.replica.contract import ReplicaConfig
 
 
 class ReplicaMetrics(Metrics):
     """Counts and durations of one replica, since it was opened."""
+
+    exported: ClassVar = metric_names.REPLICA
 
     def __init__(self) -> None:
         self.registrations = 0
@@ -230,7 +86,7 @@ class Prefetch:
         self._since_lsn = 0
         self._pulling: asyncio.Task[PullResponse] | None = None
 
-    def begin(self, pulled: PullResponse) -> None:
+    def pull_ahead(self, pulled: PullResponse) -> None:
         """Pull what follows an answer, if there is more."""
         if self._pulling is None and pulled.groups and pulled.through_lsn < pulled.current_lsn:
             self._since_lsn = pulled.through_lsn
@@ -245,7 +101,6 @@ class Prefetch:
         return await pulling
 
     async def drop(self) -> None:
-        """Cancel the pull, and ignore its answer or error."""
         pulling, self._pulling = self._pulling, None
         if pulling is not None:
             pulling.cancel()
@@ -280,13 +135,11 @@ class LeaderSession:
 
     @property
     def registration(self) -> RegisterResponse:
-        """The answer to the current registration."""
         if self._registration is None:
             raise Bug(f"replica {self._name!r} is not registered")
         return self._registration
 
     def reaches(self, lsn: int) -> bool:
-        """Whether a copy that ends here can resume from the log."""
         answer = self.registration
         return is_comparable(lsn, confirmed_lsn=answer.confirmed_lsn, oldest_lsn=answer.oldest_lsn)
 
@@ -326,7 +179,6 @@ class LeaderSession:
         return True
 
     async def begin_bootstrap(self, image_lsn: int | None) -> BootstrapResponse:
-        """Ask for the log to be kept after an image, or from its beginning."""
         return await self._request(
             self._source.begin_bootstrap(
                 self._name, image_lsn=image_lsn, session=self.registration.session
@@ -334,7 +186,6 @@ class LeaderSession:
         )
 
     async def complete_bootstrap(self, lsn: int) -> AcknowledgeResponse:
-        """Report that everything through this LSN is here and on disk."""
         self._acknowledged = None
         return await self._request(
             self._source.complete_bootstrap(self._name, lsn, session=self.registration.session)

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
-from typing import TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError
 
-T = TypeVar("T")
 J = TypeVar("J")
+T = TypeVar("T")
 
 
 async def in_order(
     jobs: AsyncIterator[J] | Iterable[J],
-    work: Callable[[J], Awaitable[T]],
+    work: Callable[[J], Coroutine[Any, Any, T]],
     *,
     parallel: int,
     name: str,
 ) -> AsyncGenerator[T, None]:
-    """The results of `work` for each job, with up to `parallel` jobs at once.
+    """The results of `work` for each job, in the order of the jobs, with up to `parallel` at once.
 
     The first error is raised after the results of all jobs before it. Closing the generator cancels
     the jobs that still run.
     """
-
-    async def run(job: J) -> T:
-        return await work(job)
 
     source = jobs if isinstance(jobs, AsyncIterator) else _aiter(jobs)
     running: deque[asyncio.Task[T]] = deque()
@@ -43,7 +40,7 @@ async def in_order(
                 except HeadwaterError as error:
                     has_more, failed = False, error
                 else:
-                    running.append(runtime.spawn(run(job), name=name))
+                    running.append(runtime.spawn(work(job), name=name))
             if running:
                 yield await running[0]
                 running.popleft()
