@@ -180,12 +180,14 @@ class PartitionFeed:
             stored = await register.read()
             behind = stored is not None and stored.behind
             await register.advance(start, behind=behind, query=query)
+        # What retention deleted meanwhile cannot be acknowledged: a later batch is, once processed.
+        is_kept = start.sequence >= (await self._state()).floor_sequence
         self._ownership = await Ownership.open(
             self._stream,
             self._partition,
             group,
             take_over=take_over,
-            acked_through=start.sequence - 1 if ahead else None,
+            acked_through=start.sequence - 1 if ahead and is_kept else None,
         )
         stored = await register.read()
         # What the owner before acknowledged is known for certain only after the opening.
