@@ -6,7 +6,8 @@ import random
 
 from bench._buffer_growth import GROUP, Meter, fill, new_batch
 from bench._report import Goal, Section, seconds
-from headwater.buffer.queue.contract import Descriptor, QueueReader, Retention
+from headwater.buffer.queue.contract import Descriptor, QueueReader
+from headwater.buffer.queue.retention import Retention
 from headwater.buffer.stream import Stream, create_stream
 from headwater.core import limits
 from headwater.core.limits import LOOK_BATCHES

@@ -3,7 +3,8 @@
 A warm process (`python -m tests.buffer.killer`) forks the actors of a round: forking takes
 milliseconds where starting an interpreter takes most of a second. Two producers number their
 records and resume by the metadata of their predecessors; the consumer keeps a ledger and collects
-garbage without any retention. Whoever is killed is started again.
+garbage at once, but for what the required group holds back: what the ledger does not have. Whoever
+is killed is started again.
 
 Only two things are believed afterwards: the lines that a producer wrote after an acceptance, and
 the ledger. What is killed when follows from the seed and from the machine's own time.
@@ -25,6 +26,7 @@ from random import Random
 from typing import Any, Final
 
 from headwater.buffer import Consumer, Producer, create_stream
+from headwater.buffer.group import GroupRegister
 from headwater.cli.demo_orders import accepted_numbers
 from headwater.core import runtime
 from headwater.store import open_store
@@ -32,6 +34,8 @@ from tests.buffer.ledger import count, delivered_numbers, last_line
 from tests.warm_process import serve, warm_process
 
 PRODUCERS: Final = ("left", "right")
+GROUP: Final = "ledger"
+"""The required group: its position is never ahead of the ledger."""
 RECORDS: Final = 300
 CALL_RECORDS: Final = 5
 KILLS_MAX: Final = 6
@@ -78,6 +82,10 @@ async def consume(root: str) -> None:
             gc_interval_s=0.02,
         ) as consumer,
     ):
+        register = GroupRegister(consumer.stream, GROUP)
+        await register.begin("query", {0: 1})
+        epoch = await register.start_query("ledger", is_new=True)
+        await register.take(0, epoch)
         while through < len(PRODUCERS) * RECORDS:
             batch = await consumer.next_batch()
             if batch is None:
@@ -88,11 +96,12 @@ async def consume(root: str) -> None:
             line = json.dumps({"sequence": batch.sequence, "through": through, "values": values})
             os.write(ledger, line.encode() + b"\n")
             await consumer.ack_through(batch.sequence)
+            await register.acknowledge(0, epoch, batch.last_lsn + 1)
 
 
 async def _create(root: str) -> None:
     async with open_store(f"file://{root}/store") as store:
-        await create_stream(store, "s", retention_ms=0)
+        await create_stream(store, "s", retention_ms=0, required_group=GROUP)
 
 
 # The warm process

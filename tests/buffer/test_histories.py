@@ -21,6 +21,7 @@ from headwater.buffer.queue.native.consumer import NativeConsumer
 from headwater.buffer.queue.native.orphans import OrphanPass
 from headwater.buffer.queue.native.producers import SilencePass
 from headwater.buffer.queue.native.tail import QueueTail
+from headwater.buffer.queue.retention import RetentionRule
 from headwater.core import limits, runtime
 from headwater.core.errors import OutcomeUnknown
 from headwater.core.lease import Lease, SettlingClock, SettlingFloor
@@ -113,7 +114,7 @@ async def forgets_to_fold(self: RetentionPass, expired: Any) -> None:
     """Deletes chunks before the marks know of them."""
 
 
-def past_by_its_own_clock(self: RetentionPass, appended_ms: int) -> bool:
+def past_by_its_own_clock(self: RetentionRule, appended_ms: int, end_lsn: int) -> bool:
     """Believes its own clock, and not the store's."""
     retention_ms = self._retention.retention_ms
     return retention_ms is not None and appended_ms <= runtime.wall_ms() - retention_ms
@@ -122,7 +123,7 @@ def past_by_its_own_clock(self: RetentionPass, appended_ms: int) -> bool:
 def passes_pending(self: RetentionPass, held: StoredChunk, since_ms: int, queue: Any) -> int:
     """Takes the batches of a chunk for acknowledged when the first of them is."""
     chunk = held.chunk
-    return len(chunk.entries) if chunk.first_sequence < self._consumer.sequence else 0
+    return len(chunk.entries) if chunk.first_sequence < self._rule._acked_sequence else 0
 
 
 def over_when_silent(self: SilencePass, one: Any) -> bool:
@@ -207,7 +208,7 @@ PLANTED = {
     "floor-not-read-after-a-write": _replacing(QueueTail, "is_dead", never_dead),
     "created-on-an-open-chunk": _replacing(Chunk, "written", on_an_open_one),
     "marks-not-folded": _replacing(RetentionPass, "_fold", forgets_to_fold),
-    "retention-by-its-own-clock": _replacing(RetentionPass, "_is_past", past_by_its_own_clock),
+    "retention-by-its-own-clock": _replacing(RetentionRule, "is_past", past_by_its_own_clock),
     "floor-passes-what-is-pending": _replacing(RetentionPass, "_passed", passes_pending),
     "mark-dropped-too-early": _replacing(SilencePass, "_is_over", over_when_silent),
     "sweep-deletes-batches": Parts(collector=ThoroughCollector),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.consumer import ownership
+from headwater.buffer import collection
 from headwater.buffer.transaction import commit as committing
 from headwater.buffer.transaction import holds as holds_module
 from headwater.buffer.transaction.commit import TransactionCommitter
@@ -46,7 +46,7 @@ PLANTED: dict[str, list[Replacement]] = {
         (committing, "staying_unknown", hides_the_unknown),
         (TransactionCommitter, "_finish", says_what_failed),
     ],
-    "collector-ignores-holds": [(ownership, "retention_of", ignores_holds)],
+    "collector-ignores-holds": [(collection, "retention_of", ignores_holds)],
     "hold-dropped-at-once": [(holds_module, "_end_holds", drops_at_once)],
     "version-committed-again": [(ApplicationRecord, "has", knows_nothing)],
     "record-appended-again": [(CommitAppender, "_append", appends_from_the_start)],

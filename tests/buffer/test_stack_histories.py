@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.buffer import truncation
+from headwater.buffer import collection, truncation
 from headwater.buffer.consumer import ConsumedBatch, Consumer, Follower, UnreadableBatch
 from headwater.buffer.consumer.delivery import Delivery
 from headwater.buffer.consumer.progress import FollowerPosition
@@ -20,9 +20,9 @@ from headwater.buffer.producer import Handle, Producer
 from headwater.buffer.producer.sender import PartitionSender
 from headwater.buffer.queue.contract import NewBatch, QueueState
 from headwater.buffer.queue.native.appender import NativeAppender
-from headwater.buffer.queue.native.chunk_log import CollectorRecord, ConsumerRecord, StoredChunk
-from headwater.buffer.queue.native.collector import NativeCollector, RetentionPass
-from headwater.buffer.queue.native.reader import NativeReader, acknowledge_to
+from headwater.buffer.queue.native.chunk_log import CollectorRecord
+from headwater.buffer.queue.native.collector import NativeCollector
+from headwater.buffer.queue.retention import QueuedBatch, Retention, RetentionRule
 from headwater.buffer.queue.v1.appender import V1Appender
 from headwater.buffer.stream import Stream
 from headwater.core import limits, runtime
@@ -45,7 +45,7 @@ FIRST_NATIVE = {
     "ack-before-dequeue": 5,
     "blind-re-append": 13,
     "commit-before-delivery": 21,
-    "resumed-past-what-landed": 80,
+    "resumed-past-what-landed": 110,
 }
 FIRST_V1 = {"commit-before-delivery": 23}
 """Where not to begin at 0, since most histories are blind to the bug: only to be done sooner."""
@@ -172,40 +172,31 @@ async def gives_up_the_batch_with_the_offset(
 _batch_at = truncation._batch_at
 
 
-async def acknowledges_one_more(self: NativeCollector, sequence: int) -> None:
-    """Takes the first batch that is kept for one that is given up."""
-    state = await NativeReader(self._store, self._chunks.prefix, self._chunks.queue_id).state()
-    await _acknowledge_before(self, min(sequence + 1, state.next_sequence))
-
-
-_acknowledge_before = NativeCollector.acknowledge_before
-
-
-async def acknowledges_blindly(self: NativeCollector, sequence: int) -> None:
-    """Writes the position, wherever the owner is by now."""
-    position = await self._position_before(sequence)
-    if position is not None:
-        await self._chunks.consumer.update(
-            lambda now: acknowledge_to(now or ConsumerRecord(), position)
-        )
-
-
-def passes_the_first_that_is_kept(self: RetentionPass, held: StoredChunk, *args: Any) -> int:
+def releases_the_first_that_is_kept(self: RetentionRule, batch: QueuedBatch) -> bool:
     """Lets the batch go with which the log is to begin."""
-    passed = _passed(self, held, *args)
     before = self._retention.before_sequence
-    is_next = held.chunk.first_sequence + passed == before < self._consumer.sequence
-    return passed + 1 if before and is_next and passed < len(held.chunk.entries) else passed
+    return _releases(self, batch) or 0 < before == batch.sequence
 
 
-_passed = RetentionPass._passed
+_releases = RetentionRule.releases
+
+
+async def forgets_the_required_group(stream: Stream, partition: int) -> Retention:
+    """Reads the settings alone."""
+    return msgspec.structs.replace(await _retention_of(stream, partition), below_lsn=None)
+
+
+async def reads_the_end(stream: Stream, partition: int, group: str) -> int:
+    """Takes a group for one that has processed everything."""
+    return (await stream.queue_reader(partition).state()).next_lsn
+
+
+_retention_of = collection.retention_of
 
 
 TRUNCATING: dict[str, Replacement] = {
     "truncated-with-its-batch": (truncation, "_batch_at", gives_up_the_batch_with_the_offset),
-    "acknowledged-too-far": (NativeCollector, "acknowledge_before", acknowledges_one_more),
-    "position-goes-back": (NativeCollector, "acknowledge_before", acknowledges_blindly),
-    "floor-too-far": (RetentionPass, "_passed", passes_the_first_that_is_kept),
+    "floor-too-far": (RetentionRule, "releases", releases_the_first_that_is_kept),
 }
 EITHER: dict[str, Replacement] = {
     "ack-before-dequeue": (Consumer, "_dequeue", acknowledges_first),
@@ -219,6 +210,8 @@ EITHER: dict[str, Replacement] = {
     "lsn-of-the-batch": (Handle, "accepted", counts_from_its_batch),
 }
 NATIVE: dict[str, Replacement] = EITHER | {
+    "required-group-forgotten": (collection, "retention_of", forgets_the_required_group),
+    "required-group-not-read": (collection, "_position_of", reads_the_end),
     "blind-re-append": (NativeAppender, "_settle", appends_blindly),
     "accepted-past-a-hole": (PartitionSender, "_drop_from", goes_on),
     "resumed-past-what-landed": (PartitionSender, "_attempt", marks_the_latest),

@@ -173,8 +173,6 @@ async def test_what_cannot_be_truncated_is_refused_with_the_reason() -> None:
     published = await create_stream(store, "published", format="v1")
     with pytest.raises(Refused, match="published v1 format"):
         await plan_truncation(published, "latest")
-    with pytest.raises(Refused, match="published v1 format"):
-        await published.collector(0).acknowledge_before(1)
     kept = await create_stream(store, "kept", consumer="nodes")
     with pytest.raises(Refused, match="consumed by nodes"):
         await plan_truncation(kept, "latest")
@@ -188,7 +186,7 @@ async def test_what_cannot_be_truncated_is_refused_with_the_reason() -> None:
 
 
 @virtual
-async def test_the_owner_is_told_and_goes_on_at_the_new_start() -> None:
+async def test_a_consumer_gets_trimmed_and_goes_on_where_it_says() -> None:
     stream = await a_stream()
     consumer = await Consumer.open(
         stream, group="billing", gc=False, read_ahead_bytes=0, read_ahead_batches=1
@@ -196,16 +194,19 @@ async def test_the_owner_is_told_and_goes_on_at_the_new_start() -> None:
     batch = await consumer.next_batch()
     assert batch is not None
     (plan,) = await plan_truncation(stream, 8)
-    assert (plan.group, plan.unacknowledged) == ("billing", 7)
+    assert (plan.required_group, plan.unprocessed) == ("", 0)
     await truncate_partition(stream, plan)
     await runtime.sleep(limits.FLOOR_LEASE_S)
     with pytest.raises(BatchTrimmed) as trimmed:
         await read_to_the_end(consumer)
     assert (trimmed.value.floor_sequence, trimmed.value.floor_lsn) == (3, 8)
-    # What it had in its hands is acknowledged as ever: the queue knows of it already.
+    # It may acknowledge what it has, and is not led past what it lost.
     await consumer.ack_through(batch.sequence)
     await consumer.close()
-    again = await Consumer.open(stream, group="billing", gc=False)
+    behind = await Consumer.open(stream, group="billing", gc=False)
+    with pytest.raises(BatchTrimmed):
+        await behind.next_batch()
+    again = await Consumer.open(stream, group="billing", gc=False, last_acked_sequence=2)
     found = await again.next_batch()
     assert found is not None
     assert found.entries == KEPT

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.queue.contract import Collected, Collector, Retention
+from headwater.buffer.queue.contract import Collected, Collector
+from headwater.buffer.queue.retention import Retention
 from headwater.buffer.stream import Stream, create_stream
 from headwater.cli.stream_records import collect_all
 from headwater.cli.terminal import AT_ONCE

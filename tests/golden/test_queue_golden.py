@@ -70,9 +70,9 @@ CHUNK = Chunk(
 
 MARK = Mark(9, 1001, 123_456_789_019, 42, b"offset \xff")
 REGISTERS: dict[str, Any] = {
-    "queue.2": QueueFloors(QUEUE, 42, 1001, 123_456_789_019, BATCH, AT_MS),
+    "queue.3": QueueFloors(QUEUE, 42, 1001, 123_456_789_019, BATCH, AT_MS, 7),
     "end.1": QueueEnd(42, 1000, 123_456_789_012),
-    "consumer.1": ConsumerRecord(7, "größe", 1001, 123_456_789_019, 2**40, 42, AT_MS, 1000),
+    "consumer.2": ConsumerRecord(7, "größe", 1001, 123_456_789_019, 2**40, 42, AT_MS),
     "producers.2": ProducerShard(
         {
             "größe": ProducerRecord("b" * 32, 42, AT_MS, MARK),
@@ -134,13 +134,31 @@ def test_the_registers_of_a_queue_are_written_and_read_as_they_always_were(name:
     assert asyncio.run(read()) == REGISTERS[name]
 
 
-def test_floors_that_name_no_time_are_read_as_they_always_were() -> None:
+@pytest.mark.parametrize(
+    ("name", "floors"),
+    [
+        ("queue.1", QueueFloors(QUEUE, 42, 1000, 123_456_789_012, BATCH, 0)),
+        ("queue.2", QueueFloors(QUEUE, 42, 1001, 123_456_789_019, BATCH, AT_MS)),
+    ],
+)
+def test_floors_without_a_time_or_a_policy_are_read_as_they_always_were(
+    name: str, floors: QueueFloors
+) -> None:
     async def read() -> QueueFloors:
         store = Store(MemoryBackend())
-        await store.put("queue", (HERE / "queue.1.json").read_bytes())
+        await store.put("queue", (HERE / f"{name}.json").read_bytes())
         return (await Register(store, "queue", QueueFloors).read()).value
 
-    assert asyncio.run(read()) == QueueFloors(QUEUE, 42, 1000, 123_456_789_012, BATCH, 0)
+    assert asyncio.run(read()) == floors
+
+
+def test_a_consumer_that_was_truncated_is_read_as_it_always_was() -> None:
+    async def read() -> ConsumerRecord:
+        store = Store(MemoryBackend())
+        await store.put("consumer", (HERE / "consumer.1.json").read_bytes())
+        return (await Register(store, "consumer", ConsumerRecord).read()).value
+
+    assert asyncio.run(read()) == REGISTERS["consumer.2"]
 
 
 def test_producers_whose_silence_nobody_noted_are_read_as_they_always_were() -> None:

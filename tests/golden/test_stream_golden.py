@@ -16,7 +16,7 @@ from headwater.core import runtime
 from headwater.store import MemoryBackend, Store
 from tests.golden.fixed_runtime import FixedRuntime
 
-GOLDEN = Path(__file__).parent / "stream.2.json"
+GOLDEN = Path(__file__).parent / "stream.3.json"
 KEY = "streams/orders/stream.json"
 
 
@@ -42,6 +42,7 @@ async def _written() -> bytes:
         "orders",
         schema={**first, "id": "int64 not null", **added},
         retention="forever",
+        required_group="billing",
         linger_ms=50,
         batch_bytes="1MiB",
     )
@@ -53,6 +54,7 @@ def _bytes_written() -> bytes:
     with (
         runtime.installed(StoppedRuntime()),
         mock.patch("headwater.buffer.stream.streams.create_queue"),
+        mock.patch("headwater.buffer.stream.policy.raise_queue_policy", return_value=0),
     ):
         return asyncio.run(_written())
 
@@ -68,8 +70,9 @@ def test_a_stream_is_written_and_read_as_it_always_was() -> None:
     stream = asyncio.run(read())
     config = stream.config
     assert (config.name, config.partitions, config.format) == ("orders", 2, "native")
-    assert (config.reader_version, config.writer_version, config.state) == (2, 2, "live")
+    assert (config.reader_version, config.writer_version, config.state) == (3, 3, "live")
     assert (config.retention_ms, config.linger_ms, config.batch_bytes) == (-1, 50, 2**20)
+    assert (config.required_group, config.policy) == ("billing", 1)
     assert stream.schema_version == 2
     assert stream.schema == pa.schema(
         [

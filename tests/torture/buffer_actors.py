@@ -20,7 +20,6 @@ from headwater.buffer.queue.contract import (
     Descriptor,
     NewBatch,
     ProducerState,
-    Retention,
     TimeBy,
     micros,
 )
@@ -28,6 +27,7 @@ from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.buffer.queue.native.chunk import ChunkEntry
 from headwater.buffer.queue.native.consumer import NativeConsumer
 from headwater.buffer.queue.native.reader import NativeReader
+from headwater.buffer.queue.retention import Retention
 from headwater.core import runtime
 from headwater.core.errors import Fenced, OutcomeUnknown, Refused, Trimmed, Unavailable
 from tests.torture.buffer_world import World
@@ -352,7 +352,8 @@ class LookerActor:
             all(b <= t <= a for b, t, a in zip(before, told, self._bounds(), strict=True)),
             f"the state was {before}, is {self._bounds()}, and {told} was told",
         )
-        pending = truth.entered[state.acked_sequence : state.next_sequence]
+        first = max(state.acked_sequence, state.floor_sequence)
+        pending = truth.entered[first : state.next_sequence]
         size_bytes = sum(one.entry.size_bytes for one in pending)
         oldest_ms = pending[0].entry.min_ms if pending else None
         told_pending = (state.pending, state.pending_bytes, state.oldest_pending_ms)

@@ -13,7 +13,7 @@ ever applied; the actors (`buffer_actors`) compare with it whatever they are tol
 
 from __future__ import annotations
 
-from headwater.buffer.queue.contract import Retention
+from headwater.buffer.queue.retention import Retention
 from headwater.testing import Scenario, Simulation, simulate
 from tests.torture.buffer_actors import CollectorActor, ConsumerActor, LookerActor, ProducerActor
 from tests.torture.buffer_truth import check_nothing_left
@@ -93,7 +93,7 @@ async def _settle(world: World, producers: list[ProducerActor]) -> None:
         truth.check(truth.next_sequence > before, f"{one.name} could not append")
     await _drain(world)
     truth.hold_below = None
-    retention = Retention(0, grace_ms=0)
+    retention = Retention(0, grace_ms=0, only_acknowledged=True)
     world.retentions.append(retention)
     await check_nothing_left(truth, world.backend, world.collector(), retention)
 

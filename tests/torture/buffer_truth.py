@@ -7,7 +7,7 @@ at the instant it is applied, so a broken promise is found where it was broken:
 - a producer's sequences are dense, written by the life that opened last, each batch once, and
   the batch is there when its entry is;
 - floors, epochs and what is acknowledged only go forward and agree with the chunks;
-- nothing at or above the floor is deleted, and the floor does not pass what is not acknowledged;
+- nothing at or above the floor is deleted, and the floor does not pass what somebody holds back;
 - a producer's mark is that of a batch that was accepted.
 
 What is written at a number below the floor is no part of the queue: a request that was late.
@@ -19,10 +19,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from headwater.buffer.queue.contract import AppendedBatch, Collector, Descriptor, Retention
+from headwater.buffer.queue.contract import AppendedBatch, Collector, Descriptor
 from headwater.buffer.queue.native.chunk import Chunk, ChunkEntry, ProducerIncarnation, decode_chunk
 from headwater.buffer.queue.native.chunk_log import ConsumerRecord, QueueEnd, QueueFloors
 from headwater.buffer.queue.native.producers import ProducerShard, shard_name
+from headwater.buffer.queue.retention import Retention
 from headwater.core import limits
 from headwater.testing import Simulation
 from tests.torture.recording import RecordingBackend, Witness, register_value
@@ -55,14 +56,17 @@ class Truth:
         prefix: str = PREFIX,
         queue_id: str = QUEUE_ID,
         on_entered: Callable[[Entered], None] | None = None,
+        held_from: Callable[[], int | None] | None = None,
     ) -> None:
         """`may_expire` says of a batch, by its time and the bytes after it, whether any
-        collector may let it go once it is acknowledged. `on_entered` hears of every batch."""
+        collector may let it go. `on_entered` hears of every batch. `held_from` is the LSN from
+        which records are held back, None if none are; without it, what is not acknowledged is."""
         self.simulation = simulation
         self.prefix = prefix
         self._queue_id = queue_id
         self._on_entered = on_entered
         self._may_expire = may_expire
+        self.held_from = held_from
         self.truncates_before = 0
         """The batch before which a truncation may have been asked for: up to it nothing is kept
         for its age."""
@@ -282,9 +286,19 @@ class Truth:
         self.check(held, "the floor of the batches passed what somebody holds")
         for passed in range(before.chunk_floor, number):
             self.passed_s[passed] = self.simulation.now_s
-        acked = self.consumer.sequence
-        self.check(floor <= acked, f"floor {floor} passed {acked}, pending")
+        self.check(queue.policy >= before.policy, "the policy went down")
+        self._check_held(before.floor_sequence, floor)
         self._check_expired(before.floor_sequence, floor)
+
+    def _check_held(self, first: int, end: int) -> None:
+        """What somebody holds back stays, unless it is truncated."""
+        held_from = self.held_from() if self.held_from is not None else self.consumer.lsn
+        if held_from is None:
+            return
+        for one in self.entered[max(first, self.truncates_before) : end]:
+            end_lsn = one.place.first_lsn + one.entry.rows
+            what = f"the floor passed batch {one.place.sequence}, held back from {held_from} on"
+            self.check(end_lsn <= held_from, what)
 
     def _check_expired(self, first: int, end: int) -> None:
         """By the store's clock, within which a producer's is believed, or by size."""
@@ -320,7 +334,11 @@ class Truth:
         last = through[-1]
         sums = (last.place.first_lsn + last.entry.rows, sum(e.entry.size_bytes for e in through))
         self.check((consumer.lsn, consumer.bytes) == sums, "acknowledged LSN or bytes are wrong")
-        self.check(consumer.chunk == last.chunk, "the last acknowledged batch stands elsewhere")
+        # That of the next batch, if what was acknowledged last was deleted before.
+        named = self.chunks[consumer.chunk]
+        is_next = named.first_sequence <= consumer.sequence <= named.next_sequence
+        right = consumer.chunk == last.chunk or is_next
+        self.check(right, "the last acknowledged batch stands elsewhere")
 
     def _marked(self, name: str, shard: ProducerShard) -> None:
         gone = [known for known in self.marks if self._shard(known) == name]

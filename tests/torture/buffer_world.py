@@ -7,13 +7,13 @@ import random as _random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headwater.buffer.queue.contract import Retention
 from headwater.buffer.queue.native import chunk_log, producers, reader
 from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.buffer.queue.native.chunk_log import create_native_queue
 from headwater.buffer.queue.native.collector import NativeCollector
 from headwater.buffer.queue.native.consumer import NativeConsumer
 from headwater.buffer.queue.native.reader import NativeReader
+from headwater.buffer.queue.retention import Retention
 from headwater.core import limits, runtime
 from headwater.core.runtime import encode_ulid
 from headwater.testing import Simulation
@@ -89,6 +89,8 @@ class World(Surroundings):
             retention_bytes=draw((None, None, None, 0, 200)),
             grace_ms=draw((0, 0, 1000, 600_000)),
             hold_below=self.hold_below,
+            # This queue's consumer acknowledges in the queue, as the leader of a partition does.
+            only_acknowledged=True,
         )
         self.retentions.append(retention)
         return retention

@@ -26,7 +26,7 @@ from headwater.buffer.group import reset_group
 from headwater.buffer.group.consumer import GroupConsumer
 from headwater.buffer.group.record import GroupPosition, GroupRecord
 from headwater.buffer.layout import group_key, group_record_key
-from headwater.buffer.queue.contract import Retention
+from headwater.buffer.queue.retention import Retention
 from headwater.buffer.stream import Stream, alter_stream, create_stream
 from headwater.core import runtime
 from headwater.core.errors import Fenced, HeadwaterError
@@ -189,7 +189,6 @@ class GroupWorld:
         state = await stream.queue_reader(partition).state()
         before = random.randint(state.floor_sequence, state.next_sequence)
         collector = stream.collector(partition)
-        await collector.acknowledge_before(before)
         # First the truth: a member may find the new floor before this call returns.
         found = await stream.queue_reader(partition).after(before - 1, 1) if before else []
         floor_lsn = found[0].first_lsn if found else state.next_lsn

@@ -25,7 +25,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
-from headwater.buffer.queue.contract import AppendedBatch, Descriptor, NewBatch, Retention
+from headwater.buffer.queue.contract import AppendedBatch, Descriptor, NewBatch
+from headwater.buffer.queue.retention import Retention
 from headwater.buffer.queue.v1.appender import UNKNOWN_LSN, V1Appender
 from headwater.buffer.queue.v1.batch_format import decode_batch, encode_batch
 from headwater.buffer.queue.v1.consumer import V1Consumer

@@ -16,8 +16,8 @@ import dataclasses
 from typing import Any
 
 from headwater.buffer.batch import decode_batch
-from headwater.buffer.consumer import ownership
-from headwater.buffer.queue.contract import Retention
+from headwater.buffer.collection import GarbageCollection
+from headwater.buffer.queue.retention import Retention
 from headwater.buffer.stream import Stream
 from headwater.buffer.transaction.holds import active_holds
 from headwater.core import runtime
@@ -27,6 +27,7 @@ from headwater.testing import Process, Scenario, Simulation, simulate
 from tests.torture.buffer_truth import PASSES_MAX, Entered
 from tests.torture.stack_owners import OwnerActor
 from tests.torture.stack_producers import ProducerActor, SourceActor
+from tests.torture.stack_readers import RequiredActor
 from tests.torture.stack_scenarios import drain
 from tests.torture.stack_truth import Attempt
 from tests.torture.stack_world import StackWorld
@@ -139,8 +140,7 @@ class HoldingCollector:
     async def collect(self, *, full: bool) -> None:
         """One pass."""
         stream = self.world.stream()
-        retention = await ownership.retention_of(stream)
-        await stream.collector(0).collect(retention, full=full)
+        await GarbageCollection(stream, 0).run_pass(full=full)
 
 
 def sink_history(seed: int, *bug: Replacement) -> str:
@@ -176,6 +176,7 @@ async def _run(world: SinkWorld) -> None:
     beside = [
         OwnerActor(world, "g0").work,
         *(HoldingCollector(world).work for _ in range(random.randint(1, 2))),
+        *([RequiredActor(world).work] if world.is_required else []),
     ]
 
     def start(name: str, work: Any) -> Any:
@@ -216,8 +217,11 @@ async def _settle(world: SinkWorld, producers: list[ProducerActor], drivers: lis
 
 async def _check_nothing_left(world: SinkWorld) -> None:
     """What nobody needs does not stay: uploads that no queue has, and chunks below the floor."""
-    retention, truth = Retention(0, grace_ms=0), world.native
+    truth = world.native
     assert truth is not None
+    if world.is_required:
+        await RequiredActor(world).follow()
+    retention = Retention(0, grace_ms=0, policy=truth.queue.policy, below_lsn=world.held_from())
     world.retentions.append(retention)
     before: list[str] = []
     for _ in range(PASSES_MAX):  # a pass deletes as much as the limits allow, which are small

@@ -247,6 +247,8 @@ class Operator:
         if held is None:
             return
         floor = await self.world.floor(held)
+        required = self.world.streams[held.stream].config.required_group
+        self.world.check(required != self.group, f"{self.group} is required, and yet {text}")
         self.world.check(
             floor > int(found[3]) or self.world.deleted > 0,
             f"{text}: and yet the oldest one is {floor}",

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from headwater.buffer.consumer import Ownership
+from headwater.buffer.collection import GarbageCollection
 from headwater.buffer.consumer.positions import ReadBounds
 from headwater.buffer.consumer.progress import UnknownGroup
 from headwater.buffer.group import GroupRegister, delete_group, reset_group
@@ -166,6 +166,7 @@ class SparkWorld(Surroundings):
             partitions=draw((1, 1, 2)),
             retention_ms=draw(RETENTIONS_MS),
             gc_grace_ms=draw((0, 1000, 600_000)),
+            required_group=draw((None, None, None, "a")),
             **more,
         )
         self._know(stream)
@@ -225,15 +226,11 @@ class SparkWorld(Surroundings):
             await self.create(name)
 
     async def collect(self) -> None:
-        """Let what has expired go, whatever any group has processed."""
+        """Let what has expired go, but for what a required group has not processed."""
         for name in sorted(self.streams):
             stream = self.streams[name]
             for number in range(stream.partitions):
-                ownership = await Ownership.open(stream, number, "collector", gc=False)
-                end = (await stream.queue_reader(number).state()).next_sequence
-                if end:
-                    await ownership.acknowledge(end - 1)
-                await stream.collector(number).collect(stream.retention())
+                await GarbageCollection(stream, number).run_pass()
 
     async def reset(self) -> None:
         """Reset or delete a group in one stream, whether it runs or not."""
@@ -245,7 +242,7 @@ class SparkWorld(Surroundings):
         register = GroupRegister(stream, group)
         try:
             before = await register.read()
-            if random.random() < 0.2:
+            if random.random() < 0.2 and stream.config.required_group != group:
                 self.resets += 1
                 await delete_group(self.calm_store, stream.name, group=group, force=True)
                 return

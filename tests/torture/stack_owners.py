@@ -46,7 +46,9 @@ class OwnerActor:
                 found = await owning.step()
                 idle_s = 0.1 if found else min(world.idles_s, idle_s * 2)
                 await runtime.sleep(world.random.uniform(0, idle_s))
-        except (Fenced, Trimmed, UnreadableBatch):
+        except Trimmed:
+            self._go_to_floor()
+        except (Fenced, UnreadableBatch):
             pass  # each was checked where it was told
         if world.random.random() < 0.6:
             await owning.close()
@@ -63,13 +65,19 @@ class OwnerActor:
             except Failed:
                 pass
             except Trimmed:
-                world.check(resume + 1 < world.truth.floor_sequence, f"{resume} is not trimmed")
+                floor = world.truth.floor_sequence
+                world.check(resume + 1 < floor, f"{resume} is not trimmed")
+                self._go_to_floor()
             except Fenced:
                 world.check(world.is_v1, "fenced before it was opened")
             except Refused as refused:
                 world.check("group" in str(refused) and not take_over, f"refused: {refused}")
             await runtime.sleep(random.expovariate(0.2))
         return None
+
+    def _go_to_floor(self) -> None:
+        """What retention or a truncation let go is not waited for."""
+        self.world.sink.go_to(min(self.world.truth.floor_sequence, self.world.given_up_before) - 1)
 
     async def _opened(self, resume: int, *, take_over: bool) -> Consumer:
         world, random = self.world, self.world.random
@@ -96,7 +104,7 @@ class Owning:
         acked = consumer.last_acked_sequence
         self.cursor = -1 if acked is None else acked
         """The last batch that was delivered."""
-        if self.cursor < world.truncates_before:
+        if self.cursor < world.given_up_before:
             world.sink.go_to(self.cursor)  # what comes before was given up, and not lost
         self.unacked: deque[int] = deque()
         """Processed, and not acknowledged."""
@@ -219,7 +227,8 @@ class Owning:
         return found
 
     def _check_dequeued(self, sequence: int) -> None:
-        acked = self.world.truth.acked_sequence
+        # A position below the floor stays where it is.
+        acked = max(self.world.truth.acked_sequence, self.world.truth.floor_sequence)
         self.world.check(sequence < acked, f"{sequence} was dequeued, and {acked} is not acked")
 
     def _check_fenced(self) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from headwater.buffer.collection import GarbageCollection
 from headwater.buffer.consumer import AsyncReader, Follower, Lag, UnreadableBatch, read_async
+from headwater.buffer.group import GroupRegister
 from headwater.buffer.truncation import TruncationPlan, plan_truncation, truncate_partition
 from headwater.core import runtime
-from headwater.core.errors import Refused, Trimmed
-from tests.torture.stack_world import Sink, StackWorld
+from headwater.core.errors import Fenced, Refused, Trimmed
+from tests.torture.stack_world import REQUIRED, Sink, StackWorld
 from tests.torture.surroundings import Failed
 
 STEPS_MAX = 15
@@ -141,7 +143,7 @@ class TruncatorActor:
         if not plan.is_done:
             native.truncates_before = max(native.truncates_before, plan.sequence)
         floor_lsn = world.floor_lsn()
-        done = await world.tried(lambda: truncate_partition(world.stream(), plan))
+        done = await world.tried(lambda: truncate_partition(world.stream(), plan, force=True))
         world.check(done.start_lsn >= max(plan.start_lsn, floor_lsn), f"{done} of {plan}")
         world.check(world.floor_lsn() >= done.start_lsn, f"{done}, and {world.floor_lsn()} is kept")
 
@@ -231,3 +233,48 @@ class ReaderActor:
         }
         left_out = [at for at in range(begins, following) if at not in lost]
         self.world.check(not left_out, f"{left_out} were left out")
+
+
+class RequiredActor:
+    """The required group: processes what the owner has acknowledged."""
+
+    def __init__(self, world: StackWorld) -> None:
+        self.world = world
+
+    async def work(self) -> None:
+        """One life."""
+        random = self.world.random
+        for _ in range(STEPS_MAX):
+            if self.world.over:
+                return
+            with contextlib.suppress(Failed, Fenced):
+                await self.world.tried(self.follow)
+            await runtime.sleep(random.expovariate(1.0) * random.choice((1, 30, 1000)))
+
+    async def follow(self) -> None:
+        """Go on to where the owner is."""
+        stream = self.world.stream()
+        register = GroupRegister(stream, REQUIRED)
+        await register.begin("query", {0: 1})
+        epoch = await register.start_query("one", is_new=True)
+        await register.take(0, epoch)
+        await register.acknowledge(0, epoch, (await stream.queue_reader(0).state()).acked_lsn)
+
+
+class CollectingActor:
+    """Collects as the stream's settings, its required group and its transactions say."""
+
+    def __init__(self, world: StackWorld) -> None:
+        self.world = world
+
+    async def work(self) -> None:
+        """One life."""
+        world, collection = self.world, GarbageCollection(self.world.stream(), 0)
+        for _ in range(STEPS_MAX):
+            if world.over:
+                return
+            full = world.random.random() < 0.3
+            with contextlib.suppress(Failed):
+                await world.tried(lambda: collection.run_pass(full=full))  # noqa: B023
+            wait_s = world.random.choice(world.collects_every_s)
+            await runtime.sleep(world.random.expovariate(1.0) * wait_s)

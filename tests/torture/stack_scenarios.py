@@ -23,13 +23,18 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from headwater.buffer.consumer import Consumer, Lag, lag, list_dead_letters
-from headwater.buffer.queue.contract import Retention
+from headwater.buffer.queue.retention import Retention
 from headwater.testing import Scenario, Simulation, simulate
-from tests.torture.buffer_actors import CollectorActor
 from tests.torture.buffer_truth import check_nothing_left
 from tests.torture.stack_owners import OwnerActor, Owning
 from tests.torture.stack_producers import ProducerActor, SourceActor
-from tests.torture.stack_readers import FollowerActor, ReaderActor, TruncatorActor
+from tests.torture.stack_readers import (
+    CollectingActor,
+    FollowerActor,
+    ReaderActor,
+    RequiredActor,
+    TruncatorActor,
+)
 from tests.torture.stack_world import StackWorld
 from tests.torture.surroundings import USUAL, Hazards, Replacement, replaced
 
@@ -109,10 +114,8 @@ async def _run(
         *(OwnerActor(world, f"g{random.randint(0, 1)}").work for _ in range(random.randint(1, 2))),
         *(one.work for one in followers),
         *(ReaderActor(world).work for _ in range(random.randint(0, 1))),
-        *(
-            CollectorActor(world, world.stream().retention()).work
-            for _ in range(random.randint(int(world.haunted), 2))
-        ),
+        *(CollectingActor(world).work for _ in range(random.randint(int(world.haunted), 2))),
+        *([RequiredActor(world).work] if world.is_required else []),
         *(TruncatorActor(world).work for _ in range(random.randint(1, 2) if truncates else 0)),
     ]
     running = [_start(world, f"beside{number}", work) for number, work in enumerate(beside)]
@@ -148,18 +151,33 @@ async def _settle(
     letters = {letter.sequence for letter in await list_dead_letters(world.stream())}
     damaged, lost = world.log.damaged, world.log.lost
     world.check(lost <= letters <= damaged, f"{damaged} rotted, {lost} are lost: {letters}")
-    retention = Retention(0, grace_ms=0)
+    if world.is_required:
+        await RequiredActor(world).follow()
+    policy = 0 if world.native is None else world.native.queue.policy
+    retention = Retention(0, grace_ms=0, policy=policy, below_lsn=world.held_from())
     world.retentions.append(retention)
     await check_nothing_left(world.truth, world.backend, world.collector(), retention)
+
+
+async def _last_owner(world: StackWorld) -> Owning:
+    """Goes on where the queue says, or where the log begins if that was let go."""
+    acked, floor = world.truth.acked_sequence, world.truth.floor_sequence
+    consumer = await Consumer.open(
+        world.stream(),
+        group="last",
+        take_over=True,
+        last_acked_sequence=floor - 1 if acked < floor else None,
+        on_bad_batch="dead_letter",
+        gc=False,
+    )
+    return Owning(world, consumer)
 
 
 async def drain(world: StackWorld) -> None:
     """A last owner takes what is left."""
     stream, end = world.stream(), len(world.log.batches)
-    consumer = await Consumer.open(
-        stream, group="last", take_over=True, on_bad_batch="dead_letter", gc=False
-    )
-    owning = Owning(world, consumer)
+    owning = await _last_owner(world)
+    consumer = owning.consumer
     while await owning.take_batch():
         await consumer.ack(owning.unacked.popleft())
     world.check(world.sink.last == end - 1, f"{world.sink.last + 1} of {end} were processed")

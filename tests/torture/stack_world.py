@@ -10,6 +10,7 @@ from unittest import mock
 from headwater.buffer import layout
 from headwater.buffer.batch import decode_batch
 from headwater.buffer.consumer import ownership
+from headwater.buffer.group import GroupPosition
 from headwater.buffer.producer import Producer, sender
 from headwater.buffer.queue.contract import Collector
 from headwater.buffer.queue.native.appender import NativeAppender
@@ -19,13 +20,14 @@ from headwater.core import limits
 from headwater.testing import Simulation
 from tests.torture.buffer_truth import Entered, Truth
 from tests.torture.buffer_world import small_native_limits
-from tests.torture.recording import RecordingBackend, Witness
+from tests.torture.recording import RecordingBackend, Witness, register_value
 from tests.torture.stack_truth import Log
 from tests.torture.stack_v1_truth import V1Truth
 from tests.torture.surroundings import Hazards, Surroundings, replaced
 
 STREAM = "s"
 STREAM_ID = "5eed5eed-5eed-4eed-8eed-5eed5eed5eed"
+REQUIRED = "required"
 DAMAGED = 0.15
 """Of the batches, where batches are damaged."""
 
@@ -81,6 +83,7 @@ class StackWorld(Surroundings):
                 prefix=prefix,
                 queue_id=STREAM_ID,
                 on_entered=self._entered,
+                held_from=self.held_from,
             )
         self.backend = RecordingBackend(self.truth)
         super().__init__(simulation, self.backend, hazards)
@@ -92,6 +95,8 @@ class StackWorld(Surroundings):
         if self.damages:
             self.log.on_landed = self._damage_some
         self._damage = simulation.random_source("damage")
+        self.is_required = not self.is_v1 and self.random.random() < 0.6
+        """Whether the stream waits for a group: one that follows the owner's acknowledgements."""
         self._stream: Stream | None = None
 
     @property
@@ -105,9 +110,21 @@ class StackWorld(Surroundings):
         return Stream(self.store(), self._stream.config)
 
     @property
-    def truncates_before(self) -> int:
-        """The batch before which a truncation was asked for; 0 if none was."""
-        return 0 if self.native is None else self.native.truncates_before
+    def given_up_before(self) -> int:
+        """The batch before which nothing is waited for: it was truncated, or let go by its age."""
+        if self.native is None:
+            return 0
+        released = 0 if self.is_required else self.native.floor_sequence
+        return max(released, self.native.truncates_before)
+
+    def held_from(self) -> int | None:
+        """Where the required group is; None if there is none."""
+        if not self.is_required:
+            return None
+        key = layout.group_key(STREAM, 0, STREAM_ID, REQUIRED)
+        if not self.backend.has(key):
+            return 1
+        return register_value(key, self.backend.data(key), GroupPosition).lsn
 
     def collector(self) -> Collector:
         """The collector's door."""
@@ -131,6 +148,7 @@ class StackWorld(Surroundings):
                 retention_ms=0 if self.haunted else draw((0, 0, 1000, 3_600_000, UNLIMITED)),
                 retention_bytes=draw((UNLIMITED, UNLIMITED, UNLIMITED, 0, 200)),
                 gc_grace_ms=draw((0, 0, 1000, 600_000)),
+                required_group=REQUIRED if self.is_required else None,
             )
         self.network.calm = False
         self.retentions.append(self._stream.retention())

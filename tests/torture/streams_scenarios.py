@@ -2,7 +2,8 @@
 
 - each partition is a queue of its own: accepted there is delivered there, exactly once, in order;
 - a partition that is added begins empty, and takes nothing from the others;
-- a retention that is changed expires nothing that neither it nor the one before lets go;
+- a retention that is changed expires nothing that neither it nor one since the last change that
+  returned lets go;
 - a truncation gives up what was there when it was asked for, and nothing that comes after;
 - whoever uses a deleted stream is told so, and writes nothing into a later one of its name;
 - a stream that takes the name of a deleted one loses nothing to those who still delete that one.
@@ -13,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from headwater.buffer.collection import GarbageCollection
 from headwater.buffer.consumer import Consumer, Follower, UnreadableBatch
-from headwater.buffer.consumer.ownership import retention_of
 from headwater.buffer.producer import BufferFull, Handle, Producer
-from headwater.buffer.queue.contract import Collector, Retention
+from headwater.buffer.queue.retention import Retention
 from headwater.buffer.stream import alter_stream, delete_stream
 from headwater.buffer.stream.config import UNLIMITED
 from headwater.buffer.truncation import plan_truncation, truncate_partition
@@ -188,7 +189,7 @@ class ConsumerActor(Actor):
         cursor = -1 if acked is None else acked
         if not world.is_deleted(stream_id):
             part = world.part(stream_id, consumer.partition)
-            if cursor < part.truth.truncates_before:
+            if cursor < part.given_up_before:
                 part.processed = max(part.processed, cursor)  # what comes before was given up
         try:
             for _ in range(steps):
@@ -210,13 +211,10 @@ class ConsumerActor(Actor):
             world.check(world.is_deleted(stream_id), "a batch of a living stream is unreadable")
         except Trimmed:
             part = world.part(stream_id, consumer.partition)
-            truncated = part.truth.truncates_before
-            # A successor may have acknowledged it, and a collector deleted it since.
-            gone = world.is_deleted(stream_id) or cursor + 1 < max(truncated, part.processed + 1)
-            world.check(
-                gone,
-                f"{cursor + 1} is trimmed, {truncated} is truncated and {part.processed} processed",
-            )
+            floor = part.truth.floor_sequence
+            gone = world.is_deleted(stream_id) or cursor + 1 < floor
+            world.check(gone, f"{cursor + 1} is trimmed, and the floor is {floor}")
+            part.processed = max(part.processed, floor - 1)
         except GONE as error:
             world.check_gone(stream_id, error)
 
@@ -282,7 +280,7 @@ class CollectorActor(Actor):
     async def work(self) -> None:
         """One life."""
         world = self.world
-        collectors: dict[tuple[str, int], Collector] = {}
+        collections: dict[tuple[str, int], GarbageCollection] = {}
         for _ in range(STEPS_MAX):
             if world.over:
                 return
@@ -290,15 +288,14 @@ class CollectorActor(Actor):
             if stream is not None:
                 for partition in range(stream.partitions):
                     place = (stream.id, partition)
-                    collector = collectors.setdefault(place, stream.collector(partition))
-                    await self._collect(stream, collector)
+                    collection = collections.setdefault(place, GarbageCollection(stream, partition))
+                    await self._collect(stream, collection)
             await runtime.sleep(world.random.choice(world.collects_every_s))
 
-    async def _collect(self, stream: Any, collector: Collector) -> None:
+    async def _collect(self, stream: Any, collection: GarbageCollection) -> None:
         world, was_calm = self.world, self.world.is_calm
         try:
-            retention = await retention_of(stream)
-            await collector.collect(retention, full=world.random.random() < 0.3)
+            await collection.run_pass(full=world.random.random() < 0.3)
         except (Unavailable, OutcomeUnknown) as error:
             fine = not was_calm or world.is_deleted(stream.id)
             world.check(fine, f"nothing was wrong, and yet {error!r}")
@@ -444,16 +441,24 @@ async def _settle(world: StreamsWorld, producers: list[ProducerActor]) -> None:
         world.check(len(world.landed) > before, f"{one.name} could not produce")
     for partition in range(stream.partitions):
         part = world.part(stream.id, partition)
-        consumer = await Consumer.open(world.store(), STREAM, partition, take_over=True, gc=False)
+        acked, floor = part.truth.acked_sequence, part.truth.floor_sequence
+        consumer = await Consumer.open(
+            world.store(),
+            STREAM,
+            partition,
+            take_over=True,
+            last_acked_sequence=floor - 1 if acked < floor else None,
+            gc=False,
+        )
         await ConsumerActor(world, "last").drain(consumer, steps=10_000)
         end = len(part.log.batches)
         world.check(part.processed == end - 1, f"{part.processed + 1} of {end} were processed")
         world.check(part.truth.acked_sequence == end, "not everything is acknowledged")
-    retention = Retention(0, grace_ms=0)
-    world.retention_in_the_end = retention
     for _ in range(PASSES_MAX):
         before_names = world.backend.names
         for partition in range(stream.partitions):
+            policy = world.part(stream.id, partition).truth.queue.policy
+            retention = world.retention_in_the_end = Retention(0, grace_ms=0, policy=policy)
             await stream.collector(partition).collect(retention, full=True)
         if world.backend.names == before_names:
             break

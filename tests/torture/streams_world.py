@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from headwater.buffer import layout
 from headwater.buffer.batch import decode_batch
 from headwater.buffer.producer import Producer, sender
-from headwater.buffer.queue.contract import Collector, Retention
+from headwater.buffer.queue.contract import Collector
 from headwater.buffer.queue.native.appender import NativeAppender
+from headwater.buffer.queue.retention import Retention
 from headwater.buffer.stream import Stream, create_stream, open_stream
 from headwater.buffer.stream.config import UNLIMITED, StreamConfig
 from headwater.core import limits
@@ -56,7 +57,17 @@ class PartitionTruth:
             prefix=prefix,
             queue_id=stream_id,
             on_entered=self._entered,
+            held_from=self._held_from,
         )
+
+    @property
+    def given_up_before(self) -> int:
+        """The batch before which nothing is waited for: it was truncated, or let go by its age."""
+        return max(self.truth.truncates_before, self.truth.floor_sequence)
+
+    def _held_from(self) -> int | None:
+        """The LSN from which records are held back; None if none are."""
+        return None
 
     def _entered(self, entered: Entered) -> None:
         entry, place = entered.entry, entered.place

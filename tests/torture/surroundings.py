@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from unittest import mock
 
-from headwater.buffer.queue.contract import Collector, Retention
+from headwater.buffer.queue.contract import Collector
+from headwater.buffer.queue.retention import Retention
 from headwater.core import runtime
 from headwater.core.errors import OutcomeUnknown, Unavailable
 from headwater.core.retry import RetryPolicy

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from headwater.buffer.consumer import ownership
+from headwater.buffer.collection import GarbageCollection
 from headwater.buffer.records import from_values
 from headwater.buffer.transaction.commit import (
     CommitResult,
@@ -249,8 +249,7 @@ class Collecting:
         """A pass over all partitions."""
         stream = self.world.stream()
         for partition in range(stream.partitions):
-            retention = await ownership.retention_of(stream)
-            await stream.collector(partition).collect(retention, full=full)
+            await GarbageCollection(stream, partition).run_pass(full=full)
 
 
 def transaction_history(seed: int, parts: Parts = SOUND) -> str:

@@ -39,8 +39,8 @@ from headwater.buffer.stream.config import (
     RetypeNeeded,
     StreamConfig,
     StreamRegister,
-    with_changes,
 )
+from headwater.buffer.stream.policy import with_alteration
 from headwater.buffer.stream.schema import schema_version, withdraw_replacement
 from headwater.buffer.stream.streams import check_alterable
 from headwater.buffer.transaction.holds import Holds, holds_register
@@ -190,7 +190,7 @@ async def replace_types(
         if not is_mine or now.partitions != stream.partitions:
             raise _replaced_meanwhile(stream)
         declared = schema_version(floor, replaces.schema, added_ms=added_ms)
-        return with_changes(now, {**settings, "schemas": [*now.schemas, declared]})
+        return with_alteration(now, {**settings, "schemas": [*now.schemas, declared]})
 
     try:
         await _refuse_older_sinks(stream, floor)

@@ -1,15 +1,12 @@
 """Truncating a stream: deleting the records before an offset, as if their retention were over.
 
-The collector raises the floor, as it does for the retention, with `Retention.before_sequence` as
-another reason to delete a batch. Two steps for each partition, both repeatable:
+The stream's policy is raised, as for a change of its retention. Then passes of the collector raise
+the floor to the new start, with `Retention.before_sequence` as another reason to delete a batch.
+Holds of transactions count as in any other pass. Repeating an interrupted truncation continues.
 
-1. everything before the new start is acknowledged for the group that owns the partition, because
-   the floor never passes batches that are not acknowledged;
-2. passes of the collector, until the floor is at the new start. Holds of transactions count as in
-   any other pass.
-
-After a crash between the two, the records are acknowledged and readable; repeating the truncation
-continues.
+What the stream's required group has not processed is truncated only by force: each pass looks where
+the group is, and does nothing if the group was moved back meanwhile. The group then gets `Trimmed`,
+as any other group does whose records are gone.
 
 The floor is between batches. An offset within a batch truncates before that batch: otherwise every
 reader would need two starts, one of batches and one of records, and a micro-batch that is read
@@ -26,7 +23,7 @@ from typing import Final
 import msgspec
 
 from headwater.buffer import layout
-from headwater.buffer.consumer.ownership import retention_of
+from headwater.buffer.collection import retention_of
 from headwater.buffer.consumer.positions import (
     ReadBounds,
     check_bounds,
@@ -34,8 +31,10 @@ from headwater.buffer.consumer.positions import (
     resolve_end,
 )
 from headwater.buffer.queue.contract import QueueState
+from headwater.buffer.queue.retention import Retention
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import explain_deletion
+from headwater.buffer.stream.policy import renew_policy
 from headwater.core import runtime
 from headwater.core.errors import Contended, HeadwaterError, NotFound, Refused, RolledBack, Trimmed
 
@@ -59,10 +58,10 @@ class TruncationPlan(msgspec.Struct, frozen=True):
     floor_lsn: int
     """The current start of the log."""
     end_lsn: int
-    group: str
-    """The owner of the partition; empty if there never was one."""
-    unacknowledged: int
-    """Records to be deleted that the owner has not acknowledged."""
+    required_group: str
+    """The group that the stream waits for; empty if there is none."""
+    unprocessed: int
+    """Records to be deleted that this group has not processed. Deleting them takes force."""
 
     @property
     def is_done(self) -> bool:
@@ -111,19 +110,29 @@ async def plan_truncation(
     return await runtime.gather_each(plan, partitions, at_once=PARTITIONS_AT_ONCE)
 
 
-async def truncate_partition(stream: Stream, plan: TruncationPlan) -> Truncated:
+async def truncate_partition(
+    stream: Stream, plan: TruncationPlan, *, force: bool = False
+) -> Truncated:
     """Truncate one partition as planned. May be repeated at any time.
 
-    `Refused` if the stream was deleted and created again since it was planned.
+    `Refused` if the stream was deleted and created again since it was planned, or if the required
+    group has not processed what would be deleted, unless forced.
     """
     _check_planned_for(stream, plan)
+    if not plan.is_done:
+        async with explain_deletion(stream):
+            await renew_policy(stream)
+    return await _truncate(stream, plan, force=force)
+
+
+async def _truncate(stream: Stream, plan: TruncationPlan, *, force: bool) -> Truncated:
     async with explain_deletion(stream):
         collector, failed, idle = stream.collector(plan.partition), 0, 0
-        if not plan.is_done:
-            await collector.acknowledge_before(plan.sequence)
         state = await _state(stream, plan.partition)
         while state.floor_sequence < plan.sequence:
-            retention = await retention_of(stream)
+            retention = await retention_of(stream, plan.partition)
+            if not force:
+                _check_processed(stream, plan, retention)
             retention = msgspec.structs.replace(retention, before_sequence=plan.sequence)
             done = await collector.collect(retention)
             failed += done.failed
@@ -153,6 +162,7 @@ async def _plan(stream: Stream, before: ReadBounds, partition: int) -> Truncatio
                 bound = partition_bound(before, partition)
                 lsn = await resolve_end(stream, partition, bound, state)
                 sequence, start_lsn = await _batch_at(stream, partition, lsn, state)
+                below_lsn = (await retention_of(stream, partition)).below_lsn
                 break
     return TruncationPlan(
         stream_id=stream.id,
@@ -162,8 +172,8 @@ async def _plan(stream: Stream, before: ReadBounds, partition: int) -> Truncatio
         sequence=sequence,
         floor_lsn=state.floor_lsn,
         end_lsn=state.next_lsn,
-        group=state.group,
-        unacknowledged=max(0, start_lsn - max(state.acked_lsn, state.floor_lsn)),
+        required_group=stream.config.required_group or "",
+        unprocessed=0 if below_lsn is None else max(0, start_lsn - max(below_lsn, state.floor_lsn)),
     )
 
 
@@ -198,6 +208,17 @@ def _check_planned_for(stream: Stream, plan: TruncationPlan) -> None:
         )
 
 
+def _check_processed(stream: Stream, plan: TruncationPlan, retention: Retention) -> None:
+    """Refuse to delete what the required group has not processed."""
+    if retention.below_lsn is not None and plan.start_lsn > retention.below_lsn:
+        raise Refused(
+            f"stream {stream.name!r}, partition {plan.partition}: its required group has processed "
+            f"what is before LSN {retention.below_lsn:,}, and the log was to begin at "
+            f"{plan.start_lsn:,}. Let the group catch up, or force it (--force): then the group "
+            "loses the records in between"
+        )
+
+
 def _check_format(stream: Stream) -> None:
     if stream.config.format == "v1":
         raise Refused(
@@ -228,7 +249,11 @@ async def _check_led(stream: Stream, partition: int) -> None:
 
 
 async def truncate_all(
-    stream: Stream, plans: Sequence[TruncationPlan], progress: Callable[[], None] = lambda: None
+    stream: Stream,
+    plans: Sequence[TruncationPlan],
+    progress: Callable[[], None] = lambda: None,
+    *,
+    force: bool = False,
 ) -> dict[int, Truncated | HeadwaterError]:
     """Truncate partitions concurrently. Returns the result or the error of each.
 
@@ -237,9 +262,16 @@ async def truncate_all(
     for plan in plans:
         _check_planned_for(stream, plan)
 
+    if not all(plan.is_done for plan in plans):
+        try:
+            async with explain_deletion(stream):
+                await renew_policy(stream)
+        except HeadwaterError as error:
+            return {plan.partition: error for plan in plans}
+
     async def one(plan: TruncationPlan) -> Truncated | HeadwaterError:
         try:
-            return await truncate_partition(stream, plan)
+            return await _truncate(stream, plan, force=force)
         except HeadwaterError as error:
             return error
         finally:

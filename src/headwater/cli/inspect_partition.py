@@ -67,7 +67,7 @@ def _state_facts(state: QueueState, *, is_ordered: bool) -> dict[str, Any]:
     counts = {
         "retained_batches": state.next_sequence - state.floor_sequence,
         "pending_batches": state.pending,
-        "pending_records": state.next_lsn - state.acked_lsn,
+        "pending_records": state.pending_records,
         "pending_size_bytes": state.pending_bytes,
     }
     return {

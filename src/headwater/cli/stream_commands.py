@@ -43,8 +43,12 @@ T = TypeVar("T")
 NOT_SETTINGS: Final = ("store", "name", "schema", "exists_ok")
 NAME = typer.Argument(metavar="NAME", help="The stream's name.")
 PARTITIONS = typer.Option(None, min=1, help="The number of partitions; it can only grow.")
-RETENTION = typer.Option(
-    None, metavar="7d", help="How long acknowledged records are kept, or forever."
+RETENTION = typer.Option(None, metavar="7d", help="How long records are kept, or forever.")
+REQUIRED_GROUP = typer.Option(
+    None,
+    "--required-group",
+    metavar="NAME|none",
+    help="Keep records until this group has processed them, however old they are.",
 )
 SET = typer.Option(
     [],
@@ -68,6 +72,7 @@ def create(
         None, metavar="native|v1", help="v1 is the published format of OpenData; default: native."
     ),
     retention: str | None = RETENTION,
+    required_group: str | None = REQUIRED_GROUP,
     setting: list[str] = SET,
     schema: Path | None = SCHEMA,
     exists_ok: bool = typer.Option(
@@ -79,7 +84,13 @@ def create(
     from headwater.buffer.stream import create_stream
     from headwater.cli.stream_report import describe_created
 
-    settings = _settings(setting, partitions=partitions, format=format, retention=retention)
+    settings = _settings(
+        setting,
+        partitions=partitions,
+        format=format,
+        retention=retention,
+        required_group=required_group,
+    )
     declared = _schema(schema)
 
     async def run(store: Store) -> Report:
@@ -139,6 +150,7 @@ def alter(
     name: str = NAME,
     partitions: int | None = PARTITIONS,
     retention: str | None = RETENTION,
+    required_group: str | None = REQUIRED_GROUP,
     setting: list[str] = SET,
     schema: Path | None = SCHEMA,
     option: list[str] = OPTION,
@@ -147,7 +159,9 @@ def alter(
     from headwater.buffer.stream import alter_stream, open_stream
     from headwater.cli.stream_report import describe_change
 
-    settings = _settings(setting, partitions=partitions, retention=retention)
+    settings = _settings(
+        setting, partitions=partitions, retention=retention, required_group=required_group
+    )
     declared = _schema(schema)
 
     async def run(store: Store) -> Report:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from headwater.buffer.copying import CopyResult
     from headwater.buffer.queue.contract import Collected
     from headwater.buffer.stream import Stream
+    from headwater.buffer.stream.config import StreamConfig
     from headwater.buffer.truncation import Truncated, TruncationPlan
 
 
@@ -110,6 +111,9 @@ def truncate(
         help="The first record to keep: an LSN, a time or latest; or one LSN per partition.",
     ),
     partition: int | None = PARTITION,
+    force: bool = typer.Option(
+        False, "--force", help="Also what the stream's required group has not processed."
+    ),
     yes: bool = YES,
     as_json: bool = AS_JSON,
     option: list[str] = OPTION,
@@ -128,12 +132,13 @@ def truncate(
         work = f"truncating {name}"
         with Progress(work) as progress:
             advance = partial(progress.step, work, len(to_do), "partitions")
-            return await truncate_all(stream, to_do, advance)
+            return await truncate_all(stream, to_do, advance, force=force)
 
     plans = on_stream(
         url, option, name, lambda stream: plan_truncation(stream, bounds, wanted), writing=True
     )
     to_do = [one for one in plans if not one.is_done]
+    _check_forced(name, to_do, force=force)
     if to_do and not yes:
         _ask(name, to_do)
     outcomes = on_stream(url, option, name, run, writing=True) if to_do else {}
@@ -160,15 +165,24 @@ def _bounds(text: str, partition: int | None) -> Any:
     return bounds
 
 
+def _check_forced(name: str, plans: list[TruncationPlan], *, force: bool) -> None:
+    """Refuse, before anything is truncated, what only --force does."""
+    lost = sum(one.unprocessed for one in plans)
+    if lost and not force:
+        raise Refused(
+            f"stream {name!r}: its required group {plans[0].required_group} has not processed "
+            f"{lost:,} of these records. Let it catch up, or pass --force: then it loses them"
+        )
+
+
 def _ask(name: str, plans: list[TruncationPlan]) -> None:
     records = sum(one.records for one in plans)
     records_words = f"{records:,} records in {len(plans):,} partitions of stream {name}"
     for one in plans:
-        if one.unacknowledged:
-            owner = f"group {one.group}" if one.group else "any group"
+        if one.unprocessed:
             records_words += (
-                f"; partition {one.partition}: {one.unacknowledged:,} of them are not "
-                f"acknowledged by {owner}"
+                f"; partition {one.partition}: the required group {one.required_group} has not "
+                f"processed {one.unprocessed:,} of them, and would lose them"
             )
     confirm(
         f"Permanently delete {records_words}?",
@@ -208,16 +222,6 @@ def describe_truncation(name: str, plans: list[TruncationPlan], outcomes: Outcom
 
 
 PASSES_MAX: Final = 10_000
-_COUNTED: Final = (
-    "batches_expired",
-    "batches_orphaned",
-    "chunks_expired",
-    "producers_forgotten",
-    "bytes_expired",
-    "bytes_orphaned",
-    "failed",
-    "batches_left",
-)
 
 
 def gc(
@@ -265,17 +269,20 @@ def describe_collected(
     """What was deleted and why, what stays and why, for each partition."""
     import msgspec
 
-    from headwater.cli.stream_report import retention_words
-
     report = Report()
     for partition, one in collected.items():
-        rows = _collected_rows(one, retention_words(stream.config))
+        rows = _collected_rows(one, stream.config)
         table = ReportTable("", rows, has_labels=False)
         part = Report(f"partition {partition} of {stream.name}", "✓", tables=[table])
         if one.failed:
             part.mark = "✗"
             failed = f"  {one.failed:,} objects could not be deleted; the next run tries again"
             part.say(failed, "yellow")
+        if one.clock_doubt:
+            part.say(
+                f"  {one.clock_doubt}: only what every group has processed was deleted by its age",
+                "yellow",
+            )
         report.parts.append(part)
     if open_transactions:
         report.say(
@@ -294,24 +301,26 @@ def describe_collected(
     return report
 
 
-def _collected_rows(one: Collected, retention: str) -> list[dict[str, Any]]:
+def _collected_rows(one: Collected, config: StreamConfig) -> list[dict[str, Any]]:
+    from headwater.cli.stream_report import retention_words
+
+    retention = retention_words(config)
     why_left = (
-        f"batches: acknowledged and past their {retention}, but named by other software, which "
-        "may use them elsewhere. Nothing deletes them later: do it by hand"
+        f"batches: past their {retention}, but named by other software, which may use them "
+        "elsewhere. Nothing deletes them later: do it by hand"
     )
+    why_kept = f"batches: kept for {retention}"
+    if config.required_group is not None:
+        why_kept += f", and until group {config.required_group} has processed them"
     expired, orphaned = size_words(one.bytes_expired), size_words(one.bytes_orphaned)
     rows = [
-        (
-            "deleted",
-            one.batches_expired,
-            f"batches, {expired}: acknowledged, and past their {retention}",
-        ),
+        ("deleted", one.batches_expired, f"batches, {expired}: past their {retention}"),
         ("", one.batches_orphaned, f"batches, {orphaned}: uploaded and never appended"),
         ("", one.chunks_expired, "chunks of the queue that had only such batches"),
         ("forgotten", one.producers_forgotten, "producers: closed for good, or silent for 7 days"),
         *([("left", one.batches_left, why_left)] if one.batches_left else []),
-        ("kept", one.kept_pending, "batches: not acknowledged"),
-        ("", one.kept_retained, f"batches: acknowledged, and kept for {retention}"),
+        ("kept", one.kept_retained, why_kept),
+        *([("", one.kept_pending, "batches: not acknowledged")] if one.kept_pending else []),
         (
             "oldest now",
             one.floor_sequence,
@@ -339,19 +348,15 @@ async def collect_all(
 
 async def collect_partition(stream: Stream, partition: int, *, full: bool) -> Collected:
     """Bounded passes until one finds nothing more; what they did together."""
-    import msgspec
+    from headwater.buffer.collection import GarbageCollection
 
-    from headwater.buffer.consumer.ownership import retention_of
-
-    collector, retention = stream.collector(partition), await retention_of(stream)
-    total = await collector.collect(retention, full=full)
-    last = total
+    collection = GarbageCollection(stream, partition)
+    last = total = await collection.run_pass(full=full)
     for _ in range(PASSES_MAX):
         if last.failed or not _found_much(last):
             break
-        last = await collector.collect(retention)
-        sums = {name: getattr(total, name) + getattr(last, name) for name in _COUNTED}
-        total = msgspec.structs.replace(last, **sums)
+        last = await collection.run_pass()
+        total = last.plus(total)
     return await _kept(stream, partition, total)
 
 
@@ -359,16 +364,17 @@ async def _kept(stream: Stream, partition: int, total: Collected) -> Collected:
     """With what is kept now: a consumer went on while the passes counted."""
     import msgspec
 
-    from headwater.cli.stream_report import disorder
+    from headwater.cli.stream_report import acknowledgements_count, disorder
 
     state = await stream.queue_reader(partition).state()
     wrong = disorder(state)
     if wrong is not None:
         raise RolledBack(f"partition {partition} of {stream.name}: {wrong}")
+    pending = state.pending if acknowledgements_count(stream.config) else 0
     return msgspec.structs.replace(
         total,
-        kept_pending=state.pending,
-        kept_retained=state.acked_sequence - state.floor_sequence,
+        kept_pending=pending,
+        kept_retained=state.next_sequence - state.floor_sequence - pending,
         floor_sequence=state.floor_sequence,
         floor_lsn=state.floor_lsn,
     )

@@ -38,6 +38,11 @@ def retention_words(config: StreamConfig) -> str:
     return words
 
 
+def acknowledgements_count(config: StreamConfig) -> bool:
+    """Whether batches stay until they are acknowledged in the queue."""
+    return config.consumer == "nodes" or config.format == "v1"
+
+
 def cost_words(stream: Stream) -> str:
     """What requests cost in a month; where they are free, what they would on S3."""
     scheme = stream.store.stats.scheme
@@ -130,7 +135,7 @@ def describe_change(before: StreamConfig, after: StreamConfig) -> Report:
     changes = [
         (name, getattr(before, name), getattr(after, name))
         for name in StreamConfig.__struct_fields__
-        if name not in ("schemas", "schema_floor", "shape", "partitions_ready")
+        if name not in ("schemas", "schema_floor", "shape", "partitions_ready", "policy")
         and getattr(before, name) != getattr(after, name)
     ]
     if not changes and before.schemas == after.schemas:
@@ -209,13 +214,17 @@ def _settings(stream: Stream) -> dict[str, str]:
     config = stream.config
     compression = "" if config.compression == "none" else f", {config.compression}"
     flush = f"after {duration_words(stream.linger_ms)} or {size_words(stream.batch_bytes)}"
-    after = "in the tier" if config.consumer == "nodes" else "acknowledged"
+    stay = retention_words(config)
+    if config.consumer == "nodes":
+        stay += ", once they are in the tier"
+    if config.required_group is not None:
+        stay += f", and until group {config.required_group} has processed them"
     return {
         "id": config.id,
         "created": runtime.utc_text(config.created_ms),
         "partitions": f"{config.partitions:,}",
         "format": f"{config.format}{compression}{', read leniently' if config.is_lenient else ''}",
-        "records stay": f"{retention_words(config)}, once they are {after}",
+        "records stay": stay,
         "consumer": "a query" if config.consumer == "query" else "nodes",
         "producers flush": flush,
         "segments": f"{size_words(config.segment_bytes)} or {duration_words(config.segment_ms)}",
@@ -250,7 +259,7 @@ def _partitions(states: list[QueueState | str]) -> ReportTable:
         else {
             "partition": partition,
             "pending": state.pending,
-            "records": state.next_lsn - state.acked_lsn,
+            "records": state.pending_records,
             "bytes": Size(state.pending_bytes),
             "retained": state.next_sequence - state.floor_sequence,
             "next LSN": state.next_lsn,
@@ -294,7 +303,7 @@ def _since(versions: list[SchemaVersion], column: Column) -> str:
 
 def _value(name: str, value: object) -> str:
     if value is None:
-        return "default"
+        return "none" if name == "required_group" else "default"
     if name == "v1_reading" and value is msgspec.UNSET:
         return "strict"
     if isinstance(value, int) and name.endswith("_ms"):
@@ -313,14 +322,14 @@ def disorder(state: QueueState) -> str | None:
 
     Counts between positions that are out of order are no counts: they would be below zero.
     """
-    sequences = (state.floor_sequence, state.acked_sequence, state.next_sequence)
-    lsns = (state.floor_lsn, state.acked_lsn, state.next_lsn)
-    for what, positions in (("batch", sequences), ("LSN", lsns)):
-        if list(positions) != sorted(positions):
-            floor, acked, end = positions
+    for what, floor, acked, end in (
+        ("batch", state.floor_sequence, state.acked_sequence, state.next_sequence),
+        ("LSN", state.floor_lsn, state.acked_lsn, state.next_lsn),
+    ):
+        if max(floor, acked) > end:
             return (
                 f"the floor is {what} {floor:,}, {acked:,} is the first that is not acknowledged, "
-                f"and {end:,} is the next to be appended: they never come in another order, so "
-                "one of them went back"
+                f"and {end:,} is the next to be appended: the end never comes before the others, "
+                "so one of them went back"
             )
     return None

@@ -22,11 +22,11 @@ from headwater.buffer.queue.contract import (
     QueuePosition,
     QueueReader,
     QueueState,
-    Retention,
     TimeBy,
     Uncounted,
     batch_trimmed,
 )
+from headwater.buffer.queue.retention import Retention
 from headwater.buffer.records import from_values
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.config import ConsumerKind, StreamConfig

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from headwater.buffer.consumer.ownership import Sweeper
 from headwater.buffer.consumer.progress import ConsumerMetrics
-from headwater.buffer.queue.contract import Collected, Retention
+from headwater.buffer.queue.contract import Collected
+from headwater.buffer.queue.retention import Retention
 from headwater.core import runtime
 from headwater.core.errors import Refused, Unavailable
 from tests.buffer.consumer.fakes import FakeCollector, FakeQueue
@@ -20,12 +22,13 @@ class Owner:
     """Somebody who has a sweeper."""
 
 
-async def retention() -> Retention:
-    return Retention(1000)
+def passes(collector: FakeCollector) -> Callable[[], Awaitable[Collected]]:
+    """Passes of a collector, one at each call."""
+    return lambda: collector.collect(Retention(1000))
 
 
 def sweeper_of(queue: FakeQueue, metrics: ConsumerMetrics | None = None) -> Sweeper:
-    return Sweeper(FakeCollector(queue), retention, metrics or ConsumerMetrics(), interval_s=300)
+    return Sweeper(passes(FakeCollector(queue)), metrics or ConsumerMetrics(), interval_s=300)
 
 
 @virtual
@@ -51,7 +54,7 @@ async def test_a_pass_that_was_cut_short_is_followed_by_another_at_once() -> Non
             return done
 
     queue, owner = FakeQueue(), Owner()
-    sweeper = Sweeper(Behind(queue), retention, ConsumerMetrics(), interval_s=300)
+    sweeper = Sweeper(passes(Behind(queue)), ConsumerMetrics(), interval_s=300)
     sweeper.start(owner)
     await runtime.sleep(301)
     assert queue.asked == ["collect"] * 3
@@ -116,7 +119,7 @@ async def test_closing_ends_a_pass_that_is_under_way() -> None:
             return Collected()
 
     collector, owner = Endless(FakeQueue()), Owner()
-    sweeper = Sweeper(collector, retention, ConsumerMetrics(), interval_s=300)
+    sweeper = Sweeper(passes(collector), ConsumerMetrics(), interval_s=300)
     sweeper.start(owner)
     await runtime.sleep(400)
     await sweeper.close()
@@ -125,4 +128,4 @@ async def test_closing_ends_a_pass_that_is_under_way() -> None:
 
 def test_an_interval_of_nothing_is_refused() -> None:
     with pytest.raises(Refused, match="gc_interval_s"):
-        Sweeper(FakeCollector(FakeQueue()), retention, ConsumerMetrics(), interval_s=0)
+        Sweeper(passes(FakeCollector(FakeQueue())), ConsumerMetrics(), interval_s=0)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from headwater.buffer.consumer import Consumer, UnreadableBatch, lsn_at_time, read_async
 from headwater.buffer.producer import Producer
 from headwater.buffer.producer.call import with_column
-from headwater.buffer.queue.contract import Retention, TimeBy
+from headwater.buffer.queue.contract import TimeBy
+from headwater.buffer.queue.retention import Retention
 from headwater.buffer.records import INGESTED, TIMESTAMP, from_values
 from headwater.buffer.stream import Stream, create_stream
 from headwater.buffer.transaction.commit import TransactionCommitter
@@ -227,7 +228,7 @@ async def test_a_batch_that_retention_takes_while_it_is_searched_is_not_the_firs
 
     async def collected_first(store: Store, key: str, *args: object, **named: object) -> object:
         if "/batches/" in key:
-            retention = Retention(retention_ms=0, grace_ms=0)
+            retention = Retention(retention_ms=0, grace_ms=0, only_acknowledged=True)
             await stream.collector(0).collect(retention, full=True)
         return await fetch(store, key, *args, **named)  # type: ignore[arg-type]
 

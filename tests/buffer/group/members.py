@@ -6,7 +6,7 @@ from typing import Any
 
 from headwater.buffer.consumer import ConsumedBatch
 from headwater.buffer.group.consumer import GroupConsumer
-from headwater.buffer.queue.contract import Retention
+from headwater.buffer.queue.retention import Retention
 from headwater.buffer.stream import Stream, create_stream
 from headwater.core import runtime
 from headwater.store import MemoryBackend, Store
@@ -74,7 +74,6 @@ async def rest(consumer: GroupConsumer) -> list[tuple[int, int]]:
 async def trim(stream: Stream, partition: int, before: int) -> None:
     """Delete the batches of a partition before this one, as a truncation does."""
     collector = stream.collector(partition)
-    await collector.acknowledge_before(before)
     retention = Retention(retention_ms=None, before_sequence=before, grace_ms=0)
     while (await collector.collect(retention)).is_cut_short:
         pass

@@ -338,7 +338,6 @@ async def test_members_of_a_distant_store_beat_and_look_less_often() -> None:
 async def test_a_member_collects_what_retention_has_released() -> None:
     stream = await stream_with(300)
     async with await member(stream, collect=True) as consumer:
-        await stream.collector(0).acknowledge_before(256)
         await alter_stream(stream.store, "orders", retention_ms=1000)
         await rest(consumer)
         await consumer.poll(320.0)

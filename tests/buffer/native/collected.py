@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from headwater.buffer.queue.contract import Retention
 from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.buffer.queue.native.reader import NativeReader
+from headwater.buffer.queue.retention import Retention
 from headwater.core import runtime
 from headwater.store import MemoryBackend
 from tests.buffer.native.given import PREFIX, Queue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headwater.buffer.queue.contract import AppendedBatch, NewBatch, QueueReader, Retention, TimeBy
+from headwater.buffer.queue.contract import AppendedBatch, NewBatch, QueueReader, TimeBy
 from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.buffer.queue.native.chunk import (
     Chunk,
@@ -16,6 +16,7 @@ from headwater.buffer.queue.native.chunk_log import ChunkLog, create_native_queu
 from headwater.buffer.queue.native.collector import NativeCollector
 from headwater.buffer.queue.native.consumer import NativeConsumer
 from headwater.buffer.queue.native.reader import NativeReader
+from headwater.buffer.queue.retention import Retention
 from headwater.core import runtime
 from headwater.core.runtime import encode_ulid
 from headwater.store import MemoryBackend, Store
@@ -24,7 +25,7 @@ from headwater.store.backend import Backend
 PREFIX = "streams/orders/0/ingest/q1"
 QUEUE = "q1"
 AT_MS = 1_767_000_000_000
-NOTHING_KEPT = Retention(retention_ms=0, grace_ms=0)
+NOTHING_KEPT = Retention(retention_ms=0, grace_ms=0, only_acknowledged=True)
 
 
 class Cloud(MemoryBackend):

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from headwater.buffer.queue.contract import BatchTrimmed, Retention
+from headwater.buffer.queue.contract import BatchTrimmed
+from headwater.buffer.queue.retention import Retention
 from headwater.core import limits, runtime
 from headwater.core.errors import Denied, HeadwaterError, Trimmed, Unavailable
 from headwater.store import MemoryBackend
@@ -64,10 +65,11 @@ async def test_what_is_acknowledged_and_past_the_retention_goes(shape: type[Memo
 
 
 @virtual
-async def test_nothing_goes_that_nobody_acknowledged() -> None:
+async def test_where_acknowledgements_count_nothing_goes_that_is_not_acknowledged() -> None:
     queue, ids = await a_queue(5)
     await runtime.sleep(1e8)
-    report = await queue.collector().collect(Retention(0, 0, grace_ms=0), full=True)
+    retention = Retention(0, 0, grace_ms=0, only_acknowledged=True)
+    report = await queue.collector().collect(retention, full=True)
     assert (report.batches_expired, report.kept_pending) == (0, 5)
     assert await uploads(queue) == ids
     assert len(await queue.entries()) == 5

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from headwater.buffer.queue.contract import BatchTrimmed, Retention
+from headwater.buffer.queue.contract import BatchTrimmed
+from headwater.buffer.queue.retention import Retention
 from headwater.core import limits, runtime
 from headwater.core.errors import Bug, Fenced, Refused, Trimmed
 from tests.buffer.native.given import NOTHING_KEPT, filled
@@ -225,20 +226,35 @@ async def test_the_rate_of_conflicts_counts_lost_races_among_the_writes_tried() 
 
 
 @virtual
-async def test_what_a_truncation_acknowledged_may_be_acknowledged_by_whoever_has_it() -> None:
+async def test_what_retention_deleted_unread_is_trimmed_and_may_not_be_passed_silently() -> None:
     queue = await filled(6)
     queue_consumer = await queue.taken()
     assert [one.sequence for one in await queue_consumer.after(None, 2)] == [0, 1]
-    collector = queue.collector()
-    await collector.acknowledge_before(4)
-    await collector.collect(Retention(None, grace_ms=0, before_sequence=4))
+    await queue.collector().collect(Retention(None, grace_ms=0, before_sequence=4))
     await runtime.sleep(limits.FLOOR_LEASE_S)
     with pytest.raises(Trimmed):
         await queue_consumer.after(1, 1)
-    await queue_consumer.dequeue(0)
-    await queue_consumer.dequeue(1)
-    assert queue_consumer.pending == 2
+    for sequence in (0, 1):
+        await queue_consumer.dequeue(sequence)
+    assert (await queue.queue_reader().state()).pending == 2
+    # A successor is not led past the records that were lost.
+    successor = queue.queue_consumer()
+    position = await successor.open("g")
+    assert position is None or position < 3
+    with pytest.raises(BatchTrimmed):
+        await successor.after(position, 1)
+    # It goes on at the oldest record if it says so.
+    assert await successor.open("g", last_acked_sequence=3) == 3
     with pytest.raises(Refused):
-        await queue_consumer.dequeue(6)  # never appended
+        await successor.dequeue(6)  # never appended
+    assert [one.sequence for one in await successor.after(3, 9)] == [4, 5]
+
+
+@virtual
+async def test_the_first_consumer_begins_at_the_oldest_record() -> None:
+    queue = await filled(6)
+    await queue.collector().collect(Retention(None, grace_ms=0, before_sequence=4))
+    queue_consumer = queue.queue_consumer()
+    assert await queue_consumer.open("g") == 3
     assert [one.sequence for one in await queue_consumer.after(3, 9)] == [4, 5]
     await queue_consumer.dequeue(5)

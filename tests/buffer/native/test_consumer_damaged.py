@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headwater.buffer.queue.contract import BatchTrimmed
 from headwater.core.errors import NotFound, Refused, RolledBack
 from headwater.store import MemoryBackend, Object
 from tests.buffer.native.given import NOTHING_KEPT, PREFIX, Queue, batch, filled
@@ -117,15 +118,18 @@ async def test_a_consumer_record_that_vanished_is_refused() -> None:
 
 
 @virtual
-async def test_a_consumer_record_that_went_back_is_refused() -> None:
+async def test_a_consumer_record_below_the_floor_leads_to_trimmed() -> None:
     queue = await filled(3)
     await queue.taken()
     older = copied(queue)
     await acknowledge_through(queue, 1)
     await queue.collector().collect(NOTHING_KEPT, full=True)
     restored(queue, older, part="consumer.json")
-    with pytest.raises(RolledBack, match="it went back"):
-        await queue.queue_consumer().open("g")
+    behind = queue.queue_consumer()
+    assert await behind.open("g") is None
+    with pytest.raises(BatchTrimmed) as trimmed:
+        await behind.after(None, 1)
+    assert (trimmed.value.floor_sequence, trimmed.value.floor_lsn) == (2, 3)
 
 
 @virtual

@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.buffer.queue.contract import AppendedBatch, ProducerState, Retention
+from headwater.buffer.queue.contract import AppendedBatch, ProducerState
 from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.buffer.queue.native.chunk import ProducerIncarnation, encode_chunk
 from headwater.buffer.queue.native.chunk_log import ChunkLog
+from headwater.buffer.queue.retention import Retention
 from headwater.core.errors import Fenced, Trimmed
 from tests.buffer.native.collected import uploads
 from tests.buffer.native.given import NOTHING_KEPT, PREFIX, QUEUE, Queue, batch
@@ -167,10 +168,10 @@ async def test_what_a_stalled_writer_left_goes_and_what_it_names_stays() -> None
     )
     await queue.fill(2, "other")
     await (await queue.taken()).dequeue(1)
-    await queue.collector().collect(Retention(0), full=True)
+    await queue.collector().collect(Retention(0, only_acknowledged=True), full=True)
     assert await appender.append([new]) == [AppendedBatch(2, 3)]
     await queue.store.put(queue.chunks.key(1), encode_chunk(lost))
-    await queue.collector().collect(Retention(0), full=True)
+    await queue.collector().collect(Retention(0, only_acknowledged=True), full=True)
     assert not await queue.chunks.exists(1)
     assert await uploads(queue) == [new.batch_id]
 

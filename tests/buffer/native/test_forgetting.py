@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.queue.contract import ProducerState, Retention
+from headwater.buffer.queue.contract import ProducerState
 from headwater.buffer.queue.native.appender import NativeAppender
 from headwater.buffer.queue.native.producers import SILENT_LOOKS, shard_name
+from headwater.buffer.queue.retention import Retention
 from headwater.core import limits, runtime
 from headwater.core.errors import Fenced
 from headwater.testing import Simulation, simulate

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.queue.contract import AppendedBatch, BelowFloor, Retention
+from headwater.buffer.queue.contract import AppendedBatch, BelowFloor
 from headwater.buffer.queue.native.chunk_log import CollectorRecord
+from headwater.buffer.queue.retention import Retention
 from headwater.core import limits, runtime
 from headwater.store import Register
 from tests.buffer.native.collected import FOREVER, HOUR_MS, a_queue, uploads

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.queue.contract import AppendedBatch, BelowFloor, ProducerState, Retention
+from headwater.buffer.queue.contract import AppendedBatch, BelowFloor, ProducerState
 from headwater.buffer.queue.native.appender import REFRESH_APPENDS, REFRESH_S
 from headwater.buffer.queue.native.producers import check_producer_id, shard_name
+from headwater.buffer.queue.retention import Retention
 from headwater.core import limits, runtime
 from headwater.core.errors import Fenced, OutcomeUnknown, Refused, RolledBack, Unavailable
 from tests.buffer.native.given import Queue, batch

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.queue.contract import Retention
 from headwater.buffer.queue.native.chunk import ProducerIncarnation
 from headwater.buffer.queue.native.orphans import ReferencedIds
+from headwater.buffer.queue.retention import Retention
 from headwater.core import limits, runtime
 from headwater.core.runtime import encode_ulid
 from tests.buffer.native.collected import FOREVER, uploads

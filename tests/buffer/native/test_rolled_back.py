@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 
+from headwater.buffer.queue.contract import BatchTrimmed
 from headwater.buffer.queue.native.chunk_log import create_native_queue
 from headwater.core import runtime
 from headwater.core.errors import Corrupt, RolledBack
@@ -146,7 +147,7 @@ async def test_an_open_last_chunk_behind_its_consumer_is_refused_by_a_producer_t
 
 @shapes
 @virtual
-async def test_a_consumer_behind_its_queue_is_refused(shape: type[MemoryBackend]) -> None:
+async def test_a_consumer_behind_the_floor_gets_trimmed(shape: type[MemoryBackend]) -> None:
     world = Restorable(shape)
     queue = await world.queue.create()
     await queue.fill(5)
@@ -157,8 +158,11 @@ async def test_a_consumer_behind_its_queue_is_refused(shape: type[MemoryBackend]
     now = world.copy()
     now |= {key: found for key, found in earlier.items() if "consumer.json" in key}
     world.restore(now)
-    with pytest.raises(RolledBack, match="went back"):
-        await queue.queue_consumer().open("g")
+    behind = queue.queue_consumer()
+    assert await behind.open("g") is None
+    with pytest.raises(BatchTrimmed, match="batch 0 was deleted by retention"):
+        await behind.after(None, 1)
+    assert (await queue.queue_reader().state()).pending == 1
     world.delete("consumer.json")
     with pytest.raises(RolledBack):
         await queue.queue_consumer().open("g")

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from headwater.buffer.queue.contract import Descriptor, Retention
+from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.queue.retention import Retention
 from headwater.buffer.queue.v1.manifest_format import Manifest, encode_manifest
 from headwater.buffer.queue.v1.side_object import Adopted, ConsumedElsewhere, adopt_v1_queue
 from headwater.core import limits

@@ -12,7 +12,8 @@ import pytest
 from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.compression import Compression
 from headwater.buffer.producer.call import with_column
-from headwater.buffer.queue.contract import AppendedBatch, Retention, Unsettled
+from headwater.buffer.queue.contract import AppendedBatch, Unsettled
+from headwater.buffer.queue.retention import Retention
 from headwater.buffer.queue.v1.appender import UNKNOWN_LSN, V1Appender
 from headwater.buffer.queue.v1.batch_format import decode_batch
 from headwater.buffer.queue.v1.manifest_format import (

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.buffer.queue.contract import Collected, Retention
+from headwater.buffer.queue.contract import Collected
+from headwater.buffer.queue.retention import Retention
 from headwater.buffer.queue.v1.collector import V1Collector
 from headwater.buffer.queue.v1.reader import V1Queue
 from headwater.core import limits, runtime

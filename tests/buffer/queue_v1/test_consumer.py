@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.buffer.queue.contract import BatchTrimmed, Retention, Uncounted
+from headwater.buffer.queue.contract import BatchTrimmed, Uncounted
+from headwater.buffer.queue.retention import Retention
 from headwater.buffer.queue.v1.manifest_format import MetadataItem
 from headwater.core import limits
 from headwater.core.errors import (

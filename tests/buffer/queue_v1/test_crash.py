@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.buffer.queue.contract import Descriptor, Retention
+from headwater.buffer.queue.contract import Descriptor
+from headwater.buffer.queue.retention import Retention
 from headwater.buffer.queue.v1.appender import V1Appender
 from headwater.buffer.queue.v1.consumer import V1Consumer
 from headwater.buffer.queue.v1.reader import V1Queue, V1Reader

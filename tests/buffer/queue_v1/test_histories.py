@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.queue.contract import Retention
+from headwater.buffer.queue.retention import Retention
 from headwater.buffer.queue.v1 import reader as reader_module
 from headwater.buffer.queue.v1.appender import V1Appender
 from headwater.buffer.queue.v1.collector import V1Collector

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.buffer.queue.contract import BatchTrimmed, Retention
+from headwater.buffer.queue.contract import BatchTrimmed
+from headwater.buffer.queue.retention import Retention
 from headwater.core import limits
 from headwater.core.errors import NotFound, Refused
 from headwater.store import Store

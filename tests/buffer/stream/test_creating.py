@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.buffer.compression import Compression
-from headwater.buffer.queue.contract import Retention
+from headwater.buffer.queue.retention import Retention
 from headwater.buffer.stream import (
     Stream,
     alter_stream,
@@ -259,7 +259,7 @@ async def test_retention_follows_the_settings_and_who_consumes() -> None:
     )
     assert stream.retention() == Retention(None, 2**30, 5)
     stream = await alter_stream(store, "orders", consumer="nodes")
-    assert stream.retention() == Retention(5, None, 5)
+    assert stream.retention() == Retention(5, None, 5, policy=1, only_acknowledged=True)
 
 
 @pytest.mark.parametrize("format", ["native", "v1"])

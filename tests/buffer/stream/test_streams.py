@@ -36,7 +36,7 @@ async def test_settings_are_changed_and_the_others_stay() -> None:
     made = await create_stream(store, "orders", compression="lz4", linger_ms=5)
     changed = await alter_stream(store, "orders", **{"retention.ms": "1d", "linger.ms": "default"})
     assert changed.config == msgspec.structs.replace(
-        made.config, retention_ms=86_400_000, linger_ms=None
+        made.config, retention_ms=86_400_000, linger_ms=None, policy=1
     )
     assert (await open_stream(store, "orders")).config == changed.config
 
@@ -120,8 +120,8 @@ async def test_a_change_is_never_made_to_a_later_stream_of_the_same_name() -> No
 async def test_a_stream_that_takes_later_software_is_refused_with_what_to_upgrade_to() -> None:
     _, store, _ = given()
     made = await create_stream(store, "orders")
-    await rewritten(made, reader_version=3, writer_version=4, needs_release="0.7.0", consumer="?")
-    with pytest.raises(NotSupported, match=r"read .* format 3.*upgrade to headwater 0\.7\.0"):
+    await rewritten(made, reader_version=4, writer_version=5, needs_release="0.7.0", consumer="?")
+    with pytest.raises(NotSupported, match=r"read .* format 4.*upgrade to headwater 0\.7\.0"):
         await open_stream(store, "orders")
 
 
@@ -129,11 +129,11 @@ async def test_a_stream_that_takes_later_software_is_refused_with_what_to_upgrad
 async def test_what_later_software_wrote_is_read_and_not_written_over() -> None:
     _, store, _ = given()
     made = await create_stream(store, "orders")
-    await rewritten(made, writer_version=3, needs_release="0.5.0", a_later_field=[1, 2])
+    await rewritten(made, writer_version=4, needs_release="0.5.0", a_later_field=[1, 2])
     before = bytes((await store.get(KEY)).data)
     found = await open_stream(store, "orders")
     assert (await found.queue_reader(0).state()).next_lsn == 1
-    with pytest.raises(NotSupported, match=r"write .* format 3.*headwater 0\.5\.0"):
+    with pytest.raises(NotSupported, match=r"write .* format 4.*headwater 0\.5\.0"):
         await open_stream(store, "orders", writing=True)
     for door in (
         found.queue_consumer,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from headwater.buffer.batch import decode_batch
-from headwater.buffer.consumer.ownership import retention_of
+from headwater.buffer.collection import retention_of
 from headwater.buffer.queue.contract import Collected
 from headwater.buffer.records import from_values
 from headwater.buffer.stream import Stream, create_stream
@@ -87,7 +87,7 @@ async def collect(stream: Stream, *, full: bool = True) -> list[Collected]:
     """A pass over every partition, as consumers make them."""
     passes = []
     for partition in range(stream.partitions):
-        retention = await retention_of(stream)
+        retention = await retention_of(stream, partition)
         passes.append(await stream.collector(partition).collect(retention, full=full))
     return passes
 

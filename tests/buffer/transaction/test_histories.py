@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.buffer.consumer import ownership
-from headwater.buffer.queue.contract import Retention
+from headwater.buffer import collection
+from headwater.buffer.queue.retention import Retention
 from headwater.buffer.stream import Stream
 from headwater.buffer.transaction import holds as holds_module
 from headwater.buffer.transaction.commit import (
@@ -76,7 +76,7 @@ async def looks_at_the_token_alone(self: TransactionCommitter, tasks: Any, uploa
     await self._holder.read()
 
 
-async def ignores_holds(stream: Stream) -> Retention:
+async def ignores_holds(stream: Stream, partition: int) -> Retention:
     """How long batches stay, and nothing else."""
     return stream.retention()
 
@@ -142,7 +142,7 @@ PLANTED = {
         (Uploader, "finish", holds_in_the_end),
         (TransactionCommitter, "_check_held", looks_at_the_token_alone),
     ),
-    "collector-ignores-holds": _replacing((ownership, "retention_of", ignores_holds)),
+    "collector-ignores-holds": _replacing((collection, "retention_of", ignores_holds)),
     "abort-without-asking": _replacing((TransactionCommitter, "abort", aborts_without_asking)),
     "hold-dropped-at-once": _replacing((holds_module, "_end_holds", drops_at_once)),
     "commit-without-a-hold": _replacing((TransactionCommitter, "_check_held", trusts_its_hold)),

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from headwater.buffer.collection import retention_of
 from headwater.buffer.consumer import Consumer
-from headwater.buffer.consumer.ownership import retention_of
 from headwater.buffer.queue.contract import ProducerState
 from headwater.buffer.stream import Stream, alter_stream, create_stream, delete_stream
 from headwater.buffer.transaction import holds as holds_module
@@ -338,7 +338,7 @@ async def test_a_pass_without_transactions_writes_the_floor_once_in_a_grace() ->
 @virtual
 async def test_a_published_v1_stream_has_no_holds() -> None:
     stream = await create_stream(Store(MemoryBackend()), "old", format="v1")
-    assert (await retention_of(stream)).hold_below is None
+    assert (await retention_of(stream, 0)).hold_below is None
 
 
 @virtual
@@ -381,7 +381,7 @@ async def test_a_producer_is_not_forgotten_before_what_it_committed_is_appended(
         found = await queue_consumer.after(None if version == 0 else version, 100)
         await queue_consumer.dequeue(found[-1].sequence)
         for _ in range(4):
-            retention = await retention_of(stream)
+            retention = await retention_of(stream, 0)
             # The hold has just been seen: it is not ended in these passes.
             assert retention.keep_producers >= {producer_id(attempt.application)}
             await stream.collector(0).collect(retention)

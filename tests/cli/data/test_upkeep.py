@@ -114,13 +114,14 @@ def test_gc_says_what_went_and_what_stays_and_why(
     make("brief", retention_ms=0)
     for text in ("a\n", "x" * 40_000 + "\n", "b\n"):
         invoke("produce", url, "brief", file(text))
+    invoke("stream", "alter", url, "brief", "--required-group=billing")
     kept = invoke("gc", url, "brief").stdout
-    assert re.search(r"kept +3 +batches: not acknowledged", kept)
-    acknowledge(url, 3, "brief")
+    assert re.search(r"kept +3 +batches: kept for 0 ms, and until group billing has", kept)
+    invoke("stream", "alter", url, "brief", "--required-group=none")
     done = invoke("gc", url, "brief", "--full")
     assert done.exit_code == 0, done.stderr
-    assert re.search(r"deleted +3 +batches, .* KiB: acknowledged, and past", done.stdout)
-    assert re.search(r"kept +0 +batches: not acknowledged", done.stdout)
+    assert re.search(r"deleted +3 +batches, .* KiB: past their 0 ms", done.stdout)
+    assert re.search(r"kept +0 +batches: kept for 0 ms", done.stdout)
     assert re.search(r"oldest now +3 ", done.stdout)
     again = json.loads(invoke("gc", url, "brief", "--json").stdout)
     assert again["partitions"][0]["batches_expired"] == 0
@@ -155,12 +156,12 @@ def test_gc_counts_what_is_kept_at_one_moment(
 
     monkeypatch.setattr(NativeCollector, "collect", late)
     [found] = json.loads(invoke("gc", url, "events", "--json").stdout)["partitions"]
-    assert (found["kept_pending"], found["kept_retained"], found["floor_sequence"]) == (1, 0, 0)
+    assert (found["kept_pending"], found["kept_retained"], found["floor_sequence"]) == (0, 1, 0)
 
 
 def test_gc_keeps_what_the_retention_keeps(invoke: Invoke, url: str, file: File) -> None:
     invoke("produce", url, "events", file("a\n"))
     acknowledge(url, 1)
     done = invoke("gc", url, "events", "--partition=0")
-    assert re.search(r"1 +batches: acknowledged, and kept for 7 days", done.stdout)
+    assert re.search(r"1 +batches: kept for 7 days", done.stdout)
     assert values(url) == [b"a"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ def test_create_makes_a_stream_and_says_what_it_will_cost(invoke: Invoke, url: s
     stream = opened(url)
     assert "✓ created stream orders" in out
     assert stream.id in out
-    assert "7 days, once they are acknowledged" in out
+    assert re.search(r"records stay +7 days$", out, re.MULTILINE)
     assert "free of charge here; on S3 about $26 a month for a producer" in out
     assert "$0.52 for an idle reader; for one partition, at list prices" in out
 
@@ -170,3 +171,16 @@ def test_an_address_with_nothing_behind_it_is_told_from_an_empty_store(
             assert f"{tmp_path}/{name} {why}" in said
     said = error_of(invoke("stream", "list", f"file://{tmp_path}/folder"), 1)
     assert said == "there are no streams here\n"
+
+
+def test_a_required_group_is_set_and_taken_away(invoke: Invoke, url: str) -> None:
+    made = invoke("stream", "create", url, "orders", "--required-group=billing")
+    assert "7 days, and until group billing has processed them" in made.stdout
+    changed = invoke("stream", "alter", url, "orders", "--required-group=none")
+    assert "required_group: billing → none" in changed.stdout
+    assert opened(url).config.required_group is None
+    wrong = invoke("stream", "alter", url, "orders", "--required-group=a/b")
+    assert (wrong.exit_code, "'a/b' is not a valid group name" in wrong.stderr) == (
+        2,
+        True,
+    )

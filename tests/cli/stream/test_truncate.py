@@ -10,7 +10,7 @@ import pytest
 
 from headwater.buffer.blocking import delete_stream
 from headwater.buffer.producer import Producer
-from headwater.buffer.stream import create_stream
+from headwater.buffer.stream import Stream, create_stream
 from headwater.cli import stream_records, terminal
 from headwater.core.errors import Unavailable
 from headwater.store import open_store
@@ -98,13 +98,26 @@ def test_what_makes_no_sense_changes_nothing(
     assert (read(invoke, filled, 0), read(invoke, filled, 1)) == ("1\n2\n3\n4\n5\n",) * 2
 
 
-def test_it_asks_and_says_what_was_not_acknowledged(
+def test_what_the_required_group_has_not_processed_takes_force_and_is_named(
+    invoke: Invoke, filled: str
+) -> None:
+    done(invoke("stream", "alter", filled, "orders", "--required-group=billing"))
+    command = ("stream", "truncate", filled, "orders", "--before=1=3")
+    refused = error_of(invoke(*command, "--yes"))
+    assert "required group billing has not processed 2 of these records" in refused
+    unasked = error_of(invoke(*command, "--force"))
+    assert "the required group billing has not processed 2 of them, and would lose" in unasked
+    assert read(invoke, filled, 1) == "1\n2\n3\n4\n5\n"
+    done(invoke(*command, "--force", "--yes"))
+    assert read(invoke, filled, 1) == "3\n4\n5\n"
+
+
+def test_it_asks_how_many_records_are_to_go(
     invoke: Invoke, filled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ("stream", "truncate", filled, "orders", "--before=1=3")
     refused = error_of(invoke(*command))
     assert "2 records in 1 partitions of stream orders" in refused
-    assert "partition 1: 2 of them are not acknowledged by any group" in refused
     assert "--yes" in refused
     monkeypatch.setattr(terminal, "is_interactive", lambda: True)
     asked: list[str] = []
@@ -112,7 +125,7 @@ def test_it_asks_and_says_what_was_not_acknowledged(
         stream_records, "confirm", lambda question, *, unasked: asked.append(question)
     )
     done(invoke(*command))
-    assert asked[0].startswith("Permanently delete 2 records in 1 partitions of stream orders;")
+    assert asked[0].startswith("Permanently delete 2 records in 1 partitions of stream orders?")
     done(invoke(*command))  # nothing is left to ask about
     assert len(asked) == 1
 
@@ -136,14 +149,16 @@ def test_a_partition_that_fails_is_named_and_the_others_are_done(
 ) -> None:
     from headwater.buffer import truncation
 
-    whole = truncation.truncate_partition
+    whole = truncation._truncate
 
-    async def fails(stream: object, plan: truncation.TruncationPlan) -> truncation.Truncated:
+    async def fails(
+        stream: Stream, plan: truncation.TruncationPlan, *, force: bool
+    ) -> truncation.Truncated:
         if plan.partition == 0:
             raise Unavailable("no route to host")
-        return await whole(stream, plan)  # type: ignore[arg-type]
+        return await whole(stream, plan, force=force)
 
-    monkeypatch.setattr(truncation, "truncate_partition", fails)
+    monkeypatch.setattr(truncation, "_truncate", fails)
     result = invoke("stream", "truncate", filled, "orders", "--before=3", "--yes")
     assert result.exit_code == 1
     assert "✗ partition 0: Unavailable: no route to host" in result.stdout

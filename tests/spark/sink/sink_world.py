@@ -14,7 +14,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from headwater.buffer.batch import Batch, decode_batch
-from headwater.buffer.consumer.ownership import retention_of
+from headwater.buffer.collection import retention_of
 from headwater.buffer.stream import Stream, create_stream, open_stream
 from headwater.core import portal
 from headwater.spark.data_source import HeadwaterDataSource
@@ -147,7 +147,7 @@ class World:
 
         async def go() -> None:
             for partition in range(stream.partitions):
-                await stream.collector(partition).collect(await retention_of(stream))
+                await stream.collector(partition).collect(await retention_of(stream, partition))
 
         wait(go())
 

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headwater.buffer.batch import decode_batch
-from headwater.buffer.consumer.ownership import retention_of
+from headwater.buffer.collection import retention_of
 from headwater.buffer.stream import Stream, create_stream, open_stream
 from headwater.buffer.transaction.holds import holds_register, read_holds
 from headwater.buffer.transaction.record import CommitAttempt
@@ -171,7 +171,7 @@ def test_a_query_whose_driver_is_killed_after_its_commit_leaves_one_copy(
 
     async def collect() -> int:
         for partition in range(stream.partitions):
-            await stream.collector(partition).collect(await retention_of(stream))
+            await stream.collector(partition).collect(await retention_of(stream, partition))
         return sum([1 async for meta in root.store.list("streams") if "/batches/" in meta.key])
 
     batches = sum(len(wait(stream.queue_reader(one).after(None, 1000))) for one in range(2))

@@ -297,6 +297,39 @@ def test_an_option_that_is_ignored_is_reported_with_the_command_that_moves_the_g
     assert f"headwater group reset {world.url} orders g --to-" in caplog.text
 
 
+def test_spark_4_1_acknowledges_nothing_of_a_checkpoint_from_before_a_reset(world: World) -> None:
+    world.stream("a")
+    filled(world)
+    options = {"subscribe": "a,orders"}
+    reader = world.stream_reader(**options)
+    start, end = reader.initialOffset(), reader.latestOffset()
+    reader.partitions(start, end)
+    world.reset(2)
+    # Spark commits the micro-batch before it plans the next one, which would be refused.
+    again = world.stream_reader(**options)
+    again.latestOffset()
+    with pytest.raises(QueryFenced, match=r"'orders': group 'g' was reset.*new checkpoint"):
+        again.commit(end)
+    assert world.positions() == {0: 2}
+
+
+def test_a_query_says_once_that_retention_does_not_wait_for_it(
+    world: World, clock: Standing, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.stream()
+    world.stream("kept", required_group="g")
+    with caplog.at_level("INFO", logger="headwater.spark"):
+        reader = world.stream_reader(subscribe="orders,kept")
+        start = reader.initialOffset()
+        for _ in range(3):
+            reader.latestOffset(start, ALL)
+            clock.pass_s(10)
+    told = [record.getMessage() for record in caplog.records if "retention" in record.getMessage()]
+    assert len(told) == 1
+    assert "stream 'orders' does not wait for group 'g'" in told[0]
+    assert f"headwater stream alter {world.url} orders --required-group g" in told[0]
+
+
 # Who may not read
 
 

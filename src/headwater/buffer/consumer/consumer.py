@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TypeVar
 
+from headwater.buffer.collection import GarbageCollection
 from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.buffer.consumer.delivery import Delivery, OnBadBatch
 from headwater.buffer.consumer.fetcher import FetchHandle
@@ -31,7 +31,6 @@ from headwater.buffer.consumer.ownership import (
     ProcessGuard,
     Sweeper,
     check_consumable,
-    retention_of,
 )
 from headwater.buffer.consumer.progress import ConsumerMetrics, Lag, lag_of_owner
 from headwater.buffer.queue.contract import Descriptor, QueueConsumer, Uncounted
@@ -120,10 +119,8 @@ class Consumer:
             )
             sweeper = None
             if gc:
-                collector = stream.collector(partition)
-                sweeper = Sweeper(
-                    collector, partial(retention_of, stream), metrics, interval_s=gc_interval_s
-                )
+                collect = GarbageCollection(stream, partition).run_pass
+                sweeper = Sweeper(collect, metrics, interval_s=gc_interval_s)
             async with explain_deletion(stream):
                 resume_after = last_acked_sequence
                 try:

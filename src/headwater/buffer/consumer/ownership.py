@@ -8,24 +8,17 @@ import shlex
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
 from typing import Final
 
 import msgspec
 
+from headwater.buffer.collection import GarbageCollection
 from headwater.buffer.consumer.dead_letter import write_dead_letter
 from headwater.buffer.consumer.progress import ConsumerMetrics
 from headwater.buffer.layout import check_group_name
-from headwater.buffer.queue.contract import (
-    Collector,
-    Descriptor,
-    QueueConsumer,
-    Retention,
-    Uncounted,
-)
-from headwater.buffer.stream import Stream, open_stream
+from headwater.buffer.queue.contract import Collected, Descriptor, QueueConsumer, Uncounted
+from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import explain_deletion
-from headwater.buffer.transaction.holds import active_holds
 from headwater.core import runtime
 from headwater.core.errors import Fenced, HeadwaterError, LimitExceeded, Refused
 from headwater.core.limits import ACKS_PER_DEQUEUE, GC_INTERVAL_S, UNACKED_MAX_BATCHES
@@ -87,9 +80,8 @@ class Ownership:
         metrics.register(stream=stream.name, partition=partition, group=group)
         sweeper = None
         if gc:
-            collector = stream.collector(partition)
-            retention = partial(retention_of, stream)
-            sweeper = Sweeper(collector, retention, metrics, interval_s=gc_interval_s)
+            collect = GarbageCollection(stream, partition).run_pass
+            sweeper = Sweeper(collect, metrics, interval_s=gc_interval_s)
         async with explain_deletion(stream):
             await queue_consumer.open(group, take_over=take_over, last_acked_sequence=acked_through)
         ownership = cls(stream, partition, group, queue_consumer, sweeper)
@@ -280,14 +272,12 @@ class Sweeper:
 
     def __init__(
         self,
-        collector: Collector,
-        retention: Callable[[], Awaitable[Retention]],
+        collect: Callable[[], Awaitable[Collected]],
         metrics: ConsumerMetrics,
         *,
         interval_s: float,
     ) -> None:
-        self._collector = collector
-        self._retention = retention
+        self._collect = collect
         self._metrics = metrics
         self._interval_s = seconds("gc_interval_s", interval_s)
         self._task: asyncio.Task[None] | None = None
@@ -322,7 +312,7 @@ class Sweeper:
         """Run a pass. Returns whether there is more to collect."""
         started_s = runtime.monotonic_s()
         try:
-            done = await self._collector.collect(await self._retention())
+            done = await self._collect()
         except Exception as error:
             # The next pass repeats the work, so an error must not end the consumer or the sweeper.
             # It is in the metrics, and logged because nobody watches the metrics of a Spark query.
@@ -352,20 +342,3 @@ def check_consumable(stream: Stream, partition: int, group: str) -> Stream:
             "--set consumer=query"
         )
     return stream
-
-
-async def retention_of(stream: Stream) -> Retention:
-    """The stream's current retention, and what its open transactions hold.
-
-    `Refused` if another stream has the name now: its retention does not apply to this one.
-    """
-    current = await open_stream(stream.store, stream.name)
-    if current.id != stream.id:
-        raise Refused(f"stream {stream.name!r} was deleted and created again since it was opened")
-    retention = current.retention()
-    if current.config.format == "v1":
-        return retention
-    holds = await active_holds(current, retention.grace_ms)
-    return msgspec.structs.replace(
-        retention, hold_below=holds.below, keep_producers=holds.producers
-    )

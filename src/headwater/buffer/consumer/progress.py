@@ -159,7 +159,7 @@ def _behind(state: QueueState) -> Lag:
         return Lag()
     return Lag(
         batches=state.pending,
-        records=state.next_lsn - state.acked_lsn,
+        records=state.pending_records,
         size_bytes=state.pending_bytes,
         seconds=_seconds_since(state.oldest_pending_ms),
     )

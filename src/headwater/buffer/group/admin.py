@@ -98,20 +98,25 @@ class GroupReset(msgspec.Struct, frozen=True):
 async def list_groups(source: str | Store | Stream, name: str | None = None) -> list[GroupSummary]:
     """The groups of a stream, by name, without those that were deleted."""
     async with borrow_stream(source, name) as stream:
-        prefix, suffix = f"{group_records_prefix(stream.name, stream.id)}/", ".json"
-        names = [
-            meta.key.removeprefix(prefix).removesuffix(suffix)
-            async for meta in stream.store.list(prefix.rstrip("/"))
-            if meta.key.endswith(suffix)
-        ]
 
         async def one(group: str) -> GroupSummary | None:
             return await _summary(GroupRegister(stream, group))
 
         found = await runtime.gather_each(
-            one, filter(is_stream_name, sorted(names)), at_once=PARTITIONS_AT_ONCE
+            one, await group_names(stream), at_once=PARTITIONS_AT_ONCE
         )
         return [summary for summary in found if summary is not None]
+
+
+async def group_names(stream: Stream) -> list[str]:
+    """The names of a stream's groups, sorted, with those that were deleted."""
+    prefix, suffix = f"{group_records_prefix(stream.name, stream.id)}/", ".json"
+    names = [
+        meta.key.removeprefix(prefix).removesuffix(suffix)
+        async for meta in stream.store.list(prefix.rstrip("/"))
+        if meta.key.endswith(suffix)
+    ]
+    return [name for name in sorted(names) if is_stream_name(name)]
 
 
 async def describe_group(

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from functools import partial
 from typing import Final, TypeVar
 
+from headwater.buffer.collection import GarbageCollection
 from headwater.buffer.consumer.consumed_batch import ConsumedBatch
-from headwater.buffer.consumer.ownership import Sweeper, retention_of
+from headwater.buffer.consumer.ownership import Sweeper
 from headwater.buffer.consumer.progress import ConsumerMetrics
 from headwater.buffer.group.partition import ClaimedPartition, ReadingOptions
 from headwater.buffer.group.record import GroupEpoch
@@ -246,12 +246,7 @@ class Assignment:
 
     def _start_sweeper(self, one: ClaimedPartition) -> None:
         if self._collects:
-            stream = self._register.stream
-            sweeper = Sweeper(
-                stream.collector(one.number),
-                partial(retention_of, stream),
-                self._metrics,
-                interval_s=GC_INTERVAL_S,
-            )
+            collection = GarbageCollection(self._register.stream, one.number)
+            sweeper = Sweeper(collection.run_pass, self._metrics, interval_s=GC_INTERVAL_S)
             sweeper.start(one)
             self._sweepers[one.number] = sweeper

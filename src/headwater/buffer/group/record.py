@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from headwater.core import runtime
 from headwater.core.errors import Fenced, NotSupported, Refused
 from headwater.core.limits import LSN_MAX
 from headwater.core.settings import whole_number
@@ -141,3 +142,11 @@ class OtherKind(Refused):
 
 class OtherCheckpoint(Fenced):
     """The group belongs to another checkpoint, or a newer copy of this one."""
+
+
+def checkpoint_words(query: str) -> str:
+    return f"checkpoint {query}" if query else "no checkpoint"
+
+
+def utc_words(ms: int) -> str:
+    return runtime.utc_text(ms, "seconds")

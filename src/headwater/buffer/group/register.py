@@ -7,6 +7,8 @@ A reader works under an epoch:
 2. `take` writes the epoch into the position of each partition. **The position that this write
    returns counts**, never one that was read before: the predecessor acknowledges until the write.
 3. `acknowledge` moves the position forward while it still has this epoch, and is `Fenced` after.
+
+`reset`, `seek` and `delete` return once no collector acts on where a required group was before.
 """
 
 from __future__ import annotations
@@ -31,9 +33,12 @@ from headwater.buffer.group.record import (
     begin_of,
     checked_begins,
     checked_lsn,
+    checkpoint_words,
+    utc_words,
 )
 from headwater.buffer.layout import check_group_name, group_key, group_record_key
 from headwater.buffer.stream import Stream
+from headwater.buffer.stream.policy import renew_policy_for
 from headwater.core import runtime
 from headwater.core.errors import Bug, Contended, Fenced, NotFound, RolledBack
 from headwater.core.limits import GROUP_RESET_ATTEMPTS
@@ -128,7 +133,7 @@ class GroupRegister:
             self._of_kind(now, QUERY)
             if not is_new and now.query != query:
                 raise OtherCheckpoint(
-                    f"{self._name()} belongs to {_checkpoint(now.query)}, not to checkpoint "
+                    f"{self._name()} belongs to {checkpoint_words(now.query)}, not to checkpoint "
                     f"{query}: the group was reset, or another query was started. Start this query "
                     "with a new checkpoint to continue where the group is, or with another group"
                 )
@@ -220,9 +225,11 @@ class GroupRegister:
             try:
                 if fence is not None:
                     kept |= {str(p): (await self.take(p, fence)).lsn for p in staying}
-                return await self._update(reset)
+                record = await self._update(reset)
             except Fenced:
                 continue  # a reader started meanwhile, and may have acknowledged since
+            await renew_policy_for(self.stream, self.group)
+            return record
         raise Contended(
             f"{self._name()} was not reset: its readers started again {GROUP_RESET_ATTEMPTS} "
             "times meanwhile. Stop them, and reset it then"
@@ -240,7 +247,9 @@ class GroupRegister:
                 now.kind, now.epoch + 1, now.resets, {}, runtime.wall_ms(), deleted=True
             )
 
-        return await self._update(delete)
+        record = await self._update(delete)
+        await renew_policy_for(self.stream, self.group)
+        return record
 
     # --- the positions
 
@@ -277,7 +286,14 @@ class GroupRegister:
 
     async def seek(self, partition: int, epoch: GroupEpoch, lsn: int) -> GroupPosition:
         """Set the position to this LSN, also back. `Fenced` as for `acknowledge`."""
-        return await self._move(partition, epoch, lambda _: checked_lsn(lsn))
+        position = await self._move(partition, epoch, lambda _: checked_lsn(lsn))
+        await renew_policy_for(self.stream, self.group)
+        return position
+
+    async def position(self, partition: int) -> int:
+        """The first LSN of one partition that the group has not processed."""
+        found = await self._read_position(partition)  # before the record, as in `positions`
+        return self._lsn_of(partition, await self.read(), found)
 
     async def positions(self) -> tuple[GroupRecord, dict[int, int]]:
         """The record, and the first LSN of each partition that the group has not processed."""
@@ -285,10 +301,7 @@ class GroupRegister:
         # way round, a position from after the reset would not fit the older record.
         found = await self._read_positions()
         record = await self.read()
-        for partition, position in found.items():
-            if position is not None and position.resets > record.resets:
-                self._went_back(partition, f"its position knows of {position.resets} resets")
-        return record, {p: record.lsn_of(p, position) for p, position in found.items()}
+        return record, {p: self._lsn_of(p, record, position) for p, position in found.items()}
 
     # --- inside
 
@@ -307,7 +320,7 @@ class GroupRegister:
             raise UnknownGroup(f"{self._name()} has never begun. Check its name: {self._list()}")
         if now.deleted:
             raise UnknownGroup(
-                f"{self._name()} was deleted at {_utc(now.changed_ms)}. See the others: "
+                f"{self._name()} was deleted at {utc_words(now.changed_ms)}. See the others: "
                 f"{self._list()}"
             )
         return now
@@ -328,6 +341,11 @@ class GroupRegister:
         except NotFound:
             raise RolledBack(f"{self._name()}: its register {self._record.key} is gone") from None
 
+    def _lsn_of(self, partition: int, record: GroupRecord, now: GroupPosition | None) -> int:
+        if now is not None and now.resets > record.resets:
+            self._went_back(partition, f"its position knows of {now.resets} resets")
+        return record.lsn_of(partition, now)
+
     def _held(self, now: GroupRecord | None, epoch: GroupEpoch) -> GroupRecord:
         """The record, while this epoch is a query's newest one."""
         if now is None:
@@ -341,9 +359,9 @@ class GroupRegister:
         if now.epoch < epoch.number:
             self._went_back(partition, f"epoch {epoch.number} was given")
         if now.deleted:
-            reason = f"was deleted at {_utc(now.changed_ms)}"
+            reason = f"was deleted at {utc_words(now.changed_ms)}"
         elif now.resets != epoch.resets:
-            reason = f"was reset at {_utc(now.changed_ms)}"
+            reason = f"was reset at {utc_words(now.changed_ms)}"
         else:
             reason = f"is at epoch {now.epoch}"
         raise Fenced(
@@ -434,11 +452,3 @@ class _Overtaken(Fenced):
 def group_command(verb: str, stream: Stream, group: str) -> str:
     """The command that does something with a group."""
     return f"headwater group {verb} {shlex.quote(stream.store.url)} {stream.name} {group}"
-
-
-def _checkpoint(query: str) -> str:
-    return f"checkpoint {query}" if query else "no checkpoint"
-
-
-def _utc(ms: int) -> str:
-    return runtime.utc_text(ms, "seconds")

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
+from headwater.buffer.queue.retention import Retention
 from headwater.core.errors import Damaged, OutcomeUnknown, Refused, RolledBack, Trimmed
 from headwater.core.limits import TIME_MAX_MS
 from headwater.store import Parts
@@ -209,20 +210,23 @@ class QueueState(msgspec.Struct, frozen=True):
     """The ingestion time of the oldest record that is not acknowledged; None if there is none."""
     opened_ms: int = 0
     """When the consumer was last opened, by its own clock; 0 if unknown."""
-    truncated_sequence: int = 0
-    """Where a truncation put the acknowledged position, which may have advanced since."""
     uncounted_sequence: int | None = None
     """v1 only: the first batch whose rows cannot be counted. `next_lsn` and `pending_bytes` end
     before it."""
 
     @property
     def pending(self) -> int:
-        """Batches that are not acknowledged."""
-        return self.next_sequence - self.acked_sequence
+        """Retained batches that are not acknowledged."""
+        return self.next_sequence - max(self.acked_sequence, self.floor_sequence)
+
+    @property
+    def pending_records(self) -> int:
+        """Retained records that are not acknowledged."""
+        return self.next_lsn - max(self.acked_lsn, self.floor_lsn)
 
     def checked(self) -> QueueState:
         """This state; `RolledBack` if more is acknowledged than was appended."""
-        if self.pending < 0:
+        if self.acked_sequence > self.next_sequence:
             raise RolledBack(
                 f"{self.acked_sequence:,} batches are acknowledged and there are only "
                 f"{self.next_sequence:,}: the queue went back to an older state. Restore it from a "
@@ -386,27 +390,11 @@ class QueueReader(ABC):
         """
 
 
-class Retention(msgspec.Struct, frozen=True):
-    """How long acknowledged batches are retained."""
-
-    retention_ms: int | None
-    retention_bytes: int | None = None
-    grace_ms: int = 600_000
-    """The age of an upload, by its id, from which the floor may pass it if it was not appended."""
-    hold_below: str | None = None
-    """The floor stays below this id: open sink transactions may append uploads from here on."""
-    keep_producers: frozenset[str] = frozenset()
-    """Producers that are not forgotten, however long they are silent: those of open transactions,
-    which may be committed and not appended yet."""
-    before_sequence: int = 0
-    """Acknowledged batches before this one are deleted at any age: the stream is truncated."""
-
-
 class Collected(msgspec.Struct):
     """The result of a pass of the collector."""
 
     batches_expired: int = 0
-    """Acknowledged, and past the retention."""
+    """Past the retention, and held back by nothing."""
     batches_orphaned: int = 0
     """Uploaded, never appended, and below the floor."""
     chunks_expired: int = 0
@@ -416,9 +404,10 @@ class Collected(msgspec.Struct):
     failed: int = 0
     """Failed deletes; the next pass repeats them."""
     kept_pending: int = 0
-    """Batches that are not acknowledged."""
+    """Batches that stay until they are acknowledged, where acknowledgements count: on streams that
+    nodes consume, and in the published v1 format."""
     kept_retained: int = 0
-    """Acknowledged batches within the retention."""
+    """The other retained batches."""
     floor_sequence: int = 0
     floor_lsn: int = 1
     batch_floor: str = ""
@@ -426,6 +415,27 @@ class Collected(msgspec.Struct):
     """Past the retention and not deleted: other software named them and may still use them."""
     is_cut_short: bool = False
     """The pass reached its limit: run another one."""
+    is_outdated: bool = False
+    """The stream's policy changed since the retention was read, so no floor was raised."""
+    clock_doubt: str = ""
+    """Why nothing was deleted by its age above the position of any group."""
+
+    def plus(self, earlier: Collected) -> Collected:
+        """This pass, with what an earlier one deleted or could not delete."""
+        sums = {name: getattr(self, name) + getattr(earlier, name) for name in _SUMS}
+        return msgspec.structs.replace(self, **sums)
+
+
+_SUMS: Final = (
+    "batches_expired",
+    "batches_orphaned",
+    "chunks_expired",
+    "producers_forgotten",
+    "bytes_expired",
+    "bytes_orphaned",
+    "failed",
+    "batches_left",
+)
 
 
 class Collector(ABC):
@@ -437,14 +447,3 @@ class Collector(ABC):
 
         `full` also looks for leftovers of crashes and late uploads.
         """
-
-    async def acknowledge_before(self, sequence: int) -> None:
-        """Acknowledge every batch before this one, whichever group owns the queue.
-
-        Opens and fences nothing: the owner continues, and gets `Trimmed` once the floor has passed
-        its position. The position never goes back.
-        """
-        raise Refused(
-            f"batch {sequence}: in the published v1 format only the consumer itself dequeues, "
-            "since another implementation may be reading the manifest"
-        )

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 
-from headwater.buffer.layout import check_stream_name, stream_key
+from headwater.buffer.layout import check_group_name, check_stream_name, stream_key
 from headwater.core import limits, runtime
 from headwater.core.errors import Conflict, Corrupt, NotFound, NotSupported, Refused
 from headwater.core.settings import (
@@ -39,7 +39,7 @@ from headwater.store import Register, Store
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 """The stream format that this software reads and writes."""
 RELEASE: Final = "0.1.0"
 """The first release of Headwater that reads and writes FORMAT_VERSION."""
@@ -101,6 +101,9 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     compression: Literal["none", "zstd", "lz4"] = "none"
     retention_ms: int = 7 * DAY_MS
     retention_bytes: int = UNLIMITED
+    required_group: str | None = None
+    """Records stay until this group has processed them, however old they are."""
+    policy: int = 0  # raised by each change of what is kept
     gc_grace_ms: int = 600_000
     segment_bytes: int = 128 * limits.MIB
     segment_ms: int = 600_000
@@ -190,10 +193,8 @@ def check_versions(name: str, needs: _FormatVersions | StreamConfig, *, writing:
             f"delete URL {name} --damaged), and create it again"
         )
     release = f"headwater {needs.needs_release}" if needs.needs_release else "a later headwater"
-    versions = [("read", needs.reader_version)]
-    if writing:
-        versions.append(("write", needs.writer_version))
-    for verb, version in versions:
+    versions = [("read", needs.reader_version), ("write", needs.writer_version)]
+    for verb, version in versions if writing else versions[:1]:
         if version > FORMAT_VERSION:
             raise NotSupported(
                 f"to {verb} stream {name!r} takes stream format {version}, and this software has "
@@ -247,7 +248,6 @@ def parse_settings(settings: Mapping[str, object]) -> dict[str, Any]:
     for field, (name, value) in _NAMES.resolve(settings).items():
         text = str(value).strip()
         if name == "retention" and text != "0" and _BARE.fullmatch(text):
-            # Other names end in their unit.
             raise Refused(f"{name}={text}: name a unit, as in {text}d, {text}h or {text}ms")
         parsed[field] = _PARSERS[field](name, value)
     return parsed
@@ -281,12 +281,18 @@ def _v1_reading(name: str, value: object) -> str | msgspec.UnsetType:
     return chosen if chosen == "lenient" else msgspec.UNSET
 
 
+def _group_or_none(name: str, value: object) -> str | None:
+    text = "none" if value is None else str(value).strip()
+    return None if text.lower() == "none" else check_group_name(text)
+
+
 _PARSERS: Final[dict[str, Callable[[str, object], Any]]] = {
     "partitions": parse_whole_number,
     "format": _one_of("native", "v1"),
     "compression": _compression,
     "retention_ms": _or_unlimited(parse_duration_ms),
     "retention_bytes": _or_unlimited(parse_size_bytes),
+    "required_group": _group_or_none,
     "gc_grace_ms": parse_duration_ms,
     "segment_bytes": parse_size_bytes,
     "segment_ms": parse_duration_ms,

@@ -19,13 +19,13 @@ from headwater.buffer.queue.contract import (
     Counters,
     QueueConsumer,
     QueueReader,
-    Retention,
 )
 from headwater.buffer.queue.native.chunk_log import ChunkLog, create_native_queue
 from headwater.buffer.queue.native.collector import NativeCollector
 from headwater.buffer.queue.native.consumer import NativeConsumer
 from headwater.buffer.queue.native.reader import NativeReader
 from headwater.buffer.queue.native.tail import QueueTail, write_note
+from headwater.buffer.queue.retention import Retention
 from headwater.buffer.queue.v1.collector import V1Collector
 from headwater.buffer.queue.v1.consumer import V1Consumer
 from headwater.buffer.queue.v1.reader import V1Queue, V1Reader
@@ -160,17 +160,25 @@ class Stream:
         return NativeCollector(self.store, prefix, self.id)
 
     def retention(self) -> Retention:
-        """The retention settings. `retention_of` adds the holds of open transactions.
+        """The retention settings. `retention_of` adds what groups and open transactions hold.
 
         Nodes acknowledge a batch once the tier has it: then only the grace period applies.
         """
-        config = self.config
+        config, retention_ms, retention_bytes = self.config, None, None
         if config.consumer == "nodes":
-            return Retention(config.gc_grace_ms, None, config.gc_grace_ms)
+            retention_ms = config.gc_grace_ms
+        elif config.retention_ms != UNLIMITED:
+            retention_ms = config.retention_ms
+        if config.consumer != "nodes" and config.retention_bytes != UNLIMITED:
+            retention_bytes = config.retention_bytes
         return Retention(
-            None if config.retention_ms == UNLIMITED else config.retention_ms,
-            None if config.retention_bytes == UNLIMITED else config.retention_bytes,
+            retention_ms,
+            retention_bytes,
             config.gc_grace_ms,
+            policy=config.policy,
+            # Nothing, before the position of the group is known.
+            below_lsn=None if config.required_group is None else 1,
+            only_acknowledged=config.consumer == "nodes",
         )
 
     def fit(self, records: pa.RecordBatch) -> pa.RecordBatch:
@@ -264,6 +272,18 @@ async def create_queue(store: Store, config: StreamConfig, partition: int) -> No
         await create_v1_queue(store, prefix, config.id, lenient=config.is_lenient)
     else:
         await create_native_queue(store, prefix, config.id)
+
+
+async def raise_queue_policy(store: Store, config: StreamConfig, partition: int) -> int:
+    """Write the policy of a stream into the queue of a partition; returns the queue's.
+
+    From here on no floor is raised under an older one.
+    """
+    prefix = queue_prefix(config, partition)
+    if config.format == "v1":
+        queue = V1Queue(store, prefix, config.id, lenient=config.is_lenient)
+        return (await queue.side.raise_policy(config.policy)).policy
+    return (await ChunkLog(store, prefix, config.id).raise_policy(config.policy)).policy
 
 
 async def raise_schema_floor(

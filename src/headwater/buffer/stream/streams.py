@@ -37,6 +37,7 @@ from headwater.buffer.stream.handle import (
     queue_prefix,
     with_own_store,
 )
+from headwater.buffer.stream.policy import announce_policy, changes_policy, with_alteration
 from headwater.core import runtime
 from headwater.core.errors import (
     AlreadyExists,
@@ -203,8 +204,9 @@ async def alter_stream(
 ) -> Stream:
     """Change settings of a stream, or declare its next schema.
 
-    With more partitions, keys map to other partitions than before. An inferred type is replaced by
-    one that is not wider if every retained value fits, which reads all of them.
+    With more partitions, keys map to other partitions than before. A change of what is kept counts
+    for every collector once this returns; repeat it if it was interrupted. An inferred type is
+    replaced by one that is not wider if every retained value fits, which reads all of them.
     """
     fields = parse_settings(changes)
     declared = None
@@ -219,8 +221,8 @@ async def alter_stream(
     def alter(now: StreamConfig) -> StreamConfig:
         check_alterable(now, fields)
         if declared is None:
-            return with_changes(now, fields)
-        return with_changes(now, {**fields, **schema_change(now, declared, added_ms)})
+            return with_alteration(now, fields)
+        return with_alteration(now, {**fields, **schema_change(now, declared, added_ms)})
 
     async with borrow_store(source) as store:
         register = StreamRegister(store, name)
@@ -232,7 +234,10 @@ async def alter_stream(
             from headwater.buffer.retained import replace_types
 
             config = await replace_types(Stream(store, before), replaces, fields)
-        return with_own_store(source, Stream(store, await _create_queues(store, register, config)))
+        config = await _create_queues(store, register, config)
+        if changes_policy(fields):
+            config = await announce_policy(store, config)
+        return with_own_store(source, Stream(store, config))
 
 
 async def stream_names(store: Store) -> list[str]:

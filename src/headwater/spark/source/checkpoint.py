@@ -21,12 +21,14 @@ Always holds:
 
 from __future__ import annotations
 
+import logging
+import shlex
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Final, NamedTuple
 
-from headwater.buffer.consumer.ownership import Sweeper, check_consumable, retention_of
+from headwater.buffer.collection import GarbageCollection
+from headwater.buffer.consumer.ownership import Sweeper, check_consumable
 from headwater.buffer.consumer.progress import ConsumerMetrics, UnknownGroup
 from headwater.buffer.group import (
     GroupEpoch,
@@ -43,6 +45,7 @@ from headwater.core.limits import GC_INTERVAL_S
 from headwater.spark.source.feed import PartitionFeed
 from headwater.spark.source.offset import Offset, StreamPartition
 
+LOG: Final = logging.getLogger("headwater.spark")
 CONCURRENT_REQUESTS_MAX: Final = 16
 """The most requests at the same time."""
 SIGN_OF_LIFE_S: Final = 60.0
@@ -159,6 +162,10 @@ class QueryGroup:
         """
         if self._query not in ("", offset.query):
             raise self._other_checkpoint(min(offset.streams, default=""))
+        for name in sorted(offset.streams & self._epochs.keys()):
+            # On Spark 4.1 a run may have started where the group is now, with an older checkpoint.
+            if offset.resets[name] != self._epochs[name].resets:
+                raise self._reset(name)
         several = list(feeds)
         streams = {feed.part.stream: feed.stream for feed in several}
         unstarted = [streams[name] for name in sorted(streams) if name not in self._epochs]
@@ -197,6 +204,17 @@ class QueryGroup:
         for feed, lsn in zip(untaken, found, strict=True):
             self.taken[feed.part] = lsn
             self._collection.start(feed)
+        if name not in self._epochs and stream.config.required_group != self.group:
+            LOG.info(
+                "retention of stream %r does not wait for group %r: the query reads exactly once "
+                "what is retained. To keep records until it has processed them: headwater stream "
+                "alter %s %s --required-group %s",
+                name,
+                self.group,
+                shlex.quote(stream.store.url),
+                name,
+                self.group,
+            )
         self._epochs[name] = epoch
 
     def _is_new_to(self, stream: str, offset: Offset) -> bool:
@@ -399,10 +417,7 @@ class BackgroundCollection:
         metrics = ConsumerMetrics()
         metrics.register(stream=stream.name, partition=partition, group=self._group)
         sweeper = self._sweepers[feed.part] = Sweeper(
-            stream.collector(partition),
-            partial(retention_of, stream),
-            metrics,
-            interval_s=GC_INTERVAL_S,
+            GarbageCollection(stream, partition).run_pass, metrics, interval_s=GC_INTERVAL_S
         )
         sweeper.start(self)
 

@@ -46,6 +46,8 @@ class QueueFloors(msgspec.Struct, frozen=True):
     """Batches at or below it are not appended any more."""
     floor_ms: int = 0
     """By the store's clock: nothing in the oldest retained chunk was appended before this."""
+    policy: int = 0
+    """The policy of the stream that the queue knows of: no floor is raised under an older one."""
 
     @property
     def floor(self) -> QueuePosition:
@@ -73,11 +75,8 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
     bytes: int = 0
     """Of all batches acknowledged so far."""
     chunk: int = 0
-    """The chunk of the last acknowledged batch."""
+    """The chunk of the last acknowledged batch; that of the next one, if it was deleted before."""
     opened_ms: int = 0
-    truncated: int = 0
-    """Where the last truncation put the position: equal to `sequence` until something after that
-    is acknowledged. What is before it, the group may never have read."""
 
 
 class CollectorRecord(msgspec.Struct, frozen=True):
@@ -173,18 +172,20 @@ class ChunkLog(NumberedLog):
         self.floor = max(self.floor, queue.floor)
         return queue
 
+    async def raise_policy(self, policy: int) -> QueueFloors:
+        """Let no floor be raised under a policy before this one."""
+
+        def change(now: QueueFloors | None) -> QueueFloors:
+            if now is None:
+                raise self.missing_queue()
+            self.check_id(now)
+            return msgspec.structs.replace(now, policy=max(now.policy, policy))
+
+        return (await self.register.update(change)).value
+
     async def read_floor(self) -> LogFloor:
         """The chunk floor. Below it nothing counts, though objects stay until it has settled."""
         return LogFloor.at((await self.floors()).chunk_floor)
-
-    def check_floor(self, consumer: ConsumerRecord, queue: QueueFloors) -> None:
-        """`RolledBack` if the floor is above what the consumer acknowledged."""
-        if consumer.sequence < queue.floor_sequence:
-            raise RolledBack(
-                f"{self.prefix}: batches up to {queue.floor_sequence} were acknowledged and "
-                f"deleted, and the consumer's record knows only of {consumer.sequence}: it went "
-                "back"
-            )
 
     def check_end(self, consumer: ConsumerRecord, last: Chunk) -> None:
         """`RolledBack` if the queue ends before what the consumer acknowledged."""

@@ -2,12 +2,13 @@
 
 A pass has three parts, each bounded:
 
-- *expired*: batches that are acknowledged and past the retention. The collector updates the marks
-  of the producers whose chunks it will delete, raises the floor, deletes the batches, and, once the
-  floor has settled, deletes the chunks that are completely below it. A floor settles by the time
-  that collectors observed (`core.lease`); the store's clock, which may be set forward, only decides
-  which batches are past the retention. The floor rises batch by batch: a chunk may hold hundreds of
-  megabytes of batches, or days of them;
+- *expired*: batches that the retention releases (`headwater.buffer.queue.retention`). The collector
+  updates the marks of the producers whose chunks it will delete, raises the floor, deletes the
+  batches, and, once the floor has settled, deletes the chunks that are completely below it. It
+  raises the floor only under the policy that the retention was read under. A floor settles by the
+  time that collectors observed (`core.lease`); the store's clock, which may be set forward, only
+  decides which batches are past the retention. The floor rises batch by batch: a chunk may hold
+  hundreds of megabytes of batches, or days of them;
 - *orphaned*: batches that were uploaded and never appended. The collector raises the batch floor to
   them, writes it into the last chunk, and *then* reads the queue once more: that shows what was
   appended before, and a producer that appends later sees the floor and is refused;
@@ -21,22 +22,20 @@ producer appends right after, and has reported as accepted.
 The store's clock decides a batch's age, not the producer's: the batch was appended after the last
 change of the preceding chunk and no later than that of its own. Within these bounds the producer's
 time is used. Otherwise a clock that is a year ahead would keep everything behind it for a year, and
-batches of a clock that is late would be deleted as soon as they are acknowledged.
+batches of a clock that is late would be deleted as soon as they are appended.
 """
 
 from __future__ import annotations
 
-import contextlib
 from typing import NamedTuple
 
 import msgspec
 
-from headwater.buffer.queue.contract import BatchTrimmed, Collected, Collector, Counters, Retention
+from headwater.buffer.queue.contract import Collected, Collector, Counters
 from headwater.buffer.queue.native.chunk import Chunk, ChunkEntry
 from headwater.buffer.queue.native.chunk_log import (
     ChunkLog,
     CollectorRecord,
-    ConsumerRecord,
     QueueFloors,
     StoredChunk,
 )
@@ -50,10 +49,10 @@ from headwater.buffer.queue.native.producers import (
     shard_name,
     shard_register,
 )
-from headwater.buffer.queue.native.reader import ChunkPosition, ChunkReader, acknowledge_to
 from headwater.buffer.queue.native.tail import DeadNumber, LostRace, QueueTail
+from headwater.buffer.queue.retention import ClockGuard, QueuedBatch, Retention, RetentionRule
 from headwater.core import limits, runtime
-from headwater.core.errors import NotFound, RolledBack
+from headwater.core.errors import NotFound
 from headwater.core.lease import SettlingClock
 from headwater.store import LogFloor, Register, Store, next_settling
 
@@ -66,6 +65,7 @@ class NativeCollector(Collector):
         self._chunks = ChunkLog(store, prefix, queue_id)
         self._scanned = Register(store, f"{prefix}/gc.json", CollectorRecord)
         self._settling = SettlingClock()
+        self._clocks = ClockGuard()
 
     async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
         try:
@@ -77,10 +77,20 @@ class NativeCollector(Collector):
         report = Collected()
         queue = await self._chunks.floors()
         scanned, now_ms = await self._begin(queue.chunk_floor)
+        report.clock_doubt = self._clocks.doubt(now_ms)
         consumer = await self._chunks.read_consumer()
         last = await self._chunks.last(max(queue.chunk_floor, consumer.chunk))
-        expiring = RetentionPass(self._chunks, consumer, last, retention, now_ms=now_ms)
-        queue = await expiring.collect(queue, report)
+        if queue.policy < retention.policy:
+            queue = await self._chunks.raise_policy(retention.policy)
+        report.is_outdated = queue.policy != retention.policy
+        if not report.is_outdated:
+            rule = RetentionRule(
+                retention,
+                now_ms=now_ms,
+                acked_sequence=consumer.sequence,
+                clock_doubt=report.clock_doubt,
+            )
+            queue = await RetentionPass(self._chunks, last, rule).collect(queue, report)
         orphans = OrphanPass(self._chunks, self._scanned, retention, now_ms=now_ms)
         await orphans.collect(report, full=full)
         forgetting = SilencePass(
@@ -100,35 +110,11 @@ class NativeCollector(Collector):
         consumer = await self._chunks.read_consumer()
         report.floor_sequence, report.floor_lsn = queue.floor_sequence, queue.floor_lsn
         report.batch_floor = queue.batch_floor
-        report.kept_pending = max(0, last.chunk.next_sequence - consumer.sequence)
-        report.kept_retained = consumer.sequence - queue.floor_sequence
+        report.kept_retained = max(0, last.chunk.next_sequence - queue.floor_sequence)
+        if retention.only_acknowledged:
+            report.kept_pending = max(0, last.chunk.next_sequence - consumer.sequence)
+            report.kept_retained -= report.kept_pending
         return report
-
-    async def acknowledge_before(self, sequence: int) -> None:
-        position = await self._position_before(sequence)
-        if position is None:
-            return
-
-        def change(now: ConsumerRecord | None) -> ConsumerRecord:
-            if now is None:
-                raise RolledBack(f"{self._chunks.consumer.key} is gone: restore it from a backup")
-            if position.sequence <= now.sequence:
-                return now
-            return msgspec.structs.replace(
-                acknowledge_to(now, position), truncated=position.sequence
-            )
-
-        await self._chunks.consumer.update(change)
-
-    async def _position_before(self, sequence: int) -> ChunkPosition | None:
-        """The place before this batch; None if the floor is there, and so the position, too."""
-        while sequence > (await self._chunks.floors()).floor_sequence:
-            # What is read counts under a floor read after it, and it may rise meanwhile.
-            with contextlib.suppress(BatchTrimmed):
-                position = await ChunkReader(self._chunks).position_after(sequence - 1)
-                if not await self._chunks.is_dead(position.chunk):
-                    return position
-        return None
 
     async def _sweep(self, floor: int, report: Collected) -> None:
         """Delete chunks below a settled floor: the expired, and what a stalled writer created.
@@ -193,23 +179,12 @@ class ExpiredRange(NamedTuple):
 
 
 class RetentionPass:
-    """One pass over what is acknowledged."""
+    """One pass over what may be released."""
 
-    def __init__(
-        self,
-        chunks: ChunkLog,
-        consumer: ConsumerRecord,
-        last: StoredChunk,
-        retention: Retention,
-        *,
-        now_ms: int,
-    ) -> None:
-        """`now_ms` is the store's time."""
+    def __init__(self, chunks: ChunkLog, last: StoredChunk, rule: RetentionRule) -> None:
         self._chunks = chunks
-        self._consumer = consumer
         self._last = last
-        self._retention = retention
-        self._now_ms = now_ms
+        self._rule = rule
 
     async def collect(self, queue: QueueFloors, report: Collected) -> QueueFloors:
         """Raise the floor above what is not needed, and delete it; the floors as they are then."""
@@ -219,7 +194,7 @@ class RetentionPass:
             return queue
         # What was read counts under a floor read after it; a mark of what never was loses a batch.
         now = await self._chunks.floors()
-        if _floor_position(now) != _floor_position(queue):
+        if not _is_same_floor(now, queue):
             return now
         await self._fold(walked.whole)
         if not await self._raise_floor(queue, raised):
@@ -238,12 +213,10 @@ class RetentionPass:
                 return ExpiredRange(whole, self._last.chunk, passed, since_ms)
             run = await self._chunks.run(number, min(limits.GC_PARALLEL, last - number))
             for stored in run:
-                passed = self._passed(stored, since_ms, queue)
-                chunk = stored.chunk
-                is_acked = chunk.closed and chunk.next_sequence <= self._consumer.sequence
-                if passed < len(stored.chunk.entries) or not is_acked:
-                    return ExpiredRange(whole, stored.chunk, passed, since_ms)
-                whole.append(stored.chunk)
+                passed, chunk = self._passed(stored, since_ms, queue), stored.chunk
+                if passed < len(chunk.entries) or not chunk.closed:
+                    return ExpiredRange(whole, chunk, passed, since_ms)
+                whole.append(chunk)
                 since_ms = stored.modified_ms
             if not run:
                 break
@@ -252,29 +225,19 @@ class RetentionPass:
     def _passed(self, stored: StoredChunk, since_ms: int, queue: QueueFloors) -> int:
         """How many of the first entries of a chunk are not needed."""
         chunk = stored.chunk
-        sequence, through_bytes = chunk.first_sequence, chunk.bytes_before
+        lsn, through_bytes = chunk.first_lsn, chunk.bytes_before
         for passed, entry in enumerate(chunk.entries):
+            lsn += entry.rows
             through_bytes += entry.size_bytes
-            if sequence + passed >= queue.floor_sequence and not (
-                sequence + passed < self._consumer.sequence
-                and (
-                    sequence + passed < self._retention.before_sequence
-                    or self._is_past(max(since_ms, min(entry.max_ms, stored.modified_ms)))
-                    or self._is_much(through_bytes)
-                )
-            ):
+            batch = QueuedBatch(
+                chunk.first_sequence + passed,
+                lsn,
+                max(since_ms, min(entry.max_ms, stored.modified_ms)),
+                self._last.chunk.bytes_through - through_bytes,
+            )
+            if batch.sequence >= queue.floor_sequence and not self._rule.releases(batch):
                 return passed
         return len(chunk.entries)
-
-    def _is_past(self, appended_ms: int) -> bool:
-        retention_ms = self._retention.retention_ms
-        return retention_ms is not None and appended_ms <= self._now_ms - retention_ms
-
-    def _is_much(self, through_bytes: int) -> bool:
-        """Whether as much as is to be kept comes after so many bytes."""
-        kept_bytes = self._retention.retention_bytes
-        after_bytes = self._last.chunk.bytes_through - through_bytes
-        return kept_bytes is not None and after_bytes >= kept_bytes
 
     async def _go_on(self, walked: ExpiredRange) -> ExpiredRange:
         """The last chunk stays, since the next one is made from it.
@@ -306,10 +269,11 @@ class RetentionPass:
 
     def _is_held_up(self, walked: ExpiredRange) -> bool:
         last = self._last.chunk
-        if last.closed or last.first_sequence + walked.passed >= self._consumer.sequence:
+        end_lsn = last.first_lsn + sum(one.rows for one in last.entries[: walked.passed + 1])
+        if last.closed or self._rule.is_held(last.first_sequence + walked.passed, end_lsn):
             return False
         ahead = last.entries[walked.passed].max_ms > self._last.modified_ms
-        return ahead and self._is_past(walked.since_ms)
+        return ahead and self._rule.is_past(walked.since_ms, end_lsn)
 
     async def _fold(self, expired: list[Chunk]) -> None:
         shards: dict[str, dict[str, Mark]] = {}
@@ -324,7 +288,7 @@ class RetentionPass:
         await register.update(lambda shard: fold_marks(shard or ProducerShard(), marks))
 
     async def _raise_floor(self, before: QueueFloors, raised: QueueFloors) -> bool:
-        """Whether the floors were raised: not if they moved since `before` was read.
+        """Whether the floors were raised: not if they or the policy moved since `before` was read.
 
         That they did not move shows that every chunk read since was real.
         """
@@ -332,12 +296,12 @@ class RetentionPass:
         def change(now: QueueFloors | None) -> QueueFloors:
             if now is None:
                 raise self._chunks.missing_queue()
-            if _floor_position(now) != _floor_position(before):
+            if not _is_same_floor(now, before):
                 return now
             return msgspec.structs.replace(raised, batch_floor=now.batch_floor)
 
         stored = (await self._chunks.register.update(change)).value
-        return _floor_position(stored) == _floor_position(raised)
+        return _is_same_floor(stored, raised)
 
     async def _delete_batches(
         self, walked: ExpiredRange, before: QueueFloors, raised: QueueFloors, report: Collected
@@ -355,8 +319,13 @@ class RetentionPass:
         report.bytes_expired += sum(entry.size_bytes for entry in entries)
 
 
-def _floor_position(queue: QueueFloors) -> tuple[int, int]:
-    return queue.chunk_floor, queue.floor_sequence
+def _is_same_floor(one: QueueFloors, other: QueueFloors) -> bool:
+    """Whether both were raised as far, and decisions for one count for the other."""
+    return (one.chunk_floor, one.floor_sequence, one.policy) == (
+        other.chunk_floor,
+        other.floor_sequence,
+        other.policy,
+    )
 
 
 def _floors_above(queue: QueueFloors, walked: ExpiredRange) -> QueueFloors:

@@ -1,8 +1,8 @@
 """The owning consumer of a native queue: it reads in order, and acknowledges under its epoch.
 
 It reads chunks first, then the fence and the floor: a fenced consumer delivers nothing,
-and what was read below the floor does not count. The floor is read although no batch is deleted
-that this consumer has not acknowledged: chunks without entries are deleted unacknowledged.
+and what was read below the floor does not count. Retention may pass what the consumer has not
+acknowledged: then it gets `Trimmed`, and its stored position stays below the floor.
 """
 
 from __future__ import annotations
@@ -79,13 +79,12 @@ class NativeConsumer(QueueConsumer):
             await self.check_fence()
             return
         try:
-            position = await self._reading.position_after(sequence)
+            position = await self._position_after(sequence)
         except BatchTrimmed:
-            # A truncation acknowledged it, and the floor has passed it meanwhile.
-            self._acked = self._owned(await self._chunks.read_consumer())
-            if sequence < self._acked.sequence:
-                return
-            raise
+            # It was processed, and deleted with more that was not. The stored position stays
+            # where it is: the consumer, or its successor, gets `Trimmed` for the rest.
+            await self.check_fence()
+            return
         except (Refused, RolledBack):
             await self.check_fence()
             raise
@@ -139,12 +138,13 @@ class NativeConsumer(QueueConsumer):
     async def _find_position(self, last_acked: int | None) -> ChunkPosition | None:
         queue = await self._chunks.floors()
         consumer = await self._chunks.read_consumer()
-        self._chunks.check_floor(consumer, queue)
-        last = (await self._chunks.last_alive(consumer.chunk)).chunk
+        last = (await self._chunks.last_alive(max(consumer.chunk, queue.chunk_floor))).chunk
         self._reading.end_sequence = last.next_sequence
         self._chunks.check_end(consumer, last)
         if last_acked is None:
-            return None
+            is_first = not consumer.group and consumer.sequence < queue.floor_sequence
+            # The first consumer begins at the oldest record.
+            return await self._reading.position_before(queue.floor_sequence) if is_first else None
         if last_acked >= last.next_sequence:
             raise Refused(
                 f"cannot resume after batch {last_acked} of {self._chunks.prefix}: there are only "
@@ -153,4 +153,13 @@ class NativeConsumer(QueueConsumer):
         if last_acked < consumer.sequence:
             await self._reading.locate(last_acked + 1)
             return None
-        return await self._reading.position_after(last_acked)
+        return await self._position_after(last_acked)
+
+    async def _position_after(self, sequence: int) -> ChunkPosition:
+        """The position after this batch, also if only what comes after it is retained."""
+        try:
+            return await self._reading.position_after(sequence)
+        except BatchTrimmed as trimmed:
+            if sequence + 1 != trimmed.floor_sequence:
+                raise
+        return await self._reading.position_before(sequence + 1)

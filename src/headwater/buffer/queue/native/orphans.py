@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import msgspec
 import xxhash
 
-from headwater.buffer.queue.contract import Collected, Counters, Retention
+from headwater.buffer.queue.contract import Collected, Counters
 from headwater.buffer.queue.native.chunk import last_batch_id
 from headwater.buffer.queue.native.chunk_log import ChunkLog, CollectorRecord, QueueFloors
 from headwater.buffer.queue.native.tail import QueueTail, write_note
+from headwater.buffer.queue.retention import Retention
 from headwater.core import limits, runtime
 from headwater.core.errors import HeadwaterError
 from headwater.core.runtime import decode_ulid, encode_ulid, is_ulid

@@ -164,6 +164,17 @@ class ChunkReader:
             chunk.number,
         )
 
+    async def position_before(self, sequence: int) -> ChunkPosition:
+        """The position before this batch, which may be the next one to come."""
+        chunk = await self.locate(sequence)
+        before = chunk.entries[: sequence - chunk.first_sequence]
+        return ChunkPosition(
+            sequence,
+            chunk.first_lsn + sum(entry.rows for entry in before),
+            chunk.bytes_before + sum(entry.size_bytes for entry in before),
+            chunk.number,
+        )
+
     async def _check_end(self, number: int, run: list[StoredChunk], sequence: int) -> None:
         """The end was reached; now and then see that it is one, and no queue that went back."""
         if run:
@@ -291,26 +302,29 @@ class NativeReader(QueueReader):
                 return await self._state()
 
     async def _state(self) -> QueueState:
-        # In this order none is behind the one before: all three only go forward.
+        # In this order none is behind the one before: each only goes forward.
         queue = await self._chunks.floors()
         consumer = await self._chunks.read_consumer()
-        self._chunks.check_floor(consumer, queue)
-        last = (await self._chunks.last_alive(consumer.chunk)).chunk
-        oldest_ms = None
-        if consumer.sequence < last.next_sequence:
+        last = (await self._chunks.last_alive(max(consumer.chunk, queue.chunk_floor))).chunk
+        # Retention may have passed what the consumer acknowledged.
+        first, bytes_before, oldest_ms = consumer.sequence, consumer.bytes, None
+        if first < queue.floor_sequence:
+            place = await self._reading.position_before(queue.floor_sequence)
+            first, bytes_before = place.sequence, place.bytes
+        if first < last.next_sequence:
             chunk = last
-            if consumer.sequence < last.first_sequence:
-                # Its position is known to be there or later, and the end is known already.
+            if first < last.first_sequence:
+                # The end is known already.
                 stored = await self._chunks.search(
                     max(consumer.chunk, queue.chunk_floor),
                     last.number,
-                    lambda chunk: chunk.first_sequence <= consumer.sequence,
+                    lambda chunk: chunk.first_sequence <= first,
                 )
                 chunk = stored.chunk
             await self._chunks.check_alive(chunk.number)
-            if not chunk.first_sequence <= consumer.sequence < chunk.next_sequence:
+            if not chunk.first_sequence <= first < chunk.next_sequence:
                 raise self._chunks.missing(chunk.number)
-            oldest_ms = chunk.entries[consumer.sequence - chunk.first_sequence].min_ms
+            oldest_ms = chunk.entries[first - chunk.first_sequence].min_ms
         return QueueState(
             epoch=consumer.epoch,
             group=consumer.group,
@@ -320,10 +334,9 @@ class NativeReader(QueueReader):
             acked_lsn=consumer.lsn,
             next_sequence=last.next_sequence,
             next_lsn=last.next_lsn,
-            pending_bytes=last.bytes_through - consumer.bytes,
+            pending_bytes=last.bytes_through - bytes_before,
             oldest_pending_ms=oldest_ms,
             opened_ms=consumer.opened_ms,
-            truncated_sequence=consumer.truncated,
         )
 
     async def floor(self) -> QueuePosition:

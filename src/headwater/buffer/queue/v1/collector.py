@@ -2,8 +2,8 @@
 
 The published manifest has no floor: a batch without a reference may be one that a slow producer is
 about to append, and that append could not be refused. So the collector does not list batches. It
-deletes what Headwater's consumer acknowledged, which the segments name, once it is past the
-retention and out of the manifest. A batch that was uploaded and never appended stays.
+deletes what Headwater's consumer dequeued, which the segments name, once the retention releases it
+and it is out of the manifest. A batch that was uploaded and never appended stays.
 
     side object: the floor     batches, then their segments     side object: swept up to the floor
 
@@ -21,7 +21,8 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from headwater.buffer.queue.contract import Collected, Collector, Descriptor, Retention
+from headwater.buffer.queue.contract import Collected, Collector, Descriptor
+from headwater.buffer.queue.retention import ClockGuard, QueuedBatch, Retention, RetentionRule
 from headwater.buffer.queue.v1.manifest_object import StoredManifest
 from headwater.buffer.queue.v1.reader import V1Queue
 from headwater.buffer.queue.v1.side_object import SideState
@@ -37,23 +38,25 @@ class ClockReads(msgspec.Struct, frozen=True):
 
 
 class V1Collector(Collector):
-    """Deletes only acknowledged batches past the retention."""
+    """Deletes only dequeued batches that the retention releases."""
 
     def __init__(self, queue: V1Queue) -> None:
         self._store = queue.store
         self._queue = queue
         self._clock = Register(queue.store, queue.names.clock, ClockReads)
-        self._now_ms: int | None = None
+        self._clocks = ClockGuard()
 
     async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
         done = Collected()
-        self._now_ms = None
         stored, side = await self._queue.view()
         pending = {stored.manifest.entries[n].location for n in range(len(stored.manifest.entries))}
         if side.swept_sequence < side.floor_sequence:
             side = await self._sweep(side, stored, pending, done)
-        if side.swept_sequence == side.floor_sequence:
-            before, raised = side.floor_sequence, await self._expired(stored, side, retention)
+        if side.policy < retention.policy:
+            side = await self._queue.side.raise_policy(retention.policy)
+        done.is_outdated = side.policy != retention.policy
+        if side.swept_sequence == side.floor_sequence and not done.is_outdated:
+            before, raised = side.floor_sequence, await self._expired(stored, side, retention, done)
             if raised.floor_sequence > before:
                 side = await self._queue.side.update(lambda now: _raise_floor(now, raised))
                 side = await self._sweep(side, stored, pending, done)
@@ -67,7 +70,7 @@ class V1Collector(Collector):
         return done
 
     async def _expired(
-        self, stored: StoredManifest, side: SideState, retention: Retention
+        self, stored: StoredManifest, side: SideState, retention: Retention, done: Collected
     ) -> SideState:
         """The side object with the floor that the retention allows, as far as one pass goes.
 
@@ -76,21 +79,39 @@ class V1Collector(Collector):
         """
         raised = side
         end = min(side.sequence, stored.front, side.floor_sequence + limits.V1_COLLECT_BATCHES)
+        if side.floor_sequence >= end:
+            return raised
+        rule = await self._rule(side, retention, done)
         past = self._queue.acked.each(range(side.floor_sequence, end))
         async with contextlib.aclosing(past) as segments:
             async for batches in segments:
                 async for batch, written_ms in self._dated(batches, retention):
-                    retained_bytes = side.acked_bytes - raised.floor_bytes
-                    is_past = await self._is_past(written_ms, retained_bytes, retention)
-                    if batch.sequence != raised.floor_sequence or not is_past:
+                    floor_bytes = raised.floor_bytes + batch.size_bytes
+                    queued = QueuedBatch(
+                        batch.sequence,
+                        batch.last_lsn + 1,
+                        written_ms,
+                        side.acked_bytes - floor_bytes,
+                    )
+                    if batch.sequence != raised.floor_sequence or not rule.releases(queued):
                         return raised
                     raised = msgspec.structs.replace(
                         raised,
                         floor_sequence=batch.sequence + 1,
                         floor_lsn=batch.last_lsn + 1,
-                        floor_bytes=raised.floor_bytes + batch.size_bytes,
+                        floor_bytes=floor_bytes,
                     )
         return raised
+
+    async def _rule(self, side: SideState, retention: Retention, done: Collected) -> RetentionRule:
+        now_ms = 0
+        if retention.retention_ms is not None:
+            await self._clock.update(lambda reads: ClockReads((reads or ClockReads()).times + 1))
+            now_ms = await self._store.now_ms(self._clock.key)
+            done.clock_doubt = self._clocks.doubt(now_ms)
+        return RetentionRule(
+            retention, now_ms=now_ms, acked_sequence=side.sequence, clock_doubt=done.clock_doubt
+        )
 
     async def _dated(
         self, batches: list[Descriptor], retention: Retention
@@ -110,16 +131,6 @@ class V1Collector(Collector):
             return (await self._store.head(batch.location, foreign=True)).modified_ms
         except (NotFound, BadKey):
             return 0
-
-    async def _is_past(self, written_ms: int, retained_bytes: int, retention: Retention) -> bool:
-        if retention.retention_bytes is not None and retained_bytes > retention.retention_bytes:
-            return True
-        if retention.retention_ms is None:
-            return False
-        if self._now_ms is None:
-            await self._clock.update(lambda reads: ClockReads((reads or ClockReads()).times + 1))
-            self._now_ms = await self._store.now_ms(self._clock.key)
-        return written_ms + retention.retention_ms <= self._now_ms
 
     async def _sweep(
         self, side: SideState, stored: StoredManifest, pending: set[str], done: Collected
@@ -172,7 +183,7 @@ class V1Collector(Collector):
 
 
 def _raise_floor(now: SideState, raised: SideState) -> SideState:
-    if raised.floor_sequence <= now.floor_sequence:
+    if raised.floor_sequence <= now.floor_sequence or raised.policy != now.policy:
         return now
     return msgspec.structs.replace(
         now,

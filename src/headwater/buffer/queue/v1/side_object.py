@@ -95,6 +95,8 @@ class SideState(msgspec.Struct, frozen=True):
     """`acked_bytes` when the floor was acknowledged."""
     swept_sequence: int = 0
     """Below this, everything has been deleted."""
+    policy: int = 0
+    """The policy of the stream that the queue knows of: no floor is raised under an older one."""
     passed_over: list[tuple[int, int]] = []
     """Ranges of LSNs (first, end) that no record has: adopting the queue skipped them, because it
     is unknown which of them had been returned to clients."""
@@ -174,6 +176,12 @@ class SideObject:
             return change(self._checked(side))
 
         return (await self._register.update(checked)).value
+
+    async def raise_policy(self, policy: int) -> SideState:
+        """Let no floor be raised under a policy before this one."""
+        return await self.update(
+            lambda now: msgspec.structs.replace(now, policy=max(now.policy, policy))
+        )
 
     def _checked(self, side: SideState) -> SideState:
         if side.queue_id != self._queue_id:
