@@ -109,6 +109,7 @@ class Driver:
         start = None
         if not self._is_41 or (self._available_now and not number):
             start = await self._start_of(number)
+            await self._pause()
         if number:
             # What lies before is done: a run that starts acknowledges it.
             self.world.commits(self.options.group_id, lives_of(await self._start_of(number)))

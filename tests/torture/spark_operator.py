@@ -58,14 +58,14 @@ class Operator:
             self._choose()
             process = self._start(available_now=random.random() < 0.3)
             await runtime.sleep(random.expovariate(1.0) * random.choice((1, 10, 100)))
-            if random.random() < 0.2:
-                process.freeze(random.expovariate(1.0) * 60)
-                if random.random() < 0.3:
-                    self._notes, self._replaced = Notes(), True
-                continue  # a zombie: the next one is started beside it
-            if random.random() < 0.1:
-                continue
-            process.kill()
+            chance = random.random()
+            if chance < 0.2:
+                process.freeze(random.expovariate(1.0) * 60)  # a zombie
+            if chance >= 0.35:
+                process.kill()
+            elif random.random() < 0.4:
+                # The next one is started beside it, with a new checkpoint.
+                self._notes, self._replaced = Notes(), True
         self.stop()
 
     def stop(self) -> None:

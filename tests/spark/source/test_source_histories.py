@@ -19,8 +19,8 @@ from tests.torture.spark_scenarios import SOURCE, source
 from tests.torture.surroundings import Replacement
 
 HISTORIES_TO_CATCH_A_BUG = 60
-FIRST = {"commit-without-epoch": 80}
-"""The first history of a bug that needs a rest of its driver at one moment."""
+FIRST = {"commit-without-epoch": 60, "position-before-take": 60}
+"""The first history for bugs that need a driver to rest at one moment while another starts."""
 
 
 def one_token_for_all(self: QueryGroup) -> str:
