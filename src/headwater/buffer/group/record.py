@@ -13,8 +13,9 @@ position that does not count any more.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -24,6 +25,9 @@ from headwater.core.limits import LSN_MAX
 from headwater.core.settings import whole_number
 from headwater.store import Register
 from headwater.store.claims import ClaimTable
+
+if TYPE_CHECKING:
+    from headwater.buffer.stream import Stream
 
 GroupKind = Literal["consumers", "query"]
 CONSUMERS: Final = "consumers"
@@ -142,6 +146,11 @@ class OtherKind(Refused):
 
 class OtherCheckpoint(Fenced):
     """The group belongs to another checkpoint, or a newer copy of this one."""
+
+
+def group_command(verb: str, stream: Stream, group: str) -> str:
+    """The command that does something with a group."""
+    return f"headwater group {verb} {shlex.quote(stream.store.url)} {stream.name} {group}"
 
 
 def checkpoint_words(query: str) -> str:

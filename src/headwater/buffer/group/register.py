@@ -13,7 +13,6 @@ A reader works under an epoch:
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
@@ -34,6 +33,7 @@ from headwater.buffer.group.record import (
     checked_begins,
     checked_lsn,
     checkpoint_words,
+    group_command,
     utc_words,
 )
 from headwater.buffer.layout import check_group_name, group_key, group_record_key
@@ -447,8 +447,3 @@ class _Overtaken(Fenced):
     def __init__(self, epoch: int) -> None:
         super().__init__(f"epoch {epoch}")
         self.epoch = epoch
-
-
-def group_command(verb: str, stream: Stream, group: str) -> str:
-    """The command that does something with a group."""
-    return f"headwater group {verb} {shlex.quote(stream.store.url)} {stream.name} {group}"

@@ -36,7 +36,7 @@ from headwater.buffer.group import (
     GroupRegister,
     OtherCheckpoint,
 )
-from headwater.buffer.group.record import QUERY
+from headwater.buffer.group.record import QUERY, utc_words
 from headwater.buffer.stream import Stream
 from headwater.buffer.stream.handle import explain_deletion
 from headwater.core import runtime
@@ -342,19 +342,19 @@ class QueryGroup:
         number = "" if epoch is None else f" (epoch {epoch.number})"
         return QueryFenced(
             f"stream {name!r}: another run of this query of group {self.group!r} was started at "
-            f"{_utc(record.changed_ms)} (epoch {record.epoch}) and fenced this one{number}: stop "
+            f"{utc_words(record.changed_ms)} (epoch {record.epoch}) and fenced this one{number}: stop "
             f"one of them. {TWICE}"
         )
 
     def _other_checkpoint(self, stream: str, record: GroupRecord | None = None) -> QueryFenced:
-        when = "" if record is None else f" (at {_utc(record.changed_ms)})"
+        when = "" if record is None else f" (at {utc_words(record.changed_ms)})"
         return QueryFenced(
             f"{_named(stream)}: group {self.group!r} continues with another checkpoint, which was "
             f"started after this one{when}. {ADVICE}. {TWICE}"
         )
 
     def _reset(self, stream: str, record: GroupRecord | None = None) -> QueryFenced:
-        when = "" if record is None else f" at {_utc(record.changed_ms)}"
+        when = "" if record is None else f" at {utc_words(record.changed_ms)}"
         return QueryFenced(
             f"{_named(stream)}: group {self.group!r} was reset{when}, and its position is not that "
             "of the checkpoint any more (headwater group reset, or delete). Give the query a new "
@@ -429,7 +429,3 @@ class BackgroundCollection:
 
 def _named(stream: str) -> str:
     return f"stream {stream!r}" if stream else "no stream yet"
-
-
-def _utc(ms: int) -> str:
-    return runtime.utc_text(ms, "seconds")

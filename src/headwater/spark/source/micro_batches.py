@@ -16,8 +16,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from headwater.buffer.group.record import begin_of
-from headwater.buffer.group.register import group_command
+from headwater.buffer.group.record import begin_of, group_command
 from headwater.buffer.stream import Stream
 from headwater.core import runtime
 from headwater.core.errors import Refused, Trimmed
