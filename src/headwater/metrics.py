@@ -86,7 +86,8 @@ def opentelemetry(meter: Any) -> None:
         observation = importlib.import_module("opentelemetry.metrics").Observation
     except ImportError as error:
         raise NotSupported(
-            "the metrics cannot be observed: install opentelemetry-api, and an SDK that exports"
+            "the metrics cannot be observed: install opentelemetry-api (the extra otel), and an "
+            "SDK that exports"
         ) from error
 
     def create(definition: MetricDefinition) -> None:

@@ -103,6 +103,7 @@ class GroupConsumer:
         """The stream, with the partitions that it had when it was last looked at."""
         self.group = register.group
         self.metrics = ConsumerMetrics()
+        self.metrics.register(stream=self.stream.name, group=self.group)
         claims = GroupClaims(register)
         self._register = register
         self._assignment = Assignment(
