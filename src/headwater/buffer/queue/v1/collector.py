@@ -32,7 +32,15 @@ from headwater.buffer.queue.v1.manifest_object import StoredManifest
 from headwater.buffer.queue.v1.reader import V1Queue
 from headwater.buffer.queue.v1.side_object import SideState
 from headwater.core import limits
-from headwater.core.errors import BadKey, Fenced, NotFound, OutcomeUnknown, Refused, Unavailable
+from headwater.core.errors import (
+    BadKey,
+    Denied,
+    Fenced,
+    NotFound,
+    OutcomeUnknown,
+    Refused,
+    Unavailable,
+)
 from headwater.store import Register
 
 
@@ -208,8 +216,9 @@ class V1Collector(Collector):
             return
         try:
             await self._store.delete(batch.location)
-        except (Unavailable, OutcomeUnknown, Refused):
+        except (Unavailable, OutcomeUnknown, Refused) as error:
             done.failed += 1
+            done.is_denied |= isinstance(error, Denied)
             return
         if not batch.duplicate:
             done.batches_expired += 1
