@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headwater.buffer.collection import GarbageCollection, lowest_position, retention_of
-from headwater.buffer.group import GroupEpoch, GroupRegister, reset_group
+from headwater.buffer.group import GroupEpoch, GroupRegister, delete_group, reset_group
 from headwater.buffer.producer import Producer
 from headwater.buffer.queue.retention import Retention
 from headwater.buffer.stream import Stream, alter_stream, create_stream, handle, policy
@@ -149,6 +149,16 @@ async def test_so_do_a_seek_and_a_deletion_of_the_required_group() -> None:
     old = await retention_of(stream, 1)
     await GroupRegister(stream, "billing").delete()
     assert (await stream.collector(1).collect(old)).is_outdated
+
+
+@virtual
+async def test_a_required_group_is_not_deleted() -> None:
+    stream = await a_stream(required_group="billing")
+    await at(stream, "billing", 6, 6)
+    with pytest.raises(Refused, match="--required-group none"):
+        await delete_group(stream, group="billing", force=True)
+    await alter_stream(stream.store, "orders", required_group="none")
+    await delete_group(stream, group="billing", force=True)
 
 
 @virtual

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.stream import create_stream, delete_stream
+from headwater.buffer.group import GroupRegister
+from headwater.buffer.producer import Producer
+from headwater.buffer.stream import create_stream, delete_stream, open_stream
 from headwater.cli import doctor_checks
 from headwater.cli.doctor_checks import Finding
 from headwater.core.errors import Corrupt, Denied, Unavailable
@@ -272,6 +274,30 @@ def test_streams_are_looked_at_one_by_one() -> None:
     damaged = look(Store(backend))["stream orders"]
     assert damaged.status == "wrong"
     assert "stream describe URL orders" in damaged.cure
+
+
+def test_what_a_required_group_holds_back_is_a_note() -> None:
+    async def fill(store: Store) -> None:
+        for name in ("orders", "clicks"):
+            await create_stream(store, name, retention_ms=0, required_group="billing")
+            async with await Producer.open(store, name) as producer:
+                await (await producer.produce([b"a", b"b"]))
+        register = GroupRegister(await open_stream(store, "clicks"), "billing")
+        await register.begin("query", {0: 2})
+        await create_stream(store, "published", format="v1")
+
+    backend = MemoryBackend()
+    asyncio.run(fill(Store(backend)))
+    found = look(Store(backend))
+    orders, clicks, published = (
+        found[f"stream {name}"] for name in ("orders", "clicks", "published")
+    )
+    assert {one.status for one in (orders, clicks, published)} == {"note"}
+    assert orders.found == "its required group billing has not begun, so all records stay"
+    assert clicks.found.startswith("its required group billing is behind by 1 records, ")
+    assert "they stay past the retention" in clicks.found
+    assert "--required-group none" in clicks.cure
+    assert "Headwater deletes nothing from it" in published.found
 
 
 def test_streams_that_cannot_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:

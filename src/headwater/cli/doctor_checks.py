@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from headwater.cli.report import Report
+from headwater.cli.report import Report, duration_words, size_words
 from headwater.core import runtime
 from headwater.core.errors import HeadwaterError
 from headwater.core.limits import GIB
 
 if TYPE_CHECKING:
+    from headwater.buffer.queue.contract import QueueState
+    from headwater.buffer.stream import Stream
     from headwater.store import Store
 
 Status = Literal["ok", "note", "wrong"]
@@ -340,6 +342,8 @@ async def _check_promises(store: Store) -> Finding:
 
 
 async def _check_clock(store: Store) -> Finding:
+    from headwater.buffer.queue.retention import CLOCK_DIFFERENCE_MS
+
     key = f"{PREFIX}/clock-{runtime.new_ulid()}"
     before_ms = runtime.wall_ms()
     try:
@@ -355,7 +359,8 @@ async def _check_clock(store: Store) -> Finding:
     if skew_ms > SKEW_MS_MAX:
         return wrong(
             "clock",
-            f"this machine and the store disagree by {skew_ms / 1000:,.0f} s",
+            f"this machine and the store disagree by {skew_ms / 1000:,.0f} s"
+            + (", so records stay past their retention" if skew_ms > CLOCK_DIFFERENCE_MS else ""),
             "let this machine keep its time (chrony, systemd-timesyncd)",
         )
     return ok("clock", "agrees with the store's")
@@ -400,5 +405,42 @@ async def _check_stream(store: Store, name: str) -> Finding:
         if problem is not None:
             cure = f"headwater inspect queue URL --stream {name} --partition {partition}"
             return wrong(f"stream {name}", f"partition {partition}: {problem}", cure)
+    held = await _check_held_back(stream, states)
+    if held is not None:
+        return held
     pending = sum(state.pending for state in states)
     return ok(f"stream {name}", f"readable: {len(states)} partitions, {pending:,} batches pending")
+
+
+async def _check_held_back(stream: Stream, states: list[QueueState]) -> Finding | None:
+    """What stays past the retention because of the required group, or because there is none."""
+    from headwater.buffer.consumer.progress import UnknownGroup
+    from headwater.buffer.group import group_lag
+    from headwater.buffer.stream.config import UNLIMITED
+
+    config, name = stream.config, f"stream {stream.name}"
+    group, alter = config.required_group, f"headwater stream alter URL {stream.name}"
+    if group is None:
+        if config.format == "v1" and not any(state.group for state in states):
+            found = "in the v1 format, without a required group: Headwater deletes nothing from it"
+            return note(name, found, f"{alter} --required-group NAME")
+        return None
+    try:
+        lags = (await group_lag(stream, group=group)).values()
+    except UnknownGroup:
+        found = f"its required group {group} has not begun, so all records stay"
+        return note(name, found, f"begin it, or: {alter} --required-group none")
+    except HeadwaterError as error:
+        return failed(name, error, f"headwater group describe URL {stream.name} {group} says more")
+    oldest_s = max((one.lag.seconds for one in lags), default=0.0)
+    if config.retention_ms == UNLIMITED or oldest_s * 1000 <= config.retention_ms:
+        return None
+    records = sum(one.lag.records for one in lags)
+    sizes = [one.lag.size_bytes for one in lags]
+    size = "" if None in sizes else f", {size_words(sum(one or 0 for one in sizes))}"
+    return note(
+        name,
+        f"its required group {group} is behind by {records:,} records{size}, "
+        f"the oldest {duration_words(int(oldest_s * 1000))} old: they stay past the retention",
+        f"let {group} catch up, or: {alter} --required-group none",
+    )

@@ -94,6 +94,28 @@ async def test_a_failing_pass_is_counted_and_the_next_one_runs() -> None:
 
 
 @virtual
+async def test_what_several_passes_could_not_do_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Hindered(FakeCollector):
+        async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
+            done = await super().collect(retention, full=full)
+            done.is_denied = len(self.queue.asked) != 3
+            hours = len(self.queue.asked)
+            done.clock_doubt = f"the store's clock and this machine's differ by {hours}.0 hours"
+            return done
+
+    queue, owner = FakeQueue(), Owner()
+    sweeper = Sweeper(passes(Hindered(queue)), ConsumerMetrics(), interval_s=300)
+    sweeper.start(owner)
+    await runtime.sleep(1201)
+    told = [record.getMessage() for record in caplog.records]
+    assert ["may not delete" in one for one in told] == [False, True, True]
+    assert told[0].startswith("the store's clock and this machine's differ: only what every group")
+    await sweeper.close()
+
+
+@virtual
 async def test_it_ends_with_its_owner() -> None:
     queue, owner = FakeQueue(), Owner()
     sweeper = sweeper_of(queue)

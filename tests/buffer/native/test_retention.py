@@ -10,6 +10,7 @@ import pytest
 
 from headwater.buffer.queue.retention import Retention
 from headwater.core import runtime
+from headwater.core.errors import Denied
 from tests.buffer.native.given import Queue, batch, filled
 from tests.store.scripted import virtual
 
@@ -188,3 +189,14 @@ async def test_while_clocks_are_in_doubt_what_is_beyond_the_size_goes() -> None:
     clocks = Clocks(queue)
     clocks.store_h = 400.0
     assert (await clocks.floor_after(Retention(HOUR_MS, retention_bytes=20)))[0] == 4
+
+
+@virtual
+async def test_credentials_that_may_not_delete_raise_the_floor_and_say_so() -> None:
+    queue = await Queue().create()
+    appender = await queue.opened()
+    await appender.append([await queue.upload(appender, 1)])
+    refused = mock.AsyncMock(side_effect=Denied("not yours"))
+    with mock.patch.object(queue.store, "delete", refused):
+        report = await queue.collector().collect(AT_ONCE)
+    assert (report.is_denied, report.failed > 0, report.floor_lsn) == (True, True, 2)

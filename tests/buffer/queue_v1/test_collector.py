@@ -364,3 +364,72 @@ async def test_two_queues_in_nested_folders_do_not_touch_each_other() -> None:
     await acknowledged(inner, 0)
     await V1Collector(V1Queue(store, PREFIX, QUEUE)).collect(AT_ONCE, full=True)
     assert await batches(inner) == sorted(where)
+
+
+# The required group
+
+
+async def dequeued(queue: Queue) -> int:
+    """How many batches are out of the manifest."""
+    state = await queue.queue_reader().state()
+    assert len((await queue.manifest()).entries) == state.pending
+    return state.acked_sequence
+
+
+def required(below_lsn: int, *, retention_ms: int | None = None) -> Retention:
+    """The group is at this LSN."""
+    return Retention(retention_ms, required_group="billing", below_lsn=below_lsn)
+
+
+@virtual
+async def test_what_the_required_group_has_processed_is_dequeued_and_nothing_else() -> None:
+    queue = memory()
+    await given(queue, 0, 0, 0)
+    for below_lsn, front in ((1, 0), (3, 2), (3, 2), (4, 3)):
+        await queue.collector().collect(required(below_lsn))
+        assert await dequeued(queue) == front
+    assert (await queue.queue_reader().state()).group == "billing"
+    assert len(await batches(queue)) == 3  # within the retention
+
+
+@virtual
+async def test_a_batch_that_is_processed_in_part_is_not_dequeued() -> None:
+    queue = memory()
+    await queue.made()
+    appender = queue.appender()
+    await produce(appender, b"a", b"b", b"c")
+    await produce(appender, b"d")
+    await queue.collector().collect(required(3))
+    assert await dequeued(queue) == 0
+    await queue.collector().collect(required(4))
+    assert await dequeued(queue) == 1
+
+
+@virtual
+async def test_what_is_dequeued_for_the_required_group_goes_once_it_is_past_the_retention() -> None:
+    queue = memory()
+    where = await given(queue, 2 * HOUR_MS, 2 * HOUR_MS, 0)
+    done = await queue.collector().collect(required(3, retention_ms=HOUR_MS))
+    assert (done.batches_expired, done.kept_pending) == (2, 1)
+    assert await batches(queue) == where[2:]
+
+
+@virtual
+async def test_without_a_required_group_nothing_is_dequeued_or_deleted() -> None:
+    queue = memory()
+    where = await given(queue, 2 * HOUR_MS, 2 * HOUR_MS)
+    await queue.collector().collect(AT_ONCE)
+    assert await dequeued(queue) == 0
+    assert await batches(queue) == where
+
+
+@virtual
+async def test_two_collectors_that_dequeue_take_turns() -> None:
+    queue = memory()
+    await given(queue, 0, 0, 0)
+    first, second = queue.collector(), queue.collector()
+    await first.collect(required(2))
+    await second.collect(required(3))
+    await first.collect(required(4))  # fenced: the next pass opens again
+    await first.collect(required(4))
+    assert await dequeued(queue) == 3

@@ -283,6 +283,8 @@ class Sweeper:
         self._task: asyncio.Task[None] | None = None
         self._is_failing = False
         """Whether the last pass failed: only the first of several failures is logged."""
+        self._warned: set[str] = set()
+        """What the last pass could not do: likewise."""
 
     def start(self, owner: object) -> None:
         """Start. The first pass comes after one interval."""
@@ -327,8 +329,25 @@ class Sweeper:
             self._is_failing = True
             return False
         self._is_failing = False
+        self._warn(done)
         self._metrics.collected(done, runtime.monotonic_s() - started_s)
         return done.is_cut_short
+
+    def _warn(self, done: Collected) -> None:
+        found = set[str]()
+        if done.is_denied:
+            found.add(
+                "these credentials may not delete what a stream does not need any more: run "
+                "headwater gc with credentials that may"
+            )
+        if done.clock_doubt:
+            found.add(
+                f"{done.clock_doubt.partition(' by ')[0]}: only what every group has processed is "
+                "deleted by its age"
+            )
+        for words in sorted(found - self._warned):
+            _log.warning("%s", words)
+        self._warned = found
 
 
 def check_consumable(stream: Stream, partition: int, group: str) -> Stream:

@@ -7,6 +7,7 @@ undoing a reset is its epoch.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 
 import msgspec
@@ -206,10 +207,16 @@ async def delete_group(
 ) -> None:
     """Delete a group: its positions are forgotten, and its name may begin again.
 
-    Readers are fenced. `Refused` while they seem to run, unless forced; `UnknownGroup` if there is
-    no such group.
+    Readers are fenced. `Refused` while they seem to run, unless forced, and for the stream's
+    required group; `UnknownGroup` if there is no such group.
     """
     async with borrow_stream(source, name) as stream:
+        if (await _current(stream)).config.required_group == group:
+            raise Refused(
+                f"stream {stream.name!r} keeps its records until group {group!r} has processed "
+                f"them, and would keep all of them without it. First: headwater stream alter "
+                f"{shlex.quote(stream.store.url)} {stream.name} --required-group none"
+            )
         register = GroupRegister(stream, group)
         await register.delete(check=_unless_running(register, force=force))
 

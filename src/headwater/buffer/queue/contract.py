@@ -403,6 +403,8 @@ class Collected(msgspec.Struct):
     bytes_orphaned: int = 0
     failed: int = 0
     """Failed deletes; the next pass repeats them."""
+    is_denied: bool = False
+    """A delete failed because the credentials may not delete: others have to."""
     kept_pending: int = 0
     """Batches that stay until they are acknowledged, where acknowledgements count: on streams that
     nodes consume, and in the published v1 format."""
@@ -427,15 +429,9 @@ class Collected(msgspec.Struct):
 
 
 _SUMS: Final = (
-    "batches_expired",
-    "batches_orphaned",
-    "chunks_expired",
-    "producers_forgotten",
-    "bytes_expired",
-    "bytes_orphaned",
-    "failed",
-    "batches_left",
-)
+    "batches_expired batches_orphaned chunks_expired producers_forgotten bytes_expired "
+    "bytes_orphaned failed batches_left"
+).split()
 
 
 class Collector(ABC):

@@ -46,8 +46,9 @@ class Retention(msgspec.Struct, frozen=True):
     """Batches before this one are deleted at any age: the stream is truncated."""
     policy: int = 0
     """The number of the stream's policy that all of this was read under."""
+    required_group: str | None = None
     below_lsn: int | None = None
-    """Only records below this LSN are deleted: a required group has processed them. None if no
+    """Only records below this LSN are deleted: the required group has processed them. None if no
     group is required."""
     only_acknowledged: bool = False
     """Only batches that are acknowledged in the queue are deleted: nodes consume the stream."""

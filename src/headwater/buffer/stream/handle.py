@@ -176,6 +176,7 @@ class Stream:
             retention_bytes,
             config.gc_grace_ms,
             policy=config.policy,
+            required_group=config.required_group,
             # Nothing, before the position of the group is known.
             below_lsn=None if config.required_group is None else 1,
             only_acknowledged=config.consumer == "nodes",

@@ -342,8 +342,8 @@ class QueryGroup:
         number = "" if epoch is None else f" (epoch {epoch.number})"
         return QueryFenced(
             f"stream {name!r}: another run of this query of group {self.group!r} was started at "
-            f"{utc_words(record.changed_ms)} (epoch {record.epoch}) and fenced this one{number}: stop "
-            f"one of them. {TWICE}"
+            f"{utc_words(record.changed_ms)} (epoch {record.epoch}) and fenced this one{number}: "
+            f"stop one of them. {TWICE}"
         )
 
     def _other_checkpoint(self, stream: str, record: GroupRecord | None = None) -> QueryFenced:

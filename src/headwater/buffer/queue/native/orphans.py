@@ -20,7 +20,7 @@ from headwater.buffer.queue.native.chunk_log import ChunkLog, CollectorRecord, Q
 from headwater.buffer.queue.native.tail import QueueTail, write_note
 from headwater.buffer.queue.retention import Retention
 from headwater.core import limits, runtime
-from headwater.core.errors import HeadwaterError
+from headwater.core.errors import Denied, HeadwaterError
 from headwater.core.runtime import decode_ulid, encode_ulid, is_ulid
 from headwater.store import Register, Store
 
@@ -236,6 +236,7 @@ async def delete_all(store: Store, keys: list[str], report: Collected) -> int:
         ):
             if isinstance(outcome, HeadwaterError):
                 report.failed += 1
+                report.is_denied |= isinstance(outcome, Denied)
             elif outcome is not None:
                 raise outcome
             else:

@@ -2,8 +2,12 @@
 
 The published manifest has no floor: a batch without a reference may be one that a slow producer is
 about to append, and that append could not be refused. So the collector does not list batches. It
-deletes what Headwater's consumer dequeued, which the segments name, once the retention releases it
-and it is out of the manifest. A batch that was uploaded and never appended stays.
+deletes what Headwater dequeued, which the segments name, once the retention releases it and it is
+out of the manifest. A batch that was uploaded and never appended stays.
+
+The manifest has room for one consumer. It is the stream's required group: a pass dequeues what the
+group has processed, and opens the manifest's consumer for that, which fences other software. On a
+stream without a required group nothing is dequeued here.
 
     side object: the floor     batches, then their segments     side object: swept up to the floor
 
@@ -23,11 +27,20 @@ import msgspec
 
 from headwater.buffer.queue.contract import Collected, Collector, Descriptor
 from headwater.buffer.queue.retention import ClockGuard, QueuedBatch, Retention, RetentionRule
+from headwater.buffer.queue.v1.consumer import V1Consumer
 from headwater.buffer.queue.v1.manifest_object import StoredManifest
 from headwater.buffer.queue.v1.reader import V1Queue
 from headwater.buffer.queue.v1.side_object import SideState
 from headwater.core import limits
-from headwater.core.errors import BadKey, NotFound, OutcomeUnknown, Refused, Unavailable
+from headwater.core.errors import (
+    BadKey,
+    Denied,
+    Fenced,
+    NotFound,
+    OutcomeUnknown,
+    Refused,
+    Unavailable,
+)
 from headwater.store import Register
 
 
@@ -45,16 +58,20 @@ class V1Collector(Collector):
         self._queue = queue
         self._clock = Register(queue.store, queue.names.clock, ClockReads)
         self._clocks = ClockGuard()
+        self._consumer: V1Consumer | None = None
 
     async def collect(self, retention: Retention, *, full: bool = False) -> Collected:
         done = Collected()
         stored, side = await self._queue.view()
-        pending = {stored.manifest.entries[n].location for n in range(len(stored.manifest.entries))}
+        pending = _locations(stored)
         if side.swept_sequence < side.floor_sequence:
             side = await self._sweep(side, stored, pending, done)
         if side.policy < retention.policy:
             side = await self._queue.side.raise_policy(retention.policy)
         done.is_outdated = side.policy != retention.policy
+        if not done.is_outdated and await self._dequeue(retention):
+            stored, side = await self._queue.view()
+            pending = _locations(stored)
         if side.swept_sequence == side.floor_sequence and not done.is_outdated:
             before, raised = side.floor_sequence, await self._expired(stored, side, retention, done)
             if raised.floor_sequence > before:
@@ -68,6 +85,31 @@ class V1Collector(Collector):
         done.kept_retained = side.sequence - side.floor_sequence
         done.floor_sequence, done.floor_lsn = side.floor_sequence, side.floor_lsn
         return done
+
+    async def _dequeue(self, retention: Retention) -> bool:
+        """Dequeue what the required group has processed; whether there was something."""
+        group, below_lsn = retention.required_group, retention.below_lsn
+        if group is None or below_lsn is None:
+            return False
+        async with self._queue.lock:
+            (_, side), _ = await self._queue.count(await self._queue.view())
+            ledger, end = self._queue.ledger, side.sequence
+            if side.lsn < below_lsn:
+                # A batch that cannot be counted stays, and what comes after it.
+                is_within = below_lsn < ledger.next_lsn
+                end = ledger.sequence_at_lsn(below_lsn) if is_within else ledger.end
+        if end <= side.sequence:
+            return False
+        try:
+            if self._consumer is None:
+                consumer = V1Consumer(self._queue)
+                await consumer.open(group, take_over=True)
+                self._consumer = consumer
+            await self._consumer.dequeue(end - 1)
+        except Fenced:
+            self._consumer = None  # another collector dequeues; the next pass looks again
+            return False
+        return True
 
     async def _expired(
         self, stored: StoredManifest, side: SideState, retention: Retention, done: Collected
@@ -174,12 +216,19 @@ class V1Collector(Collector):
             return
         try:
             await self._store.delete(batch.location)
-        except (Unavailable, OutcomeUnknown, Refused):
+        except (Unavailable, OutcomeUnknown, Refused) as error:
             done.failed += 1
+            done.is_denied |= isinstance(error, Denied)
             return
         if not batch.duplicate:
             done.batches_expired += 1
             done.bytes_expired += batch.size_bytes
+
+
+def _locations(stored: StoredManifest) -> set[str]:
+    """Where the batches are that the manifest still has."""
+    entries = stored.manifest.entries
+    return {entries[index].location for index in range(len(entries))}
 
 
 def _raise_floor(now: SideState, raised: SideState) -> SideState:
