@@ -68,7 +68,7 @@ async def _stream(rate: int) -> tuple[float, dict[str, StoreStats]]:
     ours, theirs = Store(backend), Store(backend)
     values = [bytes(RECORD_BYTES)] * CALL_RECORDS
     consumer = await Consumer.open(theirs, "steady", group="bench")
-    producer = await Producer.open(ours, "steady")
+    producer = await Producer(ours, "steady").open()
     began_s = runtime.monotonic_s()
 
     async def produce() -> None:
@@ -122,7 +122,7 @@ async def _batches(
     backend = SlowBackend()
     await create_stream(Store(backend), "steady", schema=schema)
     store = Store(backend)
-    producer = await Producer.open(store, "steady", linger_ms=0)
+    producer = await Producer(store, "steady", linger_ms=0).open()
     values = [bytes(120)] * records
     rows = pa.table({"id": pa.array(range(records)), "text": [bytes(100).hex()[:112]] * records})
     marks = [store.stats.requests]

@@ -30,7 +30,7 @@ def test_everything_by_an_address(url: str) -> None:
     stream = blocking.create_stream(url, "orders", partitions=2)
     with pytest.raises(AlreadyExists):
         blocking.create_stream(url, "orders")
-    with BlockingProducer.open(stream) as producer:
+    with BlockingProducer(stream) as producer:
         producer.produce([b"a", b"b"], partition=1)
     assert blocking.lag(url, "orders").batches == 0
     assert blocking.lag(url, "orders", partition=1).records == 2
@@ -54,7 +54,7 @@ def test_a_store_or_a_stream_that_is_open_stays_open(url: str) -> None:
 
 def test_batches_that_could_not_be_read_are_listed(url: str, tmp_path: Path) -> None:
     blocking.create_stream(url, "orders", format="v1")
-    with BlockingProducer.open(url, "orders") as producer:
+    with BlockingProducer(url, "orders") as producer:
         producer.produce([b"a"])
     (batch,) = (tmp_path / "store").rglob("*.batch")
     batch.write_bytes(b"?" + batch.read_bytes())
@@ -67,7 +67,7 @@ def test_batches_that_could_not_be_read_are_listed(url: str, tmp_path: Path) -> 
 def test_what_is_awaited_takes_an_address_as_well(url: str) -> None:
     async def main() -> None:
         stream = await create_stream(url, "orders", partitions=2)
-        async with await Producer.open(url, "orders") as producer:
+        async with Producer(url, "orders") as producer:
             await producer.produce([b"a", b"b"], partition=1)
         assert (await lag(url, "orders", partition=1)).records == 2
         assert (await lag(stream, partition=1)).records == 2

@@ -265,14 +265,14 @@ async def test_a_transaction_in_flight_lands_whole() -> None:
 @virtual
 async def test_a_producer_appends_beside_it_and_resumes_after_it() -> None:
     stream = await a_stream()
-    producer = await Producer.open(stream, producer_id="p", linger_ms=0)
+    producer = await Producer(stream, producer_id="p", linger_ms=0).open()
     for number in range(20):
         await (await producer.produce([f"n{number}".encode()], metadata=b"%d" % number))
         if number % 5 == 4:
             await truncated(stream, "latest")
     await producer.close()
     assert await values(stream) == []
-    resumed = await Producer.open(stream, producer_id="p", linger_ms=0)
+    resumed = await Producer(stream, producer_id="p", linger_ms=0).open()
     assert resumed.resumed[0].metadata == b"19"
     await (await resumed.produce([b"more"]))
     await resumed.close()

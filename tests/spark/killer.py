@@ -45,7 +45,7 @@ async def _fill(url: str, random: Random) -> None:
     async with open_store(url) as store:
         await create_stream(store, "orders", partitions=PARTITIONS)
         await create_stream(store, COPY)
-        async with await Producer.open(store, "orders") as producer:
+        async with Producer(store, "orders") as producer:
             number = 0
             while number < RECORDS:
                 count = min(random.randint(1, 30), RECORDS - number)

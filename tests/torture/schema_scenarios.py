@@ -99,7 +99,7 @@ class SchemaWorld(Surroundings):
         """One life of a producer."""
         handles: list[tuple[str, Handle]] = []
         try:
-            producer = await Producer.open(self.store(), STREAM)
+            producer = await Producer(self.store(), STREAM).open()
         except HeadwaterError:
             return
         self.fronts.append(producer)

@@ -103,10 +103,9 @@ async def copy_stream(
     source = await _refreshed(source)
     target, infers_types = await _target(source, store, name, resume=resume)
     states = [await target.queue_reader(one).state() for one in range(target.partitions)]
-    producer = await Producer.open(
+    async with Producer(
         target, producer_id=f"copy-of-{source.id}", max_block_ms=None, delivery_timeout_ms=600_000
-    )
-    async with producer:
+    ) as producer:
         starts = [
             _position(source, target, number, producer.resumed[number], states[number])
             for number in range(source.partitions)

@@ -206,7 +206,7 @@ async def produce(url: str, producer_id: str, orders: int, seconds: float, repor
 
     async with (
         open_store(url) as store,
-        await Producer.open(store, STREAM, producer_id=producer_id) as producer,
+        Producer(store, STREAM, producer_id=producer_id) as producer,
     ):
         done = int(producer.resumed[0].metadata or b"0")
         os.write(descriptor, f"resumed {done}\n".encode())

@@ -184,7 +184,7 @@ WIDE = pa.table({"id": pa.array([1 << 40], pa.int64()), "name": ["n"]})
 async def produced(store: Store, *tables: pa.Table) -> None:
     """Each table as a batch of its own."""
     for table in tables:
-        async with await Producer.open(store, "orders", linger_ms=0) as producer:
+        async with Producer(store, "orders", linger_ms=0) as producer:
             await producer.produce_arrow(table)
 
 

@@ -47,7 +47,7 @@ class Write(NamedTuple):
 async def _write(stream: Stream, write: Write, number: int) -> None:
     values = [b"x"] * len(write.times)
     if not write.in_transaction:
-        async with await Producer.open(stream) as producer:
+        async with Producer(stream) as producer:
             at = None if set(write.times) == {None} else pa.array(write.times, pa.int64())
             at = None if at is None else at.cast(pa.timestamp("us", "UTC"))
             await producer.produce(values, timestamps=at, partition=write.partition)
@@ -128,7 +128,7 @@ def test_the_offset_found_by_time_is_the_one_that_a_scan_finds(
 async def test_a_time_goes_by_the_timestamps_of_records_and_not_by_their_ingestion() -> None:
     stream = await create_stream(Store(MemoryBackend()), "orders")
     start_ms = runtime.wall_ms()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         for year in (2001, 2003, 2002, 2005):
             await producer.produce([b"a", b"b"], timestamps=datetime(year, 1, 1, tzinfo=UTC))
             await producer.flush()
@@ -155,7 +155,7 @@ async def test_a_time_goes_by_the_timestamps_of_records_and_not_by_their_ingesti
 async def test_a_time_is_exact_to_the_microsecond() -> None:
     stream = await create_stream(Store(MemoryBackend()), "orders")
     at = [EPOCH + timedelta(microseconds=us) for us in (-2_001, -1_999, 1, 2)]
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce([b"a"] * 4, timestamps=at)
     for lsn, time in enumerate(at, start=1):
         assert await lsn_at_time(stream, time=time) == lsn
@@ -171,7 +171,7 @@ async def test_a_time_is_exact_to_the_microsecond() -> None:
 async def test_the_time_of_ingestion_is_a_column_on_request_and_is_not_produced_again() -> None:
     stream = await create_stream(Store(MemoryBackend()), "orders")
     at_ms = runtime.wall_ms()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce([b"a"], timestamps=EPOCH)
     reader = await read_async(stream)
     assert INGESTED not in reader.schema.names
@@ -181,7 +181,7 @@ async def test_the_time_of_ingestion_is_a_column_on_request_and_is_not_produced_
     ingested = EPOCH + timedelta(milliseconds=at_ms)
     assert row == {"_value": b"a", TIMESTAMP: EPOCH, INGESTED: ingested}
     await runtime.sleep(5)
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce_arrow(batch)
     again = await rows_of(await read_async(stream, None, 2, columns=[TIMESTAMP, INGESTED]))
     assert again == [{TIMESTAMP: EPOCH, INGESTED: ingested + timedelta(seconds=5)}]
@@ -190,7 +190,7 @@ async def test_the_time_of_ingestion_is_a_column_on_request_and_is_not_produced_
 @virtual
 async def test_a_boundary_batch_that_cannot_be_read_is_named_or_passed_over() -> None:
     stream = await create_stream(Store(MemoryBackend()), "orders")
-    async with await Producer.open(stream, linger_ms=60_000) as producer:
+    async with Producer(stream, linger_ms=60_000) as producer:
         for day in (1, 2):
             at = [datetime(2026, 1, day, hour, tzinfo=UTC) for hour in (1, 2)]
             await producer.produce([b"x" * 40_000] * 2, timestamps=at)
@@ -214,7 +214,7 @@ async def test_a_batch_that_retention_takes_while_it_is_searched_is_not_the_firs
     None
 ):
     stream = await create_stream(Store(MemoryBackend()), "orders")
-    async with await Producer.open(stream, linger_ms=60_000) as producer:
+    async with Producer(stream, linger_ms=60_000) as producer:
         for day in (1, 2):
             at = [datetime(2026, 1, day, hour, tzinfo=UTC) for hour in (1, 2)]
             await producer.produce([b"x" * 40_000] * 2, timestamps=at)

@@ -251,7 +251,7 @@ async def test_a_batch_that_goes_with_the_retention_while_it_is_read_is_trimmed(
 @virtual
 async def test_a_time_within_a_lost_batch_begins_with_it_where_it_is_passed_over() -> None:
     stream = await create_stream(Store(MemoryBackend()), "orders")
-    async with await Producer.open(stream, linger_ms=5000) as producer:
+    async with Producer(stream, linger_ms=5000) as producer:
         await producer.produce([bytes(20_000)])
         await runtime.sleep(2)
         between = datetime.fromtimestamp(runtime.wall_ms() / 1000, UTC)

@@ -63,7 +63,7 @@ async def test_bytes_after_the_items_of_an_entry_stay_where_they_are() -> None:
     with pytest.raises(Corrupt):
         await values(store)
     await alter_stream(store, "orders", **{"v1.reading": "lenient"})
-    async with await Producer.open(store, "orders") as producer:
+    async with Producer(store, "orders") as producer:
         await producer.produce([b"c"])
     assert await values(store) == [b"a", b"b", b"c"]
     assert entry(0, b"??") in bytes((await store.get(f"{FOLDER}/manifest")).data)

@@ -294,7 +294,7 @@ async def to_the_end(reader: AsyncReader) -> None:
 async def test_a_producer_is_told(format_name: str, again: bool) -> None:
     store = Store(MemoryBackend())
     await create_stream(store, "orders", format=format_name)
-    producer = await Producer.open(store, "orders", linger_ms=0, delivery_timeout_ms=10_000)
+    producer = await Producer(store, "orders", linger_ms=0, delivery_timeout_ms=10_000).open()
     await (await producer.produce([b"a"]))
     await delete_stream(store, "orders")
     if again:

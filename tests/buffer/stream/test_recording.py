@@ -60,7 +60,7 @@ async def test_what_is_of_another_type_is_refused_and_the_producer_goes_on(
     first: pa.Array, second: pa.Array, said: tuple[str, str]
 ) -> None:
     store, stream = await orders()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce_arrow(pa.table({"x": first}))
         before = (await store.get(KEY)).data
         with pytest.raises(Refused) as refused:
@@ -103,7 +103,7 @@ async def test_a_wider_type_takes_the_place_and_a_narrower_one_is_widened(
     value = values[str(narrow)[:3]]
     store, stream = await orders()
     kinds = (narrow, wide) if narrow_first else (wide, narrow)
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         for kind in kinds:
             made = pa.array([value], kind.value_type if pa.types.is_dictionary(kind) else kind)
             column = made.cast(kind) if pa.types.is_dictionary(kind) else made
@@ -121,7 +121,7 @@ def keyed(kind: pa.DataType, key: int) -> pa.Table:
 @virtual
 async def test_wider_keys_of_a_map_are_refused_by_a_recorded_column() -> None:
     store, stream = await orders()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce_arrow(keyed(pa.int32(), 7))
         with pytest.raises(Refused, match=r"map<int32, int32> is inferred, map<int64, int32>"):
             await producer.produce_arrow(keyed(pa.int64(), 7))
@@ -132,7 +132,7 @@ async def test_wider_keys_of_a_map_are_refused_by_a_recorded_column() -> None:
 @virtual
 async def test_narrower_keys_of_a_map_are_carried_as_those_of_the_column() -> None:
     store, stream = await orders()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce_arrow(keyed(pa.int64(), 7))
         added = keyed(pa.int32(), 8).append_column("y", pa.array([1]))
         await producer.produce_arrow(added)
@@ -143,10 +143,10 @@ async def test_narrower_keys_of_a_map_are_carried_as_those_of_the_column() -> No
 @virtual
 async def test_wider_keys_of_a_map_can_be_declared_if_every_retained_value_fits() -> None:
     store, stream = await orders()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce_arrow(keyed(pa.int32(), 7))
     await alter_stream(store, "orders", schema={"x": "map<int64, int32>"})
-    async with await Producer.open(store, "orders") as producer:
+    async with Producer(store, "orders") as producer:
         await producer.produce_arrow(keyed(pa.int64(), 1 << 40))
     assert await read(store, "x") == [([(7, 1)],), ([(1 << 40, 1)],)]
 
@@ -154,7 +154,7 @@ async def test_wider_keys_of_a_map_can_be_declared_if_every_retained_value_fits(
 @virtual
 async def test_columns_and_fields_are_added_and_never_dropped() -> None:
     store, stream = await orders()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce_rows([{"id": 1, "place": {"street": "a"}}])
         await producer.produce_rows([{"id": 2, "place": {"street": "b", "no": 7}, "name": "n"}])
         await producer.produce_rows([{"name": "m"}])
@@ -173,7 +173,7 @@ async def test_columns_and_fields_are_added_and_never_dropped() -> None:
 @virtual
 async def test_opaque_values_and_columns_never_share_a_stream() -> None:
     store, stream = await orders()
-    async with await Producer.open(stream) as typed, await Producer.open(stream) as opaque:
+    async with Producer(stream) as typed, Producer(stream) as opaque:
         await typed.produce_rows([{"id": 1}])
         for values in ([b"v"], [b"v"] * 100):
             with pytest.raises(Refused, match="opaque values"):
@@ -182,7 +182,7 @@ async def test_opaque_values_and_columns_never_share_a_stream() -> None:
     assert set(await read(store, "id", "_key")) == {(1, None), (None, b"k")}
 
     store, stream = await orders()
-    async with await Producer.open(stream) as opaque, await Producer.open(stream) as typed:
+    async with Producer(stream) as opaque, Producer(stream) as typed:
         await opaque.produce([b"v"])
         with pytest.raises(Refused, match=r"opaque values.*another stream"):
             await typed.produce_rows([{"id": 1}])
@@ -193,7 +193,7 @@ async def test_opaque_values_and_columns_never_share_a_stream() -> None:
 @virtual
 async def test_a_producer_learns_what_others_recorded_since_it_was_opened() -> None:
     store, stream = await orders()
-    async with await Producer.open(stream) as first, await Producer.open(stream) as second:
+    async with Producer(stream) as first, Producer(stream) as second:
         await first.produce_rows([{"id": 1}])
         await first.produce_rows([{"id": 2, "name": "n"}])
         with pytest.raises(Refused, match=r"id .*int64.*string"):
@@ -211,7 +211,7 @@ async def test_a_producer_learns_what_others_recorded_since_it_was_opened() -> N
 @virtual
 async def test_of_producers_that_begin_at_once_one_wins_and_the_others_fit_or_are_refused() -> None:
     store, stream = await orders()
-    producers = [await Producer.open(stream) for _ in range(4)]
+    producers = [await Producer(stream).open() for _ in range(4)]
     rows: list[Any] = [{"x": 1, "a": 1}, {"x": "s", "b": 1}, {"x": 2, "c": 1}, {"x": b"b", "d": 1}]
     outcomes = await asyncio.gather(
         *(one.produce_rows([row]) for one, row in zip(producers, rows, strict=True)),
@@ -232,7 +232,7 @@ async def test_what_is_carried_is_recorded_before_anything_is_appended() -> None
     backend, store, plain = given()
     await create_stream(plain, "orders")
     stream = await open_stream(store, "orders", writing=True)
-    producer = await Producer.open(stream, linger_ms=0)
+    producer = await Producer(stream, linger_ms=0).open()
     down = fails(Unavailable("503"))
     backend.next("put_if_unchanged", *[down] * 1000)
     for data in ([b"v"], [b"v"] * 50):
@@ -249,7 +249,7 @@ async def test_what_is_carried_is_recorded_before_anything_is_appended() -> None
 @virtual
 async def test_columns_of_nulls_have_no_type_until_a_value_comes() -> None:
     store, stream = await orders()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce_rows([{"id": 1, "name": None}])
         assert await types(store) == {"id": "int64"}
         await producer.produce_rows([{"id": 2, "name": "n"}])
@@ -266,7 +266,7 @@ async def test_columns_of_nulls_have_no_type_until_a_value_comes() -> None:
 async def test_a_declared_type_is_not_replaced_and_no_column_is_added_to_it() -> None:
     store, stream = await orders(schema={"id": "int32", "name": "string"})
     before = (await store.get(KEY)).data
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         for wrong in ({"id": 2**40}, {"id": 1, "more": 1}, {"id": "1"}):
             with pytest.raises(Refused):
                 await producer.produce_rows([wrong])
@@ -285,7 +285,7 @@ async def test_a_stream_that_was_deleted_and_made_again_is_not_recorded_into() -
     from headwater.buffer.stream import delete_stream
 
     store, stream = await orders()
-    producer = await Producer.open(stream)
+    producer = await Producer(stream).open()
     await delete_stream(store, "orders")
     with pytest.raises(NotFound):
         await producer.produce_rows([{"id": 1}])
@@ -298,7 +298,7 @@ async def test_a_stream_that_was_deleted_and_made_again_is_not_recorded_into() -
 @virtual
 async def test_the_steady_path_asks_nothing_more() -> None:
     store, stream = await orders()
-    async with await Producer.open(stream, linger_ms=0) as producer:
+    async with Producer(stream, linger_ms=0) as producer:
         for data in ({"id": 1}, {"id": 2, "name": "n"}):
             await (await producer.produce_rows([data]))
         before = store.stats.requests
@@ -310,7 +310,7 @@ async def test_the_steady_path_asks_nothing_more() -> None:
 @virtual
 async def test_names_that_differ_in_capitals_alone_are_refused_against_what_is_recorded() -> None:
     store, stream = await orders()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce_rows([{"id": 1}])
         with pytest.raises(Refused, match="only in case"):
             await producer.produce_rows([{"ID": 1}])
@@ -321,7 +321,7 @@ async def test_names_that_differ_in_capitals_alone_are_refused_against_what_is_r
 @virtual
 async def test_a_handle_from_before_the_first_record_reads_what_was_recorded_since() -> None:
     _, stream = await orders()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce_rows([{"id": 1}])
     reader = await read_async(stream)
     assert [row["id"] for batch in [one async for one in reader] for row in batch.to_pylist()] == [
@@ -333,7 +333,7 @@ async def test_a_handle_from_before_the_first_record_reads_what_was_recorded_sin
 async def test_a_producer_that_may_not_write_the_register_says_what_to_do() -> None:
     backend, store, plain = given()
     await create_stream(plain, "orders")
-    async with await Producer.open(store, "orders", linger_ms=0) as producer:
+    async with Producer(store, "orders", linger_ms=0) as producer:
         backend.next("put_if_unchanged", fails(Denied("403")))
         with pytest.raises(Denied, match=r"nothing of the call was appended.*stream alter"):
             await producer.produce_rows([{"id": 1}])

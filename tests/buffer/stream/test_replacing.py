@@ -33,7 +33,7 @@ async def orders(**settings: Any) -> tuple[Store, Stream]:
 
 
 async def produce(store: Store, *rows: dict[str, Any]) -> None:
-    async with await Producer.open(store, "orders", linger_ms=0) as producer:
+    async with Producer(store, "orders", linger_ms=0) as producer:
         for row in rows:
             await (await producer.produce_rows([row]))
 
@@ -84,7 +84,7 @@ async def test_a_type_is_replaced_where_every_value_fits(
     store, _ = await orders()
     kind = pa.array(values).type if any(values) else pa.int64()
     table = pa.table({"x": pa.array(values, kind), "y": [1] * len(values)})
-    async with await Producer.open(store, "orders") as producer:
+    async with Producer(store, "orders") as producer:
         await producer.produce_arrow(table)
         await producer.flush()
         await alter_stream(store, "orders", schema={"x": declared, "y": "int64"})
@@ -114,7 +114,7 @@ async def test_a_value_that_does_not_fit_keeps_the_type(
     values: list[Any], declared: str, says: str
 ) -> None:
     store, _ = await orders()
-    async with await Producer.open(store, "orders") as producer:
+    async with Producer(store, "orders") as producer:
         await producer.produce_arrow(pa.table({"x": values}))
     before = (await store.get(KEY)).data
     with pytest.raises(Refused, match=says):
@@ -127,7 +127,7 @@ async def test_a_value_that_does_not_fit_keeps_the_type(
 async def test_what_a_producer_has_on_its_way_is_put_into_the_new_type_or_dropped() -> None:
     store, _ = await orders()
     await produce(store, {"x": 1})
-    async with await Producer.open(store, "orders", linger_ms=10_000) as producer:
+    async with Producer(store, "orders", linger_ms=10_000) as producer:
         fits = await producer.produce_rows([{"x": 2}])
         await producer.flush()
         wide = await producer.produce_rows([{"x": 2**40}])
@@ -153,7 +153,7 @@ async def test_a_batch_that_is_appended_between_the_check_and_the_fence_is_check
     backend, plain, _ = given()
     await create_stream(plain, "orders")
     await produce(plain, {"x": 1})
-    late = await Producer.open(plain, "orders", linger_ms=0)
+    late = await Producer(plain, "orders", linger_ms=0).open()
     value = 7 if fits else 2**40
 
     async def append() -> None:
@@ -193,7 +193,7 @@ async def test_columns_that_are_recorded_meanwhile_end_it() -> None:
 async def test_a_replacement_that_was_cut_off_is_withdrawn_by_a_producer_that_waits() -> None:
     store, _ = await orders(partitions=2)
     await produce(store, {"x": 1})
-    producer = await Producer.open(store, "orders", linger_ms=0)
+    producer = await Producer(store, "orders", linger_ms=0).open()
     real, calls = stream_handle.raise_schema_floor, 0
 
     async def cut(*args: Any) -> None:
@@ -274,7 +274,7 @@ async def test_a_null_on_its_way_is_refused_where_a_replaced_type_has_none() -> 
     store, _ = await orders()
     await produce(store, {"x": ["a"]})
     stream = await open_stream(store, "orders")
-    producer = await Producer.open(store, "orders", linger_ms=0)
+    producer = await Producer(store, "orders", linger_ms=0).open()
     await alter_stream(store, "orders", schema={"x": "list<string not null>"})
     handle = await producer.produce_rows([{"x": ["b", None]}])
     with pytest.raises(Refused, match="null"):
@@ -332,7 +332,7 @@ async def test_two_replacements_that_were_cut_off_hold_up_neither_producer_nor_s
     store, stream = await orders()
     await produce(store, {"x": 1})
     stream, attempt = await open_stream(store, "orders"), CommitAttempt.of_job("a")
-    producer = await Producer.open(store, "orders", linger_ms=0)
+    producer = await Producer(store, "orders", linger_ms=0).open()
     real = stream_handle.raise_schema_floor
     await cut_off(store, {"x": "int8"}, BEFORE_QUEUES)
     # As far as the queue's floor, which `cut_off` left out.

@@ -37,12 +37,14 @@ from headwater.buffer.stream.config import (
     UNLIMITED,
     StreamConfig,
     StreamRegister,
+    check_store,
     check_versions,
 )
 from headwater.core import runtime
 from headwater.core.errors import Damaged, HeadwaterError, NotFound, Refused, Trimmed
 from headwater.core.settings import whole_number
 from headwater.store import Store, open_store
+from headwater.store.address import parse_address
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -286,6 +288,20 @@ class OpenedSource(NamedTuple):
     source: Store | Stream
     owned: Store | None
     """The store, if `open_source` opened it."""
+
+
+def check_source(source: str | Store | Stream, name: str | None) -> None:
+    """Refuse what `open_source` and `resolve_stream` cannot open, without opening anything."""
+    if isinstance(source, Stream):
+        if name not in (None, source.name):
+            raise Refused(f"the stream is {source.name!r}, not {name!r}")
+        return
+    if isinstance(source, str):
+        parse_address(source, {})
+    else:
+        check_store(source)
+    if name is None:
+        raise Refused("give the name of the stream in the store")
 
 
 @asynccontextmanager
