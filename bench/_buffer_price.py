@@ -14,7 +14,7 @@ import pyarrow as pa
 from bench._buffer_distance import in_virtual_time
 from bench._report import Goal, Section
 from bench._slow_store import SlowBackend
-from headwater.buffer.consumer import Consumer, read_async
+from headwater.buffer.consumer import Consumer, read
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import create_stream
 from headwater.core import runtime
@@ -143,7 +143,7 @@ async def _idle() -> StoreStats:
     backend = SlowBackend()
     await create_stream(Store(backend), "idle")
     store = Store(backend)
-    async with await read_async(store, "idle", follow=True) as reader:
+    async with read(store, "idle", follow=True) as reader:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(IDLE_S):
                 await reader.next_batch()

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.buffer.consumer import read_async
+from headwater.buffer.consumer import read
 from headwater.buffer.copying import CopyResult, copy_stream, used_columns
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import Stream, alter_stream, create_stream, delete_stream, open_stream
@@ -49,7 +49,7 @@ def memory() -> Store:
 
 async def rows_of(stream: Stream, columns: list[str] | None = None) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    async with await read_async(stream, columns=columns) as reader:
+    async with read(stream, columns=columns) as reader:
         while (rows := await reader.next_batch()) is not None:
             found += rows.to_pylist()
     for row in found:

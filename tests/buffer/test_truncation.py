@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from headwater.buffer import layout
-from headwater.buffer.consumer import Consumer, Follower, lag, read_async
+from headwater.buffer.consumer import Consumer, Follower, lag, read
 from headwater.buffer.producer import Producer
 from headwater.buffer.queue.contract import BatchTrimmed
 from headwater.buffer.stream import Stream, create_stream, delete_stream, open_stream
@@ -47,7 +47,7 @@ async def a_stream(
 
 
 async def values(stream: Stream, partition: int = 0) -> list[bytes]:
-    reader = await read_async(stream, partition=partition, columns=["_value"])
+    reader = await read(stream, partition=partition, columns=["_value"]).open()
     async with reader:
         found: list[bytes] = []
         while (rows := await reader.next_batch()) is not None:
@@ -87,7 +87,7 @@ async def test_what_comes_before_is_gone_and_nothing_else(
     assert len(await values(stream, 0)) == 10
     assert await batch_objects(stream) == (0 if inline else 5)
     with pytest.raises(Trimmed) as trimmed:
-        await read_async(stream, start=7, partition=1)
+        await read(stream, start=7, partition=1).open()
     assert trimmed.value.floor_lsn == 8
 
 

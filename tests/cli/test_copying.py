@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import headwater
-from headwater.buffer.consumer import read
+from headwater.blocking import read
 from headwater.buffer.producer import BlockingProducer
 from headwater.buffer.stream import create_stream
 from headwater.core.errors import Refused

@@ -84,3 +84,13 @@ def is_explained(thing: object) -> bool:
     text = thing.__doc__ or ""
     # A dataclass without a docstring gets its signature for one.
     return bool(text.strip()) and not text.startswith(f"{thing.__name__}(")
+
+
+def test_what_waits_has_a_blocking_twin_of_the_same_name() -> None:
+    from headwater import blocking
+
+    twins = {"Consumer", "Producer", "read"} | {
+        name for name in headwater.__all__ if inspect.iscoroutinefunction(getattr(headwater, name))
+    }
+    assert twins == set(blocking.__all__)
+    assert not [one for one in twins if inspect.iscoroutinefunction(getattr(blocking, one))]

@@ -109,7 +109,7 @@ def _in_files(folder: str) -> list[int]:
 
 
 def _in_stream(folder: str) -> list[int]:
-    found = headwater.read(f"file://{folder}/store", COPY).to_table()
+    found = headwater.blocking.read(f"file://{folder}/store", COPY).to_table()
     return [int(value) for value in found.column("_value").to_pylist()]
 
 

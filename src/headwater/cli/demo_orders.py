@@ -139,9 +139,9 @@ def accepted_orders(reports: dict[str, Path]) -> list[Order]:
 
 def read_orders(url: str) -> list[Order]:
     """What the stream holds."""
-    import headwater
+    from headwater import blocking
 
-    values = headwater.read(url, STREAM, columns=["_value"]).to_table().column(0).to_pylist()
+    values = blocking.read(url, STREAM, columns=["_value"]).to_table().column(0).to_pylist()
     return [msgspec.json.decode(value, type=Order) for value in values]
 
 

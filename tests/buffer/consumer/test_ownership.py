@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.buffer import blocking
+from headwater import blocking
 from headwater.buffer.consumer import (
     BlockingConsumer,
     Consumer,

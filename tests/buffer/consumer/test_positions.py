@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.buffer.consumer import Consumer, UnreadableBatch, lsn_at_time, read_async
+from headwater.buffer.consumer import Consumer, UnreadableBatch, lsn_at_time, read
 from headwater.buffer.producer import Producer
 from headwater.buffer.producer.call import with_column
 from headwater.buffer.queue.contract import Retention, TimeBy
@@ -61,7 +61,7 @@ async def _write(stream: Stream, write: Write, number: int) -> None:
 
 async def _scanned(stream: Stream, partition: int) -> list[tuple[int, int, int]]:
     """LSN, timestamp and ingestion time of every retained record, in microseconds."""
-    reader = await read_async(stream, partition=partition, columns=["_lsn", TIMESTAMP, INGESTED])
+    reader = await read(stream, partition=partition, columns=["_lsn", TIMESTAMP, INGESTED]).open()
     found: list[tuple[int, int, int]] = []
     async for batch in reader:
         columns = [column.cast(pa.int64()).to_pylist() for column in batch.columns]
@@ -140,15 +140,15 @@ async def test_a_time_goes_by_the_timestamps_of_records_and_not_by_their_ingesti
     assert found == [1, 1, 3, 3, 7, 7, None]
     assert await lsn_at_time(stream, time=start_ms) is None
     assert await lsn_at_time(stream, time=start_ms + 1, time_by="ingestion") == 3
-    rows = await rows_of(await read_async(stream, None, "2002-01-01", "2004-01-01"))
+    rows = await rows_of(await read(stream, None, "2002-01-01", "2004-01-01").open())
     assert [row["_lsn"] for row in rows] == [3, 4, 5, 6]
     ingested = datetime.fromtimestamp((start_ms + 1) / 1000, UTC)
-    rows = await rows_of(await read_async(stream, None, ingested, time_by="ingestion"))
+    rows = await rows_of(await read(stream, None, ingested, time_by="ingestion").open())
     assert [row["_lsn"] for row in rows] == [3, 4, 5, 6, 7, 8]
     with pytest.raises(Refused, match='"timestamp" or "ingestion"'):
         await lsn_at_time(stream, time=0, time_by="event")  # type: ignore[arg-type]
     with pytest.raises(Refused, match='"timestamp" or "ingestion"'):
-        await read_async(stream, time_by="event")  # type: ignore[arg-type]
+        await read(stream, time_by="event").open()  # type: ignore[arg-type]
 
 
 @virtual
@@ -173,9 +173,9 @@ async def test_the_time_of_ingestion_is_a_column_on_request_and_is_not_produced_
     at_ms = runtime.wall_ms()
     async with Producer(stream) as producer:
         await producer.produce([b"a"], timestamps=EPOCH)
-    reader = await read_async(stream)
+    reader = await read(stream).open()
     assert INGESTED not in reader.schema.names
-    reader = await read_async(stream, columns=["_value", TIMESTAMP, INGESTED])
+    reader = await read(stream, columns=["_value", TIMESTAMP, INGESTED]).open()
     (batch,) = [batch async for batch in reader]
     (row,) = batch.to_pylist()
     ingested = EPOCH + timedelta(milliseconds=at_ms)
@@ -183,7 +183,7 @@ async def test_the_time_of_ingestion_is_a_column_on_request_and_is_not_produced_
     await runtime.sleep(5)
     async with Producer(stream) as producer:
         await producer.produce_arrow(batch)
-    again = await rows_of(await read_async(stream, None, 2, columns=[TIMESTAMP, INGESTED]))
+    again = await rows_of(await read(stream, None, 2, columns=[TIMESTAMP, INGESTED]).open())
     assert again == [{TIMESTAMP: EPOCH, INGESTED: ingested + timedelta(seconds=5)}]
 
 
@@ -203,7 +203,7 @@ async def test_a_boundary_batch_that_cannot_be_read_is_named_or_passed_over() ->
     assert await lsn_at_time(stream, time="2026-01-01T02:00:00Z") == 2
     with pytest.raises(UnreadableBatch, match="batch 1 with LSNs 3–4"):
         await lsn_at_time(stream, time="2026-01-02T02:00:00Z")
-    reader = await read_async(stream, None, "2026-01-02T02:00:00Z", on_bad_batch="skip")
+    reader = await read(stream, None, "2026-01-02T02:00:00Z", on_bad_batch="skip").open()
     assert await rows_of(reader) == []
     assert [(lost.first_lsn, lost.last_lsn) for lost in reader.lost] == [(3, 4)]
     assert first.location != second.location

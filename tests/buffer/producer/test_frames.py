@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import headwater
-from headwater.buffer import blocking
+from headwater import blocking
 from headwater.buffer.producer import BlockingProducer, Producer
 from headwater.core.errors import Refused
 from tests.buffer.producer.fakes import fake_stream
@@ -53,7 +52,7 @@ def test_categories_are_taken_as_their_values(tmp_path: Path, kind: pa.DataType)
     blocking.create_stream(url, "categories")
     with BlockingProducer(url, "categories") as producer:
         producer.produce_arrow(Frame(pa.table({"c": column}))).result()
-    found = headwater.read(url, "categories", columns=["c"]).to_table()["c"].to_pylist()
+    found = blocking.read(url, "categories", columns=["c"]).to_table()["c"].to_pylist()
     expected = ["a", None, "b", "a"]
     assert [one.decode() if isinstance(one, bytes) else one for one in found] == expected
 
@@ -72,7 +71,7 @@ def test_a_result_that_can_be_read_once_is_taken_by_a_stream_that_has_no_columns
             await producer.produce_arrow(pa.table({"id": [3], "yet": [0.5]}).to_reader())
 
     asyncio.run(others())
-    found = headwater.read(url, "results", columns=["id", "more", "yet"]).to_table().to_pylist()
+    found = blocking.read(url, "results", columns=["id", "more", "yet"]).to_table().to_pylist()
     assert [tuple(row.values()) for row in found] == [
         (1, None, None),
         (2, "x", None),
@@ -88,7 +87,7 @@ def test_frames_of_pandas_go_in_and_come_out(tmp_path: Path) -> None:
     assert "ns" in str(frame["at"].dtype)
     with BlockingProducer(url, "frames") as producer:
         producer.produce_arrow(frame).result()
-    found = headwater.read(url, "frames", columns=["id", "at"]).to_pandas()
+    found = blocking.read(url, "frames", columns=["id", "at"]).to_pandas()
     assert found["id"].tolist() == [1, 2]
     assert found["at"][0].to_pydatetime() == AT
     assert pandas.isna(found["at"][1])
@@ -105,7 +104,7 @@ def test_an_index_of_pandas_is_a_plain_count_or_refused(tmp_path: Path) -> None:
         for ranged in (frame[1:], frame[::2], frame.rename_axis(index="row")):
             with pytest.raises(Refused, match=r"reset_index\(\) first"):
                 producer.produce_arrow(pa.Table.from_pandas(ranged))
-    assert headwater.read(url, "frames").to_table().num_rows == 6
+    assert blocking.read(url, "frames").to_table().num_rows == 6
 
 
 @virtual
@@ -135,5 +134,5 @@ def test_nanoseconds_are_carried_where_nothing_is_lost(
             producer.produce_arrow(rows(1_000_000_123_001))
     zone = "UTC" if kind.tz else None
     expected: Any = pa.array([1_000_000_123, None], pa.int64()).cast(pa.timestamp("us", zone))
-    found = headwater.read(url, "events", columns=["at"]).to_table().column("at").to_pylist()
+    found = blocking.read(url, "events", columns=["at"]).to_table().column("at").to_pylist()
     assert found == ([expected.to_pylist(), None] if nested else expected.to_pylist())

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.buffer.consumer import read
+from headwater.blocking import read
 from headwater.buffer.producer import BlockingProducer
 from headwater.buffer.producer.blocking import OpenProducers
 from headwater.buffer.stream import create_stream

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headwater.buffer import blocking
+from headwater import blocking
 from headwater.buffer.producer import BlockingProducer
 from headwater.cli import produce_input
 from tests.cli.conftest import Invoke

@@ -27,7 +27,7 @@ def record(url: str, **columns: pa.Array) -> None:
 
 def types(url: str) -> dict[str, str]:
     """Name → type, of the columns that are not reserved."""
-    with headwater.read(url, "events") as reader:
+    with headwater.blocking.read(url, "events") as reader:
         found = reader.to_table().schema
     return {field.name: str(field.type) for field in found if not field.name.startswith("_")}
 

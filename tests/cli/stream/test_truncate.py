@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from headwater.buffer.blocking import delete_stream
+from headwater.blocking import delete_stream
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import create_stream
 from headwater.cli import stream_records, terminal

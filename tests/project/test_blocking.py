@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.buffer import blocking
+from headwater import blocking
 from headwater.buffer.consumer import BlockingConsumer, lag, list_dead_letters, lsn_at_time
 from headwater.buffer.producer import BlockingProducer, Producer
 from headwater.buffer.stream import (
