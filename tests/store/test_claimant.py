@@ -9,10 +9,11 @@ import pytest
 
 from headwater.core import runtime
 from headwater.core.errors import Denied, Refused, Unavailable
-from headwater.store import MemoryBackend, Store
+from headwater.store import MemoryBackend, Store, claims
 from headwater.store.claimant import Claimant, ClaimTiming
+from headwater.store.claims import ClaimState
 from tests.store.claim_registers import TableRegister
-from tests.store.scripted import Scripted, fails, virtual
+from tests.store.scripted import Scripted, after, fails, virtual
 
 
 class NoteTaker:
@@ -100,13 +101,15 @@ async def test_a_name_is_not_released_while_it_drains() -> None:
 
 
 @virtual
-async def test_a_drain_that_does_not_end_is_cut_off_after_a_third_of_the_timeout() -> None:
+async def test_a_drain_that_does_not_end_is_cut_off_after_two_thirds_of_the_timeout() -> None:
     backend = MemoryBackend()
     one, two = One(backend), One(backend)
     one.user.drain = lambda: _wait(asyncio.Event())
     await one.claimant.start()
     await two.claimant.start()
-    await runtime.sleep(30.0)
+    await runtime.sleep(39.0)
+    assert (one.held, two.held) == ("0123", "")
+    await runtime.sleep(12.0)
     assert (one.held, two.held) == ("01", "23")
 
 
@@ -205,3 +208,57 @@ async def test_a_member_outlives_a_store_that_fails_for_a_while() -> None:
 def test_three_heartbeats_fit_the_timeout() -> None:
     with pytest.raises(Refused, match="three heartbeats"):
         ClaimTiming(timeout_s=50.0, heartbeat_s=20.0)
+
+
+@virtual
+async def test_a_request_that_took_longer_than_a_lease_is_repeated() -> None:
+    backend = Scripted(MemoryBackend())
+    one = One(backend)
+    await one.claimant.start()
+    one.claimant._looked = one.claimant._beat = None
+    backend.next("put_if_unchanged", after(lambda: runtime.sleep(21.0)))
+    await one.claimant.ensure_current()
+    assert one.claimant.is_current
+    await one.claimant.stop()
+
+
+@virtual
+async def test_a_member_that_left_for_good_joins_no_more() -> None:
+    one = One(MemoryBackend())
+    await one.claimant.start()
+    await one.claimant.leave(for_good=True)
+    with pytest.raises(Refused, match="left for good"):
+        await one.claimant.ensure_current()
+    assert (await TableRegister(one.store).read()).table.members == {}
+
+
+@virtual
+async def test_one_that_looks_while_its_member_leaves_joins_again_afterwards() -> None:
+    one = One(MemoryBackend())
+    ends = asyncio.Event()
+    one.user.drain = lambda: _wait(ends)
+    await one.claimant.start()
+    leaving = runtime.spawn(one.claimant.leave(), name="leave")
+    await runtime.sleep(1.0)
+    looking = runtime.spawn(one.claimant.ensure_current(), name="look")
+    await runtime.sleep(1.0)
+    assert not looking.done()
+    ends.set()
+    await leaving
+    await looking
+    assert (one.held, one.claimant.is_current) == ("0123", True)
+    await one.claimant.stop()
+
+
+@virtual
+async def test_a_member_that_was_evicted_joins_again_and_claims_under_a_new_epoch() -> None:
+    backend = MemoryBackend()
+    one = One(backend)
+    await one.claimant.start()
+    before = one.claimant.claims["0"]
+    await TableRegister(Store(backend)).update(
+        lambda now: ClaimState(now.epoch, claims.leave(now.table, one.claimant.member))
+    )
+    await runtime.sleep(6.0)
+    assert one.user.heard[1:] == [("lost", ["0", "1", "2", "3"]), ("claimed", ["0", "1", "2", "3"])]
+    assert one.claimant.claims["0"] > before

@@ -335,6 +335,14 @@ class Calls:
         ingested = self.per_record(records.num_rows)[0]
         return ingested if own is None else pc.coalesce(own, ingested)
 
+    def after(self, rows: int) -> Calls:
+        """The calls of the records that follow the first `rows` ones."""
+        starts = self.columns.column(0).to_pylist()
+        first = max(0, sum(start <= rows for start in starts) - 1)
+        later = self.columns.slice(first)
+        moved = pa.array([max(0, start - rows) for start in starts[first:]], SCHEMA.types[0])
+        return Calls(pa.record_batch([moved, *later.columns[1:]], schema=SCHEMA))
+
     def per_record(self, rows: int) -> tuple[pa.Array, pa.Array]:
         """Ingestion time (µs, UTC) and metadata of every record."""
         starts = self.columns.column(0).cast(pa.int32())

@@ -69,10 +69,18 @@ EXPANDED_MAX_BYTES: Final = 256 * MIB
 
 # Consuming. A consumer writes one dequeue for this many acknowledgements.
 ACKS_PER_DEQUEUE: Final = 100
+# What a group's consumer acknowledged is stored at least this often.
+ACK_WRITE_S: Final = 1.0
+# A member that does not poll for so long releases its partitions.
+MAX_POLL_INTERVAL_S: Final = 300.0
+# How often a member reads how many partitions its stream has.
+STREAM_LOOK_S: Final = 20.0
 # Batches that a consumer returned and that are not acknowledged: it remembers each.
 UNACKED_MAX_BATCHES: Final = 65_536
 # Read-ahead: batches that are fetched or decoded before the consumer requests them, and bytes.
 READ_AHEAD_BATCHES: Final = 32
+# One consumer of a group is to get 800 batches a second from a store that answers within 30 ms.
+GROUP_READ_AHEAD_BATCHES: Final = 64
 READ_AHEAD_BYTES: Final = 64 * MIB
 # A batch up to this size is decoded on the event loop; a larger one on a thread.
 DECODE_INLINE_BYTES: Final = 64 * KIB

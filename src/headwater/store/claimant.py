@@ -16,7 +16,7 @@ Always holds:
   last third is room for clocks that run at different rates;
 - this is an economy and no lock: a process can stop between its check and its act. What a holder
   writes is therefore fenced by the epoch of its claim;
-- a name is released in a write that begins after its drain ended, or after a third of the timeout;
+- a name is released in a write that begins after its drain ended, or after `drain_max_s`;
 - one request at a time: what this process believes never goes back to an older answer.
 """
 
@@ -89,6 +89,11 @@ class ClaimTiming:
         """How long a member relies on what a request showed."""
         return self.timeout_s / 3
 
+    @property
+    def drain_max_s(self) -> float:
+        """How long a drain may take: a lease for those who use the names, one to write the rest."""
+        return 2 * self.timeout_s / 3
+
 
 class Claimant:
     """A member of one table. One event loop."""
@@ -126,9 +131,11 @@ class Claimant:
         """Names that are to be released, or whose release may have landed."""
         self._drain_tasks: set[asyncio.Task[None]] = set()
         self._requesting = asyncio.Lock()
+        self._changing = asyncio.Lock()
         self._wakes = runtime.Waiters()
         self._is_woken = False
         self._task: asyncio.Task[None] | None = None
+        self._is_over = False
 
     def __repr__(self) -> str:
         return f"<member {self.member} with {sorted(self.claims, key=claims.name_order)}>"
@@ -157,35 +164,43 @@ class Claimant:
         """Join, claim what is free, and take part from now on; raises the first request's error."""
         if self._task is not None:
             return
-        async with self._requesting:
+        async with self._changing, self._requesting:
+            if self._is_over:
+                raise Refused(f"member {self.member} has left for good")
             if self._task is None:
                 await self._write()
                 self._task = runtime.spawn(self._run(), name=f"member {self.member}")
 
     async def ensure_current(self) -> None:
         """Look, unless `claims` can be relied on. Joins if this member takes no part."""
-        await self.start()
-        if self.is_current:
-            return
-        async with self._requesting:
-            if not self.is_current:
-                await self._request()
+        while True:
+            await self.start()
+            if self.is_current:
+                return
+            async with self._requesting:
+                # Meanwhile it may have left: a request would let it join without its loop.
+                if self._task is not None and not self.is_current:
+                    await self._request()
+            # A request that took longer than a lease shows nothing to rely on.
 
     def wake(self) -> None:
         """Look, and do what is to be done, now."""
         self._is_woken = True
         self._wakes.notify()
 
-    async def leave(self) -> None:
-        """Drain and release everything, and take part no more. `start` joins again."""
-        await self.stop()
-        if self.claims:
-            await self._drain(dict(self.claims))
-        async with self._requesting:
-            self._lose_all()
-            await self._register.update(
-                lambda now: ClaimState(now.epoch, claims.leave(now.table, self.member))
-            )
+    async def leave(self, *, for_good: bool = False) -> None:
+        """Drain and release everything, and take part no more. `start` joins again, unless it left
+        for good."""
+        self._is_over = self._is_over or for_good
+        async with self._changing:
+            await self.stop()
+            if self.claims:
+                await self._drain(dict(self.claims))
+            async with self._requesting:
+                self._lose_all()
+                await self._register.update(
+                    lambda now: ClaimState(now.epoch, claims.leave(now.table, self.member))
+                )
 
     async def stop(self) -> None:
         """End the requests. The claims stay until the others evict this member."""
@@ -331,9 +346,9 @@ class Claimant:
         self.wake()
 
     async def _drain(self, draining: Mapping[str, int]) -> None:
-        """Wait until the user has stopped using these names, for a third of the timeout."""
+        """Wait until the user has stopped using these names, but not for longer than it may."""
         try:
-            async with asyncio.timeout(self.timing.lease_s):
+            async with asyncio.timeout(self.timing.drain_max_s):
                 await self._user.on_release(frozenset(draining))
         except (HeadwaterError, TimeoutError) as error:
             # What was not acknowledged is delivered again; the others do not wait for it.

@@ -19,6 +19,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -151,6 +152,26 @@ class ConsumedBatch:
     def calls(self) -> Calls:
         """The produce calls, each with the records it covers."""
         return calls_of(self.descriptor, len(self)) if self._calls is None else self._calls
+
+    def from_lsn(self, lsn: int) -> ConsumedBatch:
+        """The batch without its records before this LSN, which is one of the batch's."""
+        skip = lsn - self.first_lsn
+        if skip <= 0:
+            return self
+        # Of a lost batch there are no records to leave out, and the LSNs count all the same.
+        calls = self.calls.after(skip) if len(self) else self._calls
+        descriptor = msgspec.structs.replace(
+            self.descriptor, first_lsn=lsn, rows=self.descriptor.rows - skip
+        )
+        return ConsumedBatch(
+            descriptor,
+            self.records.slice(skip),
+            calls,
+            stream=self.stream,
+            partition=self.partition,
+            lost=self.lost,
+            recorded=self._recorded,
+        )
 
     def table(self) -> pa.Table:
         """The records in the columns that `headwater.read` shows, with defaults filled in.

@@ -60,8 +60,31 @@ class Delivery:
         if not has_read and check is not None:
             await check()
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the next batch is known, and perhaps not fetched yet."""
+        return len(self._ahead) > 0
+
+    @property
+    def last_known(self) -> int | None:
+        """The last batch that is known; None before the first."""
+        last = self._ahead.last
+        return self.cursor if last is None else last.sequence
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether there is room to read more descriptors."""
+        return self._ahead.wanted > 0
+
     async def next_batch(self) -> ConsumedBatch | None:
         """The next known batch; None if there is none."""
+        batch = await self.peek()
+        if batch is not None:
+            self.pass_next()
+        return batch
+
+    async def peek(self) -> ConsumedBatch | None:
+        """The next known batch, which stays the next one; None if there is none."""
         if not len(self._ahead):
             return None
         outcome = await self._ahead.first()
@@ -72,9 +95,22 @@ class Delivery:
             letter = await read_dead_letter(self._stream, self._partition, outcome.sequence)
             outcome.lost = None if letter is None else letter.lost
         await self._update_columns(outcome.descriptor.schema_version)
-        self.cursor = outcome.sequence
-        self._ahead.pop()
         return outcome
+
+    def peek_fetched(self) -> ConsumedBatch | None:
+        """As `peek`, for a batch that needs no further request; None for any other."""
+        outcome = self._ahead.first_fetched()
+        if (
+            not isinstance(outcome, ConsumedBatch)
+            or _may_be_given_up(outcome.descriptor)
+            or outcome.descriptor.schema_version > self._stream.schema_version
+        ):
+            return None
+        return outcome
+
+    def pass_next(self) -> None:
+        """Pass the next batch, which was delivered."""
+        self.cursor = self._ahead.pop().sequence
 
     async def _update_columns(self, version: int) -> None:
         """Read the stream's columns again if a batch has a newer schema version."""
@@ -254,6 +290,11 @@ class ReadAhead:
         if task.cancelled():
             raise Refused("closed while waiting for a batch")
         return task.result()
+
+    def first_fetched(self) -> Outcome | None:
+        """What became of fetching the first batch, if that is over."""
+        task = self._slots[0].task if self._slots else None
+        return task.result() if task is not None and task.done() and not task.cancelled() else None
 
     def pop(self) -> Descriptor:
         """Remove the first batch, which was delivered."""
