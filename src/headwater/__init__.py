@@ -13,15 +13,10 @@ from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
     from headwater import blocking
-    from headwater.buffer.consumer import (
-        Consumer,
-        UnreadableBatch,
-        lag,
-        list_dead_letters,
-        lsn_at_time,
-        read,
-    )
+    from headwater.buffer.consumer import UnreadableBatch, list_dead_letters, lsn_at_time, read
+    from headwater.buffer.group import GroupConsumer as Consumer
     from headwater.buffer.group import delete_group, describe_group, list_groups, reset_group
+    from headwater.buffer.group import group_lag as lag
     from headwater.buffer.murmur2 import partition_for_key
     from headwater.buffer.producer import BufferFull, Producer
     from headwater.buffer.retained import verify_stream
@@ -88,8 +83,9 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "buffer.consumer": "Consumer UnreadableBatch lag list_dead_letters lsn_at_time read",
-        "buffer.group": "delete_group describe_group list_groups reset_group",
+        "buffer.consumer": "UnreadableBatch list_dead_letters lsn_at_time read",
+        "buffer.group": "Consumer=GroupConsumer lag=group_lag delete_group describe_group "
+        "list_groups reset_group",
         "buffer.murmur2": "partition_for_key",
         "buffer.producer": "BufferFull Producer",
         "buffer.retained": "verify_stream",

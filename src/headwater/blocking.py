@@ -19,8 +19,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
 from headwater.buffer import consumer, group, retained, stream
-from headwater.buffer.consumer.blocking import BlockingConsumer as Consumer
 from headwater.buffer.consumer.blocking import read
+from headwater.buffer.group.blocking import BlockingGroupConsumer as Consumer
 from headwater.buffer.producer.blocking import BlockingProducer as Producer
 from headwater.core import portal
 
@@ -65,6 +65,6 @@ list_groups = _blocking(group.list_groups)
 describe_group = _blocking(group.describe_group)
 reset_group = _blocking(group.reset_group)
 delete_group = _blocking(group.delete_group)
-lag = _blocking(consumer.lag)
+lag = _blocking(group.group_lag)
 list_dead_letters = _blocking(consumer.list_dead_letters)
 lsn_at_time = _blocking(consumer.lsn_at_time)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from headwater.buffer import BlockingProducer, blocking
+from headwater import blocking
+from headwater.buffer import BlockingProducer
 from headwater.cli.app import app
 from headwater.log import Spool, prepare_lost
 from headwater.log.replica.copies import SavedState, encode_state

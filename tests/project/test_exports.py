@@ -56,7 +56,7 @@ def test_a_name_that_is_loaded_when_used_is_the_one_that_type_checkers_see(path:
         ".".join(("headwater", *path.parent.relative_to(headwater.__path__[0]).parts))
     )
     imported = {
-        alias.name: getattr(importlib.import_module(str(node.module)), alias.name)
+        alias.asname or alias.name: getattr(importlib.import_module(str(node.module)), alias.name)
         for block in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(block, ast.If)
         for node in block.body

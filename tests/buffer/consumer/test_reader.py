@@ -353,7 +353,7 @@ async def test_a_reader_is_opened_when_it_is_used() -> None:
     store = open_store("memory://")
     reader = headwater.read(store, "orders")
     for name in ("schema", "stream"):
-        with pytest.raises(Refused, match="not open: use it in an `async with` block, or await"):
+        with pytest.raises(Refused, match="this reader is not open: use it in a `with` block"):
             getattr(reader, name)
     with pytest.raises(NotFound):
         await anext(reader)

@@ -61,7 +61,7 @@ async def test_a_producer_that_is_not_open_says_how_to_open_it() -> None:
         lambda: producer.produce_arrow({"id": [1]}),
         lambda: producer.flush(),
     ):
-        with pytest.raises(Refused, match=r"not open: use it in an `async with` block, or await"):
+        with pytest.raises(Refused, match=r"this producer is not open: use it in a `with` block"):
             await call()
     for name in ("resumed", "producer_id", "stream", "settings", "metrics"):
         with pytest.raises(Refused, match="not open"):
@@ -79,7 +79,7 @@ def test_a_blocking_producer_that_is_not_open_says_how_to_open_it() -> None:
         lambda: producer.produce_rows([{"id": 1}]),
         lambda: producer.flush(),
     ):
-        with pytest.raises(Refused, match=r"not open: use it in a `with` block, or call its open"):
+        with pytest.raises(Refused, match=r"this producer is not open: use it in a `with` block"):
             call()
     producer.close()
     with producer as opened:

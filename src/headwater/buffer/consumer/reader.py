@@ -29,7 +29,7 @@ from headwater.buffer.consumer.positions import (
 )
 from headwater.buffer.queue.contract import Descriptor, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.handle import check_source, explain_deletion, open_source
+from headwater.buffer.stream.handle import check_source, explain_deletion, not_open, open_source
 from headwater.buffer.stream.streams import resolve_stream
 from headwater.core import runtime
 from headwater.core.errors import Refused
@@ -182,10 +182,7 @@ class Reader:
 
     def _while_open(self) -> tuple[Stream, ReaderColumns]:
         if self._opened is None:
-            raise Refused(
-                "this reader is not open: use it in an `async with` block, or await its open() "
-                "first"
-            )
+            raise not_open("reader")
         return self._opened
 
     async def open(self) -> Reader:

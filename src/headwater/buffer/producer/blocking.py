@@ -31,10 +31,11 @@ from headwater.buffer.producer.call import (
     Timestamps,
 )
 from headwater.buffer.producer.handle import BlockingHandle
-from headwater.buffer.producer.producer import BaseProducer, NotOpen, Producer
+from headwater.buffer.producer.producer import BaseProducer, Producer
 from headwater.buffer.producer.rows import arrow_table, listed_rows
 from headwater.buffer.producer.serializer import UnrecordedColumns
 from headwater.buffer.stream import Stream
+from headwater.buffer.stream.handle import NotOpen
 from headwater.core import portal, runtime
 from headwater.core.errors import HeadwaterError, Refused, adding_to
 from headwater.core.portal import Portal
@@ -52,7 +53,6 @@ class BlockingProducer(BaseProducer):
     """
 
     _fate = "are sent now, in the background"
-    _way_to_open = "use it in a `with` block, or call its open() first"
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class BlockingProducer(BaseProducer):
         super().__init__(source, name, producer_id, settings)
         self._producer = Producer(source, name, producer_id=producer_id, **settings)
         self._producer._fate = None  # it is closed after this object is dropped
-        not_open: Any = NotOpen(self._way_to_open)
+        not_open: Any = NotOpen("producer")
         self._portal: Portal = not_open
 
     def open(self) -> BlockingProducer:

@@ -46,7 +46,7 @@ from headwater.buffer.producer.serializer import (
 )
 from headwater.buffer.queue.contract import Appender, ProducerState
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.handle import check_source, explain_deletion, open_source
+from headwater.buffer.stream.handle import NotOpen, check_source, explain_deletion, open_source
 from headwater.buffer.stream.streams import resolve_stream
 from headwater.core import runtime
 from headwater.core.errors import Refused, adding_to
@@ -54,19 +54,6 @@ from headwater.core.portal import Portal
 from headwater.store import Store
 
 _log: Final = logging.getLogger("headwater")
-
-
-class NotOpen:
-    """In place of the parts of a producer that is not open: using them raises `Refused`.
-
-    So a call of an open producer need not check that it is open.
-    """
-
-    def __init__(self, way: str) -> None:
-        self._way = way
-
-    def __getattr__(self, name: str) -> Any:
-        raise Refused(f"this producer is not open: {self._way}")
 
 
 class BaseProducer:
@@ -79,7 +66,6 @@ class BaseProducer:
     _clock: CallClock
     _fate: str | None
     """What happens to records that are not accepted when the producer is dropped."""
-    _way_to_open: str
 
     def __init__(
         self,
@@ -90,7 +76,7 @@ class BaseProducer:
     ) -> None:
         """Check the arguments. Nothing is read or written before the producer is opened."""
         self._was_opened = False
-        parts: Any = NotOpen(self._way_to_open)
+        parts: Any = NotOpen("producer")
         self._sender = self._serializer = self._accumulator = parts
         self._batches = self._clock = parts
         check_source(source, name)
@@ -166,7 +152,6 @@ class Producer(BaseProducer):
     """
 
     _fate: str | None = "are lost when its event loop ends before they are"
-    _way_to_open = "use it in an `async with` block, or await its open() first"
 
     def __init__(
         self,

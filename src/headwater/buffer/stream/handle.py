@@ -10,7 +10,7 @@ import functools
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headwater.buffer import layout
 from headwater.buffer.queue.contract import (
@@ -302,6 +302,26 @@ def check_source(source: str | Store | Stream, name: str | None) -> None:
         check_store(source)
     if name is None:
         raise Refused("give the name of the stream in the store")
+
+
+class NotOpen:
+    """In place of the parts of an object that is not open: using them raises `Refused`.
+
+    So a call of an open object need not check that it is open.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __getattr__(self, name: str) -> Any:
+        raise not_open(self._what)
+
+
+def not_open(what: str) -> Refused:
+    return Refused(
+        f"this {what} is not open: use it in a `with` block (`async with`, if its calls are "
+        "awaited), or call its open() first"
+    )
 
 
 @asynccontextmanager
