@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
-    from headwater import blocking
+    from headwater import blocking, metrics
     from headwater.buffer.consumer import UnreadableBatch, list_dead_letters, lsn_at_time, read
     from headwater.buffer.group import GroupConsumer as Consumer
     from headwater.buffer.group import delete_group, describe_group, list_groups, reset_group
@@ -72,6 +72,7 @@ __all__ = [
     "list_groups",
     "list_streams",
     "lsn_at_time",
+    "metrics",
     "open_store",
     "open_stream",
     "partition_for_key",
@@ -95,5 +96,5 @@ __getattr__, __dir__ = exports(
         "store": "Store open_store",
         "version": "__version__",
     },
-    modules="blocking",
+    modules="blocking metrics",
 )

@@ -91,3 +91,18 @@ def test_the_page_on_testing_lists_every_scenario() -> None:
         for pair in SCENARIO.findall(path.read_text(encoding="utf-8"))
     }
     assert listed == written
+
+
+def test_the_page_on_operating_names_every_logger() -> None:
+    rows = (ROOT / "docs/operating.md").read_text(encoding="utf-8").split("| logger | what |")[1]
+    listed = re.findall(r"^\| `([\w.*]+)` \|", rows.split("\n\n")[0], re.MULTILINE)
+    used = set()
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+        for name in re.findall(r"getLogger\(([^)]*)\)", path.read_text(encoding="utf-8")):
+            used.add(module if name == "__name__" else name.strip('"'))
+    assert used
+    patterns = [re.escape(name).replace(r"\*", r"\w+") for name in listed]
+    unlisted = {name for name in used if not any(re.fullmatch(one, name) for one in patterns)}
+    assert unlisted == set()
+    assert [name for name in patterns if not any(re.fullmatch(name, one) for one in used)] == []

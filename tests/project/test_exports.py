@@ -103,7 +103,8 @@ def test_the_page_on_the_api_lists_every_exported_name() -> None:
     programs = "".join(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
     errors = {name for name in headwater.__all__ if is_error(getattr(headwater, name))}
     used = set(re.findall(r"\b(?:headwater|blocking)\.(\w+)", programs))
-    assert set(headwater.__all__) - used - errors - {"Store", "Stream", "blocking"} == set()
+    handles = {"Store", "Stream", "blocking", "metrics"}
+    assert set(headwater.__all__) - used - errors - handles == set()
 
 
 def is_error(exported: object) -> bool:

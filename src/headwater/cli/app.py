@@ -10,6 +10,7 @@ import sys
 import typer
 
 from headwater.cli.command_line import HeadwaterTyper, output_failed
+from headwater.cli.dead_letter_commands import dead_letter_app
 from headwater.cli.doctor_command import doctor, installed_version
 from headwater.cli.group_commands import group_app
 from headwater.cli.inspect_command import inspect_app
@@ -33,6 +34,7 @@ stream_app.command()(truncate)
 stream_app.command()(copy)
 app.add_typer(stream_app, name="stream")
 app.add_typer(group_app, name="group")
+app.add_typer(dead_letter_app, name="dead-letter")
 app.add_typer(slot_app, name="slot")
 app.add_typer(inspect_app, name="inspect")
 app.add_typer(log_app, name="log")

@@ -36,7 +36,7 @@ from headwater.cli.options import (
     takes_event_log,
 )
 from headwater.cli.render import conclude
-from headwater.cli.report import InspectionReport, Problem
+from headwater.cli.report import InspectionReport, Problem, Report
 from headwater.cli.terminal import check_input, run_loop
 from headwater.core.errors import (
     BadUrl,
@@ -400,7 +400,7 @@ def fail_as_other(report: InspectionReport, data: bytes, word: str) -> bool:
 
 
 def show_records(
-    report: InspectionReport,
+    report: Report,
     records: pa.RecordBatch,
     shown: int,
     total: int,

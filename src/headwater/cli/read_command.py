@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import typer
 
+from headwater import metrics
 from headwater.cli.advice import command
 from headwater.cli.command_line import EXIT_NO
+from headwater.cli.lag_export import lag_samples, lags_of_groups
 from headwater.cli.options import (
     AS_JSON,
     OPTION,
@@ -28,7 +30,8 @@ from headwater.cli.render import echo, show
 from headwater.cli.report import UNKNOWN, Report, Size
 from headwater.cli.terminal import Interrupt, WaitInterrupted, gather_bounded, output_has_gone
 from headwater.core import portal, runtime
-from headwater.core.errors import HeadwaterError, NotFound
+from headwater.core.errors import HeadwaterError, NotFound, Refused
+from headwater.core.metrics import Sample
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -181,14 +184,35 @@ def lag(
     watch: bool = typer.Option(False, "--watch", "-w", help="Refresh until Ctrl-C."),
     every: float = typer.Option(2.0, min=0.1, help="Seconds between refreshes, with --watch."),
     as_json: bool = AS_JSON,
+    as_prometheus: bool = typer.Option(
+        False, "--prometheus", help="Print the lag of every group as Prometheus' text format."
+    ),
+    textfile: Path | None = typer.Option(
+        None, "--textfile", metavar="FILE", help="Write that to a file; again with --watch."
+    ),
     option: list[str] = OPTION,
 ) -> None:
     """Show what a group has not processed: batches, records, bytes, seconds. Fences nothing.
 
     Exit status: 0, 1 if the lag of a partition is unknown, 2 if the group is unknown.
     """
+    _check_export(as_prometheus, textfile, watch=watch, as_json=as_json)
+
+    async def export(opened: Stream) -> bool:
+        while True:
+            groups = await lags_of_groups(opened, wanted_partitions(opened, partition), group)
+            samples = lag_samples(opened.name, groups)
+            if textfile is not None:
+                _write_textfile(textfile, samples)
+            if as_prometheus:
+                typer.echo(metrics.prometheus(samples), nl=False)
+            if not watch:
+                return all(one.is_known for one in groups)
+            await runtime.sleep(every)
 
     async def run(opened: Stream) -> bool:
+        if as_prometheus or textfile is not None:
+            return await export(opened)
         wanted = wanted_partitions(opened, partition)
         shown = 0
         while True:
@@ -204,6 +228,24 @@ def lag(
 
     if not on_stream(url, option, stream, run):
         raise typer.Exit(EXIT_NO)
+
+
+def _check_export(
+    as_prometheus: bool, textfile: Path | None, *, watch: bool, as_json: bool
+) -> None:
+    if as_prometheus and watch:
+        raise typer.BadParameter(
+            "it prints one answer: use --textfile with --watch", param_hint="--prometheus"
+        )
+    if as_json and (as_prometheus or textfile is not None):
+        raise typer.BadParameter("not with --prometheus or --textfile", param_hint="--json")
+
+
+def _write_textfile(path: Path, samples: list[Sample]) -> None:
+    try:
+        metrics.write_textfile(path, samples)
+    except OSError as error:
+        raise Refused(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 async def _lags(stream: Stream, partitions: list[int], group: str | None) -> list[Lag | str]:

@@ -68,7 +68,7 @@ class WriteCoordinator(Generic[W, R, D, V, S]):
         self._config = config
         self._watermarks = WriteWatermarks()
         self._channels: list[Channel] = []
-        self.metrics = CoordinatorMetrics(self._watermarks, self._channels)
+        self.metrics = CoordinatorMetrics(self._watermarks, self._channels).register()
         self._board: ViewBoard[D, V, S] = ViewBoard(View(first.reader(), (), snapshot, None))
         self._flush_loop = FlushLoop(config, flusher, self._watermarks, self._board, self.metrics)
         self._writer = Writer(

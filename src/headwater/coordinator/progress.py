@@ -22,12 +22,12 @@ import asyncio
 import weakref
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from headwater.coordinator.contract import DeltaView, Durability, MessageLost, Termination
 from headwater.core import limits
 from headwater.core.errors import Bug, Refused
-from headwater.core.metrics import Histogram, Metrics
+from headwater.core.metrics import Histogram, Metrics, counter, gauge, histogram
 from headwater.core.runtime import ThresholdWaiters
 
 if TYPE_CHECKING:
@@ -107,7 +107,51 @@ class WriteWatermarks:
 class CoordinatorMetrics(Metrics):
     """Counts and durations of one coordinator."""
 
-    computed = ("writes_applied", "queue_depth", "writers_waiting")
+    __slots__ = ("_channels", "watermarks")
+    computed = ("writes_applied", "queue_depth", "writers_waiting", "watermarks")
+    internal = ("watermarks",)
+    exported: ClassVar = {
+        "writes_taken": counter(
+            "headwater_coordinator_writes_taken_total", "Writes that left their channel."
+        ),
+        "writes_refused": counter(
+            "headwater_coordinator_writes_refused_total", "Writes that the delta refused."
+        ),
+        "writes_applied": counter(
+            "headwater_coordinator_writes_applied_total", "Writes that the delta applied."
+        ),
+        "queue_depth": gauge(
+            "headwater_coordinator_queued_commands", "Commands in each channel.", by="channel"
+        ),
+        "writers_waiting": gauge(
+            "headwater_coordinator_waiting_writers",
+            "Calls that wait for room in each channel.",
+            by="channel",
+        ),
+        "delta_bytes": gauge("headwater_coordinator_delta_bytes", "Size of the current delta."),
+        "frozen": gauge(
+            "headwater_coordinator_frozen_deltas", "Deltas that are frozen and not written."
+        ),
+        "flushes": counter(
+            "headwater_coordinator_flushes_total", "Flushes, by what started them.", by="reason"
+        ),
+        "flush_retries": counter(
+            "headwater_coordinator_flush_retries_total", "Attempts that repeated a flush."
+        ),
+        "backpressure": counter(
+            "headwater_coordinator_backpressure_total", "Writes that had no room.", by="reason"
+        ),
+        "apply_seconds": histogram(
+            "headwater_coordinator_apply_seconds", "A turn of applying writes."
+        ),
+        "freeze_seconds": histogram(
+            "headwater_coordinator_freeze_seconds", "Freezing the current delta."
+        ),
+        "flush_seconds": histogram(
+            "headwater_coordinator_flush_seconds",
+            "From the first attempt of a flush until it was written.",
+        ),
+    }
 
     def __init__(self, watermarks: WriteWatermarks, channels: Sequence[Channel]) -> None:
         self._channels = channels

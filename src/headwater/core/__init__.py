@@ -8,7 +8,7 @@
     settings   names, units and bounds of settings; `Secret`
     retry      how long to wait before the next attempt
     lease      how much time has passed, where safety depends on it
-    metrics    counters and histograms
+    metrics    counters and histograms, and the registry of those that are in use
 
 Always holds:
 

@@ -309,3 +309,6 @@ TIME_MAX_MS: Final = ((1 << 63) - 1) // 1000
 
 # Events of the tier carry a segment's epoch in 32 bits, with a sign.
 TERM_MAX: Final = (1 << 31) - 1
+
+# Series whose totals are kept after their component is gone.
+METRIC_SERIES_MAX: Final = 10_000

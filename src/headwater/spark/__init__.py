@@ -10,6 +10,7 @@ Iceberg table.
     tables                         `to_table` and `read_table`; table_io, table_columns, table_files
     session, java                  a Spark session that works on this machine
     json_columns                   `from_json`
+    metrics                        what source and sink count
     errors, versions               how Spark shows errors, and what its versions can do
 
 Always holds:

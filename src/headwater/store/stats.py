@@ -9,11 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from headwater.core import limits, runtime
-from headwater.core.metrics import Histogram
+from headwater.core.metrics import (
+    Histogram,
+    Labels,
+    MetricDefinition,
+    MetricKind,
+    Metrics,
+    Sample,
+    counter,
+    histogram,
+    labels_of,
+    samples_of,
+)
 
 PRICED_AS_WRITES: Final = frozenset({"put", "put_if_absent", "put_if_unchanged", "list"})
 PRICED_AS_READS: Final = frozenset({"get", "head"})
@@ -39,12 +51,45 @@ class OperationStats:
     latency_s: Histogram = field(default_factory=Histogram)
 
 
-@dataclass(slots=True)
-class StoreStats:
+_OF_OPERATIONS: Final = {
+    "requests": counter("headwater_store_requests_total", "Requests, including retries."),
+    "failures": counter("headwater_store_failures_total", "Requests that failed."),
+    "retries": counter("headwater_store_retries_total", "Requests that repeated one."),
+    "throttled": counter("headwater_store_throttled_total", "Requests that the store throttled."),
+    "bytes_sent": counter("headwater_store_sent_bytes_total", "Bytes of objects that were sent."),
+    "bytes_received": counter(
+        "headwater_store_received_bytes_total", "Bytes of objects that were received."
+    ),
+    "latency_s": histogram("headwater_store_request_seconds", "One request."),
+}
+_COST: Final = counter(
+    "headwater_store_cost_dollars_total", "Requests at list prices in US dollars: an estimate."
+)
+
+
+class StoreStats(Metrics):
     """The requests of one `Store` since it was opened."""
 
-    scheme: str
-    operations: dict[str, OperationStats] = field(default_factory=dict)
+    internal = ("scheme", "operations")
+
+    def __init__(self, scheme: str) -> None:
+        self.scheme = scheme
+        self.operations: dict[str, OperationStats] = {}
+
+    @classmethod
+    def definitions(cls) -> tuple[MetricDefinition, ...]:
+        return (*_OF_OPERATIONS.values(), _COST)
+
+    def samples(self, labels: Labels, kinds: Iterable[MetricKind]) -> Iterator[Sample]:
+        """By operation; and what they cost together."""
+        # Copied: a request in another thread may add an operation.
+        for operation, stats in self.operations.copy().items():
+            labelled = labels_of({**dict(labels), "operation": operation})
+            for attribute, definition in _OF_OPERATIONS.items():
+                if definition.kind in kinds:
+                    yield from samples_of(definition, labelled, getattr(stats, attribute))
+        if _COST.kind in kinds:
+            yield from samples_of(_COST, labels, self.cost_usd)
 
     def of(self, operation: str) -> OperationStats:
         stats = self.operations.get(operation)
@@ -65,7 +110,7 @@ class StoreStats:
             stats.requests
             / 1000
             * (write if name in PRICED_AS_WRITES else read if name in PRICED_AS_READS else 0.0)
-            for name, stats in self.operations.items()
+            for name, stats in self.operations.copy().items()
         )
 
 

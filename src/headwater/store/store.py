@@ -81,7 +81,7 @@ class Store:
         self._policy = policy or RetryPolicy()
         self._reopen = reopen
         self.url = url or f"{backend.scheme}://"
-        self.stats = StoreStats(backend.scheme)
+        self.stats = StoreStats(backend.scheme).register(scheme=backend.scheme)
         self._slow = SlowWarning(self.url)
 
     @property

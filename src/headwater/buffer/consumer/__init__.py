@@ -14,7 +14,7 @@ In files:
     blocking                               consumer and reader for blocking code
     delivery, fetcher                      from descriptors to batches, in order
     consumed_batch                         a batch, and the columns that readers see
-    dead_letter                            batches that cannot be read
+    dead_letter, dead_letter_replay        batches that cannot be read, and what becomes of them
     progress                               positions of groups, lag and metrics
 
 Always holds:
@@ -38,6 +38,12 @@ if TYPE_CHECKING:
         UnreadableBatch,
         list_dead_letters,
     )
+    from headwater.buffer.consumer.dead_letter_replay import (
+        ReplayedLetter,
+        drop_dead_letter,
+        fetch_dead_letter,
+        replay_dead_letter,
+    )
     from headwater.buffer.consumer.fetcher import FetchHandle, compact_descriptor
     from headwater.buffer.consumer.follower import Follower
     from headwater.buffer.consumer.ownership import Ownership, TakenOver
@@ -60,14 +66,18 @@ __all__ = [
     "LostRecords",
     "Ownership",
     "Reader",
+    "ReplayedLetter",
     "TakenOver",
     "UnreadableBatch",
     "compact_descriptor",
+    "drop_dead_letter",
+    "fetch_dead_letter",
     "lag",
     "list_dead_letters",
     "lsn_at_time",
     "position_at_time",
     "read",
+    "replay_dead_letter",
 ]
 
 __getattr__, __dir__ = exports(
@@ -78,6 +88,9 @@ __getattr__, __dir__ = exports(
         "consumed_batch": "CallMetadata ConsumedBatch",
         "consumer": "Consumer",
         "dead_letter": "DeadLetter LostRecords UnreadableBatch list_dead_letters",
+        "dead_letter_replay": (
+            "ReplayedLetter drop_dead_letter fetch_dead_letter replay_dead_letter"
+        ),
         "fetcher": "FetchHandle compact_descriptor",
         "follower": "Follower",
         "progress": "ConsumerMetrics FollowerRegister Lag lag",

@@ -108,6 +108,7 @@ class Consumer:
             )
             queue_consumer = stream.queue_consumer(partition)
             metrics = ConsumerMetrics(queue_consumer.counters)
+            metrics.register(stream=stream.name, partition=partition, group=group)
             # Checked before the predecessor is fenced.
             delivery = Delivery(
                 stream,

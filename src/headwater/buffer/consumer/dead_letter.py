@@ -133,7 +133,7 @@ async def write_dead_letter(
         found_ms=runtime.wall_ms(),
         token=token,
     )
-    key = _key(stream, partition, batch.sequence)
+    key = dead_letter_key(stream, partition, batch.sequence)
     data = msgspec.json.encode(letter) + b"\n"
     try:
         await stream.store.put_if_absent(key, data, token=token.encode())
@@ -165,7 +165,7 @@ def _numbered(letter: DeadLetter, batch: Descriptor) -> DeadLetter:
 
 async def read_dead_letter(stream: Stream, partition: int, sequence: int) -> DeadLetter | None:
     """The dead letter of a batch; None if there is none."""
-    key = _key(stream, partition, sequence)
+    key = dead_letter_key(stream, partition, sequence)
     try:
         return _decode(key, (await stream.store.get(key)).data)
     except NotFound:
@@ -183,7 +183,7 @@ async def list_dead_letters(
     return letters
 
 
-def _key(stream: Stream, partition: int, sequence: int) -> str:
+def dead_letter_key(stream: Stream, partition: int, sequence: int) -> str:
     return f"{stream.dead_letter_prefix(partition)}/{sequence:020d}.json"
 
 

@@ -96,13 +96,15 @@ class Follower:
             raise Refused(f'start is {start!r}: it is "earliest" or "latest"')
         async with open_source(source) as (found, owned):
             stream = check_consumable(await resolve_stream(found, name), partition, group)
+            metrics = ConsumerMetrics()
+            metrics.register(stream=stream.name, partition=partition, group=group)
             delivery = Delivery(
                 stream,
                 partition,
                 on_bad_batch=on_bad_batch,
                 read_ahead_bytes=read_ahead_bytes,
                 read_ahead_batches=read_ahead_batches,
-                metrics=ConsumerMetrics(),
+                metrics=metrics,
             )
             queue_reader = stream.queue_reader(partition)
             async with explain_deletion(stream):

@@ -84,6 +84,7 @@ class Ownership:
         check_consumable(stream, partition, group)
         queue_consumer = stream.queue_consumer(partition)
         metrics = ConsumerMetrics(queue_consumer.counters)
+        metrics.register(stream=stream.name, partition=partition, group=group)
         sweeper = None
         if gc:
             collector = stream.collector(partition)

@@ -8,10 +8,11 @@ took the queue over from a group that was ahead, and reads again what that group
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import msgspec
 
+from headwater.buffer import metric_names
 from headwater.buffer.layout import group_key
 from headwater.buffer.queue.contract import (
     Collected,
@@ -170,25 +171,12 @@ def _seconds_since(ms: int | None) -> float:
     return 0.0 if ms is None else max(0.0, (runtime.wall_ms() - ms) / 1000)
 
 
-_PUBLISHED: Final = (
-    "batches_collected",
-    "entries_collected",
-    "bytes_collected",
-    "consumer_lag_seconds",
-    "queue_length",
-    "acks",
-    "gc_files_deleted",
-    "gc_files_failed",
-    "gc_duration_seconds",
-    "fetch_duration_seconds",
-    "descriptors_handed_out",
-)
-
-
 class ConsumerMetrics(Metrics):
     """The metrics of one consumer; `published()` has the names of the published buffer."""
 
     computed = ("consumer_lag_seconds", "manifest_writes", "manifest_conflicts")
+    exported: ClassVar = metric_names.CONSUMER
+    internal = ("counters", "gc_last_error", "waiting_since_ms")
 
     def __init__(self, counters: Counters | None = None) -> None:
         self.counters = counters or Counters()
@@ -243,10 +231,8 @@ class ConsumerMetrics(Metrics):
 
     def published(self) -> dict[str, object]:
         """The metrics under the names that dashboards of the published buffer use."""
-        found = self.values(_PUBLISHED, prefix="buffer.")
-        found['buffer.manifest_writes{role="consumer"}'] = self.manifest_writes
-        found['buffer.manifest_conflicts{role="consumer"}'] = self.manifest_conflicts
-        return found
+        names = metric_names.PUBLISHED_CONSUMER
+        return {name: getattr(self, attribute) for attribute, name in names.items()}
 
 
 class FollowerPosition(msgspec.Struct, frozen=True, omit_defaults=True):

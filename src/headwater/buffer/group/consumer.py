@@ -161,6 +161,7 @@ class GroupConsumer:
             await claimant.stop()
             raise
         self._register, self._assignment, self._claimant = register, assignment, claimant
+        self.metrics.register(stream=stream.name, group=self.group)
 
     async def __aenter__(self) -> GroupConsumer:
         return await self.open()

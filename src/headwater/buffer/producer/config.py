@@ -7,10 +7,11 @@ meaning here are refused with what to use instead, unless what they ask for is a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
+from headwater.buffer import metric_names
 from headwater.buffer.compression import Compression
 from headwater.buffer.queue.contract import Counters
 from headwater.buffer.stream import Stream
@@ -118,6 +119,7 @@ class ProducerMetrics(Metrics):
     """The metrics of one producer; `published()` has the names of the published buffer."""
 
     computed = ("manifest_writes", "manifest_conflicts")
+    exported: ClassVar = metric_names.PRODUCER
 
     def __init__(self, counters: Sequence[Counters]) -> None:
         self._counters = counters
@@ -144,7 +146,5 @@ class ProducerMetrics(Metrics):
 
     def published(self) -> dict[str, object]:
         """The metrics under the names that dashboards of the published buffer use."""
-        values = self.values(prefix="buffer.")
-        for name in self.computed:
-            values[f'buffer.{name}{{role="producer"}}'] = values.pop(f"buffer.{name}")
-        return values
+        names = metric_names.PUBLISHED_PRODUCER
+        return {name: getattr(self, attribute) for attribute, name in names.items()}

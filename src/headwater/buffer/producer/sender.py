@@ -85,6 +85,9 @@ class Sender:
         self.serializer = serializer
         self.producer_id = producer_id
         self.metrics = ProducerMetrics([appender.counters for appender, _ in opened])
+        # An id that is new for each producer would be a new series for each.
+        name = producer_id if resumable else ""
+        self.metrics.register(stream=serializer.stream.name, producer=name)
         self.is_closed = False
         self.is_v1 = serializer.stream.config.format == "v1"
         self.drops_after_loss = (resumable and not self.is_v1) or settings.on_failure == "stop"

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import ClassVar
 
 import msgspec
 
 from headwater.core import runtime
 from headwater.core.errors import Fenced, NotFound
 from headwater.core.metrics import Histogram, Metrics
+from headwater.log import metric_names
 
 
 class ReplicaState(msgspec.Struct, frozen=True):
@@ -78,6 +80,8 @@ class Acknowledgement(msgspec.Struct, frozen=True):
 
 class ReplicationMetrics(Metrics):
     """Counts and durations of one leader and its replicas, since it was opened."""
+
+    exported: ClassVar = metric_names.REPLICATION
 
     def __init__(self) -> None:
         self.partial_resyncs = 0

@@ -109,7 +109,7 @@ class PrimaryReplication:
     ) -> None:
         """Use `PrimaryReplication.open`."""
         self.config = config = config or ReplicationConfig()
-        self.metrics = ReplicationMetrics()
+        self.metrics = ReplicationMetrics().register()
         self.wal = wal
         self.slot_writer = slot_writer
         self.slots = slot_writer.slots

@@ -61,7 +61,7 @@ class Replica:
         """Use `Replica.open`."""
         self.name = name
         self.config = config
-        self.metrics = ReplicaMetrics()
+        self.metrics = ReplicaMetrics().register(replica=name)
         self.problem: str | None = None
         self.readers = Waiters()
         self._copies = copies

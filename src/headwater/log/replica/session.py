@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from headwater.core import runtime
 from headwater.core.errors import (
@@ -25,6 +25,7 @@ from headwater.core.errors import (
     Unavailable,
 )
 from headwater.core.metrics import Histogram, Metrics
+from headwater.log import metric_names
 from headwater.log.primary.registry import Acknowledgement
 from headwater.log.primary.service import (
     AcknowledgeResponse,
@@ -40,6 +41,8 @@ from headwater.log.replica.contract import ReplicaConfig
 
 class ReplicaMetrics(Metrics):
     """Counts and durations of one replica, since it was opened."""
+
+    exported: ClassVar = metric_names.REPLICA
 
     def __init__(self) -> None:
         self.registrations = 0

@@ -60,7 +60,7 @@ class Spool:
     ) -> None:
         """Use `Spool.open`."""
         self.config = config
-        self.metrics = SpoolMetrics()
+        self.metrics = SpoolMetrics().register(folder=folder.path)
         self.torn = recovered.torn
         """The end that was cut off when the spool was opened; None if nothing was."""
         self.keeps_last = False

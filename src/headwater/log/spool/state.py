@@ -15,12 +15,13 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import ClassVar, Final, Literal, NamedTuple
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Corrupt, HeadwaterError, NotFound, Refused
 from headwater.core.metrics import Histogram, Metrics
 from headwater.core.settings import check_above_zero, whole_number
+from headwater.log import metric_names
 from headwater.log.record.arrow_types import without_views
 from headwater.log.record.group import NO_RECORDS, Group, GroupRing
 from headwater.log.spool.codec import decode_group
@@ -74,6 +75,8 @@ class SpoolConfig:
 
 
 class SpoolMetrics(Metrics):
+    exported: ClassVar = metric_names.SPOOL
+
     def __init__(self) -> None:
         self.appends = 0
         self.records_written = 0

@@ -35,6 +35,7 @@ from headwater.core import runtime
 from headwater.core.errors import Bug, Refused
 from headwater.core.portal import shared
 from headwater.spark.errors import plain_errors
+from headwater.spark.metrics import SinkMetrics
 from headwater.spark.options import WriteOptions
 from headwater.spark.sink.columns import Router, SinkColumns
 from headwater.spark.source.streams import named_stream
@@ -113,11 +114,15 @@ class _SinkWriter:
             for batch in iterator:
                 records, partitions = self._columns.records(batch, stream)
                 portal.call(uploader.add_all(router.route(records, partitions)))
-            return TaskCommitMessage(attempt, portal.call(uploader.finish()))
+            uploads = portal.call(uploader.finish())
         except BaseException:
             if portal.is_open:
                 portal.call(uploader.cancel())
             raise
+        metrics = SinkMetrics().register(stream=stream.name)
+        metrics.tasks += 1
+        metrics.rows_uploaded += uploads.rows
+        return TaskCommitMessage(attempt, uploads)
 
     def _task_attempt(self) -> CommitAttempt:
         raise NotImplementedError
@@ -159,7 +164,10 @@ class _SinkWriter:
         committer = TransactionCommitter(
             stream, attempt, timeout_ms=self._options.sink_timeout, appending=appending
         )
-        await committer.commit(_uploads(messages))
+        done = await committer.commit(_uploads(messages))
+        metrics = SinkMetrics().register(stream=stream.name)
+        metrics.commits["committed" if done.by_this_attempt else "repeated"] += 1
+        metrics.rows_committed += done.rows
         if appending is not None:
             _open_appendings[key] = stream.config, appending
             while len(_open_appendings) > OPEN_APPENDINGS_MAX:
@@ -168,7 +176,9 @@ class _SinkWriter:
 
     async def _abort(self, attempt: CommitAttempt, messages: Messages) -> None:
         stream, timeout_ms = await self._open(), self._options.sink_timeout
-        await TransactionCommitter(stream, attempt, timeout_ms=timeout_ms).abort(_uploads(messages))
+        committer = TransactionCommitter(stream, attempt, timeout_ms=timeout_ms)
+        if await committer.abort(_uploads(messages)):
+            SinkMetrics().register(stream=stream.name).aborts += 1
 
 
 class BatchWriter(_SinkWriter, DataSourceArrowWriter):

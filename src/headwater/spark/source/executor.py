@@ -18,7 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
-from headwater.buffer.consumer import ConsumedBatch, FetchHandle, UnreadableBatch
+from headwater.buffer.consumer import (
+    ConsumedBatch,
+    ConsumerMetrics,
+    FetchHandle,
+    UnreadableBatch,
+)
 from headwater.buffer.consumer.consumed_batch import ReaderColumns
 from headwater.buffer.consumer.dead_letter import write_dead_letter
 from headwater.buffer.consumer.delivery import ReadAhead, check_retained
@@ -32,6 +37,7 @@ from headwater.core import portal
 from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import MIB
 from headwater.spark.errors import plain_errors
+from headwater.spark.metrics import SourceMetrics
 from headwater.spark.options import ReadOptions
 from headwater.spark.source.bounds import data_loss_while_reading
 from headwater.spark.source.slices import Slice, SlicePartition
@@ -209,7 +215,9 @@ class SliceFetcher:
         self._slices = [one for one in slices if one.take]
         self._on_bad_batch = on_bad_batch
         self._fail_on_data_loss = fail_on_data_loss
-        handle = FetchHandle.of(stream, partition)
+        self._metrics = SourceMetrics().register(stream=stream.name, partition=partition)
+        fetches = ConsumerMetrics().register(stream=stream.name, partition=partition)
+        handle = FetchHandle.of(stream, partition, fetches)
         self._ahead = ReadAhead(handle.fetch)
         self._done = 0
         self._started = False
@@ -218,6 +226,7 @@ class SliceFetcher:
         """The next rows, for one Arrow batch or a few; empty at the end."""
         if not self._started:
             self._started = True
+            self._metrics.tasks += 1
             self._ahead.add(one.descriptor for one in self._slices)
         slices: list[BatchSlice] = []
         rows = size_bytes = 0
@@ -226,6 +235,7 @@ class SliceFetcher:
             if one is not None:
                 slices.append(one)
                 rows += one.take
+                self._metrics.rows += one.take
                 size_bytes += int(one.batch.records.nbytes) * one.take // len(one.batch)
         return slices
 
@@ -255,6 +265,7 @@ class SliceFetcher:
             loss = data_loss_while_reading(self._stream, self._partition, lost)
             if self._fail_on_data_loss:
                 raise loss from trimmed
+            self._metrics.batches_skipped += 1
             LOG.warning("%s", loss)
             return
         if self._on_bad_batch == "fail":
@@ -262,6 +273,7 @@ class SliceFetcher:
             raise error
         if self._on_bad_batch == "deadLetter":
             await write_dead_letter(self._stream, self._partition, lost, error.cause)
+        self._metrics.batches_skipped += 1
         LOG.warning("skipped, as onBadBatch says: %s", error)
 
 

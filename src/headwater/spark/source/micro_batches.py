@@ -22,6 +22,7 @@ from headwater.core import runtime
 from headwater.core.errors import Refused, Trimmed
 from headwater.core.limits import FOLLOW_POLL_BASE_S, FOLLOW_POLL_CAP_S
 from headwater.core.retry import PollBackoff
+from headwater.spark.metrics import SourceMetrics
 from headwater.spark.option_values import LATEST
 from headwater.spark.options import ReadOptions
 from headwater.spark.source.bounds import (
@@ -87,6 +88,7 @@ class MicroBatches:
         self._quiet_since_s = runtime.monotonic_s()
         self._reported_end: tuple[float, dict[StreamPartition, QueuePosition]] | None = None
         self._turn = 0
+        self._metrics = SourceMetrics().register(group=options.group_id)
 
     async def initial(self) -> Offset:
         """The position of the group, or where a new group begins. Every call returns the same."""
@@ -185,6 +187,7 @@ class MicroBatches:
             planned.append((self._feeds[part], await self._slices(end, part, since)))
         await self._guard.count(end, self._feeds)
         self._planned = end
+        self._metrics.micro_batches += 1
         return to_tasks(planned, self._options)
 
     async def commit(self, end: Offset) -> None:

@@ -7,14 +7,16 @@ import threading
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import ClassVar, Final
 
 from headwater.core import limits, runtime
 from headwater.core.errors import Refused
+from headwater.core.metrics import Metrics
 from headwater.core.retry import retry_pause_s
 from headwater.core.settings import did_you_mean, seconds, whole_number
+from headwater.tier import metric_names
 
 UNLIMITED: Final = -1
 _MIB: Final = 1 << 20
@@ -102,26 +104,30 @@ class TierConfig:
         return retry_pause_s(failures, base_s=self.retry_base_s, cap_s=self.retry_cap_s)
 
 
-@dataclass(slots=True, eq=False)
-class TierMetrics:
-    copied_segments: int = 0
-    copied_bytes: int = 0
-    """Of objects made from the local log."""
-    merged_segments: int = 0
-    """Segments created by merging."""
-    merged_bytes: int = 0
-    unlisted_segments: int = 0
-    removed_objects: int = 0
-    dropped_lsns: int = 0
-    """LSNs dropped from the local log because they are remote."""
-    lag_lsns: int = 0
-    """LSNs of the local log that were not remote at the end of the last round."""
-    missing_lsns: int = 0
-    """LSNs at or above the log start that are neither remote nor local."""
-    failures: Counter[str] = field(default_factory=Counter)
-    """By job."""
-    succeeded_ms: dict[str, int] = field(default_factory=dict)
-    """By job: when it last succeeded, by this process's clock."""
+class TierMetrics(Metrics):
+    """Counts of the jobs of one leader, and how far the tier is behind."""
+
+    exported: ClassVar = metric_names.JOBS
+
+    def __init__(self) -> None:
+        self.copied_segments = 0
+        self.copied_bytes = 0
+        """Of objects made from the local log."""
+        self.merged_segments = 0
+        """Segments created by merging."""
+        self.merged_bytes = 0
+        self.unlisted_segments = 0
+        self.removed_objects = 0
+        self.dropped_lsns = 0
+        """LSNs dropped from the local log because they are remote."""
+        self.lag_lsns = 0
+        """LSNs of the local log that were not remote at the end of the last round."""
+        self.missing_lsns = 0
+        """LSNs at or above the log start that are neither remote nor local."""
+        self.failures: Counter[str] = Counter()
+        """By job."""
+        self.succeeded_ms: dict[str, int] = {}
+        """By job: when it last succeeded, by this process's clock."""
 
 
 def _tiering(word: object) -> Tiering:

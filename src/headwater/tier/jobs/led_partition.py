@@ -131,7 +131,9 @@ class LedPartition:
         self.storage = storage
         self.local = local
         self.memory = memory
-        self.metrics = TierMetrics()
+        self.metrics = TierMetrics().register(
+            stream=leader.partition.name, partition=leader.partition.partition
+        )
         self.rate = ByteRate(-1)
         self.configure(config)
         self.publisher = LeaderPublisher(

@@ -13,7 +13,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 import msgspec
 
@@ -29,10 +29,11 @@ from headwater.core.errors import (
     Refused,
     RolledBack,
 )
-from headwater.core.metrics import Histogram
+from headwater.core.metrics import Histogram, Metrics
 from headwater.core.retry import retry_pause_s
 from headwater.core.runtime import Waiters
 from headwater.core.settings import check_above_zero
+from headwater.tier import metric_names
 from headwater.tier.cache import EventOutcome, TierCache
 from headwater.tier.errors import EventRejected, EventUndecodable, LogRenewed, NotReady
 from headwater.tier.event_codec import decode_event, metadata_partition_for
@@ -111,8 +112,10 @@ class ManagerStatus(msgspec.Struct, frozen=True):
     """What is wrong with the subscription as a whole, or with the snapshots."""
 
 
-class ManagerMetrics:
+class ManagerMetrics(Metrics):
     """Counts and durations of one manager, since it was started."""
+
+    exported: ClassVar = metric_names.MANAGER
 
     def __init__(self) -> None:
         self.events: Counter[str] = Counter()

@@ -66,7 +66,7 @@ class TopicMetadataManager:
     ) -> None:
         """Use `TopicMetadataManager.start`."""
         self.config = config
-        self.metrics = ManagerMetrics()
+        self.metrics = ManagerMetrics().register()
         self._log = log
         self._waiters = Waiters()
         self._followed = {
