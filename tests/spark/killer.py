@@ -46,7 +46,7 @@ async def _fill(url: str, random: Random) -> None:
     async with open_store(url) as store:
         await create_stream(store, "orders", partitions=PARTITIONS)
         await create_stream(store, COPY)
-        async with await Producer.open(store, "orders") as producer:
+        async with Producer(store, "orders") as producer:
             number = 0
             while number < RECORDS:
                 count = min(random.randint(1, 30), RECORDS - number)
@@ -58,8 +58,7 @@ async def _fill(url: str, random: Random) -> None:
 
 async def _unacknowledged(url: str) -> int:
     async with open_store(url) as store:
-        lags = await group_lag(store, "orders", group="g")
-        return sum(one.lag.records for one in lags.values())
+        return (await group_lag(store, "orders", group="g")).records
 
 
 def _drive(**told: Any) -> int:
@@ -109,7 +108,7 @@ def _in_files(folder: str) -> list[int]:
 
 
 def _in_stream(folder: str) -> list[int]:
-    found = headwater.read(f"file://{folder}/store", COPY).to_table()
+    found = headwater.blocking.read(f"file://{folder}/store", COPY).to_table()
     return [int(value) for value in found.column("_value").to_pylist()]
 
 

@@ -426,7 +426,7 @@ async def _check_held_back(stream: Stream, states: list[QueueState]) -> Finding 
             return note(name, found, f"{alter} --required-group NAME")
         return None
     try:
-        lags = (await group_lag(stream, group=group)).values()
+        lags = (await group_lag(stream, group=group)).partitions.values()
     except UnknownGroup:
         found = f"its required group {group} has not begun, so all records stay"
         return note(name, found, f"begin it, or: {alter} --required-group none")
